@@ -9,7 +9,7 @@ from transforms.support import engine
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Engine]:
-    """One engine for tests that do not look at its calls."""
+    """An engine for tests that do not count its calls."""
     with engine() as started:
         yield started
 

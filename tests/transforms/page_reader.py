@@ -1,4 +1,4 @@
-"""Reads a page as a browser's parser would, as far as tests ask: elements, their attributes and texts, and that all are closed."""
+"""A strict HTML parser for tests of pages: elements with attributes and texts, all closed."""
 
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -15,7 +15,7 @@ class Element:
 
     @property
     def text(self) -> str:
-        """All text in it, in order of elements."""
+        """All text in the element, in order of the child elements."""
         return " ".join(" ".join([*self.texts, *(c.text for c in self.children)]).split())
 
     def all(self, name: str) -> "list[Element]":

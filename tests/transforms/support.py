@@ -1,4 +1,4 @@
-"""A whole transform in a test's few words: real engines, memory or a folder for a store, small models."""
+"""Whole transforms with real engines and small models, in memory or in a folder."""
 
 import io
 import json
@@ -30,7 +30,7 @@ BATCH_ROWS = 4
 
 
 class Doubler(Model):
-    """Two numbers a record; ``y`` is twice the first. Refuses rows whose first number is negative."""
+    """A model of two numbers: ``y`` is twice the first. Refuses rows with a negative first number."""
 
     inputs = (TensorSpec("x", "FP64", (-1, 2)),)
     outputs = (TensorSpec("y", "FP64", (-1,)),)
@@ -47,25 +47,25 @@ class Doubler(Model):
         return {"y": x[:, 0] * 2}
 
 
-class BrokenError(Exception):
-    """What a test breaks a run with."""
+class InjectedError(Exception):
+    """The error that interrupts a run."""
 
 
-class Breaking:
-    """A predictor that raises at its n-th request, and is else the one that it is given."""
+class FailingPredictor:
+    """A predictor that raises InjectedError, or calls `action`, once after `at` requests."""
 
     def __init__(self, inner, *, at: int, action: Callable[[], None] | None = None) -> None:
-        self.inner, self.at, self.action, self.asked = inner, at, action, 0
+        self.inner, self.at, self.action, self.calls = inner, at, action, 0
 
     @property
     def metadata(self):
         return self.inner.metadata
 
     def submit(self, request):
-        self.asked += 1
-        if self.asked == self.at + 1:
+        self.calls += 1
+        if self.calls == self.at + 1:
             if self.action is None:
-                raise BrokenError
+                raise InjectedError
             self.action()
         return self.inner.submit(request)
 
@@ -75,17 +75,17 @@ class Breaking:
 
 @contextmanager
 def engine(model: Model | None = None, **more) -> Iterator[Engine]:
-    """A started engine around one model object."""
+    """Yield a started engine around one model object."""
     used = model or Doubler()
-    made = Engine(lambda: used, name="double", warm_up=False, **more)
-    made.start()
+    make_transform = Engine(lambda: used, name="double", warm_up=False, **more)
+    make_transform.start()
     try:
-        yield made
+        yield make_transform
     finally:
-        made.stop()
+        make_transform.stop()
 
 
-def settings_of(
+def make_settings(
     *,
     read: Mapping[str, Any] | None = None,
     mapping: Mapping[str, Any] | None = None,
@@ -121,7 +121,7 @@ def transform(
     identity: str = "m",
     **more,
 ) -> TransformReport:
-    """Run one to its end; `predictor` is started by the caller, or else a `Doubler`'s is."""
+    """Run a transform to its end, with a started `predictor` or with a `Doubler`."""
     if predictor is None:
         with engine() as started:
             return transform(
@@ -133,7 +133,7 @@ def transform(
                 identity=identity,
                 **more,
             )
-    return made(
+    return make_transform(
         stores,
         predictor=predictor,
         source=source,
@@ -144,7 +144,7 @@ def transform(
     ).execute()
 
 
-def made(
+def make_transform(
     stores: Stores,
     *,
     predictor,
@@ -159,14 +159,14 @@ def made(
         destination,
         stores=stores,
         runner=InProcessRunner(predictor),
-        settings=settings or settings_of(),
+        settings=settings or make_settings(),
         model_identity=identity,
         **more,
     )
 
 
 def outputs(stores: Stores, destination: str = OUT) -> dict[str, bytes]:
-    """What was published, by name: outputs and failed records, neither report nor ledger."""
+    """Return the published outputs and failed records by name, without report and ledger."""
     store = stores.for_uri(destination)
     found = {i.uri.removeprefix(destination): i.uri for i in store.list(destination)}
     return {
@@ -185,8 +185,8 @@ def failed_lines(data: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data.splitlines()]
 
 
-class WithStore(Stores):
-    """Stores of which those of one scheme are another store."""
+class OverlaidStores(Stores):
+    """Stores with another store for URIs with one prefix."""
 
     def __init__(self, inner: Stores, uri_start: str, store: Store) -> None:
         super().__init__({})
@@ -210,20 +210,20 @@ def tar(members: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def cut(monkeypatch) -> None:
-    """Let `task_bytes` be as small as a test says."""
+def allow_small_tasks(monkeypatch) -> None:
+    """Permit tasks of any size."""
     monkeypatch.setattr("headrace.transforms.plan.TASK_BYTES_MIN", 1)
     monkeypatch.setattr("headrace.transforms.plan.TASKS_AIM", 1)
 
 
-class FailsOnce:
-    """A store whose n-th call raises UnavailableError, for a write perhaps after it was done; before and behind it all is well.
+class FailOnceStore:
+    """A store whose n-th call raises UnavailableError, like a lost connection or a killed process.
 
-    So is a process that dies there, or whose network does.
+    A failing write is done before the error if `write_first`.
     """
 
-    def __init__(self, inner: Store, *, at: int, done: bool) -> None:
-        self._inner, self._at, self._done = inner, at, done
+    def __init__(self, inner: Store, *, at: int, write_first: bool) -> None:
+        self._inner, self._at, self._write_first = inner, at, write_first
         self._lock = threading.Lock()
         self.calls = 0
         self.failed = False
@@ -234,7 +234,7 @@ class FailsOnce:
             if self.calls != self._at:
                 return
             self.failed = True
-        if self._done and write is not None:
+        if self._write_first and write is not None:
             write()
         raise UnavailableError(uri, "fails on purpose")
 
@@ -276,11 +276,11 @@ class FailsOnce:
 
 
 def shuffle(run: Transform, random: Random) -> None:
-    """Have it do its tasks one by one in any order, as if each were another worker's: none knows of the one before."""
+    """Make the run's tasks run one by one in random order, like those of separate workers."""
     real = run._runner.run
 
-    def shuffled(work, tasks, *, begins, checkpoints):
+    def shuffled(work, tasks, *, range_starts, checkpoints):
         order = random.sample(list(tasks), len(tasks))
-        return all(real(work, [task], begins=begins, checkpoints=checkpoints) for task in order)
+        return all(real(work, [task], range_starts=range_starts, checkpoints=checkpoints) for task in order)
 
     run._runner.run = shuffled

@@ -1,3 +1,5 @@
+"""Objects are published as soon as their shards are finished and placed correctly."""
+
 import pytest
 
 from headrace.core.errors import NotFoundError
@@ -8,8 +10,8 @@ from headrace.storage.memory import MemoryStore
 from headrace.transforms.assembler import Assembler
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import PlannedObject, Shard, Task, TransformPlan
-from headrace.transforms.records import ShardRecord, Spot, TaskRecord
-from transforms.support import settings_of
+from headrace.transforms.records import ShardPosition, ShardRecord, TaskRecord
+from transforms.support import make_settings
 
 OUT = "memory://out/"
 PLAN = TransformPlan(
@@ -28,89 +30,93 @@ def ledger() -> TransformLedger:
     return TransformLedger(MemoryStore(), OUT)
 
 
-def done(ledger, number: int, begin: int, end: int, *, failed: int = 0, attempt: str = "a") -> TaskRecord:
+def record_task(
+    ledger, number: int, begin: int, end: int, *, failed: int = 0, attempt: str = "a"
+) -> TaskRecord:
     draft = open_draft(ledger.store, ledger.draft_uri(f"{number}-{attempt}"))
     draft.write(b"%d\n" % number)
-    kept = draft.keep().whole
+    persisted = draft.persist().full_range
     draft.close()
     relative = number > 0
-    spots = Spot(begin, 0, 1), Spot(end, 1, 2)
-    shard = ShardRecord(0, number, Counts(1 + failed, 1, failed), 2, *spots, relative=relative, out=kept)
+    positions = ShardPosition(begin, 0, 1), ShardPosition(end, 1, 2)
+    shard = ShardRecord(
+        0, number, Counts(1 + failed, 1, failed), 2, *positions, relative=relative, out=persisted
+    )
     return TaskRecord(number, attempt, (shard,))
 
 
 def assembler_of(ledger, records=(), **settings) -> Assembler:
-    return Assembler(ledger, PLAN, settings_of(**settings), records)
+    return Assembler(ledger, PLAN, make_settings(**settings), records)
 
 
-def test_an_object_is_published_when_its_last_shard_is_done_in_any_order(ledger):
+def test_last_shard_publishes_the_object_in_any_order(ledger):
     assembler = assembler_of(ledger)
-    assert assembler.missing() == [0]
+    assert assembler.unassembled() == [0]
     for number, begin, end in ((2, 20, 30), (0, 0, 11)):
-        assembler.done(done(ledger, number, begin, end))
+        assembler.add_task(record_task(ledger, number, begin, end))
         assert not list(ledger.store.list(OUT + "a"))
-    assembler.done(done(ledger, 1, 11, 20))
+    assembler.add_task(record_task(ledger, 1, 11, 20))
     assert ledger.store.get(OUT + "a.out") == b"0\n1\n2\n"
-    assert (assembler.missing(), assembler.wrong()) == ([], {})
+    assert (assembler.unassembled(), assembler.ranges_to_redo()) == ([], {})
 
 
-def test_where_the_next_range_begins_is_known_once_those_before_are_done(ledger):
+def test_range_start_is_known_after_the_earlier_ranges(ledger):
     assembler = assembler_of(ledger)
-    assert assembler.begins() == {}
-    assembler.done(done(ledger, 0, 0, 11))
-    assert assembler.begins()[0, 1] == Spot(11, 1, 2)
-    assembler.done(done(ledger, 1, 11, 20))
-    assert assembler.begins()[0, 2] == Spot(20, 2, 3)
+    assert assembler.range_starts() == {}
+    assembler.add_task(record_task(ledger, 0, 0, 11))
+    assert assembler.range_starts()[0, 1] == ShardPosition(11, 1, 2)
+    assembler.add_task(record_task(ledger, 1, 11, 20))
+    assert assembler.range_starts()[0, 2] == ShardPosition(20, 2, 3)
 
 
-def test_a_wrong_range_is_asked_for_again_and_then_the_next(ledger):
+def test_misplaced_ranges_are_redone_one_after_another(ledger):
     assembler = assembler_of(ledger)
     for number, begin, end in ((0, 0, 11), (1, 13, 22), (2, 22, 30)):
-        assembler.done(done(ledger, number, begin, end))
+        assembler.add_task(record_task(ledger, number, begin, end))
     assert not list(ledger.store.list(OUT + "a"))
-    assert assembler.wrong() == {1: ((0, 1), Spot(11, 1, 2))}
-    assembler.done(done(ledger, 1, 11, 20, attempt="b"))
-    assert assembler.wrong() == {2: ((0, 2), Spot(20, 2, 3))}
-    assembler.done(done(ledger, 2, 20, 30, attempt="b"))
-    assert assembler.wrong() == {}
+    assert assembler.ranges_to_redo() == {1: ((0, 1), ShardPosition(11, 1, 2))}
+    assembler.add_task(record_task(ledger, 1, 11, 20, attempt="b"))
+    assert assembler.ranges_to_redo() == {2: ((0, 2), ShardPosition(20, 2, 3))}
+    assembler.add_task(record_task(ledger, 2, 20, 30, attempt="b"))
+    assert assembler.ranges_to_redo() == {}
     assert ledger.store.get(OUT + "a.out") == b"0\n1\n2\n"
 
 
-def test_what_an_earlier_process_left_undone_is_published(ledger):
-    records = [done(ledger, n, 10 * n, 10 * n + 10) for n in range(3)]
+def test_publish_all_completes_an_earlier_process(ledger):
+    records = [record_task(ledger, n, 10 * n, 10 * n + 10) for n in range(3)]
     assembler = assembler_of(ledger, records)
     assembler.publish_all()
     assert ledger.store.get(OUT + "a.out") == b"0\n1\n2\n"
     again = assembler_of(ledger, records)
-    assert again.missing() == []
+    assert again.unassembled() == []
     again.publish_all()
 
 
-def test_what_another_process_has_put_together_meanwhile_is_done(ledger):
-    records = [done(ledger, n, 10 * n, 10 * n + 10) for n in range(3)]
+def test_object_published_by_another_process_counts(ledger):
+    records = [record_task(ledger, n, 10 * n, 10 * n + 10) for n in range(3)]
     assembler = assembler_of(ledger, records)
     assembler_of(ledger, records).publish_all()
     assembler.publish_all()
-    assert assembler.missing() == []
+    assert assembler.unassembled() == []
     assert ledger.store.get(OUT + "a.out") == b"0\n1\n2\n"
 
 
-def test_a_draft_that_is_simply_gone_is_an_error(ledger):
-    records = [done(ledger, n, 10 * n, 10 * n + 10) for n in range(3)]
+def test_missing_draft_is_an_error(ledger):
+    records = [record_task(ledger, n, 10 * n, 10 * n + 10) for n in range(3)]
     discard(ledger.store, records[1].shards[0].out.kept)
     with pytest.raises(NotFoundError):
         assembler_of(ledger, records).publish_all()
 
 
-@pytest.mark.parametrize(("on_error", "there"), [("record", True), ("object", False)])
-def test_an_object_with_failures_is_withheld_where_that_is_asked(ledger, on_error, there):
-    records = [done(ledger, n, 10 * n, 10 * n + 10, failed=n % 2) for n in range(3)]
+@pytest.mark.parametrize(("on_error", "is_published"), [("record", True), ("object", False)])
+def test_on_error_object_suppresses_an_object_with_failures(ledger, on_error, is_published):
+    records = [record_task(ledger, n, 10 * n, 10 * n + 10, failed=n % 2) for n in range(3)]
     assembler_of(ledger, records, failures={"on_error": on_error}).publish_all()
-    assert bool(list(ledger.store.list(OUT + "a.out"))) is there
-    assert ledger.assembled() == {0}
+    assert bool(list(ledger.store.list(OUT + "a.out"))) is is_published
+    assert ledger.assembled_objects() == {0}
 
 
-def test_whole_objects_are_none_of_its_business(ledger):
+def test_whole_objects_are_ignored(ledger):
     assembler = assembler_of(ledger)
-    assembler.done(TaskRecord(3, "a", (ShardRecord(1, 0, Counts(1, 1), 2),)))
-    assert ledger.assembled() == set()
+    assembler.add_task(TaskRecord(3, "a", (ShardRecord(1, 0, Counts(1, 1), 2),)))
+    assert ledger.assembled_objects() == set()

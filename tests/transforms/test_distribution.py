@@ -25,7 +25,7 @@ def _of(*parts) -> Distribution:
 
 
 def _exact(distribution: Distribution) -> dict:
-    """All but the mean, which is rounded."""
+    """Return all but the mean, which is rounded."""
     found = distribution.to_json()
     del found["mean"]
     return found
@@ -35,7 +35,7 @@ def _exact(distribution: Distribution) -> dict:
 @example([0.0, 5e-324, -5e-324])
 @example([-1e300, 1e-30, -1e-30])
 @example([1.7e308, -1.7e308])
-def test_every_value_is_in_the_bin_that_is_its_own(values):
+def test_every_value_is_in_its_bin(values):
     found = _of(values)
     assert found.count == len(values) == found.bins.sum()
     assert (found.minimum, found.maximum) == (min(values), max(values))
@@ -47,15 +47,15 @@ def test_every_value_is_in_the_bin_that_is_its_own(values):
 @given(_VALUES, st.randoms(use_true_random=False), st.lists(st.integers(0, 60), max_size=4))
 @example([-1e300, -1e-30, 1e-30], Random(3), [1, 2])
 @example([0.0, 1e-200, -1e-200, 1.0], Random(1), [1, 2, 3])
-def test_neither_order_nor_how_they_were_shared_out_matters(values, random, cuts):
+def test_counts_do_not_depend_on_order_or_merging(values, random, cuts):
     shuffled = list(values)
     random.shuffle(shuffled)
     at = [0, *sorted(cuts), len(values)]
     parts = [shuffled[a:b] for a, b in itertools.pairwise(at)]
-    whole, in_turn, together = _of(values), _of(*parts), Distribution()
+    whole, ordered, together = _of(values), _of(*parts), Distribution()
     for part in parts:
         together.add_all(_of(part))
-    assert _exact(in_turn) == _exact(whole)
+    assert _exact(ordered) == _exact(whole)
     assert _exact(together) == _exact(whole)
     largest = max(map(abs, values))
     assert together.mean == pytest.approx(whole.mean, rel=1e-9, abs=1e-9 * largest)
@@ -63,20 +63,20 @@ def test_neither_order_nor_how_they_were_shared_out_matters(values, random, cuts
 
 @given(_VALUES)
 @example([sys.float_info.max] * 79)
-def test_the_mean_is_the_exact_one_without_running_over(values):
+def test_mean_is_exact_without_overflow(values):
     expected = float(sum(map(Fraction, values)) / len(values))
     assert _of(values).mean == pytest.approx(expected, rel=1e-9, abs=1e-12 * max(map(abs, values)) + 1e-300)
 
 
 @given(_VALUES, st.floats(0, 1))
-def test_quantiles_are_wrong_by_a_bin_at_most(values, share):
+def test_quantile_error_is_at_most_one_bin(values, share):
     found = _of(values)
     exact = sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
     assert abs(found.quantile(share) - exact) <= found.width
     assert found.minimum <= found.quantile(share) <= found.maximum
 
 
-def test_a_bin_is_narrow_beside_the_range():
+def test_bins_are_narrow_compared_to_the_range():
     values = np.random.default_rng(7).normal(50, 3, 10_000)
     found = _of(values)
     assert found.width <= (values.max() - values.min()) / (BINS_MAX // 2 - 1)
@@ -84,20 +84,20 @@ def test_a_bin_is_narrow_beside_the_range():
         assert found.quantile(share) == pytest.approx(np.quantile(values, share), abs=2 * found.width)
 
 
-def test_one_value_many_times():
+def test_repeated_value_is_exact():
     found = _of([0.1] * 1000)
     assert found.quantile(0.5) == 0.1
     assert found.distinct == {0.1: 1000}
 
 
-def test_nothing_has_no_quantile_and_is_read_back():
+def test_empty_distribution_round_trips_without_quantiles():
     found = Distribution()
     assert math.isnan(found.quantile(0.5))
     assert _exact(Distribution.from_json(found.to_json())) == _exact(found)
     assert found.to_json()["minimum"] is None
 
 
-def test_what_is_not_finite_is_counted_apart():
+def test_non_finite_values_are_counted_separately():
     found = _of([1.0, math.nan, math.inf, -math.inf, math.nan, 2.0])
     assert (found.count, found.nan, found.infinite) == (2, 2, 2)
     assert (found.minimum, found.maximum) == (1.0, 2.0)
@@ -107,7 +107,7 @@ def test_what_is_not_finite_is_counted_apart():
     assert (only.count, only.nan, only.infinite) == (2, 3, 2)
 
 
-def test_the_callers_array_stays_as_it_is():
+def test_added_array_is_not_modified():
     given_ = np.array([-0.0, 1.0])
     found = Distribution()
     found.add(given_)
@@ -115,7 +115,7 @@ def test_the_callers_array_stays_as_it_is():
     assert [math.copysign(1, value) for value in found.distinct] == [1, 1]
 
 
-def test_few_values_are_counted_each_by_itself_and_many_are_not():
+def test_distinct_values_are_counted_up_to_the_limit():
     few = _of([1.0, 2.0, 1.0], range(3, DISTINCT_MAX + 1))
     assert few.distinct[1.0] == 2
     assert len(few.distinct) == DISTINCT_MAX
@@ -127,7 +127,7 @@ def test_few_values_are_counted_each_by_itself_and_many_are_not():
 
 
 @given(_VALUES, st.integers(1, 50), _FLOATS, _FLOATS)
-def test_a_histogram_has_every_value_once(values, bars, one, other):
+def test_histogram_counts_every_value_once(values, bars, one, other):
     found = _of(values)
     low, high = sorted(min(max(v, found.minimum), found.maximum) for v in (one, other))
     drawn = found.histogram(bars, low, high)
@@ -138,7 +138,7 @@ def test_a_histogram_has_every_value_once(values, bars, one, other):
     assert whole.low <= found.minimum
 
 
-def test_a_histograms_bars_are_where_they_say():
+def test_histogram_bars_cover_their_ranges():
     found = _of([0.5, 1.5, 1.6, 9.5])
     drawn = found.histogram(10, 0.5, 9.5)
     for bar, counted in enumerate(drawn.counts):
@@ -147,7 +147,7 @@ def test_a_histograms_bars_are_where_they_say():
 
 
 @given(_VALUES)
-def test_it_is_read_back_from_json(values):
+def test_distribution_round_trips_through_json(values):
     found = _of(values)
     again = Distribution.from_json(orjson.loads(orjson.dumps(found.to_json())))
     assert again.to_json() == found.to_json()
@@ -169,7 +169,7 @@ def _texts(*parts) -> FrequentTexts:
 
 
 @given(_TEXTS, _TEXTS, st.booleans())
-def test_texts_are_counted_as_well_as_is_said(one, other, merge):
+def test_text_counts_are_within_their_bounds(one, other, merge):
     if merge:
         found = _texts(one)
         found.add_all(_texts(other))
@@ -184,30 +184,34 @@ def test_texts_are_counted_as_well_as_is_said(one, other, merge):
 
 
 @given(st.lists(st.integers(0, DISTINCT_MAX - 1).map(str), max_size=300), st.randoms(use_true_random=False))
-def test_few_texts_are_counted_exactly_in_any_order(texts, random):
+def test_few_texts_are_counted_exactly(texts, random):
     shuffled = list(texts)
     random.shuffle(shuffled)
     cut = len(texts) // 3
     found = _texts(shuffled[:cut])
     found.add_all(_texts(shuffled[cut:]))
     assert found.missed == 0
-    assert found.most() == _texts(texts).most() == sorted(Counter(texts).items(), key=lambda i: (-i[1], i[0]))
+    assert (
+        found.most_frequent()
+        == _texts(texts).most_frequent()
+        == sorted(Counter(texts).items(), key=lambda i: (-i[1], i[0]))
+    )
 
 
-def test_a_frequent_text_is_found_among_many():
+def test_frequent_text_is_found_among_many():
     stream = [f"once {i}" if i % 3 else "often" for i in range(3000)]
     found = _texts(*(stream[i : i + 100] for i in range(0, 3000, 100)))
-    assert found.most()[0][0] == "often"
+    assert found.most_frequent()[0][0] == "often"
     assert found.missed
 
 
-def test_texts_are_read_back():
+def test_texts_round_trip_through_json():
     found = _texts([str(i) for i in range(70)], ["a", "a"])
     again = FrequentTexts.from_json(orjson.loads(orjson.dumps(found.to_json())))
     assert again.to_json() == found.to_json()
 
 
-def test_what_another_missed_is_missed_here_too():
+def test_merging_adds_missed_counts():
     rough = _texts([str(i) for i in range(DISTINCT_MAX + 10)] * 3)
     found = _texts(["a"])
     found.add_all(rough)

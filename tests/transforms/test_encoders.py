@@ -1,25 +1,26 @@
-"""What is written for a record: every way to accept, join, filter and assemble, from what is read to what is published."""
+"""Output formats, joins, filters and separators, in whole transforms."""
 
 import numpy as np
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec
 from headrace.storage.resolve import Stores
-from headrace.transforms.encoders import accepted
+from headrace.transforms.encoders import resolve_accept
 from headrace.transforms.settings import TABLES, TransformOutput
 from transforms.support import (
-    Breaking,
-    BrokenError,
+    FailingPredictor,
+    InjectedError,
     engine,
     failed_lines,
+    make_settings,
     outputs,
     put,
     rows,
-    settings_of,
     tar,
     transform,
 )
@@ -41,11 +42,11 @@ INPUTS = {
 }
 
 
-def run_one(shared, kind: str, **output) -> bytes:
+def transform_one(shared, kind: str, **output) -> bytes:
     stores = Stores()
     name, data = INPUTS[kind]
     put(stores, {name: data})
-    report = transform(stores, predictor=shared, settings=settings_of(output=output))
+    report = transform(stores, predictor=shared, settings=make_settings(output=output))
     assert (report.rows_out, report.rows_failed) == (3, 1)
     found = outputs(stores)
     written = f"{name}.out" + (f".{output['accept']}" if output.get("accept") in TABLES else "")
@@ -53,7 +54,7 @@ def run_one(shared, kind: str, **output) -> bytes:
     return found[written]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "output", "expected"),
     [
         ("csv", {}, b"2.0\n6.0\n10.0\n"),
@@ -82,15 +83,15 @@ def run_one(shared, kind: str, **output) -> bytes:
         ("tar", {"accept": "json", "assemble": "none", "output_filter": "$['y']"}, b"2.06.010.0"),
     ],
 )
-def test_predictions_are_written_as_asked(shared, kind, output, expected):
-    assert run_one(shared, kind, **output) == expected
+def test_predictions_have_the_requested_format(shared, kind, output, expected):
+    assert transform_one(shared, kind, **output) == expected
 
 
-@pytest.mark.parametrize("accept", ["parquet", "arrow"])
-@pytest.mark.parametrize("kind", list(INPUTS))
-@pytest.mark.parametrize("join", ["none", "input"])
-def test_predictions_as_tables(shared, kind, accept, join):
-    table = read_table(accept, run_one(shared, kind, accept=accept, join=join))
+@for_each("accept", ["parquet", "arrow"])
+@for_each("kind", list(INPUTS))
+@for_each("join", ["none", "input"])
+def test_predictions_are_written_as_tables(shared, kind, accept, join):
+    table = read_table(accept, transform_one(shared, kind, accept=accept, join=join))
     assert table["y"].to_pylist() == [2.0, 6.0, 10.0]
     assert table.column_names == (["input", "input_bytes", "y"] if join == "input" else ["y"])
     if join == "input":
@@ -98,10 +99,11 @@ def test_predictions_as_tables(shared, kind, accept, join):
         assert table["input"][0].as_py() == first
 
 
-@pytest.mark.parametrize("accept", ["parquet", "arrow"])
-def test_a_table_is_whole_for_an_object_without_records_too(shared, stores, accept):
+@for_each("accept", ["parquet", "arrow"])
+def test_table_of_an_object_without_records_is_valid(shared, accept):
+    stores = Stores()
     put(stores, {"a.csv": b"", "b.csv": b"x,1\n", "c.csv": rows(3), "d.csv.gz": b"\x1f\x8b"})
-    transform(stores, predictor=shared, settings=settings_of(output={"accept": accept}))
+    transform(stores, predictor=shared, settings=make_settings(output={"accept": accept}))
     found = outputs(stores)
     for name, count in (("a.csv", 0), ("b.csv", 0), ("c.csv", 3), ("d.csv.gz", 0)):
         table = read_table(accept, found[f"{name}.out.{accept}"])
@@ -115,25 +117,25 @@ def read_table(accept: str, data: bytes):
     return pyarrow.parquet.read_table(pyarrow.BufferReader(data))
 
 
-@pytest.mark.parametrize("accept", ["parquet", "arrow"])
-@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
-def test_tables_are_resumed_object_by_object(shared, accept, checkpoint_s):
+@for_each("accept", ["parquet", "arrow"])
+@for_each("checkpoint_s", [0.0, 1e9])
+def test_tables_resume_object_by_object(shared, accept, checkpoint_s):
     objects = {"a.csv": rows(9), "b.csv": rows(9, 9), "c.csv": b"x,1\n" + rows(9, 18)}
     whole = Stores()
     put(whole, objects)
-    used = settings_of(output={"accept": accept}, tasks={"checkpoint_s": checkpoint_s})
-    transform(whole, predictor=shared, settings=used)
+    settings = make_settings(output={"accept": accept}, tasks={"checkpoint_s": checkpoint_s})
+    transform(whole, predictor=shared, settings=settings)
     for at in range(1, 7):
         stores = Stores()
         put(stores, objects)
-        with pytest.raises(BrokenError):
-            transform(stores, predictor=Breaking(shared, at=at), settings=used)
-        transform(stores, predictor=shared, settings=used, if_exists="resume")
+        with pytest.raises(InjectedError):
+            transform(stores, predictor=FailingPredictor(shared, at=at), settings=settings)
+        transform(stores, predictor=shared, settings=settings, if_exists="resume")
         assert outputs(stores) == outputs(whole)
 
 
-class Shouter(Model):
-    """A text a record."""
+class UppercaseModel(Model):
+    """A model from text to text."""
 
     inputs = (TensorSpec("text", "BYTES", (-1,)),)
     max_batch_rows = 3
@@ -142,42 +144,41 @@ class Shouter(Model):
         return {"said": np.array([str(t).upper() for t in text], object)}
 
 
-@pytest.mark.parametrize(
-    ("assemble", "expected"), [("line", b"A\nB C\n\xc3\x84\n"), ("none", b"AB C\xc3\x84")]
-)
-def test_text_as_it_stands(stores, assemble, expected):
+@for_each(("assemble", "expected"), [("line", b"A\nB C\n\xc3\x84\n"), ("none", b"AB C\xc3\x84")])
+def test_text_is_written_unchanged(assemble, expected):
+    stores = Stores()
     put(stores, {"a.csv": "a\nb c\nä\n".encode()})
-    used = settings_of(read={"format": "line"}, output={"accept": "text", "assemble": assemble})
-    with engine(Shouter()) as predictor:
-        transform(stores, predictor=predictor, settings=used)
+    settings = make_settings(read={"format": "line"}, output={"accept": "text", "assemble": assemble})
+    with engine(UppercaseModel()) as predictor:
+        transform(stores, predictor=predictor, settings=settings)
     assert outputs(stores) == {"a.csv.out": expected}
 
 
-def test_text_of_a_model_of_numbers_is_refused(shared, stores):
+def test_accept_text_refuses_numbers(shared, stores):
     put(stores, {"a.csv": rows(2)})
     with pytest.raises(ConfigError, match="choose csv or jsonl"):
-        transform(stores, predictor=shared, settings=settings_of(output={"accept": "text"}))
+        transform(stores, predictor=shared, settings=make_settings(output={"accept": "text"}))
 
 
-def test_formats_may_be_mixed(shared, stores):
+def test_input_formats_can_be_mixed(shared, stores):
     put(stores, dict(INPUTS.values()))
     report = transform(stores, predictor=shared)
     assert (report.rows_out, report.rows_failed) == (9, 3)
     assert [outputs(stores)[f"a.{k}.out"] for k in ("csv", "jsonl", "tar")] == [b"2.0\n6.0\n10.0\n"] * 3
 
 
-def test_records_of_text_are_given_whole_where_that_is_asked(stores):
+def test_whole_records_are_passed_to_a_text_model(stores):
     put(stores, {"a.csv": b'1,"b"\n', "a.jsonl": b'{"q": 1}\n'})
-    used = settings_of(mapping={"whole_records": True}, output={"accept": "text"})
-    with engine(Shouter()) as predictor:
-        transform(stores, predictor=predictor, settings=used)
+    settings = make_settings(mapping={"whole_records": True}, output={"accept": "text"})
+    with engine(UppercaseModel()) as predictor:
+        transform(stores, predictor=predictor, settings=settings)
     assert outputs(stores) == {"a.csv.out": b'1,"B"\n', "a.jsonl.out": b'{"Q": 1}\n'}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "expected"),
     [("csv", "csv"), ("line", "csv"), (None, "csv"), ("json", "jsonl"), ("jsonl", "jsonl"), ("image", "csv")],
 )
-def test_what_is_accepted_goes_by_the_first_records_where_nothing_is_said(kind, expected):
-    assert accepted(TransformOutput(), kind) == expected
-    assert accepted(TransformOutput(accept="parquet"), kind) == "parquet"
+def test_default_accept_follows_the_first_records(kind, expected):
+    assert resolve_accept(TransformOutput(), kind) == expected
+    assert resolve_accept(TransformOutput(accept="parquet"), kind) == "parquet"

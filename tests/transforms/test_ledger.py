@@ -7,7 +7,7 @@ from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import PlannedObject
-from headrace.transforms.records import Checkpoint, ShardRecord, TaskRecord
+from headrace.transforms.records import ShardRecord, TaskCheckpoint, TaskRecord
 
 OUT = "memory://out/"
 
@@ -25,25 +25,25 @@ def names(ledger) -> list[str]:
     return [i.uri.removeprefix(OUT + "_headrace/") for i in ledger.store.list(OUT)]
 
 
-def test_who_finishes_a_task_second_changes_nothing(ledger):
-    ledger.checkpoint(Checkpoint(4, ()))
+def test_second_commit_of_a_task_changes_nothing(ledger):
+    ledger.checkpoint(TaskCheckpoint(4, ()))
     assert ledger.commit_task(record(4))
     assert ledger.checkpoints() == {}
     assert not ledger.commit_task(record(4, attempt="b", rows=5))
     assert ledger.commit_task(record(123_456))
     assert ledger.tasks() == {4: record(4), 123_456: record(123_456)}
-    ledger.checkpoint(Checkpoint(7, ()))
-    assert ledger.done() == {4, 123_456}
+    ledger.checkpoint(TaskCheckpoint(7, ()))
+    assert ledger.done_tasks() == {4, 123_456}
     assert (ledger.task(4), ledger.task(5)) == (record(4), None)
     ledger.replace_task(record(4, attempt="c"))
     assert ledger.task(4) == record(4, attempt="c")
 
 
-def test_tasks_and_checkpoints_are_kept_apart(ledger):
+def test_tasks_and_checkpoints_are_separate(ledger):
     ledger.commit_task(record(1))
-    ledger.checkpoint(Checkpoint(1, (), 5))
-    ledger.checkpoint(Checkpoint(2, (), 6))
-    ledger.checkpoint(Checkpoint(2, (), 7))
+    ledger.checkpoint(TaskCheckpoint(1, (), 5))
+    ledger.checkpoint(TaskCheckpoint(2, (), 6))
+    ledger.checkpoint(TaskCheckpoint(2, (), 7))
     assert list(ledger.tasks()) == [1]
     assert {n: c.entries for n, c in ledger.checkpoints().items()} == {1: 5, 2: 7}
 
@@ -54,7 +54,7 @@ OBJECTS = [
 ]
 
 
-def test_a_run_comes_back(ledger):
+def test_run_round_trips_and_cannot_be_replaced(ledger):
     assert ledger.identity() is None
     assert ledger.objects() == []
     assert ledger.learned() is None
@@ -66,41 +66,41 @@ def test_a_run_comes_back(ledger):
     ledger.check_identity(identity)
     with pytest.raises(ResumeRefusedError, match=r"settings\.y was None, is 3"):
         ledger.check_identity({"source": ["a"], "settings": {"x": (1, 2), "y": 3}})
-    name = ledger.run()
+    name = ledger.run_id()
     assert name
-    # Another run is another one, even if it would do the same.
+    # Even the same identity is another run.
     for other in (identity, {"source": "b"}):
         with pytest.raises(LedgerError, match="two transforms"):
             ledger.begin(other, OBJECTS)
-    assert ledger.run() == name
+    assert ledger.run_id() == name
 
 
-def test_only_a_transforms_ledger_is_one(ledger):
+def test_ledger_of_a_stream_is_refused(ledger):
     ledger.store.put(OUT + "_headrace/run.json", b'{"v": 1}')
     with pytest.raises(LedgerError, match="headrace stream"):
         ledger.identity()
 
 
-def test_a_name_that_begins_like_another_is_another(ledger):
+def test_similar_object_name_is_ignored(ledger):
     ledger.store.put(OUT + "_headrace/run.json.bak", b"{}")
     assert ledger.identity() is None
 
 
-def test_at_the_end_drafts_and_checkpoints_go(ledger):
+def test_finish_removes_drafts_and_checkpoints(ledger):
     ledger.begin({}, OBJECTS)
     ledger.commit_task(record(1))
-    ledger.checkpoint(Checkpoint(1, ()))
+    ledger.checkpoint(TaskCheckpoint(1, ()))
     ledger.commit_object(7)
     ledger.store.put(ledger.draft_uri("x.out"), b"1")
-    assert ledger.finished() is None
+    assert ledger.final_report() is None
     ledger.finish({"rows": 3})
-    assert ledger.finished() == {"rows": 3}
+    assert ledger.final_report() == {"rows": 3}
     assert names(ledger) == ["object-00007.json", "plan.jsonl", "report.json", "run.json", "task-00001.json"]
-    assert ledger.assembled() == {7}
+    assert ledger.assembled_objects() == {7}
 
 
 @pytest.mark.parametrize("end", ["finish", "delete"])
-def test_what_killed_writers_left_on_a_disk_goes_too(tmp_path, end):
+def test_unfinished_files_of_killed_writers_are_removed(tmp_path, end):
     ledger = TransformLedger(LocalStore(), f"{tmp_path}/")
     ledger.begin({}, OBJECTS)
     for folder in ("_headrace", "_headrace/drafts"):
@@ -112,7 +112,7 @@ def test_what_killed_writers_left_on_a_disk_goes_too(tmp_path, end):
 
 
 @pytest.mark.parametrize("store", [MemoryStore(), LocalStore()])
-def test_what_is_published_replaces_and_leaves_no_draft(tmp_path, store):
+def test_publish_replaces_without_leaving_a_draft(tmp_path, store):
     ledger = TransformLedger(store, f"{tmp_path}/" if isinstance(store, LocalStore) else OUT)
     ledger.publish("_report.json", b"1")
     ledger.publish("_report.json", b"22")
@@ -120,7 +120,7 @@ def test_what_is_published_replaces_and_leaves_no_draft(tmp_path, store):
     assert store.get(ledger.destination + "_report.json") == b"22"
 
 
-def test_what_is_deleted_cannot_be_resumed_and_leaves_its_neighbours(ledger):
+def test_deleted_run_cannot_be_resumed(ledger):
     ledger.begin({"source": "a"}, OBJECTS)
     ledger.commit_task(record(1))
     ledger.store.put(OUT + "other", b"1")

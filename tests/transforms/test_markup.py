@@ -2,17 +2,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.transforms.markup import (
     Figure,
     Html,
     count,
-    counted,
     document,
     duration,
     element,
     facts,
     figure,
     join,
+    pluralize,
     section,
     share,
     size,
@@ -23,71 +24,92 @@ from transforms.page_reader import read_page
 
 
 @given(st.text())
-def test_any_text_is_text_and_attributes_are_attributes(value):
+def test_any_text_is_escaped(value):
     found = read_page(element("p", value, title=value)).children
     assert [e.name for e in found] == ["p"]
     assert found[0].children == []
     assert list(found[0].attributes) == ["title"]
 
 
-@pytest.mark.parametrize(
-    "bad", ["<script>alert(1)</script>", '"><script>', "'onload='x", "&lt;b&gt;", "]]>", "<!--"]
-)
-def test_what_looks_like_markup_is_shown_as_it_is(bad):
+@for_each("bad", ["<script>alert(1)</script>", '"><script>', "'onload='x", "&lt;b&gt;", "]]>", "<!--"])
+def test_markup_in_text_is_shown_literally(bad):
     (found,) = read_page(element("p", bad, title=bad)).children
     assert "".join(found.texts) == bad
     assert found.attributes == {"title": bad}
 
 
-def test_characters_without_a_look_are_shown_as_escapes():
+def test_invisible_characters_are_shown_as_escapes():
     assert text("a\x00\n\t\r\x1b\u202eb\ud800") == "a\\x00\\n\\t\\r\\x1b\\u202eb\\ud800"
     assert text("Zürich 東京 👍") == "Zürich 東京 👍"
 
 
-def test_finished_markup_stays_and_what_is_plain_is_escaped():
+def test_finished_markup_is_not_escaped_again():
     assert Html("<b>") + "<i>" == "<b>&lt;i&gt;"
     assert isinstance(Html("<b>") + Html("</b>"), Html)
     assert text(Html("<b>")) == "<b>"
     assert join([Html("<b>"), "<"]) == "<b>&lt;"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("number", "shown"),
     [
-        (0, "0"), (1, "1"), (0.5, "0.5"), (1 / 3, "0.3333"), (1234567.8, "1,234,568"), (999.96, "1,000"), (-2.5, "-2.5"),
-        (1e-9, "1e-09"), (1e12, "1e+12"), (float("nan"), "nan"), (float("inf"), "inf"), (0.00012345, "0.0001234"),
-        (100, "100"), (1200.0, "1,200"),
+        (0, "0"),
+        (1, "1"),
+        (0.5, "0.5"),
+        (1 / 3, "0.3333"),
+        (1234567.8, "1,234,568"),
+        (999.96, "1,000"),
+        (-2.5, "-2.5"),
+        (1e-9, "1e-09"),
+        (1e12, "1e+12"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (0.00012345, "0.0001234"),
+        (100, "100"),
+        (1200.0, "1,200"),
     ],
-)  # fmt: skip
-def test_figures(number, shown):
+)
+def test_figures_are_rounded(number, shown):
     assert figure(number) == shown
 
 
 @given(st.floats(1e-4, 9e8))
-def test_figures_are_right_by_four_digits(number):
+def test_figures_have_four_correct_digits(number):
     assert float(figure(number).replace(",", "")) == pytest.approx(number, rel=5.1e-4)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("part", "whole", "shown"),
     [
-        (1, 2, "50.0 %"), (0, 5, "0.0 %"), (5, 5, "100.0 %"), (12, 1_000_000, "0.0012 %"), (999_988, 1_000_000, "99.9988 %"),
-        (0, 0, "n/a"), (1, 1000, "0.1 %"),
+        (1, 2, "50.0 %"),
+        (0, 5, "0.0 %"),
+        (5, 5, "100.0 %"),
+        (12, 1_000_000, "0.0012 %"),
+        (999_988, 1_000_000, "99.9988 %"),
+        (0, 0, "n/a"),
+        (1, 1000, "0.1 %"),
     ],
-)  # fmt: skip
-def test_shares_are_never_none_of_some_nor_all_of_nearly_all(part, whole, shown):
+)
+def test_shares_never_round_to_none_or_all(part, whole, shown):
     assert share(part, whole) == shown
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("nbytes", "shown"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (23_456_789, "23.5 MB"), (999_900, "1,000 kB"), (5 * 10**18, "5,000 PB")],
-)  # fmt: skip
-def test_sizes(nbytes, shown):
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "1 kB"),
+        (23_456_789, "23.5 MB"),
+        (999_900, "1,000 kB"),
+        (5 * 10**18, "5,000 PB"),
+    ],
+)
+def test_sizes_have_suitable_units(nbytes, shown):
     assert size(nbytes) == shown
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("seconds", "shown"),
     [
         (0, "0 ms"),
@@ -98,18 +120,18 @@ def test_sizes(nbytes, shown):
         (7380, "2 h 3 min"),
     ],
 )
-def test_durations(seconds, shown):
+def test_durations_have_suitable_units(seconds, shown):
     assert duration(seconds) == shown
 
 
-def test_counts():
+def test_counts_are_grouped_and_pluralized():
     assert count(1_234_567) == "1,234,567"
-    assert counted(1, "object") == "1 object"
-    assert counted(2000, "object") == "2,000 objects"
-    assert counted(0, "object has", "objects have") == "0 objects have"
+    assert pluralize(1, "object") == "1 object"
+    assert pluralize(2000, "object") == "2,000 objects"
+    assert pluralize(0, "object has", "objects have") == "0 objects have"
 
 
-def test_a_table_says_what_its_rows_and_columns_are_of():
+def test_table_has_headers_and_alignment():
     found = read_page(
         table("Reasons", ("Reason", "Failures", "Share"), [("<b>", 1200, Figure("1.0 %")), ("x", 3, "?")])
     )
@@ -126,18 +148,18 @@ def test_a_table_says_what_its_rows_and_columns_are_of():
     assert [e.attributes.get("class") for e in made.all("thead")[0].all("th")] == [None, "n", "n"]
 
 
-def test_a_table_may_be_empty():
+def test_table_can_be_empty():
     assert read_page(table("None", ("A", "B"), [])).all("tbody")[0].children == []
 
 
-def test_facts_and_sections():
+def test_sections_have_headings_and_facts():
     found = read_page(section("How fast", facts([("a", "1"), ("b", "<")], wide=True)))
     (made,) = found.all("section")
     assert made.attributes["aria-labelledby"] == made.all("h2")[0].attributes["id"] == "how-fast"
     assert [(e.all("dt")[0].text, e.all("dd")[0].text) for e in made.all("div")] == [("a", "1"), ("b", "<")]
 
 
-def test_a_page_stands_alone_and_runs_nothing():
+def test_page_is_self_contained_without_scripts():
     page = document("<t>", element("p", "x"))
     found = read_page(page)
     assert page.startswith(b"<!DOCTYPE html>")

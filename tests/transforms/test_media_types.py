@@ -1,4 +1,4 @@
-"""Content types, splits and compressions to how objects are read; accepts to what is written."""
+"""Content types, splits, compressions and accept types."""
 
 from contextlib import suppress
 from typing import get_args
@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.formats.read import FormatName, ReadOptions
+from headrace.formats.read import ReadOptions
 from headrace.transforms.media_types import COMPRESSIONS, SPLITS, Kind, accept_of, kind_of, read_options
 from headrace.transforms.settings import Accept
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("content_type", "kind"),
     [
         ("text/csv", "csv"),
@@ -35,24 +36,22 @@ from headrace.transforms.settings import Accept
         *((kind, kind) for kind in get_args(Kind)),
     ],
 )
-def test_kinds(content_type, kind):
+def test_content_types_map_to_kinds(content_type, kind):
     assert kind_of(content_type) == kind
 
 
-@pytest.mark.parametrize(
-    "content_type", ["", ";", "cvs", "text/", "/csv", "text/csv, application/json", "a b/c"]
-)
-def test_no_content_type(content_type):
+@for_each("content_type", ["", ";", "cvs", "text/", "/csv", "text/csv, application/json", "a b/c"])
+def test_invalid_content_types_are_refused(content_type):
     with pytest.raises(ConfigError, match="neither a MIME type"):
         kind_of(content_type)
 
 
-def test_the_nearest_content_type_is_told():
+def test_invalid_content_type_suggests_the_most_similar():
     with pytest.raises(ConfigError, match=r"did you mean jsonl\?"):
         kind_of("josnl")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("content_type", "split", "layers"),
     [
         (None, None, ("auto", "auto")),
@@ -83,32 +82,29 @@ def test_the_nearest_content_type_is_told():
         ("text/csv", "tar", ("csv", "tar")),
     ],
 )
-def test_how_objects_are_read(content_type, split, layers):
+def test_content_type_and_split_select_the_format(content_type, split, layers):
     options = read_options(content_type, split, None)
     assert (options.format, options.archive) == layers
     assert options.compression == "auto"
 
 
-@pytest.mark.skipif("parquet" not in get_args(FormatName), reason="there is no Parquet to read yet")
-@pytest.mark.parametrize(("content_type", "split"), [("application/x-parquet", None), (None, "parquet")])
-def test_parquet_is_read(content_type, split):
+@for_each(("content_type", "split"), [("application/x-parquet", None), (None, "parquet")])
+def test_parquet_is_selected_by_type_or_split(content_type, split):
     assert read_options(content_type, split).format == "parquet"
 
 
-@pytest.mark.parametrize(
-    "content_type", ["image/png", "audio/wav", "video", "parquet", "recordio", "tfrecord"]
-)
-def test_what_has_no_lines_is_not_split_at_them(content_type):
+@for_each("content_type", ["image/png", "audio/wav", "video", "parquet", "recordio", "tfrecord"])
+def test_content_without_lines_refuses_split_line(content_type):
     with pytest.raises(ConfigError, match=f"{content_type} has no lines to split at"):
         read_options(content_type, "line")
 
 
-@pytest.mark.parametrize("compression", ["None", "Gzip", "bzip2", "zstd", "auto"])
-def test_compressions(compression):
+@for_each("compression", ["None", "Gzip", "bzip2", "zstd", "auto"])
+def test_compression_is_case_insensitive(compression):
     assert read_options(None, None, compression).compression == compression.lower()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "why"),
     [
         ((None, "lines", None), r"split 'lines': choose one of none, line.*did you mean line\?"),
@@ -116,7 +112,7 @@ def test_compressions(compression):
         (("", None, None), "content type ''"),
     ],
 )
-def test_unknown_words(given, why):
+def test_unknown_words_are_refused(given, why):
     with pytest.raises(ConfigError, match=why):
         read_options(*given)
 
@@ -126,12 +122,12 @@ def test_unknown_words(given, why):
     st.none() | st.sampled_from(SPLITS) | st.text(max_size=6),
     st.none() | st.sampled_from(COMPRESSIONS) | st.text(max_size=6),
 )
-def test_anything_is_read_somehow_or_refused(content_type, split, compression):
+def test_any_options_are_mapped_or_refused(content_type, split, compression):
     with suppress(ConfigError):
         assert isinstance(read_options(content_type, split, compression), ReadOptions)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("accept", "written"),
     [
         ("text/csv", "csv"),
@@ -145,13 +141,11 @@ def test_anything_is_read_somehow_or_refused(content_type, split, compression):
         *((word, word) for word in get_args(Accept)),
     ],
 )
-def test_accepts(accept, written):
+def test_accept_types_map_to_formats(accept, written):
     assert accept_of(accept) == written
 
 
-@pytest.mark.parametrize(
-    "accept", ["", "application/x-recordio-protobuf", "text/csv, application/json", "image/png"]
-)
-def test_what_is_not_written(accept):
-    with pytest.raises(ConfigError, match="is not written here: choose one of"):
+@for_each("accept", ["", "application/x-recordio-protobuf", "text/csv, application/json", "image/png"])
+def test_unsupported_accept_types_are_refused(accept):
+    with pytest.raises(ConfigError, match="cannot be written: choose one of"):
         accept_of(accept)

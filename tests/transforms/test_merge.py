@@ -1,4 +1,4 @@
-"""What was recovered, put where it would have stood, for every mix of what was predicted, failed and recovered."""
+"""Recovered records are merged into the output, for every mix of outcomes."""
 
 import pytest
 from hypothesis import given
@@ -9,15 +9,15 @@ from headrace.formats.failures import FailedRecord, read_failed_records
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import open_draft
 from headrace.storage.memory import MemoryStore
-from headrace.transforms.merge import Recovered, in_place, write_merged
-from headrace.transforms.retry_source import chosen
+from headrace.transforms.merge import RecoveredRecord, ordered_outcomes, write_merged
+from headrace.transforms.retry_source import select_retryable
 
 URI = "memory://out/a.out"
 TEXTS = st.binary(max_size=5).map(lambda text: text + b"\n")
 
 
 def written(records: list[tuple[bytes, bool]], header: bytes) -> tuple[bytes, list[FailedRecord]]:
-    """An output, and its failed records, of (text, predicted)."""
+    """Return an output and its failed records, for (text, predicted) pairs."""
     out, failed, rows = b"", [], 0
     for number, (text, predicted) in enumerate(records):
         if not predicted:
@@ -34,14 +34,14 @@ def written(records: list[tuple[bytes, bool]], header: bytes) -> tuple[bytes, li
     st.sampled_from([b"", b"y\n", b"a,longer,header\n"]),
     st.integers(1, 9),
 )
-def test_the_output_is_that_of_a_run_in_which_they_had_not_failed(records, header, piece_bytes):
+def test_merged_output_equals_a_run_without_these_failures(records, header, piece_bytes):
     before, failed = written([(text, fate == "predicted") for text, fate in records], header)
     expected, still = written([(text, fate != "failed") for text, fate in records], header)
     store = MemoryStore()
     store.put(URI, before)
     fates = {n: records[n] for n in range(len(records))}
     outcomes = [
-        Recovered(f, fates[f.failure.position.record][0])
+        RecoveredRecord(f, fates[f.failure.position.record][0])
         if fates[f.failure.position.record][1] == "recovered"
         else f
         for f in failed
@@ -50,30 +50,30 @@ def test_the_output_is_that_of_a_run_in_which_they_had_not_failed(records, heade
     out, left = open_draft(store, "memory://out/d1"), open_draft(store, "memory://out/d2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headrace.transforms.merge._COPY_BYTES", piece_bytes)
-        begins = write_merged(store, URI, outcomes, out, left, header=header, begin_bytes=begin_bytes)
+        begin = write_merged(store, URI, outcomes, out, left, header=header, begin_bytes=begin_bytes)
     out.publish("memory://out/merged")
     left.publish("memory://out/left")
     assert store.get("memory://out/merged") == expected
     assert list(read_failed_records(store.get("memory://out/left").splitlines())) == still
-    assert begins == (len(header) if expected else 0)
+    assert begin == (len(header) if expected else 0)
 
 
 def failed_record(number: int, kind: FailureKind = FailureKind.MODEL, attempts: int = 1) -> FailedRecord:
     return FailedRecord(Failure(Position("o", record=number), kind, "why", b"raw", attempts), number, 0)
 
 
-def test_what_fails_again_keeps_its_place_and_adds_its_attempts():
+def test_record_that_fails_again_keeps_its_position_and_adds_attempts():
     found = [
         failed_record(3, attempts=2),
         failed_record(5, FailureKind.FORMAT),
         failed_record(8),
         failed_record(9),
     ]
-    retried = chosen(0, ObjectInfo("o", 1), found)
-    assert [f.failure.position.record for f in retried.tried] == [3, 8, 9]
-    recovered = Recovered(found[2], b"text")
+    retried = select_retryable(0, ObjectInfo("o", 1), found)
+    assert [f.failure.position.record for f in retried.retryable] == [3, 8, 9]
+    recovered = RecoveredRecord(found[2], b"text")
     again = Failure(Position("o", record=0), FailureKind.DECODE, "other", b"other", 3)
-    first, kept, taken, silent = in_place(retried, [recovered], [again])
+    first, unchanged, taken, silent = ordered_outcomes(retried, [recovered], [again])
     assert isinstance(first, FailedRecord)
     assert first.failure == Failure(Position("o", record=3), FailureKind.DECODE, "other", b"raw", 5)
-    assert (kept, taken, silent) == (found[1], recovered, found[3])
+    assert (unchanged, taken, silent) == (found[1], recovered, found[3])

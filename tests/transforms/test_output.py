@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from headrace.core.block import Failure, FailureKind, Position
 from headrace.core.errors import ConfigError
-from headrace.formats.contract import Piece
+from headrace.formats.contract import BlockSelection
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import output_columns
@@ -13,10 +13,10 @@ from headrace.formats.failures import read_failed_records
 from headrace.pipeline.items import ScoredSpan
 from headrace.pipeline.ledger import Counts
 from headrace.storage.memory import MemoryStore
-from headrace.storage.publisher import Publisher
+from headrace.storage.publisher import DraftPublisher
 from headrace.transforms.output import ShardOutput
 from headrace.transforms.reasons import OTHER_REASONS, REASONS_MAX
-from headrace.transforms.spool import Spool
+from headrace.transforms.spooled_output import SpooledOutput
 
 OUT = "memory://out/"
 
@@ -31,18 +31,18 @@ def output_of(store=None, *, header: bool = False, **more) -> ShardOutput:
     store = store or MemoryStore()
     return ShardOutput(
         make_encoder=lambda outputs, _: CsvEncoder(output_columns(outputs), header=header),
-        out=Spool(store, OUT + "d.out"),
-        failed=Spool(store, OUT + "d.failed"),
+        out=SpooledOutput(store, OUT + "d.out"),
+        failed=SpooledOutput(store, OUT + "d.failed"),
         **more,
     )
 
 
 def written(output: ShardOutput) -> tuple[bytes, list]:
     store = MemoryStore()
-    publisher = Publisher(store, OUT, drafts=OUT + "_drafts/")
+    publisher = DraftPublisher(store, OUT, drafts=OUT + "_drafts/")
     output.out.publish(OUT + "out", publisher)
     output.failed.publish(OUT + "failed", publisher)
-    publisher.settle()
+    publisher.flush()
     publisher.close()
     return store.get(OUT + "out"), list(read_failed_records(store.get(OUT + "failed").splitlines()))
 
@@ -50,7 +50,7 @@ def written(output: ShardOutput) -> tuple[bytes, list]:
 def span_of(block, bad, kind=FailureKind.DECODE) -> ScoredSpan:
     good = np.array([i for i in range(len(block)) if i not in bad], np.int64)
     failures = tuple(block.failure(i, kind, f"reason {i}x") for i in sorted(bad))
-    return ScoredSpan(Piece(block, 0, len(block), good if bad else None), failures)
+    return ScoredSpan(BlockSelection(block, 0, len(block), good if bad else None), failures)
 
 
 @given(
@@ -58,7 +58,7 @@ def span_of(block, bad, kind=FailureKind.DECODE) -> ScoredSpan:
     st.booleans(),
     st.booleans(),
 )
-def test_every_failure_knows_where_its_prediction_would_have_stood(parts, header, together):
+def test_failures_have_their_output_position(parts, header, together):
     output = output_of(header=header)
     spans, number = [], 0
     for count, bad in parts:
@@ -69,9 +69,11 @@ def test_every_failure_knows_where_its_prediction_would_have_stood(parts, header
     good = []
     for batch in batches:
         values = [
-            s.piece.block.first.record + int(i)
+            s.selection.block.first.record + int(i)
             for s in batch
-            for i in np.atleast_1d(np.arange(len(s.piece.block)) if s.piece.rows is None else s.piece.rows)
+            for i in np.atleast_1d(
+                np.arange(len(s.selection.block)) if s.selection.rows is None else s.selection.rows
+            )
         ]
         good += values
         output.add(batch, {"y": np.array(values, np.int64)} if values else {})
@@ -90,11 +92,11 @@ def test_every_failure_knows_where_its_prediction_would_have_stood(parts, header
     assert output.begin_bytes == (2 if header and good else 0)
 
 
-def test_a_broken_object_is_no_record():
+def test_broken_object_is_not_a_record():
     output = output_of()
     failure = Failure(Position("o", record=3), FailureKind.OBJECT, "gone")
     block = block_of(2)
-    output.add([ScoredSpan(Piece(block, 0, 2), (failure,))], {"y": np.arange(2)})
+    output.add([ScoredSpan(BlockSelection(block, 0, 2), (failure,))], {"y": np.arange(2)})
     assert output.counts == Counts(2, 2, 0, 1)
     assert (output.entries, output.has_failures) == (3, True)
     assert output.failures == {"object: gone": 1}
@@ -102,7 +104,7 @@ def test_a_broken_object_is_no_record():
     assert (out, failed.output_row) == (b"0\n1\n", 2)
 
 
-def test_what_an_earlier_process_began_is_not_begun_again():
+def test_header_of_an_earlier_process_is_not_repeated():
     output = output_of(header=True, counts=Counts(3, 2, 1), begin_bytes=2, failures={"a": 1})
     output.add([span_of(block_of(2), set())], {"y": np.arange(2)})
     assert written(output)[0] == b"0\n1\n"
@@ -110,13 +112,13 @@ def test_what_an_earlier_process_began_is_not_begun_again():
     assert output.failures == {"a": 1}
 
 
-def test_what_failed_from_its_begin_on_is_begun_with_the_first_prediction():
+def test_header_is_written_with_the_first_prediction():
     output = output_of(header=True, counts=Counts(3, 0, 3))
     output.add([span_of(block_of(1), set())], {"y": np.arange(1)})
     assert written(output)[0] == b"y\n0\n"
 
 
-def test_without_records_only_a_format_that_must_writes_anything():
+def test_only_tables_write_an_output_without_records():
     output = output_of(header=True)
     output.end(None)
     assert written(output) == (b"", [])
@@ -125,19 +127,19 @@ def test_without_records_only_a_format_that_must_writes_anything():
     assert written(output)[0] == b"y\n"
 
 
-def test_reasons_are_bounded():
+def test_number_of_reasons_is_limited():
     output = output_of()
     block = block_of(REASONS_MAX + 20)
     failures = tuple(block.failure(i, FailureKind.MODEL, f"reason x{i}") for i in range(len(block)))
-    output.add([ScoredSpan(Piece(block, 0, len(block), np.empty(0, np.int64)), failures)], {})
+    output.add([ScoredSpan(BlockSelection(block, 0, len(block), np.empty(0, np.int64)), failures)], {})
     assert len(output.failures) == REASONS_MAX + 1
     assert output.failures[OTHER_REASONS] == 20
     again = block.failure(0, FailureKind.MODEL, "reason x0")
-    output.add([ScoredSpan(Piece(block, 0, 0, np.empty(0, np.int64)), (again,))], {})
+    output.add([ScoredSpan(BlockSelection(block, 0, 0, np.empty(0, np.int64)), (again,))], {})
     assert output.failures["model: reason x0"] == 2
 
 
-def test_outputs_that_cannot_be_written_are_told():
+def test_encoder_error_is_raised():
     def refuse(*_):
         raise ConfigError("cannot be written")
 

@@ -4,33 +4,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cases import for_each
 from headrace.core.errors import TooManyFailuresError
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
-from headrace.transforms.observation import FAILURES_MAX, Observation
+from headrace.transforms.observation import FAILURES_MAX, RunObservation
 from headrace.transforms.page import PAGE_NAME, report_page
 from headrace.transforms.report import TransformReport
 from headrace.transforms.run import Transform
 from headrace.transforms.runner import InProcessRunner
 from headrace.transforms.settings import FailurePolicy, TransformOutput, TransformSettings
 from pipeline.support import ScriptedPredictor
-from transforms.observing import failure, report, scored
+from transforms.observation_support import failure, report, scored
 from transforms.page_reader import Element, read_page
 
 _BAD = "<script>alert(1)</script>"
 
 
-def _seen(*, failures=(), batches: int = 50) -> Observation:
-    seen = Observation(0.0)
+def _seen(*, failures=(), batches: int = 50) -> RunObservation:
+    seen = RunObservation(0.0)
     rng = np.random.default_rng(2)
     for turn in range(batches):
         values = {"score": rng.random(100).astype(np.float32), "label": rng.integers(0, 2, 100)}
-        seen.batch(scored(values, failures if turn == batches // 2 else ()), 0.1 * (turn + 1))
+        seen.add_batch(scored(values, failures if turn == batches // 2 else ()), 0.1 * (turn + 1))
     return seen
 
 
-def _page(given: TransformReport | None = None, seen: Observation | None = None, **more) -> Element:
-    return read_page(report_page(given or report(), seen or _seen(), **more))
+def _page(changes: TransformReport | None = None, seen: RunObservation | None = None, **more) -> Element:
+    return read_page(report_page(changes or report(), seen or _seen(), **more))
 
 
 def _headings(page: Element) -> list[tuple[str, str]]:
@@ -41,15 +42,20 @@ def _facts(section: Element) -> dict[str, str]:
     return {e.all("dt")[0].text: e.all("dd")[0].text for e in section.all("div") if e.all("dt")}
 
 
-def test_a_page_has_its_parts_in_order_under_one_heading():
+def test_page_has_its_sections_in_order():
     headings = _headings(_page(settings=TransformSettings()))
     assert [text for name, text in headings if name == "h1"] == ["Batch transform: complete"]
     assert [text for name, text in headings if name == "h2"] == [
-        "Records", "Throughput", "Failures", "Predictions", "Run", "Settings",
-    ]  # fmt: skip
+        "Records",
+        "Throughput",
+        "Failures",
+        "Predictions",
+        "Run",
+        "Settings",
+    ]
 
 
-def test_the_title_has_status_and_counts():
+def test_title_has_status_and_counts():
     page = _page(report(rows_out=1_234_555, rows_failed=12))
     assert (
         page.all("title")[0].text
@@ -57,84 +63,99 @@ def test_the_title_has_status_and_counts():
     )
 
 
-def test_the_count_law_is_on_it():
-    section = _page(report(rows_out=1_000_000, rows_failed=34_567, rows_withheld=200_000)).section("Records")
+def test_records_section_shows_the_counts():
+    section = _page(report(rows_out=1_000_000, rows_failed=34_567, rows_suppressed=200_000)).section(
+        "Records"
+    )
     numbers = [
         (e.all("b")[0].text, e.all("span")[0].text) for e in section.all("div") if e.children[0].name == "b"
     ]
     assert numbers == [
-        ("1,234,567", "records in"), ("1,000,000", "predicted"), ("34,567", "failed"), ("200,000", "withheld"),
-    ]  # fmt: skip
+        ("1,234,567", "records in"),
+        ("1,000,000", "predicted"),
+        ("34,567", "failed"),
+        ("200,000", "suppressed"),
+    ]
     assert [e.text for e in section.all("i")] == ["=", "+", "+"]
-    assert "not written, since another record of their object failed" in section.text
+    assert "not written, because another record of their object failed" in section.text
 
 
-def test_counts_that_do_not_add_up_are_not_hidden():
+def test_inconsistent_counts_are_reported():
     assert "do not add up" in _page(report(rows_out=1)).section("Records").text
     assert "do not add up" not in _page().section("Records").text
 
 
-def test_counts_of_a_run_that_did_not_end_are_of_what_was_finished():
-    words = "Of the tasks that were finished"
+def test_unfinished_run_says_that_counts_are_partial():
+    words = "Counts cover finished tasks"
     assert words in _page(report(status="drained")).section("Records").text
     assert words in _page(report(status="failed"), error="disk full").section("Records").text
     assert words not in _page(report(status="failed")).section("Records").text
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "word", "how"),
+@for_each(
+    ("changes", "error", "word", "how"),
     [
         ({}, "", "complete", "good"),
         ({"rows_out": 1_234_566, "rows_failed": 1}, "", "complete, with failed records", "warn"),
         ({"objects_broken": 1}, "", "complete, with broken objects", "bad"),
         ({"status": "drained"}, "", "stopped before its end", "warn"),
-        ({"status": "failed", "objects_withheld": 2}, "", "failed", "bad"),
+        ({"status": "failed", "objects_suppressed": 2}, "", "failed", "bad"),
         ({"status": "failed"}, "disk full <b>", "stopped by an error", "bad"),
     ],
 )
-def test_how_it_ended(given, error, word, how):
-    page = _page(report(**given), error=error)
+def test_heading_shows_the_status(changes, error, word, how):
+    page = _page(report(**changes), error=error)
     (heading,) = page.all("h1")
     assert heading.text == f"Batch transform: {word}"
     assert heading.attributes["class"] == how
     assert [e.text for e in page.all("header")[0].all("pre")] == ([error] if error else [])
 
 
-def test_a_resumed_run_says_what_its_times_are_of():
+def test_resumed_run_explains_its_times():
     assert "Resumed" in _page(report(resumed=True)).all("header")[0].text
     assert "Resumed" not in _page().all("header")[0].text
 
 
-def test_failures_by_reason_and_by_object():
+def test_failures_are_listed_by_reason_and_object():
     objects = [
         {
             "object": "s3://b/in/x.csv",
             "records_in": 5000,
             "rows_failed": 1200,
             "broken": False,
-            "withheld": False,
+            "suppressed": False,
         },
-        {"object": "s3://b/in/y.csv", "records_in": 10, "rows_failed": 0, "broken": True, "withheld": False},
-        {"object": "s3://b/in/z.csv", "records_in": 10, "rows_failed": 3, "broken": True, "withheld": True},
+        {
+            "object": "s3://b/in/y.csv",
+            "records_in": 10,
+            "rows_failed": 0,
+            "broken": True,
+            "suppressed": False,
+        },
+        {"object": "s3://b/in/z.csv", "records_in": 10, "rows_failed": 3, "broken": True, "suppressed": True},
     ]
-    given = report(
-        rows_failed=1203, rows_out=1_233_364, failures={"decode: a": 1000, "model: b": 203}, failed_objects=objects,
+    changes = report(
+        rows_failed=1203,
+        rows_out=1_233_364,
+        failures={"decode: a": 1000, "model: b": 203},
+        failed_objects=objects,
         objects_with_failures=1003,
-    )  # fmt: skip
-    section = _page(given).section("Failures")
+    )
+    section = _page(changes).section("Failures")
     reasons, worst = section.all("table")
     assert [[c.text for c in row.children] for row in reasons.all("tbody")[0].all("tr")] == [
-        ["decode: a", "1,000", "83.1 %"], ["model: b", "203", "16.9 %"],
-    ]  # fmt: skip
+        ["decode: a", "1,000", "83.1 %"],
+        ["model: b", "203", "16.9 %"],
+    ]
     assert [[c.text for c in row.children] for row in worst.all("tbody")[0].all("tr")] == [
-        ["s3://b/in/x.csv", "5,000", "1,200", "written, without them"],
-        ["s3://b/in/y.csv", "10", "0", "not read to its end"],
-        ["s3://b/in/z.csv", "10", "3", "withheld"],
+        ["s3://b/in/x.csv", "5,000", "1,200", "written without them"],
+        ["s3://b/in/y.csv", "10", "0", "not read to the end"],
+        ["s3://b/in/z.csv", "10", "3", "suppressed"],
     ]
     assert "1,000 more objects with failures." in section.text
 
 
-def test_the_first_failures_have_place_reason_and_excerpt():
+def test_first_failures_have_position_reason_and_excerpt():
     failures = [
         failure(6999, "not a number", b"1,x," + b"y" * 300, object="s3://b/in.tar", member="a.csv"),
         *(failure(i) for i in range(300)),
@@ -143,57 +164,71 @@ def test_the_first_failures_have_place_reason_and_excerpt():
     listed = section.all("li")
     assert len(listed) == FAILURES_MAX
     assert [e.text for e in listed[0].all("p")] == [
-        "not a number decode:",  # the strong word is a child, which this reader puts last
+        "not a number decode:",  # the reader puts the text of children last
         "s3://b/in.tar!a.csv, record 6,999, line 7,000, byte 69,990",
     ]
     assert listed[0].all("pre")[0].text == "1,x," + "y" * 196 + " …"
     assert listed[1].all("pre")[0].text == "a,b"
     assert len(section.all("details")[0].all("li")) == FAILURES_MAX - 5
     assert section.all("summary")[0].text == f"{FAILURES_MAX - 5} more"
-    assert f"At most {FAILURES_MAX} are listed." in section.text
+    assert f"The first {FAILURES_MAX} are listed." in section.text
 
 
-def test_without_failures_it_says_so():
+def test_absence_of_failures_is_stated():
     section = _page().section("Failures")
     assert section.all("table") == []
     assert "No record failed." in section.text
 
 
-def test_failures_of_an_earlier_run_are_not_shown_as_none():
+def test_failures_of_an_earlier_run_are_mentioned():
     text = (
         _page(report(rows_failed=3, rows_out=1_234_564, failures={"decode: a": 3})).section("Failures").text
     )
-    assert "None of them came in this run" in text
+    assert "None of the failures occurred in this run" in text
 
 
-def test_throughput_is_drawn_with_failures_marked():
+def test_throughput_plot_marks_failures():
     section = _page(seen=_seen(failures=[failure(1)])).section("Throughput")
-    assert "5,001 records, 100,047 a second over the whole run." in section.text
+    assert "5,001 records, 100,047 per second over the whole run." in section.text
     assert [e.all("title")[0].text for e in section.all("svg")] == [
-        "Records a second over time", "Failed records over time",
-    ]  # fmt: skip
+        "Records per second over time",
+        "Failed records over time",
+    ]
 
 
-@pytest.mark.parametrize("batches", [0, 1, 3])
-def test_a_run_that_is_too_short_for_a_plot_has_none(batches):
+@for_each("batches", [0, 1, 3])
+def test_short_run_has_no_plot(batches):
     assert _page(seen=_seen(batches=batches)).section("Throughput").all("svg") == []
 
 
-def test_each_output_has_a_plot():
+def test_each_output_has_a_panel():
     section = _page().section("Predictions")
     assert [e.text for e in section.all("h3")] == ["score", "label"]
 
 
-def test_the_run_in_figures():
+def test_run_section_shows_the_figures():
     assert _facts(_page(report(objects_done=2)).section("Run")) == {
-        "Model": "fraud", "Source": "s3://b/in/", "Output": "s3://b/out/", "Objects": "2 of 3", "Tasks done": "7",
-        "Read": "412 MB", "Written": "23.5 MB", "Elapsed": "12.3 s", "Processor time": "16.4 s",
-        "Records a second": "100,047", "Peak memory": "328 MB", "Model busy": "87.3 %", "Model without work": "1.6 s",
-        "Model calls": "1,206", "Retries": "2", "Batches closed by": "1,200 rows, 6 end", "Resumed": "no",
-    }  # fmt: skip
+        "Model": "fraud",
+        "Source": "s3://b/in/",
+        "Output": "s3://b/out/",
+        "Objects": "2 of 3",
+        "Tasks done": "7",
+        "Read": "412 MB",
+        "Written": "23.5 MB",
+        "Elapsed": "12.3 s",
+        "Processor time": "16.4 s",
+        "Records per second": "100,047",
+        "Peak memory": "328 MB",
+        "Model busy": "87.3 %",
+        "Model idle": "1.6 s",
+        "Model calls": "1,206",
+        "Retries": "2",
+        "Batches closed by": "1,200 rows, 6 end",
+        "Resumed": "no",
+    }
 
 
-def test_settings_are_shown_that_are_not_as_usual():
+def test_changed_settings_are_listed():
     settings = TransformSettings(
         output=TransformOutput(join="input", output_filter="$['<b>']"),
         failures=FailurePolicy(failed_rows_max=10_000),
@@ -206,17 +241,23 @@ def test_settings_are_shown_that_are_not_as_usual():
     assert "read.delimiter" not in facts
 
 
-def test_nothing_that_comes_from_data_is_markup():
-    objects = [{"object": _BAD, "records_in": 1, "rows_failed": 1, "broken": False, "withheld": False}]
-    given = report(
-        source=_BAD, output=_BAD, model=_BAD, rows_failed=1, rows_out=1_234_566, failures={_BAD: 1},
-        failed_objects=objects, batches_closed_by={_BAD: 1},
-    )  # fmt: skip
+def test_data_is_never_markup():
+    objects = [{"object": _BAD, "records_in": 1, "rows_failed": 1, "broken": False, "suppressed": False}]
+    changes = report(
+        source=_BAD,
+        output=_BAD,
+        model=_BAD,
+        rows_failed=1,
+        rows_out=1_234_566,
+        failures={_BAD: 1},
+        failed_objects=objects,
+        batches_closed_by={_BAD: 1},
+    )
     seen = _seen(failures=[failure(1, _BAD, _BAD.encode(), object=_BAD, member=_BAD)])
-    seen.batch(
+    seen.add_batch(
         scored({_BAD: np.array([_BAD] * 9, object), f"{_BAD}2": np.random.default_rng(0).random(9)}), 6.0
     )
-    page = report_page(given, seen, error=_BAD)
+    page = report_page(changes, seen, error=_BAD)
     found = read_page(page)
     assert b"<script" not in page.lower()
     assert found.all("script") == []
@@ -225,18 +266,18 @@ def test_nothing_that_comes_from_data_is_markup():
     assert not [name for name in names if name.startswith("on")]
 
 
-def test_names_that_are_not_utf8_can_be_shown():
+def test_non_utf8_names_are_shown():
     page = report_page(report(source="s3://b/\udcff/", failures={"a\udcff": 1}, rows_failed=1), _seen())
     assert "\\udcff" in page.decode()
 
 
-def test_a_page_asks_for_nothing():
+def test_page_loads_nothing():
     for e in _page(settings=TransformSettings()).everything():
         assert not {"src", "href", "srcset", "data", "action", "style"} & set(e.attributes), e.name
     assert not re.search(rb"https?:", report_page(report(), _seen()))
 
 
-def test_pictures_say_what_they_are_and_ids_are_unique():
+def test_plots_have_descriptions_and_unique_ids():
     page = _page(seen=_seen(failures=[failure()]))
     ids = [e.attributes["id"] for e in page.everything() if "id" in e.attributes]
     assert len(ids) == len(set(ids))
@@ -248,14 +289,16 @@ def test_pictures_say_what_they_are_and_ids_are_unique():
     assert all("scope" in e.attributes for e in page.all("th"))
 
 
-def test_the_same_run_gives_the_same_page():
+def test_same_run_gives_the_same_page():
     assert report_page(report(), _seen()) == report_page(report(), _seen())
 
 
-# Of real runs
+# Real runs
 
 
-def _run(folder: Path, predictor: ScriptedPredictor, *, observation: Observation | None, **more) -> Transform:
+def _run(
+    folder: Path, predictor: ScriptedPredictor, *, observation: RunObservation | None, **more
+) -> Transform:
     source = folder / "in"
     source.mkdir(exist_ok=True)
     for name in "ab":
@@ -272,8 +315,8 @@ def _run(folder: Path, predictor: ScriptedPredictor, *, observation: Observation
     )
 
 
-def test_an_observed_run_has_its_page(tmp_path):
-    seen = Observation()
+def test_observed_run_writes_a_page(tmp_path):
+    seen = RunObservation()
     done = _run(tmp_path, ScriptedPredictor(), observation=seen).execute()
     page = read_page((tmp_path / "out" / PAGE_NAME).read_bytes())
     assert page.all("h1")[0].text == "Batch transform: complete, with failed records"
@@ -284,23 +327,23 @@ def test_an_observed_run_has_its_page(tmp_path):
     assert "a.csv, record 20, line 21, byte" in page.section("Failures").text
 
 
-def test_a_run_that_nobody_observes_has_none(tmp_path):
+def test_unobserved_run_writes_no_page(tmp_path):
     _run(tmp_path, ScriptedPredictor(), observation=None).execute()
     assert not (tmp_path / "out" / PAGE_NAME).exists()
 
 
-def test_a_drained_run_has_its_page(tmp_path):
-    run = _run(tmp_path, ScriptedPredictor(), observation=Observation())
+def test_drained_run_writes_a_page(tmp_path):
+    run = _run(tmp_path, ScriptedPredictor(), observation=RunObservation())
     run.drain()
     assert run.execute().status == "drained"
     page = read_page((tmp_path / "out" / PAGE_NAME).read_bytes())
     assert page.all("h1")[0].text == "Batch transform: stopped before its end"
 
 
-def test_a_run_whose_outputs_are_withheld_has_its_page(tmp_path):
+def test_run_with_suppressed_outputs_writes_a_page(tmp_path):
     policy = FailurePolicy(on_error="object")
     assert (
-        _run(tmp_path, ScriptedPredictor(), observation=Observation(), failures=policy).execute().status
+        _run(tmp_path, ScriptedPredictor(), observation=RunObservation(), failures=policy).execute().status
         == "failed"
     )
     page = read_page((tmp_path / "out" / PAGE_NAME).read_bytes())
@@ -308,17 +351,17 @@ def test_a_run_whose_outputs_are_withheld_has_its_page(tmp_path):
 
 
 @pytest.mark.parametrize("policy", [FailurePolicy(on_error="job"), FailurePolicy(failed_rows_max=0)])
-def test_a_run_that_breaks_off_has_a_page_that_says_why_and_at_what(tmp_path, policy):
+def test_failed_run_writes_a_page_with_the_error(tmp_path, policy):
     with pytest.raises(TooManyFailuresError) as caught:
-        _run(tmp_path, ScriptedPredictor(), observation=Observation(), failures=policy).execute()
+        _run(tmp_path, ScriptedPredictor(), observation=RunObservation(), failures=policy).execute()
     page = read_page((tmp_path / "out" / PAGE_NAME).read_bytes())
     assert page.all("h1")[0].text == "Batch transform: stopped by an error"
     assert page.all("header")[0].all("pre")[0].text == str(caught.value)
     assert _BAD in page.section("Failures").all("li")[0].text
 
 
-def test_overwriting_takes_the_page_away(tmp_path):
-    _run(tmp_path, ScriptedPredictor(), observation=Observation()).execute()
+def test_overwrite_removes_the_page(tmp_path):
+    _run(tmp_path, ScriptedPredictor(), observation=RunObservation()).execute()
     again = _run(tmp_path, ScriptedPredictor(), observation=None)
     again._if_exists = "overwrite"
     again.execute()

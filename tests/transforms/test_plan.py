@@ -1,4 +1,4 @@
-"""What outputs are called, what is refused, and how the work is cut."""
+"""Names of outputs, refused sources, and the split into tasks."""
 
 import json
 from dataclasses import replace
@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.transforms import plan as module
 from headrace.transforms.plan import PlannedObject, cut_tasks, make_plan
-from transforms.support import put, settings_of
+from transforms.support import make_settings, put
 
 OUT = "memory://out/run/"
 
@@ -26,11 +27,11 @@ def stores(stores) -> Stores:
 
 
 def names(source, stores, destination=OUT, **settings) -> dict[str, str]:
-    plan = make_plan(source, destination, stores, settings_of(**settings))
+    plan = make_plan(source, destination, stores, make_settings(**settings))
     return {o.info.uri.removeprefix("memory://in/"): o.output for o in plan.objects}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "expected"),
     [
         ("memory://in/day/", {"day/x.csv": "x.csv", "day/y.csv": "y.csv", "day/z/w.csv": "z/w.csv"}),
@@ -42,22 +43,31 @@ def names(source, stores, destination=OUT, **settings) -> dict[str, str]:
         (["memory://in/a.csv", "memory://in/b.csv"], {"a.csv": "a.csv", "b.csv": "b.csv"}),
         (["memory://in/a.csv", "memory://in/day/x.csv"], {"a.csv": "a.csv", "day/x.csv": "day/x.csv"}),
         (["memory://in/day/x.csv", "memory://in/day/z/"], {"day/x.csv": "x.csv", "day/z/w.csv": "z/w.csv"}),
-        (["memory://in/day/x.csv", "memory://in/day-2.csv"], {"day/x.csv": "day/x.csv", "day-2.csv": "day-2.csv"}),
-        (["memory://in/day/z/w.csv", "memory://in/day/x.csv"], {"day/z/w.csv": "z/w.csv", "day/x.csv": "x.csv"}),
-        (["memory://in/day/", "memory://in/day/x.csv"], {"day/x.csv": "x.csv", "day/y.csv": "y.csv", "day/z/w.csv": "z/w.csv"}),
+        (
+            ["memory://in/day/x.csv", "memory://in/day-2.csv"],
+            {"day/x.csv": "day/x.csv", "day-2.csv": "day-2.csv"},
+        ),
+        (
+            ["memory://in/day/z/w.csv", "memory://in/day/x.csv"],
+            {"day/z/w.csv": "z/w.csv", "day/x.csv": "x.csv"},
+        ),
+        (
+            ["memory://in/day/", "memory://in/day/x.csv"],
+            {"day/x.csv": "x.csv", "day/y.csv": "y.csv", "day/z/w.csv": "z/w.csv"},
+        ),
     ],
-)  # fmt: skip
-def test_outputs_are_named_by_what_stands_below_the_source(stores, source, expected):
+)
+def test_outputs_are_named_relative_to_the_source(stores, source, expected):
     found = names(source, stores)
     assert found == {k: f"{v}.out" for k, v in expected.items()}
 
 
-def test_a_planned_object_knows_where_its_failures_go(stores):
-    plan = make_plan("memory://in/a.csv", OUT, stores, settings_of())
+def test_failed_records_are_named_after_the_output(stores):
+    plan = make_plan("memory://in/a.csv", OUT, stores, make_settings())
     assert [(o.output, o.failed) for o in plan.objects] == [("a.csv.out", "a.csv.out.failed")]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "expected"),
     [
         ("memory://in/day", ["day-2.csv", "day/x.csv", "day/y.csv", "day/z/w.csv"]),
@@ -67,38 +77,38 @@ def test_a_planned_object_knows_where_its_failures_go(stores):
         (["memory://in/day/z", "memory://in/day/"], ["z/w.csv", "x.csv", "y.csv"]),
     ],
 )
-def test_a_prefix_is_a_string(stores, source, expected):
+def test_prefix_matches_any_object_name(stores, source, expected):
     assert list(names(source, stores, data_type="prefix").values()) == [f"{n}.out" for n in expected]
 
 
-def test_a_prefix_of_nothing_is_an_error(stores):
-    with pytest.raises(EmptySourceError, match="no object's name begins so"):
+def test_prefix_without_objects_is_an_error(stores):
+    with pytest.raises(EmptySourceError, match="no object has this prefix"):
         names("memory://in/q", stores, data_type="prefix")
     with pytest.raises(NotFoundError):
         names("memory://in/q", stores)
 
 
-@pytest.mark.parametrize("uri", ["memory://lists/m", "manifest:memory://lists/m"])
-@pytest.mark.parametrize(
+@for_each("uri", ["memory://lists/m", "manifest:memory://lists/m"])
+@for_each(
     "text",
     [
         "memory://in/day/x.csv\n# not this\nmemory://in/a.csv\n",
         json.dumps([{"prefix": "memory://in/"}, "day/x.csv", "a.csv"]),
     ],
 )
-def test_a_manifest_names_objects(stores, uri, text):
+def test_manifest_lists_objects(stores, uri, text):
     stores.for_uri(uri.removeprefix("manifest:")).put("memory://lists/m", text.encode())
     assert names(uri, stores, data_type="manifest") == {"day/x.csv": "day/x.csv.out", "a.csv": "a.csv.out"}
     assert names("manifest:memory://lists/m", stores) == names(uri, stores, data_type="manifest")
 
 
-def test_objects_of_several_buckets_keep_the_buckets_names(stores):
+def test_outputs_of_several_buckets_contain_the_bucket(stores):
     put(stores, {"a.csv": b"1,2\n"}, "memory://other/")
     found = names(["memory://in/a.csv", "memory://other/a.csv"], stores)
     assert list(found.values()) == ["in/a.csv.out", "other/a.csv.out"]
 
 
-def test_objects_of_several_stores_have_names_too(stores, tmp_path):
+def test_outputs_of_several_stores_are_relative(stores, tmp_path):
     (tmp_path / "b.csv").write_bytes(b"1,2\n")
     found = list(names(["memory://in/a.csv", f"{tmp_path}/b.csv"], stores).values())
     assert found[0] == "in/a.csv.out"
@@ -106,8 +116,8 @@ def test_objects_of_several_stores_have_names_too(stores, tmp_path):
     assert not any("//" in name or name.startswith("/") for name in found)
 
 
-def test_plain_paths_are_named_from_where_they_meet(stores, tmp_path, monkeypatch):
-    """Nothing is ever written outside of the destination."""
+def test_paths_are_named_below_their_common_folder(stores, tmp_path, monkeypatch):
+    """No output is ever written outside of the destination."""
     for name in ("here/a.csv", "there/b.csv"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_bytes(b"1,2\n")
@@ -121,7 +131,7 @@ def test_plain_paths_are_named_from_where_they_meet(stores, tmp_path, monkeypatc
 
 
 class Listed:
-    """A store of web addresses, which has what is asked for."""
+    """A store of web addresses that has every object."""
 
     def head(self, uri):
         return ObjectInfo(uri, None)
@@ -132,51 +142,49 @@ class WebStores(Stores):
         return Listed() if uri.startswith("http") else super().for_uri(uri)
 
 
-def test_a_web_address_is_named_without_its_query():
-    found = make_plan("http://host/in/a.csv?key=1&x=/b", OUT, WebStores(), settings_of())
+def test_web_address_is_named_without_query():
+    found = make_plan("http://host/in/a.csv?key=1&x=/b", OUT, WebStores(), make_settings())
     assert [o.output for o in found.objects] == ["a.csv.out"]
     found = make_plan(
-        ["http://host/in/a.csv?k=1", "http://host/in/sub/b.csv?k=/2/x"], OUT, WebStores(), settings_of()
+        ["http://host/in/a.csv?k=1", "http://host/in/sub/b.csv?k=/2/x"], OUT, WebStores(), make_settings()
     )
     assert [o.output for o in found.objects] == ["a.csv.out", "sub/b.csv.out"]
     with pytest.raises(ConfigError, match=r"would both be written to a\.csv\.out"):
-        make_plan(["http://host/a.csv?n=1", "http://host/a.csv?n=2"], OUT, WebStores(), settings_of())
+        make_plan(["http://host/a.csv?n=1", "http://host/a.csv?n=2"], OUT, WebStores(), make_settings())
 
 
-@pytest.mark.parametrize(
-    ("accept", "suffix"), [("parquet", ".out.parquet"), ("arrow", ".out.arrow"), ("json", ".out")]
-)
-def test_tables_say_in_their_names_what_they_are(stores, accept, suffix):
+@for_each(("accept", "suffix"), [("parquet", ".out.parquet"), ("arrow", ".out.arrow"), ("json", ".out")])
+def test_table_outputs_have_a_suffix(stores, accept, suffix):
     assert names("memory://in/a.csv", stores, output={"accept": accept}) == {"a.csv": "a.csv" + suffix}
 
 
-@pytest.mark.parametrize("destination", ["memory://in/", "memory://in/day/", "memory://"])
-def test_what_lies_in_the_destination_is_not_read(stores, destination):
+@for_each("destination", ["memory://in/", "memory://in/day/", "memory://"])
+def test_source_in_the_destination_is_refused(stores, destination):
     with pytest.raises(ConfigError, match="must not read what it writes"):
         names("memory://in/", stores, destination)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "source",
     ["memory://in/", "memory://in/*", "memory://*/*", ["memory://in/a.csv", "memory://in/"]],
 )
-def test_a_destination_that_the_source_covers_is_refused_before_it_is_written(stores, source):
+def test_destination_in_the_source_is_refused(stores, source):
     with pytest.raises(ConfigError, match="must not read what it writes"):
         names(source, stores, "memory://in/out/")
 
 
-def test_so_is_one_below_a_string_prefix(stores):
+def test_destination_below_a_prefix_is_refused(stores):
     with pytest.raises(ConfigError, match="must not read what it writes"):
         names("memory://in/d", stores, "memory://in/done/", data_type="prefix")
     assert names("memory://in/d", stores, "memory://in/out/", data_type="prefix")
 
 
-def test_a_destination_beside_what_a_glob_matches_is_none_of_its(stores):
+def test_destination_outside_of_the_glob_is_accepted(stores):
     assert names("memory://in/*.csv", stores, "memory://in/out/")
     assert names("memory://in/a.csv", stores, "memory://in/out/")
 
 
-def test_a_loop_is_seen_however_paths_are_written(stores, tmp_path, monkeypatch):
+def test_overlap_is_found_for_any_spelling_of_paths(stores, tmp_path, monkeypatch):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_bytes(b"1,2\n")
     monkeypatch.chdir(tmp_path)
@@ -187,14 +195,14 @@ def test_a_loop_is_seen_however_paths_are_written(stores, tmp_path, monkeypatch)
         assert names(source, stores, "out/")
 
 
-def test_an_object_that_cannot_be_read_is_refused(stores):
+def test_object_of_unknown_format_is_refused(stores):
     put(stores, {"day/_SUCCESS": b""})
-    with pytest.raises(ConfigError, match="_SUCCESS: its name does not tell"):
+    with pytest.raises(ConfigError, match="_SUCCESS: the name does not determine the format"):
         names("memory://in/day/", stores)
     assert len(names("memory://in/day/", stores, read={"format": "line"})) == 4
 
 
-# Cutting
+# Tasks
 
 
 SIZES = st.lists(st.one_of(st.none(), st.integers(0, 400)), min_size=1, max_size=30)
@@ -210,11 +218,11 @@ def cases(draw):
     ]
     tasks = {"task_bytes": draw(st.integers(1, 200)), "task_objects_max": draw(st.integers(1, 8))}
     accept = draw(st.sampled_from(["auto", "csv", "parquet", "arrow"]))
-    return objects, settings_of(tasks=tasks, output={"accept": accept})
+    return objects, make_settings(tasks=tasks, output={"accept": accept})
 
 
 @given(cases(), st.integers(1, 64), st.integers(1, 20))
-def test_every_byte_is_in_exactly_one_shard_in_order(case, least, aim):
+def test_shards_partition_the_objects(case, least, aim):
     objects, settings = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TASK_BYTES_MIN", least)
@@ -227,22 +235,22 @@ def test_every_byte_is_in_exactly_one_shard_in_order(case, least, aim):
     assert [(s.index, s.number) for s in shards] == [
         (index, number)
         for index in range(len(objects))
-        for number in range(next(s.of for s in shards if s.index == index))
+        for number in range(next(s.count for s in shards if s.index == index))
     ]
     for index, planned in enumerate(objects):
-        mine = [s for s in shards if s.index == index]
-        assert {s.of for s in mine} == {len(mine)}
-        assert mine[0].start == 0
-        assert mine[-1].stop is None
-        assert all(a.stop == b.start for a, b in pairwise(mine))
-        assert all(s.stop is None or s.start < s.stop for s in mine)
+        object_shards = [s for s in shards if s.index == index]
+        assert {s.count for s in object_shards} == {len(object_shards)}
+        assert object_shards[0].start == 0
+        assert object_shards[-1].stop is None
+        assert all(a.stop == b.start for a, b in pairwise(object_shards))
+        assert all(s.stop is None or s.start < s.stop for s in object_shards)
         text = planned.info.uri.endswith((".csv", ".jsonl"))
         if planned.info.size_bytes is None or not text or settings.output.accept in ("parquet", "arrow"):
-            assert mine[0].whole
+            assert object_shards[0].is_whole
 
 
 @given(cases())
-def test_tasks_are_neither_too_large_nor_too_small(case):
+def test_task_sizes_are_within_limits(case):
     objects, settings = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TASK_BYTES_MIN", 1)
@@ -254,26 +262,26 @@ def test_tasks_are_neither_too_large_nor_too_small(case):
         assert len(task.shards) <= settings.tasks.task_objects_max
         if len(task.shards) > 1:
             assert None not in sizes
-            # The last one made it full; without it the task had room.
+            # Without its last object, the task was not full.
             assert sum(sizes[:-1]) < task_bytes
-        if not task.shards[0].whole:
+        if not task.shards[0].is_whole:
             assert len(task.shards) == 1
 
 
-def test_a_small_source_is_one_task(stores):
-    assert len(make_plan("memory://in/", OUT, stores, settings_of()).tasks) == 1
+def test_small_source_is_one_task(stores):
+    assert len(make_plan("memory://in/", OUT, stores, make_settings()).tasks) == 1
 
 
-def test_a_large_text_is_cut_and_others_are_not():
+def test_only_large_texts_are_split():
     infos = [ObjectInfo("memory://in/a.csv", 1 << 30), ObjectInfo("memory://in/b.csv.gz", 1 << 30)]
     objects = [PlannedObject(info, "o") for info in infos]
-    tasks = cut_tasks(objects, settings_of())
+    tasks = cut_tasks(objects, make_settings())
     assert len(tasks) == 17
-    assert [t.shards[0].of for t in tasks] == [16] * 16 + [1]
-    assert len(cut_tasks(objects, settings_of(read={"compression": "gzip"}))) == 2
+    assert [t.shards[0].count for t in tasks] == [16] * 16 + [1]
+    assert len(cut_tasks(objects, make_settings(read={"compression": "gzip"}))) == 2
     whole = [replace(o, info=replace(o.info, uri="memory://in/a.json")) for o in objects]
-    assert len(cut_tasks(whole, settings_of())) == 2
+    assert len(cut_tasks(whole, make_settings())) == 2
 
 
-def test_how_much_there_is(stores):
-    assert make_plan("memory://in/", OUT, stores, settings_of()).nbytes == 6 * 4
+def test_plan_sums_the_sizes(stores):
+    assert make_plan("memory://in/", OUT, stores, make_settings()).nbytes == 6 * 4

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.transforms.distribution import Distribution
 from headrace.transforms.plots import BARS_MAX, histogram, nice, readable, throughput, value_bar
 from headrace.transforms.timeline import Timeline
@@ -12,10 +13,10 @@ from transforms.page_reader import read_page
 
 
 def _timeline(*events) -> Timeline:
-    made = Timeline()
+    timeline = Timeline()
     for at_s, records, failures in events:
-        made.add(at_s, records=records, failures=failures)
-    return made
+        timeline.add(at_s, records=records, failures=failures)
+    return timeline
 
 
 def _steady(seconds: float, each_s: float = 0.01, records: int = 1000, failures: int = 0) -> Timeline:
@@ -23,33 +24,33 @@ def _steady(seconds: float, each_s: float = 0.01, records: int = 1000, failures:
 
 
 def _values(values) -> Distribution:
-    made = Distribution()
-    made.add(np.asarray(values, np.float64))
-    return made
+    distribution = Distribution()
+    distribution.add(np.asarray(values, np.float64))
+    return distribution
 
 
 def _path(found) -> list[tuple[float, float]]:
-    """The steps: height above the ground, and where each ends."""
+    """Return the height and the end of each step."""
     d = found.all("path")[0].attributes["d"]
     return [(100 - float(y), float(x)) for y, x in re.findall(r"V([\d.]+) H([\d.]+)", d)]
 
 
-def test_a_steady_rate_is_a_level_line():
+def test_steady_rate_is_a_level_line():
     found = read_page(throughput(_steady(6.0, 1 / 128), "t"))
     labels = [e.text for e in found.all("span")]
     assert labels[:3] == ["200,000", "100,000", "0"]
     heights = [height for height, _ in _path(found)]
     assert all(height == pytest.approx(64, abs=9) for height in heights)
-    assert "768,000 records in 6.0 s: 128,000 a second" in found.all("desc")[0].text
+    assert "768,000 records in 6.0 s: 128,000 per second" in found.all("desc")[0].text
 
 
-@pytest.mark.parametrize("seconds", [6.01, 6.04, 6.06])
-def test_a_last_point_that_is_cut_short_has_its_own_rate(seconds):
+@for_each("seconds", [6.01, 6.04, 6.06])
+def test_short_last_point_has_its_own_rate(seconds):
     heights = [height for height, _ in _path(read_page(throughput(_steady(seconds, 1 / 512), "t")))]
     assert heights[-1] == pytest.approx(heights[0], rel=0.1)
 
 
-def test_a_pause_is_on_the_ground():
+def test_pause_has_rate_zero():
     steps = _path(
         read_page(
             throughput(
@@ -60,14 +61,14 @@ def test_a_pause_is_on_the_ground():
     assert min(height for height, _ in steps[:-1]) == 0
 
 
-def test_the_picture_ends_with_the_last_batch():
+def test_plot_ends_with_the_last_batch():
     found = read_page(throughput(_steady(2.03), "t"))
     width = float(found.all("svg")[0].attributes["viewbox"].split()[2])
     assert _path(found)[-1][1] == pytest.approx(width, abs=0.002)
     assert width * readable(_steady(2.03)).step_s == pytest.approx(2.03, abs=0.001)
 
 
-def test_failures_are_marked_where_they_came():
+def test_failures_are_marked_at_their_time():
     events = [(i * 0.01, 100, 5 if 500 <= i < 510 else 0) for i in range(1000)]
     found = read_page(throughput(_timeline(*events), "t"))
     _, strip = found.all("svg")
@@ -80,14 +81,14 @@ def test_failures_are_marked_where_they_came():
     assert "50 of them failed" in found.all("desc")[0].text
 
 
-def test_without_failures_there_is_no_strip():
+def test_plot_without_failures_has_no_strip():
     assert len(read_page(throughput(_steady(3.0), "t")).all("svg")) == 1
 
 
 @given(
     st.lists(st.tuples(st.floats(0, 5000), st.integers(0, 5000), st.integers(0, 3)), min_size=1, max_size=60)
 )
-def test_any_timeline_is_drawn_inside_its_picture(events):
+def test_any_timeline_fits_its_plot(events):
     found = read_page(throughput(_timeline(*sorted(events)), "t"))
     width = float(found.all("svg")[0].attributes["viewbox"].split()[2])
     assert all(0 <= height <= 100.01 and x <= width + 0.002 for height, x in _path(found))
@@ -102,7 +103,7 @@ def test_points_are_few_and_have_batches():
     assert min(slow.batches[:-1]) >= 1
 
 
-def test_a_histogram_has_a_bar_for_each_count_and_says_its_values():
+def test_histogram_has_bars_and_labels():
     plot, drawn = histogram(_values([0.0] * 30 + [1.0] * 10 + [2.0] * 20), "h")
     found = read_page(plot)
     bars = found.all("rect")
@@ -112,21 +113,21 @@ def test_a_histogram_has_a_bar_for_each_count_and_says_its_values():
     assert [e.text for e in found.all("span")][:3] == ["50.0 %", "25.0 %", "0 %"]
 
 
-def test_values_far_out_do_not_hide_the_others():
+def test_outliers_are_left_out():
     values = np.random.default_rng(5).normal(0, 1, 5000)
     _, drawn = histogram(_values([*values, 1e4, -2e4]), "h")
     assert (drawn.below, drawn.above) == (1, 1)
     assert drawn.width * len(drawn.counts) < 100
 
 
-def test_a_range_without_outliers_is_drawn_whole():
+def test_range_without_outliers_is_complete():
     _, drawn = histogram(_values(np.random.default_rng(5).random(5000)), "h")
     assert (drawn.below, drawn.above) == (0, 0)
     assert sum(drawn.counts) == 5000
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=50))
-def test_any_values_are_drawn(values):
+def test_any_values_fit_the_histogram(values):
     plot, drawn = histogram(_values(values), "h")
     assert 1 <= len(drawn.counts) <= BARS_MAX
     assert sum(drawn.counts) + drawn.below + drawn.above == len(values)
@@ -134,26 +135,26 @@ def test_any_values_are_drawn(values):
         assert float(e.attributes["height"]) <= 100
 
 
-def test_pictures_have_names_of_their_own():
+def test_plots_have_unique_ids():
     found = read_page(throughput(_steady(3.0, failures=1), "a") + histogram(_values([1, 2]), "b")[0])
     for svg in found.all("svg"):
-        told = svg.attributes["aria-labelledby"].split()
+        ids = svg.attributes["aria-labelledby"].split()
         assert [e.name for e in svg.children[:2]] == ["title", "desc"]
-        assert [e.attributes["id"] for e in svg.children[:2]] == told
+        assert [e.attributes["id"] for e in svg.children[:2]] == ids
         assert svg.attributes["role"] == "img"
     ids = [e.attributes["id"] for e in found.everything() if "id" in e.attributes]
     assert len(ids) == len(set(ids)) == 6
 
 
-def test_a_value_bar_is_as_long_as_its_share():
+def test_value_bar_length_is_its_share():
     (bar,) = read_page(value_bar(1, 4)).all("rect")
     assert bar.attributes["width"] == "25.00"
 
 
 @given(st.floats(1e-6, 1e12))
-def test_nice_numbers_are_near_and_no_less(value):
+def test_nice_numbers_are_near_and_not_less(value):
     assert value <= nice(value) <= 2.001 * value
 
 
-def test_nothing_has_a_scale_too():
+def test_zero_has_a_scale():
     assert nice(0) == 1

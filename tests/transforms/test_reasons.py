@@ -1,10 +1,9 @@
-import pytest
-
+from cases import for_each
 from headrace.core.block import Failure, FailureKind, Position
 from headrace.transforms.reasons import reason_of
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("why", "reason"),
     [
         ("", "decode: "),
@@ -18,11 +17,11 @@ from headrace.transforms.reasons import reason_of
         ("é" * 300, "decode: " + "é" * 192),
     ],
 )
-def test_a_reason_is_without_what_is_the_records_own(why, reason):
+def test_reason_omits_values_of_the_record(why, reason):
     failure = Failure(Position("memory://in/a.csv", "day.csv"), FailureKind.DECODE, why)
     assert reason_of(failure) == reason
 
 
-def test_columns_keep_their_order():
+def test_column_numbers_are_kept_in_order():
     failure = Failure(Position("o"), FailureKind.MODEL, "column 2 is more than column 1 by 7")
     assert reason_of(failure) == "model: column 2 is more than column 1 by N"

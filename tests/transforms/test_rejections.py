@@ -1,17 +1,18 @@
-"""What the vendor's documents refuse of fields that cannot stand together, rule by rule."""
+"""Combinations of fields that SageMaker's documentation forbids, rule by rule."""
 
 from typing import Any
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.transforms.document import Table
+from headrace.transforms.document import SpecTable
 from headrace.transforms.rejections import reject
-from headrace.transforms.vendor import FIELDS, read_job
+from headrace.transforms.sagemaker import FIELDS, read_job
 
 
-def judge(document: dict[str, Any], *elsewhere: str) -> None:
-    reject(read_job(Table.of("a.json", "", document, FIELDS)), frozenset(elsewhere))
+def check(document: dict[str, Any], *overridden: str) -> None:
+    reject(read_job(SpecTable.from_value("a.json", "", document, FIELDS)), frozenset(overridden))
 
 
 def request(
@@ -21,7 +22,7 @@ def request(
     assemble: str | None = "Line",
     **processing: str,
 ) -> dict[str, Any]:
-    """A request; None is what it does not say."""
+    """Return a request; None leaves a field out."""
     return {
         "TransformInput": {"ContentType": content, "SplitType": split},
         "TransformOutput": {"Accept": accept, "AssembleWith": assemble},
@@ -29,44 +30,44 @@ def request(
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("concurrent", "payload"), [(None, 100), (1, 100), (100, 1), (16, 6), (16, None), (0, 100), (1000, 0)]
 )
-def test_payloads_under_way_that_fit(concurrent, payload):
-    judge({"MaxConcurrentTransforms": concurrent, "MaxPayloadInMB": payload})
+def test_concurrent_payloads_within_the_limit(concurrent, payload):
+    check({"MaxConcurrentTransforms": concurrent, "MaxPayloadInMB": payload})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("concurrent", "payload", "why"),
     [
-        (2, 51, "2 x 51 = 102, and at most 100 is allowed: lower one of them"),
+        (2, 51, "2 x 51 = 102; the limit is 100: lower one of them"),
         (101, 1, "101 x 1 = 101"),
         (17, None, r"17 x 6 \(the default\) = 102"),
     ],
 )
-def test_payloads_under_way_that_do_not_fit(concurrent, payload, why):
+def test_concurrent_payloads_above_the_limit_are_refused(concurrent, payload, why):
     document = {"MaxConcurrentTransforms": concurrent, "MaxPayloadInMB": payload}
     with pytest.raises(ConfigError, match=f"MaxConcurrentTransforms x MaxPayloadInMB is {why}"):
-        judge(document)
-    judge(document, "payload")
+        check(document)
+    check(document, "payload")
 
 
-@pytest.mark.parametrize("given", [{}, {"TransformInput": {}}, {"TransformInput": {"SplitType": "None"}}])
-def test_a_strategy_without_a_split(given):
+@for_each("given", [{}, {"TransformInput": {}}, {"TransformInput": {"SplitType": "None"}}])
+def test_multi_record_needs_a_split(given):
     with pytest.raises(
         ConfigError, match=r"BatchStrategy MultiRecord without TransformInput\.SplitType: .*set SplitType"
     ):
-        judge({"BatchStrategy": "MultiRecord", **given})
-    judge({"BatchStrategy": "MultiRecord", **given}, "split")
-    judge({"BatchStrategy": "SingleRecord", **given})
+        check({"BatchStrategy": "MultiRecord", **given})
+    check({"BatchStrategy": "MultiRecord", **given}, "split")
+    check({"BatchStrategy": "SingleRecord", **given})
 
 
-@pytest.mark.parametrize("split", ["Line", "RecordIO", "TFRecord"])
-def test_a_strategy_with_a_split(split):
-    judge({"BatchStrategy": "MultiRecord", "TransformInput": {"SplitType": split}})
+@for_each("split", ["Line", "RecordIO", "TFRecord"])
+def test_multi_record_with_a_split_is_accepted(split):
+    check({"BatchStrategy": "MultiRecord", "TransformInput": {"SplitType": split}})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "kind",
     [
         "ml.g4dn.xlarge",
@@ -77,51 +78,81 @@ def test_a_strategy_with_a_split(split):
         "ml.trn1.2xlarge",
     ],
 )
-def test_a_volume_key_with_local_storage(kind):
+def test_volume_key_with_local_storage_is_refused(kind):
     resources = {"InstanceType": kind, "InstanceCount": 1, "VolumeKmsKeyId": "k"}
     with pytest.raises(
-        ConfigError, match=f"VolumeKmsKeyId with InstanceType {kind}: .*leave VolumeKmsKeyId out"
+        ConfigError, match=f"VolumeKmsKeyId with InstanceType {kind}: .*remove VolumeKmsKeyId"
     ):
-        judge({"TransformResources": resources})
+        check({"TransformResources": resources})
     del resources["VolumeKmsKeyId"]
-    judge({"TransformResources": resources})
+    check({"TransformResources": resources})
 
 
-@pytest.mark.parametrize(
-    "kind", ["ml.m5.large", "ml.m4.xlarge", "ml.c5.xlarge", "ml.p3.2xlarge", "ml.inf2.xlarge"]
-)
-def test_a_volume_key_without_local_storage(kind):
-    judge({"TransformResources": {"InstanceType": kind, "VolumeKmsKeyId": "k"}})
+@for_each("kind", ["ml.m5.large", "ml.m4.xlarge", "ml.c5.xlarge", "ml.p3.2xlarge", "ml.inf2.xlarge"])
+def test_volume_key_without_local_storage_is_accepted(kind):
+    check({"TransformResources": {"InstanceType": kind, "VolumeKmsKeyId": "k"}})
 
 
-@pytest.mark.parametrize(
-    ("document", "unjudged", "why"),
+@for_each(
+    ("document", "overridden", "why"),
     [
-        (request(content=None, JoinSource="Input"), "content_type", r"without TransformInput\.ContentType: set it to"),
+        (
+            request(content=None, JoinSource="Input"),
+            "content_type",
+            r"without TransformInput\.ContentType: set it to",
+        ),
         (request(accept=None, InputFilter="$[0]"), "accept", r"without TransformOutput\.Accept: set it to"),
-        (request(content="image/png", OutputFilter="$[0]"), "content_type", r"ContentType image/png: filters and joins are of"),
-        (request(accept="application/x-parquet", InputFilter="$[0]"), "accept", r"Accept application/x-parquet: filters"),
+        (
+            request(content="image/png", OutputFilter="$[0]"),
+            "content_type",
+            r"ContentType image/png: filters and joins need",
+        ),
+        (
+            request(accept="application/x-parquet", InputFilter="$[0]"),
+            "accept",
+            r"Accept application/x-parquet: filters",
+        ),
         (request(accept="text/plain", InputFilter="$[0]"), "accept", r"Accept text/plain: filters"),
-        (request(split=None, InputFilter="$[0]"), "split", r"SplitType None \(the default\): CSV needs .*SplitType Line"),
+        (
+            request(split=None, InputFilter="$[0]"),
+            "split",
+            r"SplitType None \(the default\): CSV needs .*SplitType Line",
+        ),
         (request(split="RecordIO", InputFilter="$[0]"), "split", "SplitType RecordIO: CSV needs"),
-        (request(assemble="None", InputFilter="$[0]"), "assemble", r"AssembleWith None: CSV needs .*AssembleWith Line"),
-        (request(accept="application/json", JoinSource="Input"), "accept", r"ContentType text/csv and .*Accept application/json: .*make them equal"),
-        (request("application/json", "application/jsonlines", JoinSource="Input"), "accept", "make them equal"),
+        (
+            request(assemble="None", InputFilter="$[0]"),
+            "assemble",
+            r"AssembleWith None: CSV needs .*AssembleWith Line",
+        ),
+        (
+            request(accept="application/json", JoinSource="Input"),
+            "accept",
+            r"ContentType text/csv and .*Accept application/json: .*make them equal",
+        ),
+        (
+            request("application/json", "application/jsonlines", JoinSource="Input"),
+            "accept",
+            "make them equal",
+        ),
         (
             request("application/jsonlines", "application/jsonlines", assemble=None, JoinSource="Input"),
             "assemble",
             r"SplitType Line and .*AssembleWith None \(the default\): make them equal",
         ),
-        (request("application/json", "application/json", split=None, JoinSource="Input"), "split", "make them equal"),
+        (
+            request("application/json", "application/json", split=None, JoinSource="Input"),
+            "split",
+            "make them equal",
+        ),
     ],
-)  # fmt: skip
-def test_processing_that_cannot_be(document, unjudged, why):
+)
+def test_invalid_data_processing_is_refused(document, overridden, why):
     with pytest.raises(ConfigError, match=f"^DataProcessing.*{why}"):
-        judge(document)
-    judge(document, unjudged)  # said in headrace's words instead, it is not the vendor's to refuse
+        check(document)
+    check(document, overridden)  # overridden in the headrace table, the rule does not apply
 
 
-@pytest.mark.parametrize(
+@for_each(
     "document",
     [
         request(InputFilter="$[1:]", OutputFilter="$[0,-1]", JoinSource="Input"),
@@ -133,16 +164,16 @@ def test_processing_that_cannot_be(document, unjudged, why):
         request("image/png", None, None, None, InputFilter="$", JoinSource="None"),
     ],
 )
-def test_processing_that_can_be(document):
-    judge(document)
+def test_valid_data_processing_is_accepted(document):
+    check(document)
 
 
-@pytest.mark.parametrize("word", ["content_type", "split"])
-def test_csv_is_judged_by_type_and_delimiter_only_together(word):
-    judge(request(split=None, InputFilter="$[0]"), word)
+@for_each("word", ["content_type", "split"])
+def test_overridden_type_or_delimiter_skips_the_csv_rule(word):
+    check(request(split=None, InputFilter="$[0]"), word)
 
 
-def test_types_are_no_reason_not_to_judge_delimiters():
+def test_overridden_types_do_not_skip_the_delimiter_rule():
     document = request("application/json", "application/json", assemble=None, JoinSource="Input")
     with pytest.raises(ConfigError, match="SplitType Line and"):
-        judge(document, "content_type", "accept")
+        check(document, "content_type", "accept")

@@ -1,4 +1,4 @@
-"""Failed records tried again: the same bytes as if they had never failed, whatever they were read from and whoever dies."""
+"""Retried records give the output of a run without their failures, also after crashes."""
 
 import contextlib
 import gzip
@@ -15,6 +15,8 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+import levels
+from cases import for_each
 from headrace.core.block import RAW_BYTES_KEPT_MAX
 from headrace.core.errors import (
     ConfigError,
@@ -31,33 +33,36 @@ from headrace.engine.engine import Engine
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 from headrace.transforms.report import TransformReport
-from headrace.transforms.retry import Retry
+from headrace.transforms.retry import FailedRecordsRetry
 from headrace.transforms.settings import TransformSettings
 from transforms.support import (
     IN,
     OUT,
-    Breaking,
-    BrokenError,
-    FailsOnce,
-    WithStore,
-    cut,
+    FailingPredictor,
+    FailOnceStore,
+    InjectedError,
+    OverlaidStores,
+    allow_small_tasks,
     engine,
     failed_lines,
     ledger_names,
-    made,
+    make_settings,
+    make_transform,
     outputs,
     put,
-    settings_of,
     tar,
     transform,
 )
 
 LEVELS = 4
-"""A record's number modulo this is the mood from which on it is taken."""
+"""The number of moods; a record needs the mood of its number modulo LEVELS."""
 
 
 class Moody(Model):
-    """``y`` is twice the first number of two. Takes the rows that its mood allows: the same class, so the same identity."""
+    """A model of two numbers: ``y`` is twice the first. `mood` decides which rows it accepts.
+
+    The class, and so the model's identity, is always the same.
+    """
 
     inputs = (TensorSpec("x", "FP64", (-1, 2)),)
     outputs = (TensorSpec("y", "FP64", (-1,)),)
@@ -65,11 +70,11 @@ class Moody(Model):
 
     def __init__(self) -> None:
         self.mood = 0
-        self.asked = set[float]()
-        """The first numbers of all rows that came."""
+        self.calls = set[float]()
+        """The first numbers of all rows that the model received."""
 
     def predict(self, x):
-        self.asked |= set(x[:, 0].tolist())
+        self.calls |= set(x[:, 0].tolist())
         bad = {int(row): "not today" for row in np.flatnonzero(x[:, 0] % LEVELS > self.mood)}
         if bad:
             raise RowError(bad)
@@ -86,18 +91,20 @@ def predictor() -> Iterator[Engine]:
 
 
 @pytest.fixture(autouse=True)
-def calm() -> None:
+def reset_mood() -> None:
     MODEL.mood = 0
 
 
-def retried(
+def retry_failed(
     stores: Stores, predictor, *, destination: str = OUT, identity: str = "m", **more
 ) -> TransformReport:
-    return Retry(destination, stores=stores, predictor=predictor, model_identity=identity, **more).execute()
+    return FailedRecordsRetry(
+        destination, stores=stores, predictor=predictor, model_identity=identity, **more
+    ).execute()
 
 
-def without_attempts(found: dict[str, bytes]) -> dict[str, bytes | list[dict[str, object]]]:
-    """Outputs by name; of failed records all but how often they were tried."""
+def ignoring_attempts(found: dict[str, bytes]) -> dict[str, bytes | list[dict[str, object]]]:
+    """Return outputs by name, without the number of attempts of failed records."""
     return {
         name: [{**line, "attempts": None} for line in failed_lines(data)]
         if name.endswith(".failed")
@@ -112,11 +119,11 @@ COUNTS = (
     "records_in",
     "rows_out",
     "rows_failed",
-    "rows_withheld",
+    "rows_suppressed",
     "out_bytes",
     "failures",
 )
-MORE_COUNTS = ("objects", "objects_done", "objects_with_failures", "objects_broken", "objects_withheld")
+MORE_COUNTS = ("objects", "objects_done", "objects_with_failures", "objects_broken", "objects_suppressed")
 
 
 def counts(report: TransformReport) -> dict[str, object]:
@@ -124,38 +131,40 @@ def counts(report: TransformReport) -> dict[str, object]:
     return {name: found[name] for name in COUNTS + MORE_COUNTS}
 
 
-def assert_is(
+def assert_matches(
     stores: Stores,
     report: TransformReport,
     other: Stores,
     expected: TransformReport,
     *,
-    read_on: bool = False,
+    depends_on_timing: bool = False,
 ) -> None:
-    """What was retried is what another run wrote, by bytes and counts, and the ledger is at rest.
+    """Assert that outputs and counts equal those of another run, and that the ledger has no
+    leftovers.
 
-    `read_on`: more or less of what follows a failure may have been read, of an object whose output is withheld for it.
+    `depends_on_timing`: the number of records read after a failure may differ, for suppressed
+    objects.
     """
-    assert without_attempts(outputs(stores)) == without_attempts(outputs(other))
-    by_timing = {"records_in", "rows_withheld"} if read_on else set()
+    assert ignoring_attempts(outputs(stores)) == ignoring_attempts(outputs(other))
+    by_timing = {"records_in", "rows_suppressed"} if depends_on_timing else set()
     found, wanted = counts(report), counts(expected)
     assert {n: c for n, c in found.items() if n not in by_timing} == {
         n: c for n, c in wanted.items() if n not in by_timing
     }
-    assert report.records_in == report.rows_out + report.rows_failed + report.rows_withheld
+    assert report.records_in == report.rows_out + report.rows_failed + report.rows_suppressed
     assert json.loads(stores.for_uri(OUT).get(OUT + "_report.json")) == report.to_json()
     names = ledger_names(stores)
     assert [n for n in names if n.startswith("drafts/") or n == "again.json" or "checkpoint" in n] == []
 
 
-def from_the_start(
-    predictor, objects: dict[str, bytes], used: TransformSettings, *, mood: int
+def run_fresh(
+    predictor, objects: dict[str, bytes], run_settings: TransformSettings, *, mood: int
 ) -> tuple[Stores, TransformReport]:
-    """What a run writes whose model is in that mood from the start."""
+    """Run a new transform with the model in that mood."""
     stores = Stores()
     put(stores, objects)
     before, MODEL.mood = MODEL.mood, mood
-    report = transform(stores, predictor=predictor, settings=used)
+    report = transform(stores, predictor=predictor, settings=run_settings)
     MODEL.mood = before
     return stores, report
 
@@ -202,9 +211,9 @@ def json_record(number: int, kind: str) -> bytes:
 def text_of(index: int, records: list[tuple[str, int]], *, is_csv: bool, header: str) -> bytes:
     one = csv_record if is_csv else json_record
     numbers = (LEVELS * (20 * index + place) + mood for place, (_, mood) in enumerate(records))
-    lines = [one(number, kind) for number, (kind, _) in zip(numbers, records, strict=True)]
+    numbered_lines = [one(number, kind) for number, (kind, _) in zip(numbers, records, strict=True)]
     head = [b"name,p,q"] if is_csv and header != "none" else []
-    return b"".join(line + b"\n" for line in [*head, *lines])
+    return b"".join(line + b"\n" for line in [*head, *numbered_lines])
 
 
 CSV_OUTPUTS = [
@@ -224,19 +233,17 @@ JSON_OUTPUTS = [
 ]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=levels.examples(0.4))
 @given(
     st.lists(st.tuples(RECORDS, st.sampled_from(["", ".gz"])), min_size=1, max_size=4),
     st.sampled_from(["none", "drop", "names", "jsonl"]),
     st.integers(0, 5),
     st.sampled_from([None, 1, 30, 100]),
 )
-def test_retrying_again_and_again_gives_the_bytes_of_a_run_that_never_failed(
-    predictor, objects, form, output, task_bytes
-):
+def test_repeated_retries_equal_a_run_without_failures(predictor, objects, form, output, task_bytes):
     is_csv, header = form != "jsonl", form if form != "jsonl" else "none"
 
-    used = settings_of(
+    run_settings = make_settings(
         read={"header": header, "record_bytes_max": 200},
         mapping={"input_filter": "$[1:3]" if is_csv and header != "names" else "$"}
         | ({"columns": ("p", "q")} if is_csv and header == "names" else {}),
@@ -250,16 +257,16 @@ def test_retrying_again_and_again_gives_the_bytes_of_a_run_that_never_failed(
         found[name] = gzip.compress(text, mtime=0) if packing else text
     with pytest.MonkeyPatch.context() as patch:
         if task_bytes:
-            cut(patch)
+            allow_small_tasks(patch)
         try:
-            stores, first = from_the_start(predictor, found, used, mood=0)
+            stores, first = run_fresh(predictor, found, run_settings, mood=0)
         except (ModelInputError, ConfigError):  # no record fits the model
             assume(False)
         event(f"failed: {min(first.rows_failed, 3)}")
         for mood in (1, 2, 2, 3):
             MODEL.mood = mood
-            report = retried(stores, predictor)
-            assert_is(stores, report, *from_the_start(predictor, found, used, mood=mood))
+            report = retry_failed(stores, predictor)
+            assert_matches(stores, report, *run_fresh(predictor, found, run_settings, mood=mood))
             assert report.exit_code == (3 if report.rows_failed else 0)
     for name, data in outputs(stores).items():
         if name.endswith(".failed"):
@@ -268,20 +275,20 @@ def test_retrying_again_and_again_gives_the_bytes_of_a_run_that_never_failed(
             }
 
 
-def test_attempts_add_up_and_only_failed_records_are_asked_about(stores, predictor):
+def test_only_failed_records_are_retried_and_attempts_add_up(stores, predictor):
     put(stores, {"a.csv": b"".join(b"%d,1\n" % number for number in range(40)), "b.csv": b"0,1\nno,1\n"})
     transform(stores, predictor=predictor)
-    MODEL.mood, MODEL.asked = 2, set()
-    assert retried(stores, predictor).rows_failed == 11
-    assert MODEL.asked == {number for number in range(40) if number % LEVELS}
-    lines = failed_lines(outputs(stores)["a.csv.out.failed"])
-    assert [(f["record"], f["output_row"], f["attempts"]) for f in lines] == [
+    MODEL.mood, MODEL.calls = 2, set()
+    assert retry_failed(stores, predictor).rows_failed == 11
+    assert MODEL.calls == {number for number in range(40) if number % LEVELS}
+    numbered_lines = failed_lines(outputs(stores)["a.csv.out.failed"])
+    assert [(f["record"], f["output_row"], f["attempts"]) for f in numbered_lines] == [
         (number, number - number // 4, 2) for number in range(3, 40, 4)
     ]
-    retried(stores, predictor)
+    retry_failed(stores, predictor)
     assert {f["attempts"] for f in failed_lines(outputs(stores)["a.csv.out.failed"])} == {3}
     MODEL.mood = 3
-    report = retried(stores, predictor)
+    report = retry_failed(stores, predictor)
     assert (report.rows_failed, report.exit_code, report.failures) == (
         1,
         3,
@@ -295,7 +302,7 @@ def report_reason(report: TransformReport) -> str:
     return reason.removeprefix("decode: ")
 
 
-# What is read again from its object
+# Records read from their objects
 
 
 def parquet(count: int, row_group_size: int = 3) -> bytes:
@@ -306,49 +313,84 @@ def parquet(count: int, row_group_size: int = 3) -> bytes:
     return out.getvalue()
 
 
-def lines(*numbers: int) -> bytes:
+def numbered_lines(*numbers: int) -> bytes:
     return b"".join(b"%d,1\n" % number for number in numbers)
 
 
 LONG_NAME = b"n" * RAW_BYTES_KEPT_MAX
 FROM_OBJECTS = {
-    "long": ({"a.csv": b"1,1,%b\n2,1,x\n4,1,y\n" % LONG_NAME}, {"mapping": {"input_filter": "$[:2]"}, "output": {"join": "input"}}),
-    "tar": ({"a.tar": tar({"x.csv": lines(1, 0, 2), "y.csv": lines(0), "x2/x.csv": lines(3, 5, 4)})}, {}),
+    "long": (
+        {"a.csv": b"1,1,%b\n2,1,x\n4,1,y\n" % LONG_NAME},
+        {"mapping": {"input_filter": "$[:2]"}, "output": {"join": "input"}},
+    ),
+    "tar": (
+        {
+            "a.tar": tar(
+                {
+                    "x.csv": numbered_lines(1, 0, 2),
+                    "y.csv": numbered_lines(0),
+                    "x2/x.csv": numbered_lines(3, 5, 4),
+                }
+            )
+        },
+        {},
+    ),
     "tar, headers": (
-        {"a.tar": tar({"x.csv": b"p,q\n1,1\n", "y.csv": b"long,names\n0,1\n2,1\n", "z.csv": b"r,s\n3,1\n1,1\n"})},
+        {
+            "a.tar": tar(
+                {"x.csv": b"p,q\n1,1\n", "y.csv": b"long,names\n0,1\n2,1\n", "z.csv": b"r,s\n3,1\n1,1\n"}
+            )
+        },
         {"read": {"header": "names"}, "output": {"join": "input"}},
     ),
     "parquet": ({"a.parquet": parquet(11)}, {"output": {"join": "input"}}),
-    "mixed": ({"a.csv": lines(1, 2, 3), "b.tar": tar({"x.csv": lines(1)}), "c.csv": lines(3, 0)}, {}),
-}  # fmt: skip
+    "mixed": (
+        {
+            "a.csv": numbered_lines(1, 2, 3),
+            "b.tar": tar({"x.csv": numbered_lines(1)}),
+            "c.csv": numbered_lines(3, 0),
+        },
+        {},
+    ),
+}
 
 
-@pytest.mark.parametrize("name", FROM_OBJECTS)
-def test_records_that_were_not_kept_are_read_from_their_objects(stores, predictor, name):
+@for_each("name", FROM_OBJECTS)
+def test_records_without_stored_bytes_are_read_from_objects(predictor, name):
+    stores = Stores()
+    MODEL.mood = 0
     objects, words = FROM_OBJECTS[name]
-    used = settings_of(**words)
+    run_settings = make_settings(**words)
     put(stores, objects)
-    assert transform(stores, predictor=predictor, settings=used).rows_failed
+    assert transform(stores, predictor=predictor, settings=run_settings).rows_failed
     for mood in (1, 2, 3):
         MODEL.mood = mood
-        assert_is(stores, retried(stores, predictor), *from_the_start(predictor, objects, used, mood=mood))
-    assert retried(stores, predictor).exit_code == 0
+        assert_matches(
+            stores, retry_failed(stores, predictor), *run_fresh(predictor, objects, run_settings, mood=mood)
+        )
+    assert retry_failed(stores, predictor).exit_code == 0
 
 
-@pytest.mark.parametrize("name", ["tar", "parquet"])
-@pytest.mark.parametrize("gone", [True, False])
-def test_an_object_that_is_not_what_it_was_costs_itself(stores, predictor, caplog, name, gone):
+@for_each("name", ["tar", "parquet"])
+@for_each("is_deleted", [True, False])
+def test_changed_object_is_skipped(predictor, caplog, name, is_deleted):
+    stores = Stores()
+    caplog.clear()
+    MODEL.mood = 0
     objects, words = FROM_OBJECTS[name]
-    put(stores, {**objects, "z.csv": lines(1)} | ({"z.parquet": parquet(2)} if name == "parquet" else {}))
+    put(
+        stores,
+        {**objects, "z.csv": numbered_lines(1)} | ({"z.parquet": parquet(2)} if name == "parquet" else {}),
+    )
     del words
     (changed,) = objects
     transform(stores, predictor=predictor)
     before = outputs(stores)
     store = stores.for_uri(IN)
-    store.delete(IN + changed) if gone else store.put(IN + changed, b"something else")
+    store.delete(IN + changed) if is_deleted else store.put(IN + changed, b"something else")
     MODEL.mood = 3
     with caplog.at_level(logging.WARNING):
-        report = retried(stores, predictor)
+        report = retry_failed(stores, predictor)
     assert changed in caplog.text
     after = outputs(stores)
     assert {n: after[n] for n in after if n.startswith("a.")} == {
@@ -359,165 +401,194 @@ def test_an_object_that_is_not_what_it_was_costs_itself(stores, predictor, caplo
     assert (report.exit_code, report.objects_with_failures) == (3, 1)
 
 
-def test_text_that_was_kept_needs_no_object(stores, predictor):
-    put(stores, {"a.csv": lines(0, 1, 4)})
+def test_stored_text_needs_no_object(stores, predictor):
+    put(stores, {"a.csv": numbered_lines(0, 1, 4)})
     transform(stores, predictor=predictor)
     stores.for_uri(IN).delete(IN + "a.csv")
     MODEL.mood = 3
-    assert retried(stores, predictor).exit_code == 0
+    assert retry_failed(stores, predictor).exit_code == 0
     assert outputs(stores) == {"a.csv.out": b"0.0\n2.0\n8.0\n"}
 
 
-# What is done again whole
+# Objects scored again as a whole
 
-TEXT = lines(*range(12))
+TEXT = numbered_lines(*range(12))
 PACKED = gzip.compress(TEXT, mtime=0)
 
 
-@pytest.mark.parametrize("size", [len(PACKED) - 3, 20, 0])
-def test_a_truncated_object_that_is_whole_now_is_done_again_and_its_neighbours_are_not(
-    stores, predictor, size
-):
-    objects = {"a.csv": lines(0, 4), "b.csv.gz": PACKED, "c.csv": lines(3, 0), "d.csv": lines(8)}
+@for_each("size", [len(PACKED) - 3, 20, 0])
+def test_repaired_object_is_scored_again_alone(predictor, size):
+    stores = Stores()
+    MODEL.mood = 0
+    objects = {
+        "a.csv": numbered_lines(0, 4),
+        "b.csv.gz": PACKED,
+        "c.csv": numbered_lines(3, 0),
+        "d.csv": numbered_lines(8),
+    }
     put(stores, {**objects, "b.csv.gz": PACKED[:size]})
     assert transform(stores, predictor=predictor).exit_code in {1, 3}
     for name in ("a.csv", "d.csv"):
-        stores.for_uri(IN).delete(IN + name)  # nobody needs them any more
+        stores.for_uri(IN).delete(IN + name)  # the retry does not need them
     put(stores, {"b.csv.gz": PACKED})
     MODEL.mood = 2
-    report = retried(stores, predictor)
+    report = retry_failed(stores, predictor)
     if size:
-        assert_is(stores, report, *from_the_start(predictor, objects, settings_of(), mood=2))
+        assert_matches(stores, report, *run_fresh(predictor, objects, make_settings(), mood=2))
         MODEL.mood = 3
-        assert_is(
-            stores, retried(stores, predictor), *from_the_start(predictor, objects, settings_of(), mood=3)
+        assert_matches(
+            stores, retry_failed(stores, predictor), *run_fresh(predictor, objects, make_settings(), mood=3)
         )
 
 
-def test_what_is_left_of_a_repaired_object_is_read_from_it_as_it_is_now(stores, predictor):
-    packed = gzip.compress(tar({"x.csv": lines(1, 0, 3, 2)}), mtime=0)
+def test_later_retries_read_the_repaired_object(stores, predictor):
+    packed = gzip.compress(tar({"x.csv": numbered_lines(1, 0, 3, 2)}), mtime=0)
     put(stores, {"a.tar.gz": packed[:-9]})
     assert transform(stores, predictor=predictor).objects_broken == 1
     put(stores, {"a.tar.gz": packed})
     for mood in (1, 2, 3):
         MODEL.mood = mood
-        expected = from_the_start(predictor, {"a.tar.gz": packed}, settings_of(), mood=mood)
-        assert_is(stores, retried(stores, predictor), *expected)
+        expected = run_fresh(predictor, {"a.tar.gz": packed}, make_settings(), mood=mood)
+        assert_matches(stores, retry_failed(stores, predictor), *expected)
 
 
-def test_a_record_that_the_output_filter_does_not_fit_fails_by_itself(stores, predictor):
-    used = settings_of(output={"join": "input", "output_filter": "$.id"})
+def test_record_without_filtered_value_fails_alone(stores, predictor):
+    run_settings = make_settings(output={"join": "input", "output_filter": "$.id"})
     objects = {"a.jsonl": b'{"x":[1,1],"id":7}\n{"x":[0,1],"id":8}\n{"x":[1,1]}\n{"x":[5,1],"id":9}\n'}
     put(stores, objects)
-    assert transform(stores, predictor=predictor, settings=used).rows_failed == 3
+    assert transform(stores, predictor=predictor, settings=run_settings).rows_failed == 3
     MODEL.mood = 1
     for _ in range(2):
-        report = retried(stores, predictor)
-        assert_is(stores, report, *from_the_start(predictor, objects, used, mood=1))
+        report = retry_failed(stores, predictor)
+        assert_matches(stores, report, *run_fresh(predictor, objects, run_settings, mood=1))
         assert (report.rows_out, report.rows_failed) == (3, 1)
 
 
-def test_an_object_that_is_still_broken_stays_so(stores, predictor):
+def test_object_that_is_still_broken_stays_broken(stores, predictor):
     put(stores, {"a.csv.gz": PACKED[:-3]})
     before = transform(stores, predictor=predictor)
     assert (before.exit_code, before.objects_broken) == (1, 1)
     MODEL.mood = 3
-    report = retried(stores, predictor)
+    report = retry_failed(stores, predictor)
     assert (report.exit_code, report.objects_broken, report.rows_failed) == (1, 1, 0)
     (line,) = failed_lines(outputs(stores)["a.csv.gz.out.failed"])
     assert (line["kind"], line["output_row"]) == ("object", report.rows_out)
 
 
-def test_a_broken_object_that_is_gone_keeps_what_it_had(stores, predictor):
+def test_missing_broken_object_keeps_its_output(stores, predictor):
     put(stores, {"a.csv.gz": PACKED[:-3]})
     transform(stores, predictor=predictor)
     before = outputs(stores)
     stores.for_uri(IN).delete(IN + "a.csv.gz")
-    assert retried(stores, predictor).exit_code == 1
+    assert retry_failed(stores, predictor).exit_code == 1
     assert outputs(stores) == before
 
 
 WHOLE = {
-    "withheld": {"failures": {"on_error": "object"}},
-    "withheld, cut": {"failures": {"on_error": "object"}, "tasks": {"task_bytes": 20}},
+    "suppressed": {"failures": {"on_error": "object"}},
+    "suppressed, in ranges": {"failures": {"on_error": "object"}, "tasks": {"task_bytes": 20}},
     "parquet": {"output": {"accept": "parquet"}},
     "arrow": {"output": {"accept": "arrow", "join": "input"}},
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_tables_and_withheld_outputs_are_done_again_whole(stores, predictor, monkeypatch, name):
-    used = settings_of(**WHOLE[name])
-    objects = {"a.csv": TEXT, "b.csv": lines(100, 0), "c.csv": lines(3, 1), "d.csv": lines(2)}
+@for_each("name", WHOLE)
+def test_tables_and_suppressed_outputs_are_scored_again(predictor, monkeypatch, name):
+    stores = Stores()
+    MODEL.mood = 0
+    run_settings = make_settings(**WHOLE[name])
+    objects = {
+        "a.csv": TEXT,
+        "b.csv": numbered_lines(100, 0),
+        "c.csv": numbered_lines(3, 1),
+        "d.csv": numbered_lines(2),
+    }
     if "tasks" in WHOLE[name]:
-        cut(monkeypatch)
+        allow_small_tasks(monkeypatch)
     put(stores, objects)
-    transform(stores, predictor=predictor, settings=used)
+    transform(stores, predictor=predictor, settings=run_settings)
     for mood in (2, 3):
-        MODEL.mood, MODEL.asked = mood, set()
-        report = retried(stores, predictor)
-        asked = set(MODEL.asked)
-        if name != "withheld, cut" or mood == 3:  # what fails in a range behind a failure may be read, or not
-            assert_is(stores, report, *from_the_start(predictor, objects, used, mood=mood))
-        assert 100 not in asked  # it never failed
+        MODEL.mood, MODEL.calls = mood, set()
+        report = retry_failed(stores, predictor)
+        seen = set(MODEL.calls)
+        if name != "suppressed, in ranges" or mood == 3:  # a range after a failure may be read or not
+            assert_matches(stores, report, *run_fresh(predictor, objects, run_settings, mood=mood))
+        assert 100 not in seen  # record 100 never failed
     assert report.exit_code == 0
 
 
 # Kills
 
-PACKED_2 = gzip.compress(lines(0, 1, 2), mtime=0)
+PACKED_2 = gzip.compress(numbered_lines(0, 1, 2), mtime=0)
 KILLED = {
-    "text": ({"a.csv": b"p,q\n1,1\n0,1\n2,1\n", "b.csv": b"p,q\n1,1\n", "c.csv": b"p,q\n0,1\n"}, {"read": {"header": "names"}}),
-    "cut": ({"a.csv": lines(*range(9))}, {"tasks": {"task_bytes": 12}}),
-    "repaired": ({"a.csv": lines(0, 1), "b.csv.gz": gzip.compress(lines(0, 1, 2, 4, 3), mtime=0), "d.csv.gz": PACKED_2, "c.csv": lines(3)}, {}),
-    "parquet": ({"a.csv": lines(0, 1), "b.csv": lines(0), "c.csv": lines(2, 0)}, {"output": {"accept": "parquet"}}),
-    "withheld": ({"a.csv": lines(*range(5)), "b.csv": lines(4)}, {"failures": {"on_error": "object"}, "tasks": {"task_bytes": 8}}),
-}  # fmt: skip
+    "text": (
+        {"a.csv": b"p,q\n1,1\n0,1\n2,1\n", "b.csv": b"p,q\n1,1\n", "c.csv": b"p,q\n0,1\n"},
+        {"read": {"header": "names"}},
+    ),
+    "cut": ({"a.csv": numbered_lines(*range(9))}, {"tasks": {"task_bytes": 12}}),
+    "repaired": (
+        {
+            "a.csv": numbered_lines(0, 1),
+            "b.csv.gz": gzip.compress(numbered_lines(0, 1, 2, 4, 3), mtime=0),
+            "d.csv.gz": PACKED_2,
+            "c.csv": numbered_lines(3),
+        },
+        {},
+    ),
+    "parquet": (
+        {"a.csv": numbered_lines(0, 1), "b.csv": numbered_lines(0), "c.csv": numbered_lines(2, 0)},
+        {"output": {"accept": "parquet"}},
+    ),
+    "suppressed": (
+        {"a.csv": numbered_lines(*range(5)), "b.csv": numbered_lines(4)},
+        {"failures": {"on_error": "object"}, "tasks": {"task_bytes": 8}},
+    ),
+}
 
 
-def copied(stores):
-    """Stores that have the same objects."""
-    made = Stores()
+def copy_stores(stores):
+    """Return stores with copies of the objects."""
+    make_transform = Stores()
     for info in [*stores.for_uri(IN).list(IN), *stores.for_uri(OUT).list(OUT)]:
-        made.for_uri(info.uri).put(info.uri, stores.for_uri(info.uri).get(info.uri))
-    return made
+        make_transform.for_uri(info.uri).put(info.uri, stores.for_uri(info.uri).get(info.uri))
+    return make_transform
 
 
-@pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("name", KILLED)
-def test_a_kill_between_any_two_calls_of_the_store_costs_nothing(predictor, monkeypatch, name, done):
+def test_kill_between_any_store_calls_is_recovered(predictor, monkeypatch, name):
     objects, words = KILLED[name]
-    used = settings_of(**words)
+    run_settings = make_settings(**words)
     if "tasks" in words:
-        cut(monkeypatch)
-    middle, last = (from_the_start(predictor, objects, used, mood=mood) for mood in (2, 3))
+        allow_small_tasks(monkeypatch)
+    middle, last = (run_fresh(predictor, objects, run_settings, mood=mood) for mood in (2, 3))
     before = Stores()
     put(before, {n: data[:-3] if n.endswith(".gz") else data for n, data in objects.items()})
     MODEL.mood = 0
-    transform(before, predictor=predictor, settings=used)
+    transform(before, predictor=predictor, settings=run_settings)
     put(before, {n: data for n, data in objects.items() if n.endswith(".gz")})
     if name != "repaired":
-        # Killed in the second of three, so that there is something of an earlier one to lose.
+        # The second of three retries is killed, so that an earlier one can be lost.
         MODEL.mood = 1
-        retried(before, predictor)
-    at, failed = 0, True
-    while failed:
-        at += 1
-        stores = copied(before)
-        MODEL.mood = 2
-        failing = FailsOnce(stores.for_uri(OUT), at=at, done=done)
-        with contextlib.suppress(UnavailableError):
-            retried(WithStore(stores, OUT, failing), predictor)
-        failed = failing.failed
-        report = retried(stores, predictor)
-        assert_is(stores, report, *middle, read_on=name == "withheld")
-        MODEL.mood = 3
-        assert_is(stores, retried(stores, predictor), *last)
-    assert at > 10
+        retry_failed(before, predictor)
+    for write_first in (False, True):
+        at, failed = 0, True
+        while failed:
+            at += levels.by_level(3, 1, 1)
+            stores = copy_stores(before)
+            MODEL.mood = 2
+            failing = FailOnceStore(stores.for_uri(OUT), at=at, write_first=write_first)
+            with contextlib.suppress(UnavailableError):
+                retry_failed(OverlaidStores(stores, OUT, failing), predictor)
+            failed = failing.failed
+            report = retry_failed(stores, predictor)
+            assert_matches(stores, report, *middle, depends_on_timing=name == "suppressed")
+            MODEL.mood = 3
+            assert_matches(stores, retry_failed(stores, predictor), *last)
+        assert at > 10
 
 
-def test_on_a_disk(tmp_path, predictor):
-    objects = {"a.csv": TEXT, "sub/b c#1.csv": lines(0, 1, 2), "d.csv.gz": PACKED}
+def test_retry_on_a_local_disk(tmp_path, predictor):
+    objects = {"a.csv": TEXT, "sub/b c#1.csv": numbered_lines(0, 1, 2), "d.csv.gz": PACKED}
     stores, destination = Stores(), f"{tmp_path}/out/"
     for name, data in {**objects, "d.csv.gz": PACKED[:-3]}.items():
         stores.for_uri(str(tmp_path)).put(f"{tmp_path}/in/{name}", data)
@@ -527,8 +598,8 @@ def test_on_a_disk(tmp_path, predictor):
     assert isinstance(stores.for_uri(destination), LocalStore)
     for mood, spelled in ((1, destination), (2, f"file://{tmp_path}/out"), (3, destination)):
         MODEL.mood = mood
-        report = retried(stores, predictor, destination=spelled)
-        other, expected = from_the_start(predictor, objects, settings_of(), mood=mood)
+        report = retry_failed(stores, predictor, destination=spelled)
+        other, expected = run_fresh(predictor, objects, make_settings(), mood=mood)
         files = {
             str(p.relative_to(destination)): p.read_bytes()
             for p in (tmp_path / "out").rglob("*")
@@ -545,52 +616,54 @@ def test_on_a_disk(tmp_path, predictor):
         assert counts(replace(report, failures={})) == counts(replace(expected, failures={}))
 
 
-# What is refused
+# Refusals
 
 
-def test_another_model_is_refused_unless_it_is_meant(stores, predictor):
-    put(stores, {"a.csv": lines(0, 1)})
+def test_other_model_is_refused_unless_allowed(stores, predictor):
+    put(stores, {"a.csv": numbered_lines(0, 1)})
     transform(stores, predictor=predictor)
     MODEL.mood = 3
-    with pytest.raises(ResumeRefusedError, match=r"model m, and this is n.*--other-model"):
-        retried(stores, predictor, identity="n")
+    with pytest.raises(ResumeRefusedError, match=r"model m, but this is n.*--other-model"):
+        retry_failed(stores, predictor, identity="n")
     assert "a.csv.out.failed" in outputs(stores)
-    assert retried(stores, predictor, identity="n", other_model=True).exit_code == 0
-    assert retried(stores, predictor).exit_code == 0  # and the first one is still its model
+    assert retry_failed(stores, predictor, identity="n", other_model=True).exit_code == 0
+    assert retry_failed(stores, predictor).exit_code == 0  # the first model is still the run's
 
 
-def test_where_no_finished_transform_is_nothing_is_touched(stores, predictor):
-    with pytest.raises(ConfigError, match="no transform was written here"):
-        retried(stores, predictor)
-    put(stores, {"a.csv": lines(*range(40))})
-    with pytest.raises(BrokenError):
-        made(stores, predictor=Breaking(predictor, at=3)).execute()
+def test_missing_or_unfinished_transform_is_refused(stores, predictor):
+    with pytest.raises(ConfigError, match="there is no transform"):
+        retry_failed(stores, predictor)
+    put(stores, {"a.csv": numbered_lines(*range(40))})
+    with pytest.raises(InjectedError):
+        make_transform(stores, predictor=FailingPredictor(predictor, at=3)).execute()
     with pytest.raises(LedgerError, match=r"not finished.*--resume"):
-        retried(stores, predictor)
+        retry_failed(stores, predictor)
 
 
-def test_more_failed_records_than_can_be_held_are_refused(stores, predictor, monkeypatch):
+def test_too_many_failed_records_are_refused(stores, predictor, monkeypatch):
     monkeypatch.setattr("headrace.transforms.retry.FAILED_BYTES_MAX", 500)
-    put(stores, {"a.csv": lines(*[1] * 9)})
+    put(stores, {"a.csv": numbered_lines(*[1] * 9)})
     transform(stores, predictor=predictor)
     with pytest.raises(LimitError, match=r"a\.csv\.out\.failed holds more than"):
-        retried(stores, predictor)
+        retry_failed(stores, predictor)
 
 
-def test_objects_are_tried_in_rounds_of_bounded_bytes(stores, predictor, monkeypatch):
+def test_objects_are_retried_in_bounded_rounds(stores, predictor, monkeypatch):
     monkeypatch.setattr("headrace.transforms.retry._ROUND_BYTES", 10)
     monkeypatch.setattr("headrace.transforms.retry_source._RECORDS_MAX", 2)
-    objects = {f"{n}.csv": lines(*range(n, n + 7)) for n in range(6)}
+    objects = {f"{n}.csv": numbered_lines(*range(n, n + 7)) for n in range(6)}
     put(stores, objects)
     transform(stores, predictor=predictor)
     MODEL.mood = 3
-    assert_is(stores, retried(stores, predictor), *from_the_start(predictor, objects, settings_of(), mood=3))
+    assert_matches(
+        stores, retry_failed(stores, predictor), *run_fresh(predictor, objects, make_settings(), mood=3)
+    )
 
 
-def test_a_model_that_breaks_leaves_what_was_there(stores, predictor):
-    put(stores, {"a.csv": lines(0, 1)})
+def test_model_error_leaves_the_outputs_unchanged(stores, predictor):
+    put(stores, {"a.csv": numbered_lines(0, 1)})
     transform(stores, predictor=predictor)
     before = outputs(stores)
-    with pytest.raises((HeadraceError, BrokenError)):
-        retried(stores, Breaking(predictor, at=0))
+    with pytest.raises((HeadraceError, InjectedError)):
+        retry_failed(stores, FailingPredictor(predictor, at=0))
     assert outputs(stores) == before

@@ -2,19 +2,20 @@ import json
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError
-from transforms.support import settings_of
+from transforms.support import make_settings
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
+@for_each(
+    ("invalid", "why"),
     [
         ({"data_type": "folder"}, r"data_type 'folder': choose one of auto, prefix, manifest"),
         ({"output": {"accept": "xml"}}, r"accept 'xml': choose one of auto, csv"),
         ({"output": {"assemble": "page"}}, r"assemble 'page': choose one of line, none"),
         ({"output": {"join": "left"}}, r"join 'left': choose one of none, input"),
         ({"output": {"output_filter": "$["}}, r"\$\["),
-        ({"output": {"accept": "parquet", "output_filter": "$.y"}}, r"leave the filter out"),
+        ({"output": {"accept": "parquet", "output_filter": "$.y"}}, r"remove the filter"),
         ({"failures": {"on_error": "row"}}, r"on_error 'row': choose one of record, object, job"),
         ({"failures": {"failed_rows_max": -1}}, r"failed_rows_max must be at least 0, not -1"),
         ({"failures": {"failed_share_max": 1.5}}, r"failed_share_max must be from 0 to 1, not 1.5"),
@@ -22,12 +23,12 @@ from transforms.support import settings_of
         ({"tasks": {"task_objects_max": 0}}, r"task_objects_max must be at least 1"),
         ({"tasks": {"checkpoint_s": -0.1}}, r"checkpoint_s must be at least 0"),
         ({"flow": {"batch_delay_ms": 5}}, r"batch_delay_ms has no meaning here"),
-        ({"mapping": {"sequence": "@object"}}, r"it has no sequences: read them with headrace stream"),
+        ({"mapping": {"sequence": "@object"}}, r"it does not support sequences: use headrace stream"),
     ],
 )
-def test_what_cannot_be_is_refused(wrong, why):
+def test_invalid_settings_are_refused(invalid, why):
     with pytest.raises(ConfigError, match=why):
-        settings_of(**wrong)
+        make_settings(**invalid)
 
 
 WRITTEN = [
@@ -52,16 +53,16 @@ UNWRITTEN = [
 ]
 
 
-@pytest.mark.parametrize("changed", WRITTEN)
-def test_what_decides_the_output_is_of_the_identity(changed):
-    assert settings_of(**changed).identity() != settings_of().identity()
+@for_each("changed", WRITTEN)
+def test_settings_of_the_output_change_the_identity(changed):
+    assert make_settings(**changed).identity() != make_settings().identity()
 
 
-@pytest.mark.parametrize("changed", UNWRITTEN)
-def test_what_does_not_is_not(changed):
-    assert settings_of(**changed).identity() == settings_of().identity()
+@for_each("changed", UNWRITTEN)
+def test_other_settings_keep_the_identity(changed):
+    assert make_settings(**changed).identity() == make_settings().identity()
 
 
-def test_an_identity_can_be_written():
-    identity = settings_of(read={"members": ("a", "b")}, mapping={"columns": ("p", "q")}).identity()
+def test_identity_is_json():
+    identity = make_settings(read={"members": ("a", "b")}, mapping={"columns": ("p", "q")}).identity()
     assert json.loads(json.dumps(identity))["read"]["members"] == ["a", "b"]

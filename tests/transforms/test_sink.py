@@ -1,7 +1,8 @@
-"""The sink, fed by the source and flow that feed it in a run; its checkpoints and records are looked at."""
+"""The sink with a real source and flow: checkpoints and records of the ledger."""
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import CountMismatchError, UnavailableError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.pipeline.ledger import Counts
@@ -11,31 +12,41 @@ from headrace.testing import ManualClock
 from headrace.transforms import sink as module
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.plan import make_plan
-from headrace.transforms.records import Checkpoint
-from headrace.transforms.sink import withholds
-from headrace.transforms.work import TaskRun, Work
-from transforms.support import IN, OUT, Breaking, BrokenError, WithStore, cut, put, rows, settings_of
+from headrace.transforms.records import TaskCheckpoint
+from headrace.transforms.sink import suppresses_output
+from headrace.transforms.task_run import TaskRun, TransformWork
+from transforms.support import (
+    IN,
+    OUT,
+    FailingPredictor,
+    InjectedError,
+    OverlaidStores,
+    allow_small_tasks,
+    make_settings,
+    put,
+    rows,
+)
 
 
-class Watched(TransformLedger):
-    """Remembers every checkpoint."""
+class RecordingLedger(TransformLedger):
+    """A ledger that remembers every checkpoint."""
 
     def __init__(self, *args) -> None:
         super().__init__(*args)
-        self.seen: list[Checkpoint] = []
+        self.seen: list[TaskCheckpoint] = []
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def checkpoint(self, checkpoint: TaskCheckpoint) -> None:
         self.seen.append(checkpoint)
         super().checkpoint(checkpoint)
 
 
-def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more) -> Work:
-    used = settings or settings_of(tasks={"checkpoint_s": 0.0})
-    plan = make_plan(IN, destination, stores, used)
-    ledger = Watched(stores.for_uri(destination), destination)
-    return Work(
+def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more) -> TransformWork:
+    run_settings = settings or make_settings(tasks={"checkpoint_s": 0.0})
+    plan = make_plan(IN, destination, stores, run_settings)
+    ledger = RecordingLedger(stores.for_uri(destination), destination)
+    return TransformWork(
         plan=plan,
-        settings=used,
+        settings=run_settings,
         stores=stores,
         ledger=ledger,
         learned={},
@@ -48,7 +59,7 @@ def execute(work, predictor, **more) -> bool:
     return TaskRun(work, work.plan.tasks, predictor, **more).execute()
 
 
-def test_checkpoints_are_made_when_they_are_due(stores, shared):
+def test_checkpoints_are_written_when_due(stores, shared):
     put(stores, {"a.csv": rows(40)})
     clock = ManualClock()
     batches = []
@@ -57,14 +68,14 @@ def test_checkpoints_are_made_when_they_are_due(stores, shared):
         batches.append(batch)
         clock.advance(1.0)
 
-    work = work_of(stores, clock=clock, settings=settings_of(tasks={"checkpoint_s": 3.0}), on_batch=tick)
+    work = work_of(stores, clock=clock, settings=make_settings(tasks={"checkpoint_s": 3.0}), on_batch=tick)
     assert execute(work, shared)
     assert [c.record for c in work.ledger.seen] == [16, 28]
     assert len(batches) == 10
-    assert work.ledger.task(0).elapsed_s in (9.0, 10.0)  # committed with the last batch, or behind it
+    assert work.ledger.task(0).elapsed_s in (9.0, 10.0)  # committed with the last batch, or after it
 
 
-def test_a_checkpoint_says_what_is_done_and_how_far_the_next_is(stores, shared):
+def test_checkpoint_has_finished_and_current_shards(stores, shared):
     put(stores, {"a.csv": rows(6), "b.csv": b"x,1\n" + rows(20)})
     work = work_of(stores)
     assert execute(work, shared)
@@ -79,11 +90,11 @@ def test_a_checkpoint_says_what_is_done_and_how_far_the_next_is(stores, shared):
     assert work.ledger.checkpoints() == {}
 
 
-def test_a_resumed_slot_counts_what_is_in_its_drafts(stores, shared):
+def test_resumed_shard_counts_its_drafts(stores, shared):
     put(stores, {"a.csv": b"x,1\n" + rows(20)})
     work = work_of(stores)
-    with pytest.raises(BrokenError):
-        execute(work, Breaking(shared, at=2))
+    with pytest.raises(InjectedError):
+        execute(work, FailingPredictor(shared, at=2))
     work.ledger.seen.clear()
     assert execute(work, shared, checkpoints=work.ledger.checkpoints())
     assert [c.entries for c in work.ledger.seen] == sorted(c.entries for c in work.ledger.seen)
@@ -91,10 +102,10 @@ def test_a_resumed_slot_counts_what_is_in_its_drafts(stores, shared):
     assert (shard.counts, sum(shard.failures.values())) == (Counts(21, 20, 1), 1)
 
 
-def test_ranges_are_kept_and_not_published(stores, shared, monkeypatch):
-    cut(monkeypatch)
+def test_ranges_are_persisted_but_not_published(stores, shared, monkeypatch):
+    allow_small_tasks(monkeypatch)
     put(stores, {"a.csv": rows(10)})
-    work = work_of(stores, settings=settings_of(tasks={"task_bytes": 20}))
+    work = work_of(stores, settings=make_settings(tasks={"task_bytes": 20}))
     assert execute(work, shared)
     first, second = (work.ledger.task(n).shards[0] for n in (0, 1))
     assert first.out.nbytes == first.out_bytes == 20
@@ -103,18 +114,18 @@ def test_ranges_are_kept_and_not_published(stores, shared, monkeypatch):
     assert [i.uri for i in work.ledger.store.list(OUT + "a.csv")] == []
 
 
-def test_what_another_process_committed_is_told_as_it_stands(stores, shared):
+def test_record_of_another_process_is_reported(stores, shared):
     put(stores, {"a.csv": rows(3)})
-    told = []
-    work = work_of(stores, on_task=told.append)
+    records = []
+    work = work_of(stores, on_task=records.append)
     assert execute(work, shared)
     assert execute(work, shared)
-    assert told[0] == told[1]
-    assert told[0].attempt == told[1].attempt
+    assert records[0] == records[1]
+    assert records[0].attempt == records[1].attempt
 
 
-def test_a_published_drafts_last_name_goes_with_the_commit(stores, shared, monkeypatch, tmp_path):
-    monkeypatch.setattr("headrace.transforms.spool.HELD_BYTES_MAX", 5)
+def test_published_draft_is_removed_with_the_commit(stores, shared, monkeypatch, tmp_path):
+    monkeypatch.setattr("headrace.transforms.spooled_output.BUFFER_BYTES_MAX", 5)
     put(stores, {"a.csv": rows(20) + b"x,1\n"})
     work = work_of(stores, destination=f"{tmp_path}/out/")
     assert isinstance(work.ledger.store, LocalStore)
@@ -127,7 +138,7 @@ def test_a_published_drafts_last_name_goes_with_the_commit(stores, shared, monke
     assert list((tmp_path / "out" / "_headrace" / "drafts").iterdir()) == []
 
 
-def test_the_law_is_looked_at_before_anything_is_published(stores, shared, monkeypatch):
+def test_counts_are_checked_before_publishing(stores, shared, monkeypatch):
     put(stores, {"a.csv": rows(3)})
     monkeypatch.setattr(
         module.ShardOutput,
@@ -141,15 +152,15 @@ def test_the_law_is_looked_at_before_anything_is_published(stores, shared, monke
     assert list(stores.for_uri(OUT).list(OUT + "a")) == []
 
 
-@pytest.mark.parametrize(
-    ("on_error", "failed", "withheld"),
+@for_each(
+    ("on_error", "failed", "suppressed"),
     [("record", True, False), ("object", True, True), ("object", False, False)],
 )
-def test_what_withholds_an_output(on_error, failed, withheld):
-    assert withholds(settings_of(failures={"on_error": on_error}), failed=failed) is withheld
+def test_on_error_object_suppresses_output_with_failures(on_error, failed, suppressed):
+    assert suppresses_output(make_settings(failures={"on_error": on_error}), failed=failed) is suppressed
 
 
-def test_outputs_of_no_rows_are_those_that_the_model_tells_of():
+def test_empty_outputs_follow_the_metadata():
     metadata = ModelMetadata(
         "m",
         outputs=(
@@ -160,7 +171,7 @@ def test_outputs_of_no_rows_are_those_that_the_model_tells_of():
             TensorSpec("s", "BYTES", (-1,)),
         ),
     )
-    found = module._no_rows(metadata)
+    found = module._make_empty_outputs(metadata)
     assert {n: (d.shape, d.dtype.str) for n, d in found.items()} == {
         "y": ((0,), "<f4"),
         "v": ((0, 3), "<i8"),
@@ -168,7 +179,7 @@ def test_outputs_of_no_rows_are_those_that_the_model_tells_of():
     }
 
 
-def test_nothing_is_committed_before_its_outputs_are_there(stores, shared):
+def test_commit_waits_for_published_outputs(stores, shared):
     put(stores, {"a.csv": rows(3)})
 
     class Refusing(MemoryStore):
@@ -177,7 +188,7 @@ def test_nothing_is_committed_before_its_outputs_are_there(stores, shared):
                 raise UnavailableError(uri, "stays away")
             super().put(uri, data)
 
-    work = work_of(WithStore(stores, OUT, Refusing()))
+    work = work_of(OverlaidStores(stores, OUT, Refusing()))
     with pytest.raises(UnavailableError):
         execute(work, shared)
     assert work.ledger.tasks() == {}

@@ -1,4 +1,4 @@
-"""Spec files to settings: the vendor's defaults, headrace's own words, and what is refused of both together."""
+"""Spec files as settings: SageMaker's defaults, the ``headrace`` table, and contradictions."""
 
 import copy
 import json
@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace.transforms.spec as module
+from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.pipeline.settings import MIB, FlowSettings
-from headrace.transforms.own_words import WORDS
 from headrace.transforms.settings import FailurePolicy, TransformSettings
 from headrace.transforms.spec import TransformSpec, read_spec
+from headrace.transforms.spec_extension import EXTENSION_FIELDS
 
 REQUEST: dict[str, Any] = {
     "TransformJobName": "churn-1",
@@ -40,22 +41,22 @@ def spec(document: Any, *, strict: bool = False) -> TransformSpec:
     return read_spec(json.dumps(document), "a.json", strict=strict)
 
 
-def own(**words: Any) -> TransformSpec:
-    return spec({"headrace": words})
+def extension_spec(**values: Any) -> TransformSpec:
+    return spec({"headrace": values})
 
 
-def refused(document: Any, why: str, *, strict: bool = False) -> None:
+def assert_refused(document: Any, why: str, *, strict: bool = False) -> None:
     with pytest.raises(ConfigError, match=rf"^a\.json: .*{why}"):
         spec(document, strict=strict)
 
 
-def test_an_empty_spec_says_nothing():
+def test_empty_spec_has_defaults():
     assert spec({}) == TransformSpec()
     assert spec({}).settings == TransformSettings()
     assert read_spec("", "a.toml") == TransformSpec()
 
 
-def test_a_whole_request():
+def test_complete_request_makes_settings():
     found = spec(REQUEST)
     settings = found.settings
     assert (found.source, found.output, found.model, found.job_name) == (
@@ -71,7 +72,7 @@ def test_a_whole_request():
         0,
         False,
     )
-    assert found.passed_over == ("TransformResources.InstanceType",)
+    assert found.ignored_fields == ("TransformResources.InstanceType",)
     assert settings.data_type == "prefix"
     read = settings.read
     assert (read.format, read.archive, read.compression, read.record_bytes_max) == (
@@ -88,14 +89,14 @@ def test_a_whole_request():
     assert settings.failures == FailurePolicy()
 
 
-def test_the_example_of_the_module_is_a_spec():
+def test_example_in_the_module_is_valid():
     assert module.__doc__ is not None
     found = read_spec(textwrap.dedent(module.__doc__.split("::\n", 1)[1]), "a.toml")
     assert (found.model, found.settings.read.header) == ("churn.onnx", "drop")
     assert found.settings.failures.failed_share_max == 0.01
 
 
-def test_toml_and_json_make_the_same():
+def test_toml_and_json_are_equivalent():
     toml = """
         MaxPayloadInMB = 1
         [TransformInput]
@@ -112,13 +113,13 @@ def test_toml_and_json_make_the_same():
     assert read_spec(textwrap.dedent(toml), "a.toml") == spec(document)
 
 
-def test_defaults_where_the_vendors_words_are_used():
+def test_sagemaker_fields_imply_sagemaker_defaults():
     found = spec({"TransformJobName": "a"})
     assert (found.timeout_s, found.retries, found.max_concurrent, found.instances) == (600.0, 3, None, None)
     settings = found.settings
     assert (settings.read.record_bytes_max, settings.flow.batch_bytes_max) == (6 * MIB, 6 * MIB)
     assert settings.flow.batch_rows_max is None
-    # Tables that are not there leave to headrace what is headrace's.
+    # Absent tables leave headrace's defaults.
     assert (settings.read.format, settings.read.compression, settings.output.assemble) == (
         "auto",
         "auto",
@@ -126,7 +127,7 @@ def test_defaults_where_the_vendors_words_are_used():
     )
 
 
-def test_defaults_of_the_vendors_tables():
+def test_sagemaker_tables_imply_their_defaults():
     read = spec({"TransformInput": {"ContentType": "text/csv"}}).settings.read
     assert (read.format, read.archive, read.compression) == ("whole", "none", "none")
     output = spec({"TransformOutput": {"Accept": "application/json"}}).settings.output
@@ -138,13 +139,13 @@ def test_defaults_of_the_vendors_tables():
     )
 
 
-def test_a_content_type_of_ours_is_split_by_itself():
+def test_own_content_type_selects_the_split():
     read = spec({"TransformInput": {}, "headrace": {"content_type": "csv"}}).settings.read
     assert read.format == "csv"
 
 
-@pytest.mark.parametrize(
-    ("words", "record_bytes", "batch_bytes"),
+@for_each(
+    ("values", "record_bytes", "batch_bytes"),
     [
         ({"MaxPayloadInMB": 100}, 100 * MIB, 100 * MIB),
         ({"MaxPayloadInMB": 0}, 100 * MIB, FlowSettings().batch_bytes_max),
@@ -152,35 +153,35 @@ def test_a_content_type_of_ours_is_split_by_itself():
         ({"MaxPayloadInMB": 1, "headrace": {"record_bytes_max": 5}}, 5, MIB),
     ],
 )
-def test_payloads_bound_records_and_batches(words, record_bytes, batch_bytes):
-    settings = spec(words).settings
+def test_payload_limits_records_and_batches(values, record_bytes, batch_bytes):
+    settings = spec(values).settings
     assert (settings.read.record_bytes_max, settings.flow.batch_bytes_max) == (record_bytes, batch_bytes)
 
 
-def test_a_single_record_is_a_batch():
+def test_single_record_is_a_batch():
     document = {"BatchStrategy": "SingleRecord", "TransformInput": {"SplitType": "Line"}}
     assert spec(document).settings.flow.batch_rows_max == 1
     assert spec({**document, "headrace": {"batch_rows": 8}}).settings.flow.batch_rows_max == 8
 
 
-def test_a_model_of_text_is_given_records_as_they_stand():
+def test_sagemaker_fields_imply_whole_records():
     assert spec({"ModelName": "m"}).settings.mapping.whole_records
     assert not spec({"ModelName": "m", "headrace": {"whole_records": False}}).settings.mapping.whole_records
-    assert own(whole_records=True).settings.mapping.whole_records
+    assert extension_spec(whole_records=True).settings.mapping.whole_records
 
 
-def test_none_at_once_is_for_the_container_to_say():
+def test_zero_concurrent_transforms_is_unset():
     assert spec({"MaxConcurrentTransforms": 0}).max_concurrent is None
 
 
-def test_a_manifest():
+def test_manifest_is_the_source():
     source = {"S3DataType": "ManifestFile", "S3Uri": "s3://in/list.json"}
     found = spec({"TransformInput": {"DataSource": {"S3DataSource": source}}})
     assert (found.settings.data_type, found.source) == ("manifest", "s3://in/list.json")
 
 
-def test_headraces_words_count_where_both_say_it():
-    words = {
+def test_headrace_table_takes_precedence():
+    values = {
         "model": "m.py:M",
         "source": "in/",
         "output": "out/",
@@ -201,7 +202,7 @@ def test_headraces_words_count_where_both_say_it():
         "assemble": "none",
         "batch_rows": 2,
     }
-    found = spec({**REQUEST, "headrace": words})
+    found = spec({**REQUEST, "headrace": values})
     settings = found.settings
     assert (found.model, found.source, found.output, found.job_name) == ("m.py:M", "in/", "out/", "mine")
     assert (found.instances, found.max_concurrent, found.timeout_s, found.retries) == (3, 8, 0.5, 9)
@@ -213,13 +214,30 @@ def test_headraces_words_count_where_both_say_it():
     assert settings.flow.batch_rows_max == 2
 
 
-def test_words_that_the_vendor_has_not():
-    found = own(
-        members=["*.csv"], delimiter=";", header="names", record_bytes_max=100, image_size=[2, 3], image_mode="L",
-        image_scale=2, window_ms=1, hop_ms=2, sample_rate_hz=3, audio_channels="keep", every_frames=4, columns=["a"],
-        output_header=True, on_error="job", max_failed=7, batch_bytes=5, prefetch_bytes=6, task_bytes=8, task_objects=9,
+def test_headrace_table_sets_additional_options():
+    found = extension_spec(
+        members=["*.csv"],
+        delimiter=";",
+        header="names",
+        record_bytes_max=100,
+        image_size=[2, 3],
+        image_mode="L",
+        image_scale=2,
+        window_ms=1,
+        hop_ms=2,
+        sample_rate_hz=3,
+        audio_channels="keep",
+        every_frames=4,
+        columns=["a"],
+        output_header=True,
+        on_error="job",
+        max_failed=7,
+        batch_bytes=5,
+        prefetch_bytes=6,
+        task_bytes=8,
+        task_objects=9,
         checkpoint_s=1.5,
-    )  # fmt: skip
+    )
     settings, read = found.settings, found.settings.read
     assert (read.members, read.delimiter, read.header, read.record_bytes_max) == (
         ("*.csv",),
@@ -229,8 +247,11 @@ def test_words_that_the_vendor_has_not():
     )
     assert (read.size_px, read.image_mode, settings.mapping.image_scale) == ((2, 3), "L", 2.0)
     assert (read.window_ms, read.hop_ms, read.sample_rate_hz, read.audio_channels) == (1.0, 2.0, 3, "keep")
-    assert (read.every_frames, own(every_ms=40).settings.read.every_ms) == (4, 40.0)
-    assert (settings.mapping.columns, own(text_column="t").settings.mapping.text_column) == (("a",), "t")
+    assert (read.every_frames, extension_spec(every_ms=40).settings.read.every_ms) == (4, 40.0)
+    assert (settings.mapping.columns, extension_spec(text_column="t").settings.mapping.text_column) == (
+        ("a",),
+        "t",
+    )
     assert settings.output.header is True
     assert settings.failures == FailurePolicy("job", 7, None)
     assert (settings.flow.batch_bytes_max, settings.flow.prefetch_bytes_max) == (5, 6)
@@ -239,21 +260,27 @@ def test_words_that_the_vendor_has_not():
     assert (found.timeout_s, found.retries) == (None, None)
 
 
-def test_strict_is_the_files_or_the_callers():
-    for found in (own(strict=True), spec({}, strict=True), own(strict=True, on_error="object")):
+def test_strict_is_set_by_file_or_argument():
+    for found in (
+        extension_spec(strict=True),
+        spec({}, strict=True),
+        extension_spec(strict=True, on_error="object"),
+    ):
         assert found.strict
         assert found.settings.failures.on_error == "object"
-    assert not own(strict=False).strict
+    assert not extension_spec(strict=False).strict
     assert spec({"headrace": {"strict": False}}, strict=True).strict
 
 
-@pytest.mark.parametrize("on_error", ["record", "job"])
-def test_strict_leaves_no_choice_of_what_a_failed_record_costs(on_error):
-    refused({"headrace": {"on_error": on_error}}, f'on_error "{on_error}" contradicts strict', strict=True)
+@for_each("on_error", ["record", "job"])
+def test_strict_refuses_other_failure_policies(on_error):
+    assert_refused(
+        {"headrace": {"on_error": on_error}}, f'on_error "{on_error}" contradicts strict', strict=True
+    )
 
 
-def test_a_rejection_names_the_file():
-    refused(
+def test_rejection_names_the_file():
+    assert_refused(
         {"MaxConcurrentTransforms": 2, "MaxPayloadInMB": 51},
         "MaxConcurrentTransforms x MaxPayloadInMB is 2 x 51",
     )
@@ -264,55 +291,61 @@ def test_a_rejection_names_the_file():
             "headrace": {"record_bytes_max": 1, "batch_bytes": 1},
         }
     )
-    refused({"BatchStrategy": "MultiRecord"}, "BatchStrategy MultiRecord without")
+    assert_refused({"BatchStrategy": "MultiRecord"}, "BatchStrategy MultiRecord without")
     spec({"BatchStrategy": "MultiRecord", "headrace": {"split": "csv"}})
-    refused(
+    assert_refused(
         {"DataProcessing": {"JoinSource": "Input"}}, r"DataProcessing without TransformInput\.ContentType"
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("document", "why"),
     [
         ({"headrace": {"columns": ["a"], "text_column": "b"}}, "contradict each other"),
         ({"headrace": {"every_ms": 1, "every_frames": 1}}, "contradict each other"),
-        ({"headrace": {"members": ["*"], "split": "none"}}, 'say headrace.split = "tar"'),
-        ({"TransformInput": {"ContentType": "text/csv"}, "headrace": {"header": "drop"}}, "header is of CSV .* read is whole"),
-        ({"headrace": {"split": "jsonl", "delimiter": ";"}}, "delimiter is of CSV .* read is jsonl"),
+        ({"headrace": {"members": ["*"], "split": "none"}}, 'set headrace.split = "tar"'),
+        (
+            {"TransformInput": {"ContentType": "text/csv"}, "headrace": {"header": "drop"}},
+            "header applies to CSV .* format is whole",
+        ),
+        ({"headrace": {"split": "jsonl", "delimiter": ";"}}, "delimiter applies to CSV .* format is jsonl"),
         ({"headrace": {"split": "line", "content_type": "image"}}, "image has no lines"),
         ({"headrace": {"accept": "parquet", "output_filter": "$[0]"}}, "accept is parquet"),
         ({"headrace": {"input_filter": "$.."}}, "not supported"),
         ({"headrace": {"output_filter": "a"}}, "starts with"),
         *(
-            ({"headrace": {"input_filter": "$.a", "content_type": kind}}, f"selects of CSV or JSON .* read is {kind}")
+            (
+                {"headrace": {"input_filter": "$.a", "content_type": kind}},
+                f"needs CSV or JSON .* format is {kind}",
+            )
             for kind in ("whole", "recordio", "tfrecord", "image", "audio", "video")
         ),
-        ({"headrace": {"input_filter": "$.a", "split": "line"}}, "selects of CSV or JSON"),
+        ({"headrace": {"input_filter": "$.a", "split": "line"}}, "needs CSV or JSON"),
         ({"Headrace": {}}, "did you mean 'headrace'"),
         ({"headrace": []}, "headrace must be a table"),
         ({"TransformJobname": "a"}, "there is no field 'TransformJobname'; did you mean 'TransformJobName'"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_together(document, why):
-    refused(document, why)
+)
+def test_contradictory_fields_are_refused(document, why):
+    assert_refused(document, why)
 
 
-@pytest.mark.parametrize("path", ["$.id", "$['a','b']", "$[0].a", "$.*.a"])
-@pytest.mark.parametrize("field", ["InputFilter", "OutputFilter"])
-def test_csv_filters_are_of_columns_by_index(field, path):
+@for_each("path", ["$.id", "$['a','b']", "$[0].a", "$.*.a"])
+@for_each("field", ["InputFilter", "OutputFilter"])
+def test_csv_filter_by_name_is_refused(field, path):
     document = copy.deepcopy(REQUEST)
     document["DataProcessing"] = {field: path}
-    refused(document, rf"DataProcessing\.{field}: ")
+    assert_refused(document, rf"DataProcessing\.{field}: ")
 
 
-@pytest.mark.parametrize("path", ["$", "$[0]", "$[0,-1]", "$[1:]", "$[*]", "$[:2,4]"])
-def test_csv_filters_that_can_be(path):
+@for_each("path", ["$", "$[0]", "$[0,-1]", "$[1:]", "$[*]", "$[:2,4]"])
+def test_csv_filter_by_index_is_accepted(path):
     document = copy.deepcopy(REQUEST)
     document["DataProcessing"] = {"InputFilter": path, "OutputFilter": path}
     assert spec(document).settings.mapping.input_filter == path
 
 
-def test_a_header_gives_columns_their_names():
+def test_header_permits_filters_by_name():
     document = {
         "content_type": "csv",
         "accept": "csv",
@@ -320,15 +353,15 @@ def test_a_header_gives_columns_their_names():
         "input_filter": "$['a']",
         "output_filter": "$['b']",
     }
-    refused({"headrace": document}, "headrace.input_filter: ")
-    assert own(**document, header="names").settings.output.output_filter == "$['b']"
+    assert_refused({"headrace": document}, "headrace.input_filter: ")
+    assert extension_spec(**document, header="names").settings.output.output_filter == "$['b']"
     del document["input_filter"]
-    refused({"headrace": document}, "headrace.output_filter: ")
-    # Predictions have names whatever the input's columns have.
-    assert own(**{**document, "join": "none"}).settings.output.output_filter == "$['b']"
+    assert_refused({"headrace": document}, "headrace.output_filter: ")
+    # Predictions always have names.
+    assert extension_spec(**{**document, "join": "none"}).settings.output.output_filter == "$['b']"
 
 
-def test_json_filters_are_of_names():
+def test_json_filters_use_names():
     document = copy.deepcopy(REQUEST)
     document["TransformInput"]["ContentType"] = document["TransformOutput"]["Accept"] = (
         "application/jsonlines"
@@ -346,7 +379,7 @@ def test_json_filters_are_of_names():
     )
 
 
-# Any document, and those that are a few changes away from a whole request, which get further.
+# Arbitrary documents, and small changes of a complete request, which get further.
 
 SCALARS = (
     st.none()
@@ -376,8 +409,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-OWN = st.dictionaries(
-    st.sampled_from(WORDS),
+EXTENSIONS = st.dictionaries(
+    st.sampled_from(EXTENSION_FIELDS),
     VALUES
     | st.sampled_from(
         ["csv", "json", "parquet", "input", "object", "names", "drop", "tar", "inclusive", "1%"]
@@ -401,11 +434,11 @@ def near_requests(draw: st.DrawFn) -> dict[str, Any]:
         else:
             inner[key] = draw(VALUES)
     if draw(st.booleans()):
-        document["headrace"] = draw(OWN)
+        document["headrace"] = draw(EXTENSIONS)
     return document
 
 
-def spec_or_words(document: Any, *, strict: bool) -> TransformSpec | str:
+def spec_or_message(document: Any, *, strict: bool) -> TransformSpec | str:
     try:
         return spec(document, strict=strict)
     except ConfigError as error:
@@ -414,7 +447,7 @@ def spec_or_words(document: Any, *, strict: bool) -> TransformSpec | str:
 
 @given(near_requests() | st.dictionaries(st.text(max_size=5), VALUES, max_size=3) | VALUES, st.booleans())
 def test_any_document_is_a_spec_or_refused(document, strict):
-    found = spec_or_words(document, strict=strict)
+    found = spec_or_message(document, strict=strict)
     if isinstance(found, str):
         assert found.startswith("a.json: ")
         found.encode()
@@ -423,10 +456,10 @@ def test_any_document_is_a_spec_or_refused(document, strict):
         assert json.dumps(found.settings.identity())
 
 
-@given(OWN)
-def test_any_table_of_ours_is_a_spec_or_refused(words):
+@given(EXTENSIONS)
+def test_any_headrace_table_is_a_spec_or_refused(values):
     with suppress(ConfigError):
-        assert isinstance(spec({"headrace": words}), TransformSpec)
+        assert isinstance(spec({"headrace": values}), TransformSpec)
 
 
 @given(st.text(), st.sampled_from(["a.toml", "a.json"]) | st.text(max_size=8))

@@ -1,7 +1,7 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.transforms.timeline import POINTS_MAX, STEP_MIN_S, Timeline
 
 _EVENTS = st.lists(
@@ -10,13 +10,13 @@ _EVENTS = st.lists(
 
 
 def _of(events) -> Timeline:
-    made = Timeline()
+    timeline = Timeline()
     for at_s, records, failures in events:
-        made.add(at_s, records=records, failures=failures)
-    return made
+        timeline.add(at_s, records=records, failures=failures)
+    return timeline
 
 
-def test_counts_are_by_when_they_came():
+def test_counts_are_by_time():
     timeline = _of([(0.0, 10, 1), (0.06, 5, 0), (0.0626, 7, 2), (0.5, 1, 0)])
     assert timeline.step_s == STEP_MIN_S
     assert timeline.records == [15, 7, 0, 0, 0, 0, 0, 0, 1]
@@ -25,12 +25,12 @@ def test_counts_are_by_when_they_came():
     assert timeline.last_s == 0.5
 
 
-def test_what_came_before_the_beginning_is_of_the_first_point():
-    """A worker's clock may be read just before the run's."""
+def test_events_before_the_start_count_for_the_first_point():
+    """A worker may read its clock just before the run does."""
     assert _of([(-3.0, 4, 0)]).records == [4]
 
 
-def test_neighbours_become_one_when_it_is_full():
+def test_full_timeline_merges_neighbours():
     timeline = _of([(i * STEP_MIN_S, 1, 0) for i in range(POINTS_MAX)])
     assert timeline.records == [1] * POINTS_MAX
     timeline.add(POINTS_MAX * STEP_MIN_S, records=1, failures=0)
@@ -39,7 +39,7 @@ def test_neighbours_become_one_when_it_is_full():
 
 
 @given(_EVENTS)
-def test_nothing_is_lost_and_the_room_is_bounded(events):
+def test_nothing_is_lost_in_bounded_memory(events):
     timeline = _of(events)
     assert len(timeline.records) <= POINTS_MAX
     assert len(timeline.records) == len(timeline.failures) == len(timeline.batches)
@@ -50,7 +50,7 @@ def test_nothing_is_lost_and_the_room_is_bounded(events):
 
 
 @given(_EVENTS, st.randoms(use_true_random=False), st.integers(0, 40))
-def test_neither_order_nor_how_they_were_shared_out_matters(events, random, cut):
+def test_counts_do_not_depend_on_order_or_merging(events, random, cut):
     shuffled = list(events)
     random.shuffle(shuffled)
     parts = [_of(part) for part in (shuffled[:cut], shuffled[cut:])]
@@ -71,13 +71,13 @@ def test_folded_points_are_sums(events, by):
 
 
 @given(_EVENTS)
-def test_it_is_read_back_as_it_was(events):
+def test_timeline_round_trips_through_json(events):
     timeline = _of(events)
     assert Timeline.from_json(timeline.to_json()) == timeline
 
 
-@pytest.mark.parametrize("empty_first", [True, False])
-def test_an_empty_one_adds_nothing(empty_first):
+@for_each("empty_first", [True, False])
+def test_empty_timeline_adds_nothing(empty_first):
     timeline, empty = _of([(1000.0, 3, 1)]), Timeline()
     if empty_first:
         empty.add_all(timeline)

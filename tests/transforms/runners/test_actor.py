@@ -1,4 +1,4 @@
-"""A worker that is called, without an engine around it: what it says, and when it ends."""
+"""A worker that is driven by calls, without an engine around it."""
 
 import threading
 from contextlib import contextmanager
@@ -10,104 +10,110 @@ from headrace.transforms.runners import actor
 from headrace.transforms.runners.connected import ORPHANED
 from headrace.transforms.runners.messages import Assignment
 
-WHERE = ("node-1", None)
+LOCATION = ("node-1", None)
 
 
-class Fake:
-    """A worker that tells what it is asked."""
+class FakeWorker:
+    """A worker that sends a message for each call."""
 
-    def __init__(self, tell) -> None:
-        self._tell = tell
+    def __init__(self, send) -> None:
+        self._send = send
 
-    def tell_ready(self) -> None:
-        self._tell({"ready": 1})
+    def send_ready(self) -> None:
+        self._send({"ready": 1})
 
     def do(self, assignment: Assignment) -> None:
         for number in assignment.tasks:
-            self._tell({"task": number})
+            self._send({"task": number})
 
     def drain(self) -> None:
-        self._tell({"drained": 1})
+        self._send({"drained": 1})
 
-    def tell(self) -> None:
-        self._tell({"tally": 1})
+    def send_counters(self) -> None:
+        self._send({"tally": 1})
 
 
-class Opened:
-    """Opens fakes; sees in which region, and when they are let go of."""
+class RecordingOpener:
+    """An opener of fake workers that records regions and closings."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error, self.regions, self.closed = error, [], threading.Event()
 
     @contextmanager
-    def __call__(self, tell, region):
+    def __call__(self, send, region):
         self.regions.append(region)
         if self.error:
             raise self.error
         try:
-            yield Fake(tell)
+            yield FakeWorker(send)
         finally:
             self.closed.set()
 
 
-def rest(stream: Any) -> list[dict[str, Any]]:
+def remaining(stream: Any) -> list[dict[str, Any]]:
     return [message for messages in stream for message in messages]
 
 
-def test_it_says_where_it_is_loads_and_tells_all_until_it_is_stopped():
-    opened = Opened()
-    made = actor.Actor(opened, "eu", lambda: WHERE)
-    stream = made.messages()
+def test_messages_stream_from_start_to_stop():
+    opened = RecordingOpener()
+    worker_actor = actor.Actor(opened, "eu", lambda: LOCATION)
+    stream = worker_actor.messages()
     assert next(stream) == [{"node": "node-1", "region": "eu"}]
-    made.drain()  # nothing to drain yet
+    worker_actor.drain()  # nothing to drain yet
     assert next(stream) == [{"ready": 1}]
-    made.do(Assignment((3, 4)).to_json())
+    worker_actor.do(Assignment((3, 4)).to_json())
     assert next(stream) == [{"task": 3}, {"task": 4}]
-    made.drain()
-    made.stop()
-    assert rest(stream) == [{"drained": 1}, {"tally": 1}]
+    worker_actor.drain()
+    worker_actor.stop()
+    assert remaining(stream) == [{"drained": 1}, {"tally": 1}]
     assert opened.closed.is_set()
 
 
-def test_what_waits_is_told_together_also_at_the_end():
-    made = actor.Actor(Opened(), None, lambda: WHERE)
-    stream = made.messages()
+def test_pending_messages_are_sent_together():
+    worker_actor = actor.Actor(RecordingOpener(), None, lambda: LOCATION)
+    stream = worker_actor.messages()
     next(stream)
     next(stream)
-    made.stop()
+    worker_actor.stop()
     assert list(stream) == [[{"tally": 1}]]
 
 
-def test_a_place_that_says_its_region_is_believed():
-    opened = Opened()
+def test_declared_region_of_the_node_is_used():
+    opened = RecordingOpener()
     stream = actor.Actor(opened, "eu", lambda: ("node-1", "us")).messages()
     assert next(stream) == [{"node": "node-1", "region": "us"}]
     next(stream)
     assert opened.regions == ["us"]
 
 
-def test_a_model_that_does_not_load_is_told():
-    stream = actor.Actor(Opened(ValueError("no weights")), None, lambda: WHERE).messages()
+def test_load_error_is_sent():
+    stream = actor.Actor(RecordingOpener(ValueError("no weights")), None, lambda: LOCATION).messages()
     next(stream)
-    assert rest(stream) == [{"error": {"type": "ValueError", "message": "no weights"}}]
+    assert remaining(stream) == [{"error": {"type": "ValueError", "message": "no weights"}}]
 
 
-def test_one_whose_engine_has_gone_ends_when_it_is_idle(monkeypatch):
-    """Else it would hold its model, and a GPU, for ever; what it is doing it does to the end."""
-    monkeypatch.setattr(actor, "LOOKED_EVERY_S", 0.001)
-    monkeypatch.setattr("os._exit", _ends)
-    made = actor.Actor(Opened(), None, lambda: WHERE)
-    stream = made.messages()
+def test_idle_orphan_ends_its_process(monkeypatch):
+    """Otherwise it would occupy memory and a GPU forever. A busy orphan finishes its work."""
+    monkeypatch.setattr(actor, "PARENT_CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr("os._exit", exit_stub)
+    worker_actor = actor.Actor(RecordingOpener(), None, lambda: LOCATION)
+    stream = worker_actor.messages()
     assert len([next(stream), next(stream)]) == 2
-    monkeypatch.setattr("os.getppid", lambda: -1)
-    made._doing = True
-    later = threading.Timer(0.05, made._messages.put, [{"task": 1}])
-    later.start()
+    checks: list[int] = []
+
+    def other_parent() -> int:
+        checks.append(1)
+        if len(checks) == 3:
+            worker_actor._messages.put({"task": 1})
+        return -1
+
+    monkeypatch.setattr("os.getppid", other_parent)
+    worker_actor._working = True
     assert next(stream) == [{"task": 1}]
-    made._doing = False
+    worker_actor._working = False
     with pytest.raises(SystemExit, match=str(ORPHANED)):
         next(stream)
 
 
-def _ends(status: int) -> None:
+def exit_stub(status: int) -> None:
     raise SystemExit(status)

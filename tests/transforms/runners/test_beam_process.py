@@ -1,8 +1,7 @@
-"""The process of a pipeline, as its run sees it. Pipelines of Beam's own are in test_beam.py."""
+"""The process of a pipeline. test_beam.py has real pipelines."""
 
 import os
 import signal
-import time
 from multiprocessing.connection import wait
 
 import pytest
@@ -10,8 +9,9 @@ import pytest
 from headrace.transforms.runners import beam_process
 from headrace.transforms.runners.beam_process import PipelineOrder, PipelineProcess
 
+pytestmark = pytest.mark.slow
 ORDER = PipelineOrder(
-    opener=os.getcwd,  # pyright: ignore[reportArgumentType] - none of these is asked
+    opener=os.getcwd,  # pyright: ignore[reportArgumentType] - never called
     pipeline="p",
     region=None,
     assignments=[],
@@ -25,7 +25,7 @@ from headrace.transforms.runners.messages import send
 connection = Connection(int(sys.argv[1]))
 order = pickle.loads(connection.recv_bytes())
 """
-SAYS_MUCH = f"""{BEGIN}
+PRINTS_MUCH = f"""{BEGIN}
 for number in range(40_000):
     print("line", number, file=sys.stderr)
 print("the end is near")
@@ -33,8 +33,8 @@ sys.stdout.flush()
 send(connection, {{"failed": order.pipeline}})
 print("the end")
 """
-LEAVES_SOMEBODY = f"""{BEGIN}
-left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+LEAVES_CHILD = f"""{BEGIN}
+left = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
 print("left", left.pid, flush=True)
 send(connection, {{"ended": "DONE"}})
 """
@@ -50,33 +50,32 @@ def started(monkeypatch):
     return start
 
 
-def test_of_what_it_says_the_end_is_kept_and_no_more(started):
-    with started(SAYS_MUCH) as process:
+def test_end_of_the_output_is_retained(started):
+    with started(PRINTS_MUCH) as process:
         assert wait([process.connection], 60)
         assert process.receive() == {"failed": "p"}
-        assert process.last_words() == "line 39999\nthe end is near\nthe end"
-        assert len(process._said) <= beam_process._SAID_MAX_BYTES
-    assert not process._listener.is_alive()
+        assert process.output_tail() == "line 39999\nthe end is near\nthe end"
+        assert len(process._output) <= beam_process._OUTPUT_BYTES_MAX
+    assert not process._collector.is_alive()
 
 
-def test_whom_it_leaves_behind_is_not_waited_for(started):
-    """Such as a server of Beam's that holds its standard error."""
-    began_s = time.monotonic()
-    with started(LEAVES_SOMEBODY) as process:
+def test_orphaned_child_is_not_waited_for(started, monkeypatch):
+    """Such as a server of Beam that keeps the standard error open."""
+    monkeypatch.setattr(beam_process, "_OUTPUT_END_S", 0.1)
+    with started(LEAVES_CHILD) as process:
         assert wait([process.connection], 60)
         assert process.receive() == {"ended": "DONE"}
-        name, pid = process.last_words().split()
+        name, pid = process.output_tail().split()
     try:
         assert name == "left"
-        assert process._listener.is_alive()
-        assert time.monotonic() - began_s < 50
+        assert process._collector.is_alive()
     finally:
         os.kill(int(pid), signal.SIGKILL)
-    process._listener.join(30)
-    assert not process._listener.is_alive()
+    process._collector.join(30)
+    assert not process._collector.is_alive()
 
 
-def test_one_that_dies_is_told_of(started):
+def test_death_of_the_process_is_a_message(started):
     with started(DIES) as process:
         assert wait([process.connection], 60)
         assert process.receive() == {"died": "the pipeline's own process ended with status -9"}

@@ -1,4 +1,4 @@
-"""A worker process's orders, over a real pair of connections."""
+"""The orders of a worker process, over a real connection."""
 
 import threading
 from multiprocessing import Pipe
@@ -9,70 +9,72 @@ from headrace.transforms.runners.connected import ORPHANED, ConnectedWorker
 from headrace.transforms.runners.messages import Assignment, Message, receive, send
 
 
-class Fake:
-    """A worker that tells what it is asked, and does an assignment until it is drained."""
+class FakeWorker:
+    """A worker that sends a message for each call; an assignment with `checkpoint_all` waits for a
+    drain.
+    """
 
-    def __init__(self, tell) -> None:
-        self._tell, self.drained = tell, threading.Event()
+    def __init__(self, send) -> None:
+        self._send, self.drained = send, threading.Event()
 
-    def tell_ready(self) -> None:
-        self._tell({"ready": 1})
+    def send_ready(self) -> None:
+        self._send({"ready": 1})
 
     def do(self, assignment: Assignment) -> None:
-        self._tell({"doing": list(assignment.tasks)})
-        if assignment.keep_all:
+        self._send({"doing": list(assignment.tasks)})
+        if assignment.checkpoint_all:
             assert self.drained.wait(30)
-        self._tell({"idle": True})
+        self._send({"idle": True})
 
     def drain(self) -> None:
         self.drained.set()
 
-    def tell(self) -> None:
-        self._tell({"tally": 1})
+    def send_counters(self) -> None:
+        self._send({"tally": 1})
 
 
 @pytest.fixture
 def run():
-    ours, theirs = Pipe()
-    orders = ConnectedWorker(theirs)
-    thread = threading.Thread(target=orders.run, args=[Fake(orders.tell)])
+    run_end, worker_end = Pipe()
+    orders = ConnectedWorker(worker_end)
+    thread = threading.Thread(target=orders.run, args=[FakeWorker(orders.send)])
     thread.start()
-    yield ours, thread
-    ours.close()
-    theirs.close()
+    yield run_end, thread
+    run_end.close()
+    worker_end.close()
 
 
-def heard(connection, count: int) -> list[Message]:
+def receive_all(connection, count: int) -> list[Message]:
     return [receive(connection) for _ in range(count)]
 
 
-def test_orders_are_done_in_turn_until_there_is_no_more(run):
-    ours, thread = run
+def test_assignments_run_in_order_until_stop(run):
+    run_end, thread = run
     for number in (1, 2):
-        send(ours, {"do": Assignment((number,)).to_json()})
-    send(ours, {"stop": True})
-    said = [{"ready": 1}, {"doing": [1]}, {"idle": True}, {"doing": [2]}, {"idle": True}, {"tally": 1}]
-    assert heard(ours, 6) == said
+        send(run_end, {"do": Assignment((number,)).to_json()})
+    send(run_end, {"stop": True})
+    messages = [{"ready": 1}, {"doing": [1]}, {"idle": True}, {"doing": [2]}, {"idle": True}, {"tally": 1}]
+    assert receive_all(run_end, 6) == messages
     thread.join(30)
     assert not thread.is_alive()
 
 
-def test_it_hears_that_it_should_drain_while_it_works(run):
-    ours, thread = run
-    send(ours, {"do": Assignment((1,), keep_all=True).to_json()})
-    assert heard(ours, 2)[1] == {"doing": [1]}
-    send(ours, {"drain": True})
-    assert heard(ours, 1) == [{"idle": True}]
-    send(ours, {"stop": True})
+def test_busy_worker_receives_the_drain(run):
+    run_end, thread = run
+    send(run_end, {"do": Assignment((1,), checkpoint_all=True).to_json()})
+    assert receive_all(run_end, 2)[1] == {"doing": [1]}
+    send(run_end, {"drain": True})
+    assert receive_all(run_end, 1) == [{"idle": True}]
+    send(run_end, {"stop": True})
     thread.join(30)
     assert not thread.is_alive()
 
 
-def test_one_whose_run_has_gone_ends_at_once(monkeypatch):
+def test_orphaned_worker_ends_at_once(monkeypatch):
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
-    ours, theirs = Pipe()
-    ours.close()
-    ConnectedWorker(theirs).tell({"tally": 1})
-    theirs.close()
+    run_end, worker_end = Pipe()
+    run_end.close()
+    ConnectedWorker(worker_end).send({"tally": 1})
+    worker_end.close()
     assert ended == [ORPHANED]

@@ -1,4 +1,4 @@
-"""What a run and its worker processes tell each other comes back as it was sent."""
+"""Messages between a run and its workers round trip."""
 
 import json
 from multiprocessing import Pipe
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.batching.dynamic import CloseReason
 from headrace.core import errors
 from headrace.core.block import Failure, FailureKind, Position
@@ -22,17 +23,17 @@ from headrace.core.errors import (
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.pipeline.ledger import Counts
-from headrace.pipeline.progress import Progress
-from headrace.transforms.records import Spot
+from headrace.pipeline.progress import RunProgress
+from headrace.transforms.records import ShardPosition
 from headrace.transforms.runners.messages import (
     Assignment,
-    Tally,
-    add_up,
+    WorkerCounters,
+    add_counters,
     counts_of,
-    error_json,
-    error_of,
-    metadata_json,
-    metadata_of,
+    error_from_json,
+    error_to_json,
+    metadata_from_json,
+    metadata_to_json,
     receive,
     send,
     statistics_of,
@@ -42,15 +43,15 @@ COUNT = st.integers(0, 1 << 50)
 SECONDS = st.floats(0, 1e9)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
 ANY_TEXT = st.text(max_size=9)
-"""Of names that are no UTF-8 too."""
-SPOTS = st.builds(Spot, COUNT, COUNT, COUNT)
+"""Texts that may come from names that are not UTF-8."""
+POSITIONS = st.builds(ShardPosition, COUNT, COUNT, COUNT)
 ASSIGNMENTS = st.builds(
     Assignment,
     st.lists(COUNT, max_size=5).map(tuple),
-    st.dictionaries(st.tuples(COUNT, COUNT), SPOTS, max_size=3),
+    st.dictionaries(st.tuples(COUNT, COUNT), POSITIONS, max_size=3),
     replaces=st.booleans(),
     observed_since_s=st.none() | SECONDS,
-    keep_all=st.booleans(),
+    checkpoint_all=st.booleans(),
 )
 FAILURES = st.builds(
     Failure,
@@ -61,8 +62,8 @@ FAILURES = st.builds(
     st.integers(1, 9),
 )
 STATISTICS = st.builds(PredictorStatistics, *[COUNT] * 5, SECONDS, SECONDS)
-TALLIES = st.builds(
-    Tally,
+COUNTERS = st.builds(
+    WorkerCounters,
     *[COUNT] * 7,
     closed_by=st.dictionaries(st.sampled_from([r.value for r in CloseReason]), COUNT),
     statistics=STATISTICS,
@@ -74,64 +75,67 @@ TALLIES = st.builds(
 )
 
 
-def over(message: dict[str, Any]) -> dict[str, Any]:
-    """A message that went through a connection."""
-    ours, theirs = Pipe()
-    with ours, theirs:
-        send(ours, message)
-        return receive(theirs)
+def send_and_receive(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message after its way through a connection."""
+    one_end, other_end = Pipe()
+    with one_end, other_end:
+        send(one_end, message)
+        return receive(other_end)
 
 
 @given(ASSIGNMENTS)
-def test_assignments(assignment):
-    assert Assignment.from_json(over(assignment.to_json())) == assignment
+def test_assignments_round_trip(assignment):
+    assert Assignment.from_json(send_and_receive(assignment.to_json())) == assignment
 
 
-def test_an_assignment_of_an_older_run_is_read():
+def test_assignment_of_an_older_version_is_read():
     assert Assignment.from_json(
         {"tasks": [1], "begins": [], "replaces": False, "keep_all": False}
     ) == Assignment((1,))
 
 
-@given(TALLIES)
-def test_tallies(tally):
-    assert Tally.from_json(over(tally.to_json())) == tally
+@given(COUNTERS)
+def test_counters_round_trip(counters):
+    assert WorkerCounters.from_json(send_and_receive(counters.to_json())) == counters
 
 
-@given(st.lists(TALLIES, max_size=4), st.builds(Counts, COUNT, COUNT, COUNT, COUNT))
-def test_tallies_add_up(tallies, before):
-    progress = Progress(records=99, rows_out=98)
+@given(st.lists(COUNTERS, max_size=4), st.builds(Counts, COUNT, COUNT, COUNT, COUNT))
+def test_counters_add_up(all_counters, before):
+    progress = RunProgress(records=99, rows_out=98)
     progress.closed_by[CloseReason.BYTES] = 7
-    add_up(progress, tallies, before)
+    add_counters(progress, all_counters, before)
     for name in ("bytes_read", "objects_read", "batches"):
-        assert getattr(progress, name) == sum(getattr(t, name) for t in tallies)
+        assert getattr(progress, name) == sum(getattr(t, name) for t in all_counters)
     counts = counts_of(progress)
-    assert counts.records_in == before.records_in + sum(t.records for t in tallies)
-    assert counts.rows_out == before.rows_out + sum(t.rows_out for t in tallies)
-    assert counts.rows_failed == before.rows_failed + sum(t.rows_failed for t in tallies)
-    assert counts.objects_broken == before.objects_broken + sum(t.objects_broken for t in tallies)
+    assert counts.records_in == before.records_in + sum(t.records for t in all_counters)
+    assert counts.rows_out == before.rows_out + sum(t.rows_out for t in all_counters)
+    assert counts.rows_failed == before.rows_failed + sum(t.rows_failed for t in all_counters)
+    assert counts.objects_broken == before.objects_broken + sum(t.objects_broken for t in all_counters)
     for reason in CloseReason:
-        assert progress.closed_by[reason] == sum(t.closed_by.get(reason.value, 0) for t in tallies)
-    found = [t.first_failure for t in tallies if t.first_failure]
+        assert progress.closed_by[reason] == sum(t.closed_by.get(reason.value, 0) for t in all_counters)
+    found = [t.first_failure for t in all_counters if t.first_failure]
     assert progress.first_failure == (found[0] if found else None)
-    statistics = statistics_of(tallies)
-    assert statistics.calls == sum(t.statistics.calls for t in tallies)
-    assert statistics.starved_s == sum(t.statistics.starved_s for t in tallies)
+    statistics = statistics_of(all_counters)
+    assert statistics.calls == sum(t.statistics.calls for t in all_counters)
+    assert statistics.starved_s == sum(t.statistics.starved_s for t in all_counters)
 
 
-def test_a_tally_is_of_all_of_a_workers_runs():
+def test_counters_sum_all_runs_of_a_worker():
     failure = Failure(Position("o"), FailureKind.MODEL, "no")
     one, two = (
-        Progress(records=3, rows_out=2, rows_failed=1),
-        Progress(records=4, rows_out=4, first_failure=failure),
+        RunProgress(records=3, rows_out=2, rows_failed=1),
+        RunProgress(records=4, rows_out=4, first_failure=failure),
     )
     one.closed_by[CloseReason.BYTES] = two.closed_by[CloseReason.BYTES] = 2
-    tally = Tally.of([one, two], reading="o", cpu_s=1.5)
-    assert (tally.records, tally.rows_out, tally.rows_failed) == (7, 6, 1)
-    assert (tally.closed_by, tally.first_failure, tally.reading, tally.cpu_s) == (
-        {CloseReason.BYTES.value: 4}, failure, "o", 1.5,
-    )  # fmt: skip
-    assert Tally.of([]) == Tally()
+    counters = WorkerCounters.from_progress([one, two], reading="o", cpu_s=1.5)
+    assert (counters.records, counters.rows_out, counters.rows_failed) == (7, 6, 1)
+    assert (counters.closed_by, counters.first_failure, counters.reading, counters.cpu_s) == (
+        {CloseReason.BYTES.value: 4},
+        failure,
+        "o",
+        1.5,
+    )
+    assert WorkerCounters.from_progress([]) == WorkerCounters()
 
 
 SPECS = st.builds(
@@ -143,26 +147,26 @@ SPECS = st.builds(
 
 
 @given(st.lists(SPECS, max_size=2), st.lists(SPECS, max_size=2), st.none() | st.integers(1, 99))
-def test_metadata(inputs, outputs, rows_max):
+def test_metadata_round_trips(inputs, outputs, rows_max):
     more = {} if rows_max is None else {"max_batch_rows": rows_max}
     metadata = ModelMetadata("m", inputs=tuple(inputs), outputs=tuple(outputs), **more)
-    assert metadata_of(over(metadata_json(metadata))) == metadata
+    assert metadata_from_json(send_and_receive(metadata_to_json(metadata))) == metadata
 
 
 KINDS = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, HeadraceError)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("words", ["no such thing", "", "name \udcff"])
-def test_an_error_keeps_its_type_and_its_words(kind, words):
+@for_each("kind", KINDS)
+@for_each("message", ["no such thing", "", "name \udcff"])
+def test_error_keeps_type_and_message(kind, message):
     error = kind.__new__(kind)
-    Exception.__init__(error, words)
-    back = error_of(over(error_json(error)))
+    Exception.__init__(error, message)
+    back = error_from_json(send_and_receive(error_to_json(error)))
     assert type(back) is kind
-    assert str(back) == (words or kind.__name__)
+    assert str(back) == (message or kind.__name__)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "error",
     [
         NotFoundError("s3://b/x", "is gone"),
@@ -171,21 +175,21 @@ def test_an_error_keeps_its_type_and_its_words(kind, words):
         ConfigError("wrong"),
     ],
 )
-def test_errors_that_are_made_of_more_than_words(error):
-    back = error_of(json.loads(orjson.dumps(error_json(error))))
+def test_error_with_other_arguments_keeps_type_and_message(error):
+    back = error_from_json(json.loads(orjson.dumps(error_to_json(error))))
     assert (type(back), str(back)) == (type(error), str(error))
 
 
-def test_an_error_of_somebody_elses_names_its_type():
-    back = error_of(over(error_json(ZeroDivisionError("by zero"))))
+def test_foreign_error_names_its_type():
+    back = error_from_json(send_and_receive(error_to_json(ZeroDivisionError("by zero"))))
     assert (type(back), str(back)) == (HeadraceError, "ZeroDivisionError: by zero")
 
 
-def test_a_side_that_has_gone_is_told():
-    ours, theirs = Pipe()
-    theirs.close()
-    with ours:
+def test_closed_connection_is_an_error():
+    one_end, other_end = Pipe()
+    other_end.close()
+    with one_end:
         with pytest.raises(OSError):
-            send(ours, {"a": 1})
+            send(one_end, {"a": 1})
         with pytest.raises((EOFError, OSError)):
-            receive(ours)
+            receive(one_end)

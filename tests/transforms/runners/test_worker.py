@@ -1,4 +1,4 @@
-"""What a worker process tells of what it observes, and what becomes of it at the other end."""
+"""A worker's messages, and its tasks that other workers share."""
 
 import copy
 import json
@@ -13,58 +13,58 @@ import pytest
 from headrace.engine.engine import Engine
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
-from headrace.transforms.fence import LOOKED_EVERY_S
 from headrace.transforms.ledger import TransformLedger
-from headrace.transforms.observation import Observation
+from headrace.transforms.observation import RunObservation
 from headrace.transforms.plan import make_plan
 from headrace.transforms.probe import learn
+from headrace.transforms.run_guard import CHECK_INTERVAL_S
 from headrace.transforms.runners.messages import Assignment
-from headrace.transforms.runners.worker import OBSERVED_EVERY_S, Worker
+from headrace.transforms.runners.worker import OBSERVATION_INTERVAL_S, TaskWorker
 from headrace.transforms.settings import TransformSettings
 from pipeline.support import ScriptedPredictor
-from transforms.observing import failure, scored
-from transforms.support import Breaking, engine, rows, settings_of
+from transforms.observation_support import failure, scored
+from transforms.support import FailingPredictor, engine, make_settings, rows
 
 
-def _told(messages) -> list[Observation]:
-    told = [Observation.from_json(m["observed"]) for m in messages if "observed" in m]
+def observations_in(messages) -> list[RunObservation]:
+    observations = [RunObservation.from_json(m["observed"]) for m in messages if "observed" in m]
     messages.clear()
-    return told
+    return observations
 
 
-def test_each_batch_is_told_once_and_now_and_then(tmp_path):
-    ours: list = []
+def test_observations_are_sent_once_at_intervals(tmp_path):
+    sent: list = []
     clock = ManualClock()
-    worker = Worker(
+    worker = TaskWorker(
         ScriptedPredictor(),
-        # As they are at that moment, as a connection takes them.
-        lambda message: ours.append(copy.deepcopy(message)),
+        # A connection serializes messages at once.
+        lambda message: sent.append(copy.deepcopy(message)),
         stores=Stores(),
         destination=f"{tmp_path}/out/",
         settings=TransformSettings(),
         clock=clock,
     )
-    worker._observation = seen = Observation(clock.now())
-    told: list[Observation] = []
+    worker._observation = seen = RunObservation(clock.now())
+    observations: list[RunObservation] = []
     for step in range(10):
-        seen.batch(scored({"y": np.full(3, step, np.float32)}, [failure(step)]), clock.now())
+        seen.add_batch(scored({"y": np.full(3, step, np.float32)}, [failure(step)]), clock.now())
         worker._on_batch(None)
-        told += _told(ours)
-        clock.advance(OBSERVED_EVERY_S / 2)
-    assert len(told) == 4
-    worker._tell_observed()
-    worker._tell_observed()
-    told += _told(ours)
-    assert len(told) == 5
-    together = Observation(0.0)
-    for one in told:
+        observations += observations_in(sent)
+        clock.advance(OBSERVATION_INTERVAL_S / 2)
+    assert len(observations) == 4
+    worker._send_observed()
+    worker._send_observed()
+    observations += observations_in(sent)
+    assert len(observations) == 5
+    together = RunObservation(0.0)
+    for one in observations:
         together.add_all(one)
     assert together.records == 40
     assert [f.record for f in together.failures] == list(range(10))
     assert together.series[0].distribution.distinct == {float(step): 3 for step in range(10)}
 
 
-def test_an_assignment_says_since_when_to_observe():
+def test_assignment_has_the_observation_start():
     for since_s in (None, 12.5):
         assert (
             Assignment.from_json(Assignment((1,), observed_since_s=since_s).to_json()).observed_since_s
@@ -72,11 +72,11 @@ def test_an_assignment_says_since_when_to_observe():
         )
 
 
-class Begun:
-    """A run that has begun, over objects of 40 rows each; its workers keep a checkpoint of every batch."""
+class BegunRun:
+    """A run that has begun, over objects of 40 rows. Its workers write a checkpoint of every batch."""
 
     def __init__(self, folder: Path, names: str, *, task_objects_max: int = 1) -> None:
-        self.settings = settings_of(tasks={"checkpoint_s": 0.0, "task_objects_max": task_objects_max})
+        self.settings = make_settings(tasks={"checkpoint_s": 0.0, "task_objects_max": task_objects_max})
         source, self.out, self.stores = f"{folder}/in/", f"{folder}/out/", Stores()
         for name in names:
             self.stores.for_uri(source).put(f"{source}{name}.csv", rows(40))
@@ -86,14 +86,19 @@ class Begun:
 
     @contextmanager
     def engine(self) -> Iterator[Engine]:
-        """A model that is started, and known to the run."""
+        """Yield a started engine whose metadata the run has probed."""
         with engine() as started:
             self.ledger.learn(learn(self.plan, self.stores, self.settings, started.metadata))
             yield started
 
-    def worker(self, predictor, told: list, kind: type[Worker] = Worker, **more) -> Worker:
+    def worker(self, predictor, messages: list, kind: type[TaskWorker] = TaskWorker, **more) -> TaskWorker:
         return kind(
-            predictor, told.append, stores=self.stores, destination=self.out, settings=self.settings, **more
+            predictor,
+            messages.append,
+            stores=self.stores,
+            destination=self.out,
+            settings=self.settings,
+            **more,
         )
 
     def output(self, name: str) -> bytes:
@@ -101,41 +106,43 @@ class Begun:
 
 
 @pytest.mark.parametrize("more", [(), (1,)])
-def test_a_task_that_somebody_else_finishes_is_no_error(tmp_path, more):
-    """A worker goes on from a checkpoint; before it has begun, who wrote that finishes the task, and removes its drafts."""
-    begun = Begun(tmp_path, "ab")
-    kept, given_up = threading.Event(), threading.Event()
+def test_task_finished_by_another_worker_is_no_error(tmp_path, more):
+    """A worker resumes from a checkpoint. Meanwhile its writer finishes the task and removes the
+    drafts.
+    """
+    begun = BegunRun(tmp_path, "ab")
+    checkpoint_written, doubled = threading.Event(), threading.Event()
 
     def orphaned() -> None:
-        kept.set()
-        assert given_up.wait(30)
+        checkpoint_written.set()
+        assert doubled.wait(30)
 
     def finished() -> None:
-        given_up.set()
+        doubled.set()
         orphan.join(30)
 
     with begun.engine() as started:
-        told: list = []
-        slow = begun.worker(Breaking(started, at=5, action=orphaned), [])
-        orphan = threading.Thread(target=slow.do, args=[Assignment((0,), keep_all=True)])
+        messages: list = []
+        slow = begun.worker(FailingPredictor(started, at=5, action=orphaned), [])
+        orphan = threading.Thread(target=slow.do, args=[Assignment((0,), checkpoint_all=True)])
         orphan.start()
-        assert kept.wait(30)
+        assert checkpoint_written.wait(30)
         assert begun.ledger.checkpoints([0])[0].entries
-        begun.worker(Breaking(started, at=0, action=finished), told).do(Assignment((0, *more)))
-    assert [m for m in told if "error" in m] == []
-    assert [json.loads(m["task"])["task"] for m in told if "task" in m] == [0, *more]
-    assert told[-1] == {"idle": True, "complete": True}
+        begun.worker(FailingPredictor(started, at=0, action=finished), messages).do(Assignment((0, *more)))
+    assert [m for m in messages if "error" in m] == []
+    assert [json.loads(m["task"])["task"] for m in messages if "task" in m] == [0, *more]
+    assert messages[-1] == {"idle": True, "complete": True}
     assert sorted(begun.ledger.tasks()) == [0, *more]
     assert begun.output("a").count(b"\n") == 40
 
 
-def test_a_task_in_which_somebody_else_is_further_is_no_error(tmp_path):
-    """Who wrote the checkpoint that a worker goes on from publishes that object before it has begun, and writes another one."""
-    begun = Begun(tmp_path, "ab", task_objects_max=2)
-    kept, doubled, further, done = (threading.Event() for _ in range(4))
+def test_task_advanced_by_another_worker_is_no_error(tmp_path):
+    """A worker resumes from a checkpoint. Meanwhile its writer publishes the object and advances."""
+    begun = BegunRun(tmp_path, "ab", task_objects_max=2)
+    checkpoint_written, doubled, further, done = (threading.Event() for _ in range(4))
 
     def wait_in_a() -> None:
-        kept.set()
+        checkpoint_written.set()
         assert doubled.wait(30)
 
     def wait_in_b() -> None:
@@ -145,49 +152,50 @@ def test_a_task_in_which_somebody_else_is_further_is_no_error(tmp_path):
     def overtaken() -> None:
         before = begun.ledger.checkpoints([0])[0]
         assert before.out is not None
-        assert begun.ledger.is_whole(before)
+        assert begun.ledger.is_complete(before)
         doubled.set()
         assert further.wait(30)
         assert len(begun.ledger.checkpoints([0])[0].done) == 1
-        assert not begun.ledger.is_whole(before)
+        assert not begun.ledger.is_complete(before)
 
     with begun.engine() as started:
-        slow_told, told = [], []
+        slow_messages, messages = [], []
         slow = begun.worker(
-            Breaking(Breaking(started, at=5, action=wait_in_a), at=15, action=wait_in_b), slow_told
+            FailingPredictor(FailingPredictor(started, at=5, action=wait_in_a), at=15, action=wait_in_b),
+            slow_messages,
         )
-        other = threading.Thread(target=slow.do, args=[Assignment((0,), keep_all=True)])
+        other = threading.Thread(target=slow.do, args=[Assignment((0,), checkpoint_all=True)])
         other.start()
-        assert kept.wait(30)
-        begun.worker(Breaking(started, at=0, action=overtaken), told).do(Assignment((0,)))
+        assert checkpoint_written.wait(30)
+        begun.worker(FailingPredictor(started, at=0, action=overtaken), messages).do(Assignment((0,)))
         done.set()
         other.join(30)
-    for said in (told, slow_told):
-        assert [m for m in said if "error" in m] == []
-        assert [json.loads(m["task"])["attempt"] for m in said if "task" in m] == [
+    for sent in (messages, slow_messages):
+        assert [m for m in sent if "error" in m] == []
+        assert [json.loads(m["task"])["attempt"] for m in sent if "task" in m] == [
             begun.ledger.task(0).attempt
         ]
-        assert said[-1] == {"idle": True, "complete": True}
+        assert sent[-1] == {"idle": True, "complete": True}
     for name in "ab":
         assert begun.output(name).count(b"\n") == 40
 
 
-def test_a_kept_output_that_is_gone_is_told_of(tmp_path):
-    """Nobody else was there: the disk lost it."""
-    begun = Begun(tmp_path, "a")
-    told: list = []
+def test_lost_draft_is_an_error(tmp_path):
+    """No other worker is involved: the disk lost the draft."""
+    begun = BegunRun(tmp_path, "a")
+    messages: list = []
     with begun.engine() as started:
-        worker = begun.worker(Breaking(started, at=5), told)
-        worker.do(Assignment((0,), keep_all=True))
-        kept = begun.ledger.checkpoints([0])[0].out.kept.uri
-        begun.ledger.store.delete(kept)
+        worker = begun.worker(FailingPredictor(started, at=5), messages)
+        worker.do(Assignment((0,), checkpoint_all=True))
+        checkpoint_written = begun.ledger.checkpoints([0])[0].out.kept.uri
+        begun.ledger.store.delete(checkpoint_written)
         worker.do(Assignment((0,)))
-    assert [m["error"]["type"] for m in told if "error" in m] == ["BrokenError", "NotFoundError"]
-    assert kept in told[-1]["error"]["message"]
+    assert [m["error"]["type"] for m in messages if "error" in m] == ["InjectedError", "NotFoundError"]
+    assert checkpoint_written in messages[-1]["error"]["message"]
 
 
 def begin_anew(ledger, objects) -> None:
-    """As --overwrite does."""
+    """Replace the run, as --overwrite does."""
     ledger.abandon()
     ledger.delete()
     ledger.begin({}, objects)
@@ -198,27 +206,27 @@ def finish(ledger, _) -> None:
 
 
 @pytest.mark.parametrize("over", [begin_anew, finish])
-def test_one_whose_run_is_over_writes_nothing_more(tmp_path, over):
-    """An orphan that its run gave up works on when the run has ended, or another one has begun in its place."""
-    begun = Begun(tmp_path, "a")
-    clock, told, after = ManualClock(), [], {}
+def test_worker_of_a_finished_run_stops_writing(tmp_path, over):
+    """An orphan of a run works on after the run has finished or was replaced."""
+    begun = BegunRun(tmp_path, "a")
+    clock, messages, after = ManualClock(), [], {}
 
     def files() -> dict[str, bytes]:
         found = (p for p in Path(begun.out).rglob("*") if p.is_file() and "drafts" not in p.parts)
         return {str(p): p.read_bytes() for p in found}
 
-    class Orphan(Worker):
+    class Orphan(TaskWorker):
         def _on_batch(self, batch) -> None:
             super()._on_batch(batch)
             if not after and begun.ledger.checkpoints([0]):
                 over(begun.ledger, begun.plan.objects)
-                clock.advance(LOOKED_EVERY_S)
+                clock.advance(CHECK_INTERVAL_S)
                 after.update(files())
 
     with begun.engine() as started:
-        orphan = begun.worker(started, told, Orphan, clock=clock)
-        orphan.do(Assignment((0,), run=begun.ledger.run(), keep_all=True))
-    assert "it writes nothing more" in told[-1]["error"]["message"]
+        orphan = begun.worker(started, messages, Orphan, clock=clock)
+        orphan.do(Assignment((0,), run_id=begun.ledger.run_id(), checkpoint_all=True))
+    assert "the worker stops writing" in messages[-1]["error"]["message"]
     assert after
     assert files() == after
-    assert [m for m in told if "task" in m] == []
+    assert [m for m in messages if "task" in m] == []

@@ -1,4 +1,4 @@
-"""Scored batches and reports for the tests of what is made of them."""
+"""Scored batches and reports for tests of observations and pages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.tensor import Array
-from headrace.formats.contract import Piece
+from headrace.formats.contract import BlockSelection
 from headrace.pipeline.items import Cursor, ScoredBatch, ScoredSpan
 from headrace.transforms.report import TransformReport
 
@@ -25,17 +25,17 @@ def failure(
 
 
 def scored(outputs: Mapping[str, Array] | None = None, failures: Sequence[Failure] = ()) -> ScoredBatch:
-    """A batch of one block, whose records were predicted so, and some that failed."""
-    given = outputs or {}
-    rows = len(next(iter(given.values()), ()))
+    """Return a batch of one block with these outputs and failures."""
+    changes = outputs or {}
+    rows = len(next(iter(changes.values()), ()))
     block = Block(Position(), b"x" * rows, np.arange(rows), np.arange(rows) + 1)
-    span = ScoredSpan(Piece(block, 0, rows), tuple(failures))
-    return ScoredBatch((span,), given, rows + len(failures), Cursor(0))
+    span = ScoredSpan(BlockSelection(block, 0, rows), tuple(failures))
+    return ScoredBatch((span,), changes, rows + len(failures), Cursor(0))
 
 
-def report(**given: Any) -> TransformReport:
-    """Of a run in which all went well, but for what is given."""
-    usual: dict[str, Any] = {
+def report(**changes: Any) -> TransformReport:
+    """Return the report of a run without failures, with these changes."""
+    defaults: dict[str, Any] = {
         "status": "complete",
         "source": "s3://b/in/",
         "output": "s3://b/out/",
@@ -44,11 +44,11 @@ def report(**given: Any) -> TransformReport:
         "objects_done": 3,
         "objects_with_failures": 0,
         "objects_broken": 0,
-        "objects_withheld": 0,
+        "objects_suppressed": 0,
         "records_in": 1_234_567,
         "rows_out": 1_234_567,
         "rows_failed": 0,
-        "rows_withheld": 0,
+        "rows_suppressed": 0,
         "out_bytes": 23_456_789,
         "bytes_read": 412_345_678,
         "tasks": 7,
@@ -62,4 +62,4 @@ def report(**given: Any) -> TransformReport:
         "retries": 2,
         "batches_closed_by": {"rows": 1200, "end": 6},
     }
-    return TransformReport(**(usual | given))
+    return TransformReport(**(defaults | changes))

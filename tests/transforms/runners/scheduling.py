@@ -1,4 +1,4 @@
-"""A dispatcher's surroundings without workers: tasks in regions, a real ledger, and what workers would say."""
+"""The environment of a scheduler without workers: tasks in regions, a ledger, and messages."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,10 +10,10 @@ from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.locality import Locality
 from headrace.transforms.plan import PlannedObject, Shard, Task, TransformPlan
 from headrace.transforms.records import ShardRecord, TaskRecord
-from headrace.transforms.runners.dispatch import Dispatcher, Hand
-from headrace.transforms.runners.messages import Message, metadata_json
-from headrace.transforms.work import Work
-from transforms.support import settings_of
+from headrace.transforms.runners.messages import Message, metadata_to_json
+from headrace.transforms.runners.scheduler import TaskScheduler, WorkerHandle
+from headrace.transforms.task_run import TransformWork
+from transforms.support import make_settings
 
 OUT = "memory://out/run/"
 METADATA = ModelMetadata(
@@ -21,14 +21,14 @@ METADATA = ModelMetadata(
     inputs=(TensorSpec("x", "FP64", (-1, 2)),),
     outputs=(TensorSpec("y", "FP64", (-1,)),),
 )
-READY: Message = {"ready": metadata_json(METADATA)}
+READY: Message = {"ready": metadata_to_json(METADATA)}
 IDLE: Message = {"idle": True, "complete": True}
 ROWS = 5
-"""Of every task; one of them fails."""
+"""The number of rows of each task; one of them fails."""
 
 
 def plan_of(regions: Sequence[str | None]) -> TransformPlan:
-    """A task for each region, of one object."""
+    """Return a plan with one task of one object for each region."""
     objects = tuple(
         PlannedObject(ObjectInfo(f"memory://in/{n}.csv", 100, "e"), f"{n}.out", region)
         for n, region in enumerate(regions)
@@ -38,12 +38,12 @@ def plan_of(regions: Sequence[str | None]) -> TransformPlan:
 
 def work_of(
     regions: Sequence[str | None], on_task: Callable[[TaskRecord], None] = lambda _: None, **more
-) -> Work:
+) -> TransformWork:
     stores = Stores()
     ledger = TransformLedger(stores.for_uri(OUT), OUT)
-    return Work(
+    return TransformWork(
         plan=plan_of(regions),
-        settings=settings_of(),
+        settings=make_settings(),
         stores=stores,
         ledger=ledger,
         learned={},
@@ -57,14 +57,14 @@ def record(task: int, *, attempt: str = "a", region: str | None = None) -> TaskR
     return TaskRecord(task, attempt, (shard,), 0.5, region)
 
 
-def told(task: int) -> Message:
+def task_message(task: int) -> Message:
     return {"task": record(task).to_json().decode()}
 
 
-def hand_of(dispatcher: Dispatcher, *, ready: bool = True, **locality) -> Hand:
-    """One more worker."""
-    hand = Hand(Locality(**locality))
-    dispatcher.hands.append(hand)
+def add_worker(scheduler: TaskScheduler, *, ready: bool = True, **locality) -> WorkerHandle:
+    """Return the handle of a new worker."""
+    handle = WorkerHandle(Locality(**locality))
+    scheduler.handles.append(handle)
     if ready:
-        dispatcher.heard(hand, READY)
-    return hand
+        scheduler.on_message(handle, READY)
+    return handle

@@ -1,4 +1,4 @@
-"""Runners of Beam that do wrong, as real ones were measured to: they say that a pipeline is done."""
+"""Faulty Beam runners: one reports success without work, one fails. Real runners behave like them."""
 
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineState
 
@@ -12,12 +12,14 @@ class _Done(PipelineResult):
 
 
 class LosingRunner(PipelineRunner):
-    """Does nothing at all, and is content."""
+    """A runner that reports success without having run anything."""
 
     def run_pipeline(self, pipeline, options):
         return _Done()
 
 
 class FailingRunner(PipelineRunner):
+    """A runner that cannot start a pipeline."""
+
     def run_pipeline(self, pipeline, options):
         raise RuntimeError("the job server is not there")

@@ -1,8 +1,8 @@
 from headrace.pipeline.ledger import Counts
 from headrace.storage.contract import ObjectInfo
-from headrace.transforms.crossings import Crossing, crossings, tasks_left
 from headrace.transforms.plan import PlannedObject, Shard, Task, TransformPlan
 from headrace.transforms.records import ShardRecord, TaskRecord
+from headrace.transforms.region_transfers import RegionTransfer, region_transfers, tasks_left
 
 PLAN = TransformPlan(
     tuple(
@@ -24,27 +24,27 @@ def record(task: int, region: str | None, out_bytes: int = 0) -> TaskRecord:
     return TaskRecord(task, "a", shards, region=region)
 
 
-def test_each_byte_that_crosses_counts_once():
-    """Ranges count what they are of their object; what has no size counts nothing."""
+def test_transferred_bytes_count_once():
+    """Ranges count their share of the object; objects of unknown size count nothing."""
     records = [record(0, "eu"), record(1, "eu"), record(2, "eu"), record(3, "eu"), record(4, "eu")]
-    assert crossings(PLAN, records, None) == [Crossing("us", "eu", 1000)]
-    assert crossings(PLAN, records[:2], None) == [Crossing("us", "eu", 400)]
-    assert crossings(PLAN, records[2:], None) == [Crossing("us", "eu", 600)]
+    assert region_transfers(PLAN, records, None) == [RegionTransfer("us", "eu", 1000)]
+    assert region_transfers(PLAN, records[:2], None) == [RegionTransfer("us", "eu", 400)]
+    assert region_transfers(PLAN, records[2:], None) == [RegionTransfer("us", "eu", 600)]
 
 
-def test_predictions_cross_to_where_they_are_kept():
+def test_predictions_transfer_to_the_destination():
     records = [record(0, "eu", 30), record(1, "us", 50), record(3, "us", 5)]
-    assert crossings(PLAN, records, "eu") == [Crossing("us", "eu", 55)]
-    assert crossings(PLAN, [record(0, "us", 30)], "eu") == [
-        Crossing("eu", "us", 100),
-        Crossing("us", "eu", 30),
+    assert region_transfers(PLAN, records, "eu") == [RegionTransfer("us", "eu", 55)]
+    assert region_transfers(PLAN, [record(0, "us", 30)], "eu") == [
+        RegionTransfer("eu", "us", 100),
+        RegionTransfer("us", "eu", 30),
     ]
 
 
-def test_workers_that_do_not_say_where_they_are_cross_nothing():
-    assert crossings(PLAN, [record(n, None, 9) for n in range(5)], "eu") == []
+def test_workers_without_region_transfer_nothing():
+    assert region_transfers(PLAN, [record(n, None, 9) for n in range(5)], "eu") == []
 
 
-def test_what_is_left_is_told_by_region():
+def test_remaining_tasks_are_counted_by_region():
     assert tasks_left(PLAN, [record(1, "us")]) == {"eu": 1, "us": 2, "": 1}
     assert tasks_left(PLAN, [record(n, None) for n in range(5)]) == {}

@@ -1,7 +1,6 @@
-"""Models for workers elsewhere: one that takes its time, so that a kill finds it at work; one that kills; one that never loads."""
+"""Models for workers in other processes: a quick one, a slow one, and one that cannot be loaded."""
 
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +8,19 @@ import numpy as np
 from headrace import Model, RowError
 
 POISON = 1_000_000
+NOISE = np.random.default_rng(0).random(100_000)
 
 
 class Quick(Model):
-    """The sum of a row with weights; a negative first number is refused, and POISON ends the process unless a file
-    ``harmless`` is beside this one."""
+    """The weighted sum of a row.
+
+    A negative first number is refused. POISON ends the process unless a file ``harmless`` is next to
+    this module.
+    """
 
     max_batch_rows = 20
-    _batch_s = 0.0
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        time.sleep(self._batch_s)
         if (x[:, 0] == POISON).any() and not Path(__file__).with_name("harmless").exists():
             os._exit(9)
         bad = dict.fromkeys(np.flatnonzero(x[:, 0] < 0).tolist(), "negative")
@@ -29,13 +30,15 @@ class Quick(Model):
 
 
 class Slow(Quick):
-    """The same, of which a batch takes as long as one of a real model."""
+    """The quick model with some milliseconds of computation per batch, so that kills hit a busy worker."""
 
-    _batch_s = 0.01
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        np.sort(NOISE)
+        return super().predict(x)
 
 
 class Broken(Model):
-    """Cannot be loaded."""
+    """A model that cannot be loaded."""
 
     def __init__(self) -> None:
         raise OSError("the weights of broken are gone")

@@ -1,6 +1,7 @@
-"""A model whose calls can be waited for, and that some rows kill: for workers in other processes.
+"""A model for workers in other processes, with rows that fail, kill or block the process.
 
-The folder is named by the environment's DOOMED: there a first call for a row WAITS leaves its process's number, and never returns.
+The first call with the row WAITS writes its process id to the file ``waits`` in the folder of the
+environment variable FAULT_MODEL_FOLDER, and never returns.
 """
 
 import os
@@ -16,7 +17,7 @@ KILLS = 6666.0
 FAILS = 5555.0
 
 
-class Doomed(headrace.Model):
+class FaultModel(headrace.Model):
     """The sum of two numbers."""
 
     inputs = (headrace.TensorSpec("x", "FP64", (-1, 2)),)
@@ -31,17 +32,18 @@ class Doomed(headrace.Model):
             self._wait_once()
         bad = np.flatnonzero(first == FAILS).tolist()
         if bad:
-            raise headrace.RowError(dict.fromkeys(bad, "as it was told"))
+            raise headrace.RowError(dict.fromkeys(bad, "on purpose"))
         return x.sum(axis=1)
 
     def _wait_once(self) -> None:
+        folder = Path(os.environ["FAULT_MODEL_FOLDER"])
+        complete = folder / f"{os.getpid()}.tmp"
+        complete.write_text(str(os.getpid()))
         try:
-            file = (Path(os.environ["DOOMED"]) / "waits").open("x")
+            (folder / "waits").hardlink_to(complete)
         except FileExistsError:
             return
-        with file:
-            file.write(f"{os.getpid()}\n")
         threading.Event().wait()
 
 
-SPEC = f"{__file__}:Doomed"
+SPEC = f"{__file__}:FaultModel"

@@ -1,4 +1,4 @@
-"""The ``headrace`` table: what each of its fields may be."""
+"""The fields of the ``headrace`` table: valid and invalid values."""
 
 from contextlib import suppress
 from dataclasses import fields
@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.transforms.document import Table
-from headrace.transforms.own_words import WORDS, OwnWords, parse_max_failed, read_own_words
+from headrace.transforms.document import SpecTable
+from headrace.transforms.spec_extension import (
+    EXTENSION_FIELDS,
+    SpecExtension,
+    parse_max_failed,
+    read_extension,
+)
 
 VALUES: dict[str, tuple[Any, Any]] = {
     "model": ("m.onnx", "m.onnx"),
@@ -60,27 +66,30 @@ VALUES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def words(**values: Any) -> OwnWords:
-    return read_own_words(Table.of("a.toml", "headrace", values, WORDS))
+def read_values(**values: Any) -> SpecExtension:
+    return read_extension(SpecTable.from_value("a.toml", "headrace", values, EXTENSION_FIELDS))
 
 
-def test_every_word():
-    assert VALUES.keys() == set(WORDS)
-    found = words(**{name: given for name, (given, _) in VALUES.items()})
+def test_every_field_is_read():
+    assert VALUES.keys() == set(EXTENSION_FIELDS)
+    found = read_values(**{name: given for name, (given, _) in VALUES.items()})
     assert {each.name: getattr(found, each.name) for each in fields(found)} == {
         n: v for n, (_, v) in VALUES.items()
     }
 
 
-def test_nothing_said():
-    found = words()
-    assert {getattr(found, name) for name in WORDS if name != "max_failed"} == {None}
+def test_empty_table_sets_nothing():
+    found = read_values()
+    assert {getattr(found, name) for name in EXTENSION_FIELDS if name != "max_failed"} == {None}
     assert found.max_failed == (None, None)
-    assert not found.said("split", "accept")
-    assert words(split="csv", strict=False).said("split", "strict", "accept") == {"split", "strict"}
+    assert not found.set_fields("split", "accept")
+    assert read_values(split="csv", strict=False).set_fields("split", "strict", "accept") == {
+        "split",
+        "strict",
+    }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value", "why"),
     [
         ("source", "ftp://x", "unknown scheme"),
@@ -107,9 +116,9 @@ def test_nothing_said():
         ("columns", [-1], "a list of names, or one of numbers"),
         ("columns", [True], "a list of names, or one of numbers"),
         ("text_column", -1, "at least 0"),
-        ("text_column", 1.0, "must be text"),
+        ("text_column", 1.0, "must be a non-empty text"),
         ("slice_end", "closed", "must be one of exclusive, inclusive"),
-        ("accept", "xml", "is not written here"),
+        ("accept", "xml", "cannot be written"),
         ("on_error", "stop", "must be one of record, object, job"),
         ("max_failed", "some", "neither a count"),
         ("max_failed", -1, "at least 0"),
@@ -117,19 +126,19 @@ def test_nothing_said():
         ("checkpoint_s", -1, "must be a number of at least 0"),
     ],
 )
-def test_wrong_values_name_file_and_field(name, value, why):
+def test_invalid_values_name_file_and_field(name, value, why):
     with pytest.raises(ConfigError, match=rf"^a\.toml: headrace.*{name}.*{why}"):
-        words(**{name: value})
+        read_values(**{name: value})
 
 
-def test_an_unknown_word_is_told_with_the_nearest():
+def test_unknown_field_suggests_the_most_similar():
     with pytest.raises(
         ConfigError, match=r"^a\.toml: headrace: there is no field 'max_fail'; did you mean 'max_failed'\?$"
     ):
-        words(max_fail="1")
+        read_values(max_fail="1")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "found"),
     [
         ("0", (0, None)),
@@ -139,12 +148,12 @@ def test_an_unknown_word_is_told_with_the_nearest():
         ("100 %", (None, 1.0)),
     ],
 )
-def test_max_failed(text, found):
+def test_max_failed_is_a_count_or_a_share(text, found):
     assert parse_max_failed(text) == found
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "101%", "%", "1%%", "1e2", "٣", "9" * 16, "1/2"])
-def test_no_max_failed(text):
+@for_each("text", ["", "-1", "1.5", "101%", "%", "1%%", "1e2", "٣", "9" * 16, "1/2"])
+def test_invalid_max_failed_is_refused(text):
     with pytest.raises(
         ConfigError, match="neither a count of failed records such as 100, nor a share such as 1%"
     ):
@@ -152,7 +161,7 @@ def test_no_max_failed(text):
 
 
 @given(st.text())
-def test_any_max_failed_is_one_of_both_or_refused(text):
+def test_any_max_failed_is_parsed_or_refused(text):
     with suppress(ConfigError):
         rows, share = parse_max_failed(text)
         assert (rows is None) != (share is None)
@@ -160,7 +169,7 @@ def test_any_max_failed_is_one_of_both_or_refused(text):
 
 @given(
     st.dictionaries(
-        st.sampled_from(WORDS),
+        st.sampled_from(EXTENSION_FIELDS),
         st.none()
         | st.booleans()
         | st.integers()
@@ -171,4 +180,4 @@ def test_any_max_failed_is_one_of_both_or_refused(text):
 )
 def test_any_values_are_read_or_refused(values):
     with suppress(ConfigError):
-        assert isinstance(words(**values), OwnWords)
+        assert isinstance(read_values(**values), SpecExtension)

@@ -1,13 +1,14 @@
-"""The fields of a CreateTransformJob request: what each may be, and what is passed over."""
+"""The fields of a CreateTransformJob request: valid and invalid values, ignored fields."""
 
 import copy
 from typing import Any
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.transforms.document import Table
-from headrace.transforms.vendor import FIELDS, VendorJob, read_job
+from headrace.transforms.document import SpecTable
+from headrace.transforms.sagemaker import FIELDS, SageMakerJob, read_job
 
 WHOLE: dict[str, Any] = {
     "TransformJobName": "churn-1",
@@ -47,12 +48,12 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def job(document: Any) -> VendorJob:
-    return read_job(Table.of("a.json", "", document, FIELDS))
+def job(document: Any) -> SageMakerJob:
+    return read_job(SpecTable.from_value("a.json", "", document, FIELDS))
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The whole request with one field changed."""
+    """Return the complete request with one field changed."""
     document = copy.deepcopy(WHOLE)
     *tables, key = path.split(".")
     inner = document
@@ -62,12 +63,12 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     return document
 
 
-def test_a_whole_request():
+def test_complete_request_is_read():
     assert WHOLE.keys() == set(FIELDS)
-    assert job(WHOLE) == VendorJob(
-        given=True,
-        input_given=True,
-        output_given=True,
+    assert job(WHOLE) == SageMakerJob(
+        has_fields=True,
+        has_input=True,
+        has_output=True,
         job_name="churn-1",
         model="churn",
         max_concurrent=4,
@@ -89,7 +90,7 @@ def test_a_whole_request():
         instances=2,
         instance_type="ml.m5.large",
         volume_key="k",
-        passed_over=(
+        ignored_fields=(
             "Environment",
             "Tags",
             "ExperimentConfig",
@@ -102,26 +103,28 @@ def test_a_whole_request():
     )
 
 
-def test_nothing_said():
+def test_empty_request_is_read():
     found = job({})
-    assert not any((found.given, found.input_given, found.output_given, found.processes, found.passed_over))
+    assert not any(
+        (found.has_fields, found.has_input, found.has_output, found.processes_data, found.ignored_fields)
+    )
     assert {getattr(found, name) for name in ("source", "split", "payload_mb", "join", "retries")} == {None}
 
 
-@pytest.mark.parametrize("name", ["a", "A9", "a--b", "0" * 63, "a" + "-" * 61 + "b"])
-def test_job_names(name):
+@for_each("name", ["a", "A9", "a--b", "0" * 63, "a" + "-" * 61 + "b"])
+def test_valid_job_names_are_accepted(name):
     assert job({"TransformJobName": name}).job_name == name
 
 
-@pytest.mark.parametrize("name", ["-a", "a-", "a_b", "a.b", "ä", "a\n", "0" * 64, "a" + "-" * 62])
-def test_no_job_names(name):
+@for_each("name", ["-a", "a-", "a_b", "a.b", "ä", "a\n", "0" * 64, "a" + "-" * 62])
+def test_invalid_job_names_are_refused(name):
     with pytest.raises(
-        ConfigError, match=r"^a\.json: TransformJobName: .*(cannot be a job's name|at most 63)"
+        ConfigError, match=r"^a\.json: TransformJobName: .*(is no valid job name|the limit is 63)"
     ):
         job({"TransformJobName": name})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "value", "found"),
     [
         ("MaxConcurrentTransforms", 0, {"max_concurrent": 0}),
@@ -140,19 +143,19 @@ def test_no_job_names(name):
         ("TransformResources.InstanceCount", 100, {"instances": 100}),
         ("DataProcessing.InputFilter", "$" + "." + "a" * 61, {"input_filter": "$." + "a" * 61}),
         ("DataProcessing.JoinSource", "None", {"join": "none"}),
-        ("Environment", {str(n): "" for n in range(16)}, {"given": True}),
-        ("Tags", [], {"given": True}),
+        ("Environment", {str(n): "" for n in range(16)}, {"has_fields": True}),
+        ("Tags", [], {"has_fields": True}),
     ],
 )
-def test_values_at_their_bounds(path, value, found):
+def test_values_at_their_limits_are_accepted(path, value, found):
     read = job(changed(path, value))
     assert {name: getattr(read, name) for name in found} == found
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "value", "why"),
     [
-        ("ModelName", "m" * 64, "has 64 characters, and at most 63.*headrace.model"),
+        ("ModelName", "m" * 64, "has 64 characters; the limit is 63.*headrace.model"),
         ("MaxConcurrentTransforms", -1, "of at least 0, not -1"),
         ("MaxPayloadInMB", 101, "from 0 to 100, not 101"),
         ("MaxPayloadInMB", -1, "from 0 to 100"),
@@ -164,8 +167,8 @@ def test_values_at_their_bounds(path, value, found):
         ("ModelClientConfig.InvocationsMaxRetries", -1, "from 0 to 3"),
         ("TransformResources.InstanceCount", 0, "from 1 to 100"),
         ("TransformResources.InstanceCount", 101, "from 1 to 100"),
-        ("TransformResources.InstanceType", 1, "must be text"),
-        ("TransformResources.TransformAmiVersion", 1, "must be text"),
+        ("TransformResources.InstanceType", 1, "must be a non-empty text"),
+        ("TransformResources.TransformAmiVersion", 1, "must be a non-empty text"),
         (
             "TransformInput.SplitType",
             "line",
@@ -176,41 +179,41 @@ def test_values_at_their_bounds(path, value, found):
         (
             "TransformInput.DataSource.S3DataSource.S3DataType",
             "AugmentedManifestFile",
-            "is not for batch transform",
+            "is not supported by batch transform",
         ),
-        ("TransformInput.DataSource.S3DataSource.S3DataType", "Converse", "described nowhere"),
+        ("TransformInput.DataSource.S3DataSource.S3DataType", "Converse", "not documented"),
         ("TransformInput.DataSource.S3DataSource.S3DataType", "S3", "must be one of S3Prefix, ManifestFile"),
         ("TransformInput.DataSource.S3DataSource.S3Uri", "ftp://x", "unknown scheme"),
-        ("TransformOutput.S3OutputPath", "s3://", "no bucket is named"),
-        ("TransformOutput.S3OutputPath", "", "not empty"),
-        ("TransformOutput.Accept", "image/png", "is not written here"),
+        ("TransformOutput.S3OutputPath", "s3://", "the bucket is missing"),
+        ("TransformOutput.S3OutputPath", "", "must be a non-empty text"),
+        ("TransformOutput.Accept", "image/png", "cannot be written"),
         ("TransformOutput.AssembleWith", "RecordIO", "must be one of None, Line"),
-        ("TransformOutput.KmsKeyId", 1, "must be text"),
-        ("DataProcessing.InputFilter", "$." + "a" * 62, "has 64 characters, and at most 63"),
+        ("TransformOutput.KmsKeyId", 1, "must be a non-empty text"),
+        ("DataProcessing.InputFilter", "$." + "a" * 62, "has 64 characters; the limit is 63"),
         ("DataProcessing.InputFilter", "a", "starts with"),
         ("DataProcessing.OutputFilter", "$..a", "not supported"),
         ("DataProcessing.JoinSource", "Output", "must be one of None, Input"),
-        ("Environment", {str(n): "" for n in range(17)}, "has 17 entries, and at most 16"),
+        ("Environment", {str(n): "" for n in range(17)}, "has 17 entries; the limit is 16"),
         ("Environment", ["A"], "must be a table of texts"),
         ("Environment", {"A": 1}, "must be text, not 1"),
         ("Tags", {}, "must be a list"),
-        ("ExperimentConfig.RunName", 1, "must be text"),
+        ("ExperimentConfig.RunName", 1, "must be a non-empty text"),
         ("DataCaptureConfig.GenerateInferenceId", "yes", "true or false"),
-        ("DataCaptureConfig.DestinationS3Uri", None, "must be there"),
+        ("DataCaptureConfig.DestinationS3Uri", None, "must be set"),
     ],
 )
-def test_wrong_values_name_file_and_field(path, value, why):
+def test_invalid_values_name_file_and_field(path, value, why):
     with pytest.raises(ConfigError, match=rf"^a\.json: {path.replace('.', '[.]')}.*{why}"):
         job(changed(path, value))
 
 
-@pytest.mark.parametrize("tag", [{"Key": "a"}, {"Value": "a"}, {"Key": "a", "Value": 1}, 1, {"Name": "a"}])
-def test_wrong_tags(tag):
+@for_each("tag", [{"Key": "a"}, {"Value": "a"}, {"Key": "a", "Value": 1}, 1, {"Name": "a"}])
+def test_invalid_tags_are_refused(tag):
     with pytest.raises(ConfigError, match=r"Tags\[1\]"):
         job({"Tags": [{"Key": "a", "Value": "b"}, tag]})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     [
         "TransformInput.Splittype",
@@ -224,7 +227,7 @@ def test_wrong_tags(tag):
         "ExperimentConfig.x",
     ],
 )
-def test_unknown_fields(path):
+def test_unknown_fields_are_refused(path):
     table, _, key = path.rpartition(".")
     with pytest.raises(
         ConfigError, match=rf"^a\.json: {table.replace('.', '[.]')}: there is no field '{key}'"
@@ -232,7 +235,7 @@ def test_unknown_fields(path):
         job(changed(path, 1))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("processing", "processes"),
     [
         ({"InputFilter": "$", "OutputFilter": "$", "JoinSource": "None"}, False),
@@ -241,5 +244,5 @@ def test_unknown_fields(path):
         ({"JoinSource": "Input"}, True),
     ],
 )
-def test_what_counts_as_processing(processing, processes):
-    assert job({"DataProcessing": processing}).processes is processes
+def test_processes_data_needs_a_filter_or_join(processing, processes):
+    assert job({"DataProcessing": processing}).processes_data is processes
