@@ -1,13 +1,12 @@
-"""The documentation is tested: every Python block of README.md and docs/ runs, in order, page by page.
+"""Tests of the documentation: every Python block of README.md and docs/ runs, in order, page by page.
 
-A page's blocks share their names, and a folder of their own as the current directory, with the files that the
-pages speak of (see `_write_samples`). A block may use `await` and `async for` at its top level. To leave a block
-out, write an HTML comment before it: ``<!-- skip: next "why" -->``. Parallel runs must keep a page together
-(``--dist loadfile``).
+The blocks of a page share a namespace and a current directory with sample files (`_write_samples`).
+A block may use `await` and `async for` at its top level. The HTML comment ``<!-- skip: next "why" -->``
+before a block skips it. Parallel runs must keep a page in one process (``--dist loadfile``).
 
-Shell commands (console blocks) of docs/serving.md and docs/jobs.md run too, line by line, and must succeed. ``headrace
-serve`` and ``headrace up`` run beside the page, on free ports that take the place of 8080, 8081 and 8090 in what follows,
-until the next one or the page's end.
+Console blocks of docs/serving.md and docs/jobs.md run too, line by line, and must succeed. ``headrace
+serve`` and ``headrace up`` run in the background until the next of them or the page's end. Their free
+ports replace 8080, 8081 and 8090 in later blocks.
 """
 
 import ast
@@ -31,6 +30,8 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 ROOT = Path(__file__).parent
 
+pytest_plugins = ["levels"]
+
 SAMPLE_ROWS = 20
 SAMPLE_COLUMNS = ("age", "calls", "spent", "visits")
 SAMPLE_MODEL = """\
@@ -53,7 +54,7 @@ def _sample_csv(first: int) -> str:
 
 def _sample_onnx() -> bytes:
     """``score = x @ weights``: x is float32 (rows, 4), score is float32 (rows, 1)."""
-    from onnx import TensorProto, helper  # noqa: PLC0415 - only the pages that run need it
+    from onnx import TensorProto, helper  # noqa: PLC0415 - only pages need it
 
     width = len(SAMPLE_COLUMNS)
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, width])]
@@ -67,7 +68,7 @@ def _sample_onnx() -> bytes:
 
 
 def _write_samples(folder: Path) -> None:
-    """What the pages speak of: rows.csv, rows.tar.gz (two members), model.onnx, and churn.py with a Model."""
+    """Write the files that pages use: rows.csv, rows.tar.gz (two members), model.onnx and churn.py."""
     (folder / "rows.csv").write_text(_sample_csv(0))
     (folder / "churn.py").write_text(SAMPLE_MODEL)
     (folder / "model.onnx").write_bytes(_sample_onnx())
@@ -94,8 +95,10 @@ def _leave_page(namespace: dict[str, Any]) -> None:
 
 
 def _run_block(example: Example) -> None:
-    """Run one block; line numbers in tracebacks are those of the page."""
-    source = "\n" * (example.line + example.parsed.line_offset) + _moved(example.parsed, example.namespace)
+    """Run one block with the page's line numbers in tracebacks."""
+    source = "\n" * (example.line + example.parsed.line_offset) + _with_ports(
+        example.parsed, example.namespace
+    )
     code = compile(source, example.path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     result = eval(code, example.namespace)  # noqa: S307 - our own documentation
     if inspect.iscoroutine(result):
@@ -114,12 +117,12 @@ _PORT_OPTIONS = {
 
 
 def _run_commands(example: Example) -> None:
-    """Run a console block's commands; a backslash at a line's end goes on with the next."""
+    """Run the commands of a console block; a backslash joins a line with the next."""
     if Path(example.path).name not in PAGES_WITH_COMMANDS:
         return
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for line in str(example.parsed).replace("\\\n", " ").splitlines():
-        command = _moved(line, example.namespace)
+        command = _with_ports(line, example.namespace)
         if command.startswith(("headrace serve", "headrace up")):
             words = shlex.split(command.replace("$PWD", str(Path.cwd())), comments=True)
             _start_server(words, example.namespace, environ)
@@ -127,7 +130,7 @@ def _run_commands(example: Example) -> None:
             done = subprocess.run(  # noqa: S602 - our own documentation
                 command,
                 shell=True,
-                env=environ | _asked_at(example.namespace),
+                env=environ | _server_environment(example.namespace),
                 capture_output=True,
                 text=True,
                 check=False,
@@ -136,38 +139,41 @@ def _run_commands(example: Example) -> None:
             assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
-def _moved(text: str, namespace: dict[str, Any]) -> str:
-    """What a page says, with the ports that its server has."""
-    for door, port in namespace.get(_PORTS, {}).items():
-        text = text.replace(f"localhost:{_USUAL_PORTS[door]}", f"localhost:{port}")
+def _with_ports(text: str, namespace: dict[str, Any]) -> str:
+    """Return the text with the ports of the page's server."""
+    for listener, port in namespace.get(_PORTS, {}).items():
+        text = text.replace(f"localhost:{_USUAL_PORTS[listener]}", f"localhost:{port}")
     return text
 
 
-def _asked_at(namespace: dict[str, Any]) -> dict[str, str]:
-    """Where commands ask that are told no address."""
+def _server_environment(namespace: dict[str, Any]) -> dict[str, str]:
+    """Return the variables that hold the server's address for commands."""
     ports = namespace.get(_PORTS, {})
     names = {"rest": "HEADRACE_URL", "jobs": "HEADRACE_SERVER"}
-    return {names[door]: f"http://localhost:{port}" for door, port in ports.items() if door in names}
+    return {
+        names[listener]: f"http://localhost:{port}" for listener, port in ports.items() if listener in names
+    }
 
 
 def _start_server(command: list[str], namespace: dict[str, Any], environ: dict[str, str]) -> None:
     _stop_server(namespace)
-    # A page's second server is where its first was: what asks that one asks this.
+    # A page's second server takes the ports of the first, for the clients of later blocks.
     taken = namespace.get(_PORTS, {})
-    free = [w for option, door in _PORT_OPTIONS[command[1]].items() for w in (option, taken.get(door, "0"))]
+    options = _PORT_OPTIONS[command[1]].items()
+    free = [word for option, listener in options for word in (option, taken.get(listener, "0"))]
     server = subprocess.Popen([*command, *free], env=environ, stderr=subprocess.PIPE, text=True)  # noqa: S603
     namespace[_SERVER] = server
-    said: list[str] = []
+    output: list[str] = []
     ports: dict[str, str] = {}
     assert server.stderr is not None
     for line in server.stderr:
-        said.append(line)
+        output.append(line)
         if found := _LISTENS.match(line):
             ports[found[1]] = found[2].rpartition(":")[2]
         if line.strip() == "ready":
             namespace[_PORTS] = ports
             return
-    raise AssertionError(f"{shlex.join(command)} ended: {''.join(said)}")
+    raise AssertionError(f"{shlex.join(command)} ended: {''.join(output)}")
 
 
 def _stop_server(namespace: dict[str, Any]) -> None:
@@ -175,8 +181,8 @@ def _stop_server(namespace: dict[str, Any]) -> None:
     if server is None:
         return
     server.send_signal(signal.SIGTERM)
-    _, said = server.communicate(timeout=WAIT_S)
-    assert server.returncode == 0, said
+    _, output = server.communicate(timeout=WAIT_S)
+    assert server.returncode == 0, output
 
 
 pytest_collect_file = Sybil(

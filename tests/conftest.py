@@ -1,7 +1,6 @@
-"""Fixtures that more than one room's tests use."""
+"""Fixtures that several packages' tests use."""
 
 import logging
-import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +16,9 @@ from servers.seaweed import S3Server
 from servers.valkey import ValkeyServer
 
 
-def pytest_configure() -> None:
-    """What a shell starts in the background ignores Ctrl-C, and so does all that it starts; tests press it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @pytest.fixture(autouse=True)
-def logs_as_they_were() -> Iterator[None]:
-    """Whatever a test configured, as commands that run in its process do: the next one's logs go where they always go."""
+def restore_logging() -> Iterator[None]:
+    """Restore the loggers after each test: commands that run in this process configure them."""
     loggers = [logging.getLogger(name) for name in ("", "headrace", "headrace.access")]
     before = [(one.handlers, one.level, one.propagate) for one in loggers]
     yield
@@ -36,7 +29,7 @@ def logs_as_they_were() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A real S3 server, one a test process. A test that stops it must start it again."""
+    """Yield a real S3 server, one per test process. A test that stops it must start it again."""
     server = S3Server(tmp_path_factory.mktemp("seaweed"))
     server.start()
     yield server
@@ -45,7 +38,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A real PostgreSQL, one a test process. A test that stops it must start it again."""
+    """Yield a real PostgreSQL, one per test process. A test that stops it must start it again."""
     server = PostgresServer(fsync=False)
     try:
         server.start()
@@ -56,7 +49,9 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_url(postgres: PostgresServer) -> Iterator[str]:
-    """A fresh, empty database of it, for SQLAlchemy; it is dropped with all connections afterwards."""
+    """Yield the SQLAlchemy URL of a fresh, empty database, which is dropped afterwards with all
+    connections.
+    """
     name = postgres.create_database()
     yield postgres.url(name)
     if not postgres.running:  # a test that failed half way must not take the others with it
@@ -67,14 +62,14 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def http_files() -> Iterator[HttpFiles]:
-    """A plain HTTP server whose objects and faults the test decides."""
+    """Yield a plain HTTP server whose objects and faults the test chooses."""
     with HttpFiles() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
-    """A real Valkey, one a test process. A test that stops it must start it again."""
+    """Yield a real Valkey, one per test process. A test that stops it must start it again."""
     server = ValkeyServer(tmp_path_factory.mktemp("valkey"))
     server.start()
     yield server
@@ -83,7 +78,7 @@ def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeySe
 
 @pytest.fixture(scope="session")
 def rabbit_server() -> Iterator[RabbitServer]:
-    """A real RabbitMQ, one a test process. A test that stops it must start it again."""
+    """Yield a real RabbitMQ, one per test process. A test that stops it must start it again."""
     if why := rabbitmq.missing():
         pytest.skip(why)
     # Not below pytest's own folder, which the user that the node runs as may not enter.
@@ -98,7 +93,9 @@ def rabbit_server() -> Iterator[RabbitServer]:
 
 @pytest.fixture(scope="session")
 def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer]:
-    """An imitation of SQS, SNS and S3, one a test process. A test that stops it must start it again."""
+    """Yield an imitation of SQS, SNS and S3, one per test process. A test that stops it must start
+    it again.
+    """
     server = MotoServer(tmp_path_factory.mktemp("moto"))
     server.start()
     yield server

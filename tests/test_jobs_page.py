@@ -1,4 +1,6 @@
-"""docs/jobs.md beside its snippets: its file is read as it stands, and what is scaled by counts what the API counts."""
+"""docs/jobs.md beyond its snippets: its TOML file is valid, and its scaling query counts as the API
+does.
+"""
 
 import re
 from dataclasses import fields
@@ -8,15 +10,14 @@ import pytest
 import yaml
 
 from headrace.config.jobs_file import read_jobs_file
-from headrace.jobs.desk import Scale
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.ledgers.database import Statement
+from headrace.jobs.service import Scale
 from headrace.testing import ManualWallClock
-from jobs.ledgers_under_test import LEDGERS
+from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "jobs.md").read_text()
-SQL = [name for name in LEDGERS if name != "memory"]
 
 
 def blocks(language: str) -> list[str]:
@@ -24,7 +25,7 @@ def blocks(language: str) -> list[str]:
 
 
 def trigger(kind: str) -> dict[str, str]:
-    """The metadata of the one KEDA trigger of a type."""
+    """Return the metadata of the one KEDA trigger of a type."""
     scaled, alone = map(yaml.safe_load, blocks("yaml"))
     (found,) = [t for t in (*scaled["spec"]["triggers"], *alone) if t["type"] == kind]
     return found["metadata"]
@@ -38,22 +39,24 @@ def test_the_file_is_read_as_it_stands(tmp_path):
     assert not read.access.open
     assert list(read.queues) == ["default", "night"]
     assert [target.endpoint_id for target in read.endpoints] == ["billing"]
-    assert None not in (read.triggers, read.smtp, read.vendor)
+    assert None not in (read.triggers, read.smtp, read.sagemaker)
     without_keys = re.sub(r"\[keys\.web\].*?(?=# \[anyone\])", "", text, flags=re.DOTALL)
     path.write_text(re.sub("^# ", "", without_keys, flags=re.MULTILINE))
     assert read_jobs_file(path, store_uri="s3://headrace/").access.open
 
 
-@pytest.mark.parametrize("name", SQL)
+@pytest.mark.parametrize("name", SQL_LEDGERS)
 def test_the_query_counts_what_is_due_and_runs(name, request):
-    """So that both ways of scaling agree: 1 that runs and 2 that wait, not 1 that is for later, nor that of another queue."""
+    """Both ways of scaling agree: one running and two due jobs count; later jobs and other queues
+    do not.
+    """
     clock = ManualWallClock()
     ledger = LEDGERS[name](clock, request.getfixturevalue)()
     ledger.start()
     try:
         later = NewJob(delay_ms=60_000)
         ledger.submit([NewJob(), NewJob(), NewJob(), later, NewJob(queue="other")])
-        ledger.turn([], ClaimRequest("w", ("default",), 1, 60_000))
+        ledger.settle_and_claim([], ClaimRequest("w", ("default",), 1, 60_000))
         assert _counted(ledger) == ledger.counts("default").backlog == 3
         clock.advance(60_000)
         assert _counted(ledger) == ledger.counts("default").backlog == 4

@@ -1,12 +1,14 @@
-"""The public face is `headrace/__init__.py`: what it shows is asserted, and importing it costs nothing more."""
+"""The public API in `headrace/__init__.py`: its names, and the cost of importing it."""
 
 import inspect
 import subprocess
 import sys
 
+import pytest
+
 import headrace
 
-# Run apart, since this process has long imported everything. numpy goes first: what it pulls in is not ours.
+# A separate process, because this one has imported everything. The imports of numpy do not count.
 _LIST_IMPORTS = """
 import sys
 import numpy
@@ -15,8 +17,8 @@ import headrace
 print(*sorted(set(sys.modules) - before))
 """
 
-# Standard library, but dear: they cost start-up time, or belong to rooms that wait.
-_DEAR_MODULES = {
+# Modules of the standard library that are slow to import or belong to packages with I/O.
+_EXPENSIVE_MODULES = {
     "asyncio",
     "email",
     "http",
@@ -29,18 +31,19 @@ _DEAR_MODULES = {
 }
 
 
-def _modules_imported_with_headrace() -> list[str]:
+@pytest.fixture(scope="module")
+def imported_modules() -> list[str]:
+    """Names of the modules that a bare `import headrace` adds."""
     command = [sys.executable, "-I", "-c", _LIST_IMPORTS]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def _sort_key(name: str) -> tuple[int, str]:
-    # Constants, classes, then the rest, each by name: the order that ruff keeps __all__ in.
+    # Constants, classes, then the rest, each by name: the order that ruff requires of __all__.
     return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
 
 
-def test_all_names_what_is_visible_and_nothing_else():
-    """A name that is visible but not in __all__ is a promise made by accident."""
+def test_all_lists_exactly_the_visible_names():
     visible = {
         name
         for name in dir(headrace)
@@ -49,35 +52,33 @@ def test_all_names_what_is_visible_and_nothing_else():
     assert visible == {name for name in headrace.__all__ if not name.startswith("_")}
 
 
-def test_all_is_sorted_without_repeats():
-    """Sorted, so that two changes that add a name do not conflict at the end of the list."""
+def test_all_is_sorted_and_unique():
     assert list(headrace.__all__) == sorted(set(headrace.__all__), key=_sort_key)
 
 
-def test_every_public_name_resolves_and_says_what_it_is():
-    """Names may be looked up lazily, so ask for each; what is callable has a docstring."""
-    bare = [
+def test_every_public_name_resolves_and_has_a_docstring():
+    undocumented = [
         name
         for name in headrace.__all__
         if callable(value := getattr(headrace, name)) and not inspect.getdoc(value)
     ]
-    assert bare == []
+    assert undocumented == []
 
 
-def test_an_unknown_name_is_an_attribute_error():
-    """A lazy face must not answer for names that it does not have."""
+def test_unknown_name_raises_attribute_error():
     assert not hasattr(headrace, "no_such_name")
 
 
-def test_importing_headrace_imports_numpy_and_core_only():
-    """Neither another room nor any third-party package but numpy comes along."""
-    imported = _modules_imported_with_headrace()
-    ours = [name for name in imported if name.split(".")[0] == "headrace"]
-    foreign = {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) - {"headrace", "numpy"}
+def test_importing_headrace_imports_numpy_and_core_only(imported_modules):
+    ours = [name for name in imported_modules if name.split(".")[0] == "headrace"]
+    foreign = (
+        {name.split(".")[0] for name in imported_modules}
+        - set(sys.stdlib_module_names)
+        - {"headrace", "numpy"}
+    )
     assert foreign == set()
     assert [name for name in ours if name != "headrace" and name.split(".")[1] != "core"] == []
 
 
-def test_importing_headrace_imports_nothing_dear():
-    """No event loop and no network, just for the vocabulary."""
-    assert _DEAR_MODULES.intersection(_modules_imported_with_headrace()) == set()
+def test_importing_headrace_imports_no_expensive_module(imported_modules):
+    assert _EXPENSIVE_MODULES.intersection(imported_modules) == set()

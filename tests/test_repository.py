@@ -1,4 +1,4 @@
-"""Rules of the repository that no other tool checks: what may stand in files, and what must exist beside what."""
+"""Rules of the repository that no other tool checks: contents of files, pins, extras, commands and CI."""
 
 import ast
 import importlib.metadata
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "headrace"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# Written in pieces, so that this file does not break its own rule.
+# In pieces, so that this file keeps the rule.
 _INDEX_HOSTS = (
     "pypi" + ".org",
     "python" + "hosted.org",
@@ -30,92 +30,28 @@ _INDEX_HOSTS = (
     "conda" + ".anaconda.org",
 )
 _MACHINE_FOLDERS = ("root", "work", "opt/wheels", "opt/pypi", "home/[a-z]+", "Users/[A-Za-z]+")
-# A path begins where no word, dot or slash stands before it: `https://host/work/` is none.
+# The lookbehind excludes URLs and relative paths, such as `https://host/work/`.
 _MACHINE_PATH = re.compile(rf"(?<![\w./:$}}-])/(?:{'|'.join(_MACHINE_FOLDERS)})/")
 
-_EXTRAS_WITHOUT_DOOR = {
+_EXTRAS_WITHOUT_ADAPTER = {
     "all": "names other extras",
     "demo": "for examples/demo only",
+    "test": "for tests only",
     "examples": "for examples/serving and examples/sequences only",
     "dev": "tools and tests only",
     "http2": "a parser that uvicorn looks up by its name",
 }
 
-# Extras that no other tool can stand beside, with the constraints of the environment that they have to themselves.
-_EXTRAS_APART = {"mlserver": "constraints-mlserver.txt"}
+# Extras whose pins clash with other tools, with the constraints file of their own environment.
+_SEPARATE_EXTRAS = {"mlserver": "constraints-mlserver.txt"}
 
-_SEVERAL_DOORS = {
-    "apache_beam": "handlers for a pipeline of the user's, and the pipeline of a transform: either is used without the other",
-    "uvicorn": "its server, and its protocol, which is imported where it is extended",
-    "grpc": "a server's, which listens, and a client's, which calls: whoever only asks imports no server",
-    "boto3": "credentials of the object store and regions of its buckets, and AWS's own queues and notifications",
-    "redis": "a dispatcher of jobs, and a store of checkpoints: either is used without the other",
-    "httpx": "the guarded client of addresses that others name, and the client of our own API",
-}
-
-# Modules of src without a test file of their own name, and why. A key that ends in / covers a whole room.
-_UNMIRRORED: dict[str, str] = {
-    "__init__.py": "tests/test_public_face.py",
-    "__main__.py": "three lines; tests/cli runs it",
-    "cli/groups.py": "tests/cli/test_models.py, test_jobs.py and test_queues.py leave `list` out",
-    "cli/job_results.py": "tests/cli/test_submit.py and test_jobs.py print, save and wait for results",
-    "cli/job_server.py": "tests/cli/test_submit.py and test_jobs.py give its options, and end as it says",
-    "jobs/client/aio.py": "tests/jobs/client/test_sync.py puts both clients to the same questions",
-    "jobs/client/calls.py": "tests/jobs/client/test_sync.py gives addresses, right and wrong, and meets servers that are gone",
-    "jobs/client/faces.py": "tests/jobs/client/test_sync.py saves results, and asks of queues",
-    "server/jobs/api.py": "tests/server/jobs/test_job_routes.py waits, reads bodies and is refused through it",
-    "server/jobs/models.py": "tests/server/jobs/test_app.py holds answers against them",
-    "server/jobs/submitted.py": "tests/server/jobs/test_job_routes.py and test_vendor.py submit through it",
-    "app/jobs.py": "tests/integration/test_jobs_up.py, test_jobs_told.py and test_jobs_tenants.py run all of it as processes",
-    "cli/job_options.py": "tests/integration/test_jobs_up.py and test_jobs_workers.py give them as a user would",
-    "cli/up.py": "tests/integration/test_jobs_up.py types it as a user would",
-    "cli/work.py": "tests/integration/test_jobs_workers.py types it as a user would",
-    "cli/connecting.py": "tests/cli/test_infer.py and test_models.py give its options, and end as it says",
-    "engine/life.py": "tests/engine/test_engine.py, test_engine_ask.py and test_streams.py begin, stop and drop lives",
-    "jobs/ledgers/beat.py": "tests/conformance/test_job_ledgers.py runs the whole suite over both databases",
-    "jobs/ledgers/changes.py": "tests/conformance/test_job_ledgers.py, the same",
-    "jobs/ledgers/deciding.py": "tests/conformance/test_job_ledgers.py, the same",
-    "jobs/ledgers/dialect.py": "strings; tests/conformance/test_job_ledgers.py runs statements of all of them",
-    "jobs/ledgers/looking.py": "tests/conformance/test_job_ledgers.py, the same",
-    "jobs/ledgers/queues.py": "tests/conformance/test_job_ledgers.py, the same",
-    "jobs/ledgers/reading.py": "tests/conformance/test_job_ledgers.py, the same",
-    "jobs/ledgers/schema.py": "tables; tests/jobs/ledgers/test_migrations.py compares them with those there are",
-    "jobs/ledgers/sql.py": "tests/conformance/test_job_ledgers.py, the same",
-    "jobs/ledgers/upkeep.py": "tests/conformance/test_job_ledgers.py; tests/jobs/ledgers/test_turn.py reads its plans",
-    "server/direct.py": "a Protocol and a tuple; tests/server/test_connection.py and test_rest_direct.py meet them",
-    "client/oip_grpc.py": "tests/client/test_server.py puts both implementations to the same questions",
-    "core/outcome.py": "values without behaviour; tests/pipeline/test_items.py makes and reads them",
-    "core/predictor.py": "a Protocol; headrace.testing checks implementations",
-    "core/service.py": "a Protocol; headrace.testing checks implementations",
-    "runtimes/mlserver.py": "tests/environments/mlserver/test_mlserver.py, in its own environment: make test-mlserver",
-    "formats/contract.py": "Protocols; headrace.testing checks implementations",
-    "formats/container.py": "the door to PyAV; tests/formats/test_audio.py and test_video.py run all of it",
-    "protocols/oip_grpc/schema.py": "tables; test_messages.py makes classes of all of them",
-    "protocols/oip_grpc/health.py": "tests/server/test_grpc_health.py encodes and decodes them",
-    "protocols/oip_grpc/reflection.py": "tests/server/test_grpc_service.py asks it all that it answers",
-    "server/grpc_contract.py": "Protocols; tests/server/grpc_support.py implements them",
-    "cli/transform.py": "tests/integration/test_transform_command.py types it as a user would",
-    "cli/transform_ending.py": "tests/integration/test_transform_command.py reads what it says, in words and as JSON",
-    "transforms/runners/processes.py": "tests/integration/test_transform_faults.py and test_transform_kill.py run, kill and lose processes",
-    "transforms/runners/beam_pipeline.py": "tests/transforms/runners/test_beam.py runs it, in processes of Beam's",
-    "transforms/runners/dispatched.py": "five lines of delegation; the tests of each runner look at its figures",
-    "transforms/retry_whole.py": "tests/transforms/test_retry.py does objects again, and dies between any two calls",
-    "jobs/outbox.py": "a Protocol and values; headrace.testing checks implementations, and tests/testing/test_outbox.py the checks",
-    "jobs/dispatcher.py": "Protocols, and counts; headrace.testing checks implementations",
-    "jobs/ledger.py": "a Protocol and values; tests/conformance/test_job_ledgers.py and tests/jobs/test_ledger_model.py run implementations",
-    "testing/job_checks/bench.py": "tests/conformance/test_job_ledgers.py and tests/testing/test_job_ledger.py stand on it",
-    "testing/job_checks/claiming.py": "tests/testing/test_job_ledger.py breaks what it promises, and sees it go red",
-    "testing/job_checks/deciding.py": "tests/testing/test_job_ledger.py, the same",
-    "testing/job_checks/looking.py": "tests/testing/test_job_ledger.py, the same",
-    "testing/job_checks/regions.py": "tests/testing/test_job_ledger.py, the same",
-    "testing/job_checks/settling.py": "tests/testing/test_job_ledger.py, the same",
-    "testing/job_checks/submitting.py": "tests/testing/test_job_ledger.py, the same",
-    "testing/job_checks/upkeep.py": "tests/testing/test_job_ledger.py, the same",
-    "testing/job_checks/knowing.py": "tests/testing/test_job_ledger.py, the same",
-    "testing/job_checks/waiting.py": "tests/testing/test_job_ledger.py, the same",
-    "checkpoints/store.py": "a Protocol and values; headrace.testing checks implementations",
-    "storage/contract.py": "Protocols; headrace.testing checks implementations",
-    "storage/memory.py": "tests/conformance/test_stores.py runs the whole suite over it",
+_SEVERAL_ADAPTERS = {
+    "apache_beam": "handlers for a user's pipeline; the pipeline of a transform",
+    "uvicorn": "its server, and its protocol class, which a module extends",
+    "grpc": "the server's listener and the client: a client imports no server",
+    "boto3": "credentials and bucket regions of the object store; AWS queues and notifications of jobs",
+    "redis": "a wakeup broker of jobs, and a checkpoint store: each is used without the other",
+    "httpx": "the guarded client for addresses from outside, and the client of the job API",
 }
 
 
@@ -128,51 +64,40 @@ def _git_files() -> list[str]:
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    """Every text file of the repository, by name."""
+    """Yield the name and text of every text file of the repository."""
     for name in _git_files():
         data = (ROOT / name).read_bytes()
         if b"\0" not in data[:8192]:
             yield name, data.decode("utf-8", "replace")
 
 
-def _modules() -> list[str]:
-    """Paths of modules below src/headrace, rooms' own __init__.py left out."""
-    paths = (path.relative_to(SRC).as_posix() for path in SRC.rglob("*.py"))
-    return sorted(path for path in paths if not path.endswith("/__init__.py"))
-
-
-def _mirror(module: str) -> Path:
-    path = Path(module)
-    return ROOT / "tests" / path.parent / f"test_{path.name}"
-
-
-def _doors() -> dict[str, list[str]]:
-    """Import name -> modules that the import contract lets import it."""
+def _adapters() -> dict[str, list[str]]:
+    """Return, for each import name, the modules that the import contract allows to import it."""
     contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
-    contract = next(c for c in contracts if c["name"] == "Each optional dependency has one door")
-    doors: dict[str, list[str]] = {name: [] for name in contract["forbidden_modules"]}
+    contract = next(c for c in contracts if c["name"] == "Each optional dependency is imported in one module")
+    adapters: dict[str, list[str]] = {name: [] for name in contract["forbidden_modules"]}
     for line in contract["ignore_imports"]:
         module, _, imported = line.partition(" -> ")
-        doors[imported].append(module)
-    return doors
+        adapters[imported].append(module)
+    return adapters
 
 
-def _modules_of_door(door: str) -> list[Path]:
-    """The files that may import: of ``room.*``, which is one door, the modules right below that package."""
-    package, star, _ = door.partition(".*")
+def _modules_of_adapter(adapter: str) -> list[Path]:
+    """Return the files of an adapter; ``package.*`` is one adapter: the modules directly in that package."""
+    package, star, _ = adapter.partition(".*")
     path = SRC.parent / package.replace(".", "/")
     if not star:
         return [path.with_suffix(".py")] if path.with_suffix(".py").is_file() else []
     return sorted(module for module in path.glob("*.py") if module.name != "__init__.py")
 
 
-def _wrong_with_door(door: str, imported: str) -> str:
-    """What keeps it from being the door of what is imported; "" when nothing does."""
-    modules = _modules_of_door(door)
+def _adapter_problem(adapter: str, imported: str) -> str:
+    """Return the reason why the module is no adapter of the import, or ""."""
+    modules = _modules_of_adapter(adapter)
     if not modules:
-        return f"{door}, the door of {imported}, does not exist"
+        return f"{adapter}, the adapter of {imported}, does not exist"
     if not any(imported in _imports(module.read_text()) for module in modules):
-        return f"{door} does not import {imported}"
+        return f"{adapter} does not import {imported}"
     return ""
 
 
@@ -190,7 +115,7 @@ def _declared_requirements() -> list[Requirement]:
         *(
             text
             for extra, texts in project["optional-dependencies"].items()
-            if extra not in _EXTRAS_APART
+            if extra not in _SEPARATE_EXTRAS
             for text in texts
         ),
     ]
@@ -198,7 +123,7 @@ def _declared_requirements() -> list[Requirement]:
 
 
 def _imports(source: str) -> set[str]:
-    """Top-level names of every import statement, at the top or inside a function."""
+    """Return the top-level names of all import statements, at the top and inside functions."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -213,13 +138,13 @@ def _imports(source: str) -> set[str]:
 
 
 def test_no_file_names_a_package_index():
-    """Where packages come from is the business of whoever installs them."""
+    """The user chooses the index that packages come from."""
     found = [(name, host) for name, text in _texts() for host in _INDEX_HOSTS if host in text]
     assert found == []
 
 
 def test_no_file_names_a_path_of_some_machine():
-    """An absolute path of somebody's machine works nowhere else."""
+    """An absolute path of one machine works on no other."""
     found = [(name, match.group()) for name, text in _texts() for match in _MACHINE_PATH.finditer(text)]
     assert found == []
 
@@ -235,13 +160,12 @@ def test_no_file_names_a_path_of_some_machine():
         ("src/headrace/work/x.py", False),
     ],
 )
-def test_the_rule_on_machine_paths_can_tell(text, wrong):
-    """The pattern above finds what it should, and leaves URLs and relative paths alone."""
+def test_machine_path_pattern_ignores_urls_and_relative_paths(text, wrong):
     assert bool(_MACHINE_PATH.search(text)) == wrong
 
 
-def test_constraints_pin_all_that_is_declared_and_nothing_else_but_versions():
-    """Every declared requirement has an exact pin that fits it; lines are `name==version`, sorted."""
+def test_constraints_pin_every_declared_requirement():
+    """Each pin is exact and fits its requirement; the lines are `name==version`, sorted."""
     pins = _pins()
     for requirement in _declared_requirements():
         version = pins.get(canonicalize_name(requirement.name))
@@ -252,9 +176,9 @@ def test_constraints_pin_all_that_is_declared_and_nothing_else_but_versions():
     assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins.values())
 
 
-@pytest.mark.parametrize(("extra", "name"), _EXTRAS_APART.items())
-def test_environments_apart_are_pinned_too(extra, name):
-    """The same for what has an environment of its own; its verb runs its tests, and the usual run does not."""
+@pytest.mark.parametrize(("extra", "name"), _SEPARATE_EXTRAS.items())
+def test_separate_environments_are_pinned(extra, name):
+    """A separate environment has pins and a command of its own, and the usual run leaves out its tests."""
     pins = _pins(name)
     for text in [
         *PYPROJECT["project"]["dependencies"],
@@ -274,23 +198,23 @@ def test_environments_apart_are_pinned_too(extra, name):
     [
         e
         for e in PYPROJECT["project"]["optional-dependencies"]
-        if e not in _EXTRAS_WITHOUT_DOOR and e not in _EXTRAS_APART
+        if e not in _EXTRAS_WITHOUT_ADAPTER and e not in _SEPARATE_EXTRAS
     ],
 )
-def test_every_extra_has_its_door(extra):
-    """What an extra installs is imported by exactly one module (or the modules of one package), and the extra is named where it is missing."""
+def test_every_extra_has_an_adapter_module(extra):
+    """One module (or one package) imports an extra's packages, and names the extra where it is missing."""
     names_of = importlib.metadata.packages_distributions()
     for text in PYPROJECT["project"]["optional-dependencies"][extra]:
         distribution = canonicalize_name(Requirement(text).name)
         if distribution == "headrace":
-            continue  # another extra, which has its own door
+            continue  # another extra, with an adapter of its own
         imports = {
             name for name, owners in names_of.items() if distribution in map(canonicalize_name, owners)
         }
-        (imported,) = imports & set(_doors())
-        doors = _doors()[imported]
-        assert len(doors) == 1 or (len(doors) == 2 and imported in _SEVERAL_DOORS), doors
-        assert [wrong for door in doors if (wrong := _wrong_with_door(door, imported))] == []
+        (imported,) = imports & set(_adapters())
+        adapters = _adapters()[imported]
+        assert len(adapters) == 1 or (len(adapters) == 2 and imported in _SEVERAL_ADAPTERS), adapters
+        assert [problem for adapter in adapters if (problem := _adapter_problem(adapter, imported))] == []
     named = re.compile(rf'MissingExtraError\(\s*(?:extra=)?"{extra}"')
     assert any(named.search(path.read_text()) for path in SRC.rglob("*.py")), (
         f"nothing says that {extra!r} is missing"
@@ -298,7 +222,7 @@ def test_every_extra_has_its_door(extra):
 
 
 @pytest.mark.parametrize(
-    ("door", "imported", "wrong"),
+    ("adapter", "imported", "problem"),
     [
         ("headrace.formats.image", "PIL", ""),
         ("headrace.formats.image", "av", "does not import av"),
@@ -310,15 +234,14 @@ def test_every_extra_has_its_door(extra):
         ("headrace.nowhere.*", "PIL", "does not exist"),
     ],
 )
-def test_the_rule_on_doors_can_tell(door, imported, wrong):
-    """A package is a door as one of its modules is; what lies deeper, or does not import, is none."""
-    told = _wrong_with_door(door, imported)
-    assert wrong in told
-    assert bool(told) is bool(wrong)
+def test_adapter_rule_reports_missing_modules_and_imports(adapter, imported, problem):
+    reported = _adapter_problem(adapter, imported)
+    assert problem in reported
+    assert bool(reported) is bool(problem)
 
 
 def test_clients_of_other_projects_are_pinned():
-    """Each has its folder, its verb's list names it, and its environment is told in full, by exact versions."""
+    """Each client has a folder, a place in the Makefile's list, and complete, exact requirements."""
     folder = ROOT / "tests" / "environments" / "clients"
     listed = re.search(r"^CLIENTS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1).split()
     assert sorted(path.parent.name for path in folder.glob("*/requirements.txt")) == listed
@@ -330,26 +253,13 @@ def test_clients_of_other_projects_are_pinned():
         assert all(re.fullmatch(r"[0-9][0-9a-z.]*", version) for version in pins.values())
 
 
-def test_extras_without_a_door_exist():
-    """An exemption for an extra that is gone would hide the next one of that name."""
-    assert set(_EXTRAS_WITHOUT_DOOR) <= set(PYPROJECT["project"]["optional-dependencies"])
+def test_extras_without_an_adapter_exist():
+    """An exception for a removed extra would hide a later one of the same name."""
+    assert set(_EXTRAS_WITHOUT_ADAPTER) <= set(PYPROJECT["project"]["optional-dependencies"])
 
 
-def test_every_module_has_its_test_file():
-    """src/headrace/<room>/<module>.py is tested by tests/<room>/test_<module>.py."""
-    missing = [module for module in _modules() if module not in _UNMIRRORED and not _mirror(module).is_file()]
-    assert missing == []
-
-
-def test_exemptions_from_mirroring_are_needed():
-    """An exempted module exists, and has no test file after all."""
-    modules = _modules()
-    assert [module for module in _UNMIRRORED if module not in modules] == []
-    assert [module for module in _UNMIRRORED if _mirror(module).is_file()] == []
-
-
-def test_the_version_is_told_once():
-    """`headrace.__version__` is the one place; it is a version, and newer than any in the changelog."""
+def test_version_has_one_source():
+    """`headrace.__version__` is the source, and not older than any version in the changelog."""
     assert PYPROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "headrace.__version__"}
     version = Version(headrace.__version__)
     released = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
@@ -357,7 +267,7 @@ def test_the_version_is_told_once():
 
 
 def test_changelog_fragments_are_named_right():
-    """`<issue>.<type>.md` or `+<words>.<type>.md`, with something in it."""
+    """Fragments are called `<issue>.<type>.md` or `+<words>.<type>.md`, and are not empty."""
     types = "|".join(kind["directory"] for kind in PYPROJECT["tool"]["towncrier"]["type"])
     pattern = re.compile(rf"(?:\d+|\+[a-z0-9-]+)\.(?:{types})\.md")
     fragments = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
@@ -366,7 +276,7 @@ def test_changelog_fragments_are_named_right():
 
 
 def test_commit_hooks_fetch_nothing():
-    """Hooks are tools of .venv, so that a commit needs no network."""
+    """Hooks are tools of .venv, so a commit needs no network."""
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     assert [repo["repo"] for repo in config["repos"]] == ["local"]
     hooks = config["repos"][0]["hooks"]
@@ -375,7 +285,7 @@ def test_commit_hooks_fetch_nothing():
 
 
 def test_make_lists_every_verb():
-    """`make` alone shows each verb of .PHONY with a line of its own."""
+    """`make` alone shows one line for each verb of .PHONY."""
     shown = subprocess.run(
         ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -385,7 +295,10 @@ def test_make_lists_every_verb():
 
 
 def _run_ci(folder: Path, **commands: str) -> tuple[int, list[str]]:
-    """Run .ci/run with nothing on the path but what it needs and these: its exit status, and what it called."""
+    """Run .ci/run with only `commands` and basic tools on the path.
+
+    Return its exit status and the commands that it ran.
+    """
     (folder / ".ci").mkdir()
     (folder / "bin").mkdir()
     script = Path(shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run"))
@@ -403,42 +316,41 @@ def _run_ci(folder: Path, **commands: str) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("user", [0, 1000])
 @pytest.mark.parametrize("installs", [True, False])
-def test_ci_installs_the_broker_before_the_tests_where_it_can(tmp_path, user, installs):
-    """As root, by apt; and where that does not work, CI goes on without."""
+def test_ci_installs_programs_before_the_tests(tmp_path, user, installs):
+    """CI installs them by apt as root, and continues without them where that fails."""
     status, calls = _run_ci(tmp_path, id=f"echo {user}", **{"apt-get": f"exit {0 if installs else 100}"})
     apt = [call for call in calls if call.startswith("apt-get")]
     assert status == 0
-    assert [call for call in calls if call.startswith("make")][:2] == ["make lint", "make test"]
+    assert [call for call in calls if call.startswith("make")][:2] == ["make lint", "make test-all"]
     if user:
         assert apt == []
         return
     assert apt[0].startswith("apt-get ")
-    assert any("--no-install-recommends rabbitmq-server" in call for call in apt) is installs
-    assert max(map(calls.index, apt)) < calls.index("make test")
+    assert any("--no-install-recommends rabbitmq-server faketime" in call for call in apt) is installs
+    assert max(map(calls.index, apt)) < calls.index("make test-all")
 
 
-def test_ci_installs_no_broker_that_is_there(tmp_path):
-    """Nor does it need apt at all."""
-    status, calls = _run_ci(tmp_path, id="echo 0", **{"rabbitmq-server": "exit 1", "apt-get": "exit 1"})
+def test_ci_uses_programs_that_are_installed(tmp_path):
+    status, calls = _run_ci(
+        tmp_path, id="echo 0", faketime="exit 1", **{"rabbitmq-server": "exit 1", "apt-get": "exit 1"}
+    )
     assert status == 0
     assert [call for call in calls if call.startswith("apt-get")] == []
 
 
-def test_ci_stops_at_the_first_verb_that_fails(tmp_path):
-    """What comes after it would only hide it."""
-    status, calls = _run_ci(tmp_path, make='[ "$1" != test ]', id="echo 1000")
+def test_ci_stops_at_the_first_failing_command(tmp_path):
+    status, calls = _run_ci(tmp_path, make='[ "$1" != test-all ]', id="echo 1000")
     assert status != 0
-    assert [call for call in calls if call.startswith("make")] == ["make lint", "make test"]
+    assert [call for call in calls if call.startswith("make")] == ["make lint", "make test-all"]
 
 
-def test_ci_runs_what_the_readme_promises():
-    """CI is `make lint`, the README's test command and each environment apart, and stops at the first that fails."""
+def test_ci_runs_lint_tests_and_separate_environments():
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert lines[0] == "#!/usr/bin/env bash"
     assert "set -euo pipefail" in lines
     assert [line for line in lines if line.startswith("make ")] == [
         "make lint",
-        "make test",
-        *(f"make test-{extra}" for extra in _EXTRAS_APART),
+        "make test-all",
+        *(f"make test-{extra}" for extra in _SEPARATE_EXTRAS),
         "make test-clients",
     ]

@@ -1,4 +1,6 @@
-"""docs/sequences.md is true: its model is served, its questions are asked, and its tables are what the code has."""
+"""docs/sequences.md is true: its model is served, its requests are sent, and its tables match the
+code.
+"""
 
 import json
 import re
@@ -27,7 +29,7 @@ def block(language: str) -> str:
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading."""
+    """Return the cells of the first table below a heading."""
     _, _, below = PAGE.partition(f"\n## {heading}\n")
     lines = re.findall(r"^\|(.*)\|$", below.partition("\n## ")[0], re.MULTILINE)
     return [[cell.strip().strip("`") for cell in line.split("|")] for line in lines[2:]]
