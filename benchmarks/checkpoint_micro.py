@@ -1,8 +1,8 @@
-"""Microseconds to write and read a sequence's state, and how many checkpoints a second each store takes.
+"""Measure the time to encode and decode a sequence's state, and the checkpoint rate of each store.
 
 python benchmarks/checkpoint_micro.py [ADDRESS...]
 
-Without addresses: memory, and SQLite in a new folder below the current one, since fsync is what it costs.
+The default is memory, and SQLite in a new folder below the current one, because its cost is fsync.
 """
 
 import sys
@@ -15,12 +15,12 @@ import numpy as np
 
 from headrace.checkpoints.codec import decode_state, encode_state
 from headrace.checkpoints.open import open_store
-from headrace.checkpoints.store import Checkpoint
+from headrace.checkpoints.store import SequenceCheckpoint
 
 REPEATS, NUMBER = 9, 20_000
 SECONDS = 3.0
 CASES = ((1, 1 << 10), (64, 1 << 10), (64, 32 << 10))
-"""How many states at a time, and their bytes."""
+"""The number of states in a batch, and the size of each in bytes."""
 
 _random = np.random.default_rng(0)
 STATES = {
@@ -47,7 +47,7 @@ def codec() -> None:
             min(timeit.repeat(act, number=NUMBER, repeat=REPEATS)) / NUMBER * 1e6
             for act in (lambda state=state: encode_state(state), lambda data=data: decode_state(data))
         ]
-        print(f"{name}: {len(data)} bytes, written in {us[0]:.2f} us, read in {us[1]:.2f} us")
+        print(f"{name}: {len(data)} bytes, encoded in {us[0]:.2f} us, decoded in {us[1]:.2f} us")
 
 
 def store(address: str) -> None:
@@ -56,20 +56,22 @@ def store(address: str) -> None:
         state = _random.bytes(size)
         took_s: list[float] = []
         with closing(open_store(address, "benchmark")) as opened:
-            opened.save([Checkpoint(id, 1, state, 0) for id in ids])
+            opened.save([SequenceCheckpoint(id, 1, state, 0) for id in ids])
             steps, begun_s = 1, time.perf_counter()
             while time.perf_counter() - begun_s < SECONDS:
                 at_s = time.perf_counter()
-                kept = opened.save([Checkpoint(id, steps + 1, state, steps) for id in ids])
+                kept = opened.save([SequenceCheckpoint(id, steps + 1, state, steps) for id in ids])
                 took_s.append(time.perf_counter() - at_s)
-                assert all(kept), "somebody else saves them"
+                assert all(kept), "another process saves these sequences"
                 steps += 1
             opened.delete(ids)
         took_s.sort()
         p50_ms, p99_ms = (took_s[int(len(took_s) * share)] * 1000 for share in (0.5, 0.99))
         rate = count * len(took_s) / sum(took_s)
         print(
-            f"{address.partition(':')[0]}{'?'.join(['', *address.split('?')[1:]])}: {count:2} x {size:5} bytes: {rate:9,.0f} checkpoints/s, a batch p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms"
+            f"{address.partition(':')[0]}{'?'.join(['', *address.split('?')[1:]])}: "
+            f"{count:2} x {size:5} bytes: {rate:9,.0f} checkpoints/s, "
+            f"a batch p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms"
         )
 
 

@@ -1,4 +1,4 @@
-"""Microseconds a row that the encoders take, for pieces of 1024 and 4096 records of 30 numbers.
+"""Measure the encoders in microseconds per row, for pieces of 1024 and 4096 records of 30 numbers.
 
 python benchmarks/encode_micro.py ROWS.csv
 """
@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from headrace.core.block import Position
-from headrace.formats.contract import Piece
+from headrace.formats.contract import BlockSelection
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import output_columns
@@ -22,32 +22,37 @@ ROWS = 65_536
 REPEATS = 9
 
 
-def pieces_of(path: str, rows: int, *, crlf: bool, chosen: bool) -> list[Piece]:
-    """The first ROWS records in pieces of so many, each a part of a block; `chosen`: one of them left out."""
+def selections_of(path: str, rows: int, *, crlf: bool, chosen: bool) -> list[BlockSelection]:
+    """Return the first ROWS records in pieces of `rows` records, each a part of a block.
+
+    With `chosen`, one record of each piece is missing.
+    """
     with open(path, "rb") as file:
         text = b"".join(itertools.islice(file, ROWS))
     if crlf:
         text = text.replace(b"\n", b"\r\n")
-    found: list[Piece] = []
+    found: list[BlockSelection] = []
     for block in CsvFormat(block_bytes_max=300 * rows).blocks([text], Position()):
-        found.extend(Piece(block, start, start + rows) for start in range(0, len(block) - rows + 1, rows))
+        found.extend(
+            BlockSelection(block, start, start + rows) for start in range(0, len(block) - rows + 1, rows)
+        )
     if chosen:
-        return [Piece(p.block, p.start, p.stop, np.arange(p.start + 1, p.stop)) for p in found]
+        return [BlockSelection(p.block, p.start, p.stop, np.arange(p.start + 1, p.stop)) for p in found]
     return found
 
 
-def seconds_a_row(make, pieces, outputs) -> float:
-    """The quickest of several rounds over all pieces."""
+def seconds_a_row(make, selections, outputs) -> float:
+    """Return the fastest of several rounds over all pieces, per row."""
     best = float("inf")
     for _ in range(REPEATS):
         encoder = make()
         encoder.begin()
         began = time.perf_counter()
-        for piece in pieces:
-            encoder.encode([piece], {name: data[: len(piece)] for name, data in outputs.items()})
+        for selection in selections:
+            encoder.encode([selection], {name: data[: len(selection)] for name, data in outputs.items()})
         encoder.finish()
         best = min(best, time.perf_counter() - began)
-    return best / sum(map(len, pieces))
+    return best / sum(map(len, selections))
 
 
 def main() -> None:
@@ -71,8 +76,10 @@ def main() -> None:
     for name, (make, outputs, how) in cases.items():
         specs = output_columns(outputs)
         for rows in (1024, 4096):
-            pieces = pieces_of(path, rows, crlf=how.get("crlf", False), chosen=how.get("chosen", False))
-            s = seconds_a_row(lambda make=make, specs=specs: make(specs), pieces, outputs)
+            selections = selections_of(
+                path, rows, crlf=how.get("crlf", False), chosen=how.get("chosen", False)
+            )
+            s = seconds_a_row(lambda make=make, specs=specs: make(specs), selections, outputs)
             print(json.dumps({"case": name, "piece_rows": rows, "us_per_row": round(s * 1e6, 3)}))
 
 

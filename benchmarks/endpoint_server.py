@@ -1,4 +1,4 @@
-"""An ONNX model behind HTTP, for the yardsticks that ask an endpoint; ends when its standard input does.
+"""Serve an ONNX model over HTTP, for the scripts that call an endpoint, until standard input ends.
 
 python benchmarks/endpoint_server.py MODEL.onnx
 """

@@ -1,4 +1,5 @@
-"""Milliseconds from the first read of a source to the first prediction in the caller's hands; the model is loaded.
+"""Measure milliseconds from the first read to the delivery of the first prediction; the model is
+loaded.
 
 python benchmarks/first_prediction.py SOURCE MODEL.onnx
 """
@@ -12,7 +13,7 @@ from headrace.storage.resolve import Stores
 
 
 class TimedStores(Stores):
-    """Notes when a store was first asked for bytes."""
+    """Stores that note the time of the first request for a store."""
 
     first_read_s: float | None = None
 

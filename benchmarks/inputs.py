@@ -1,4 +1,4 @@
-"""Generated input, made once, and the scripts of this folder as processes of their own."""
+"""Generated input, which is kept, and the scripts of this folder in separate processes."""
 
 import json
 import os
@@ -17,25 +17,27 @@ console = Console(width=None if sys.stdout.isatty() else 132)
 
 
 def environment() -> dict[str, str]:
-    """Ours, but with this checkout's package and what benchmarks share on the path, and nothing else."""
+    """Return this environment, with only this checkout's package and the shared modules on the
+    path.
+    """
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), str(HERE)])}
 
 
-def python(script: str, *arguments: object) -> dict:
-    """What a script of this folder measured, in a process of its own."""
+def run_script(script: str, *arguments: object) -> dict:
+    """Run a script of this folder in a separate process. Return its measurements."""
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment())
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def made(name: str, rows: int, *options: str) -> Path:
-    """A file or folder by `make_data.py`; one that is there already is taken as it is."""
+def make_input(name: str, rows: int, *options: str) -> Path:
+    """Return a file or folder written by `make_data.py`; an existing one is used unchanged."""
     path = FOLDER / name
     if not path.exists():
         console.print(f"[dim]making {path}, {rows:,} rows[/]")
         FOLDER.mkdir(exist_ok=True)
-        # Under another name until it is whole, so that what was broken off is made again.
+        # The final name marks a complete file, so that an interrupted one is made again.
         unfinished = path.with_name(f"unfinished-{name}")
-        python("make_data.py", rows, unfinished, "--model", MODEL, *options)
+        run_script("make_data.py", rows, unfinished, "--model", MODEL, *options)
         unfinished.rename(path)
     return path

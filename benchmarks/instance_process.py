@@ -1,4 +1,4 @@
-"""What a process of its own costs a model: calls in pairs with the same model in this process, and items of streams.
+"""Measure the cost of a separate model process: calls in pairs, and items of streams.
 
 python benchmarks/instance_process.py
 """
@@ -14,8 +14,8 @@ import numpy as np
 from headrace.core import InferRequest, Tensor, current_call
 from headrace.engine import Engine
 from headrace.engine.backend import LocalBackend
-from headrace.engine.process import ProcessBackend
-from headrace.engine.recipe import recipe_of
+from headrace.engine.process_backend import ProcessBackend
+from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings
 from headrace.runtimes.load import model_factory
 
@@ -38,21 +38,22 @@ ITEMS = 50_000
 
 
 def calls(make) -> None:
-    """Pairs of calls, one here and one there."""
-    here, there = LocalBackend(make, "m"), ProcessBackend(recipe_of(make, "m"), "m")
+    """Time pairs of calls, one in this process and one in a separate process."""
+    local, separate = LocalBackend(make, "m"), ProcessBackend(make_recipe(make, "m"), "m")
     try:
         for size in SIZES_BYTES:
             x = np.ones((max(1, size // 4096), min(size, 4096) // 4), np.float32)
-            pairs = [(_call_s(here, x), _call_s(there, x)) for _ in range(200 if size < 2**24 else 40)]
-            more = sorted(b - a for a, b in pairs)
+            pairs = [(_call_s(local, x), _call_s(separate, x)) for _ in range(200 if size < 2**24 else 40)]
+            extra = sorted(b - a for a, b in pairs)
             print(
-                f"{size / 2**20:8.3f} MB: here {median(a for a, _ in pairs) * 1e6:7.0f} µs, "
-                f"there {median(b for _, b in pairs) * 1e6:7.0f} µs, "
-                f"more {median(more) * 1e6:5.0f} µs (p10 {more[len(more) // 10] * 1e6:.0f}, p90 {more[-len(more) // 10] * 1e6:.0f})"
+                f"{size / 2**20:8.3f} MB: this process {median(a for a, _ in pairs) * 1e6:7.0f} µs, "
+                f"separate process {median(b for _, b in pairs) * 1e6:7.0f} µs, "
+                f"extra {median(extra) * 1e6:5.0f} µs (p10 {extra[len(extra) // 10] * 1e6:.0f}, "
+                f"p90 {extra[-len(extra) // 10] * 1e6:.0f})"
             )
     finally:
-        there.close()
-        here.close()
+        separate.close()
+        local.close()
 
 
 def _call_s(backend, x) -> float:
@@ -62,14 +63,14 @@ def _call_s(backend, x) -> float:
 
 
 async def streams(make, isolation) -> None:
-    """One stream, then fifty at once."""
+    """Measure one stream, then fifty at once."""
     engine = Engine(make, name="m", serving=ServeSettings(isolation=isolation))
     engine.start()
     try:
         for count in (1, 50):
             began = time.perf_counter()
-            got = await asyncio.gather(*[_items(engine, ITEMS // count) for _ in range(count)])
-            rate = sum(got) / (time.perf_counter() - began)
+            received = await asyncio.gather(*[_items(engine, ITEMS // count) for _ in range(count)])
+            rate = sum(received) / (time.perf_counter() - began)
             print(f"{isolation}: {count} streams, {rate:,.0f} items/s")
     finally:
         engine.stop()
@@ -77,44 +78,44 @@ async def streams(make, isolation) -> None:
 
 async def _items(engine, count) -> int:
     stream = engine.stream(InferRequest((Tensor("n", np.array([count])),)))
-    got = 0
+    received = 0
     try:
-        while items := await stream.some():
-            got += len(items)
+        while items := await stream.next_batch():
+            received += len(items)
     finally:
         await stream.aclose()
-    return got
+    return received
 
 
-async def asks(make) -> None:
-    """1 MB by `Engine.ask`, in pairs of engines."""
+async def requests(make) -> None:
+    """Time requests of 1 MB through `Engine.infer`, in pairs of engines."""
     engines = [Engine(make, name="m", serving=ServeSettings(isolation=i)) for i in ("thread", "process")]
     for engine in engines:
         engine.start()
     try:
-        asked = InferRequest((Tensor("x", np.ones((256, 1024), np.float32)),))
-        more: list[float] = []
+        request = InferRequest((Tensor("x", np.ones((256, 1024), np.float32)),))
+        extra: list[float] = []
         for _ in range(200):
             took: list[float] = []
             for engine in engines:
                 began = time.perf_counter()
-                await engine.ask(asked)
+                await engine.infer(request)
                 took.append(time.perf_counter() - began)
-            more.append(took[1] - took[0])
-        print(f"ask of 1 MB: {median(more) * 1e6:.0f} µs more in a process")
+            extra.append(took[1] - took[0])
+        print(f"request of 1 MB: {median(extra) * 1e6:.0f} µs extra in a separate process")
     finally:
         for engine in engines:
             engine.stop()
 
 
 def main() -> None:
-    """All of it."""
+    """Run all measurements."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "firsts.py"
         path.write_text(MODEL)
         make = model_factory(str(path)).make
         calls(make)
-        asyncio.run(asks(make))
+        asyncio.run(requests(make))
         for isolation in ("thread", "process"):
             asyncio.run(streams(make, isolation))
 

@@ -1,10 +1,10 @@
-"""Make the benchmark's input: ROWS rows of 30 numbers as CSV (``%.5f``), and an ONNX MLP 30-64-32-1 beside it.
+"""Write ROWS rows of 30 numbers as CSV (``%.5f``), and an ONNX MLP 30-64-32-1.
 
     python benchmarks/make_data.py 1000000 /tmp/rows.csv
 
-writes /tmp/rows.csv (255 MB) and /tmp/rows.onnx. The same arguments make the same bytes. With --tar the CSV goes
-into PATH as members of an archive instead; with --object-rows PATH is a folder of many small CSV files; with --quoted
-the rows are text that needs quotes, and no model belongs to them.
+writes /tmp/rows.csv (255 MB) and /tmp/rows.onnx. Equal arguments give equal bytes. With --tar, PATH
+is an archive of CSV members. With --object-rows, PATH is a folder of many small CSV files. With
+--quoted, the rows are text that needs quotes, and there is no model.
 """
 
 import argparse
@@ -27,7 +27,9 @@ _TEXT_WORDS = 29
 
 
 def csv_chunks(rows: int, seed: int) -> Iterator[bytes]:
-    """The file in chunks of whole lines: normal deviates, cut at one digit before the point."""
+    """Yield the file in chunks of whole lines: normal deviates, clipped to one digit before the
+    point.
+    """
     rng = np.random.default_rng(seed)
     for start in range(0, rows, _CHUNK_ROWS):
         shape = (min(_CHUNK_ROWS, rows - start), COLUMNS)
@@ -35,7 +37,9 @@ def csv_chunks(rows: int, seed: int) -> Iterator[bytes]:
 
 
 def _csv_text(values: np.ndarray) -> bytes:
-    """``%.5f`` of all values at once: digits into fixed places, then the signs that are not there taken out."""
+    """Return ``%.5f`` of all values: digits at fixed positions, then signs of positive values
+    removed.
+    """
     scaled = np.rint(np.abs(values) * 1e5).astype(np.int32)
     cells = np.empty((*values.shape, _CELL_BYTES), np.uint8)
     cells[..., 0] = ord("-")
@@ -57,7 +61,7 @@ def write_csv(rows: int, path: Path, seed: int) -> None:
 
 
 def write_tar(rows: int, path: Path, seed: int) -> None:
-    """Members of 65,536 rows; compressed when the name ends in .gz."""
+    """Write members of 65,536 rows; compressed if the name ends in .gz."""
     with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
         for number, chunk in enumerate(csv_chunks(rows, seed)):
             member = tarfile.TarInfo(f"rows-{number:05d}.csv")
@@ -66,7 +70,7 @@ def write_tar(rows: int, path: Path, seed: int) -> None:
 
 
 def write_objects(rows: int, path: Path, seed: int, object_rows: int) -> None:
-    """A folder of files of so many rows each; the last one may have fewer."""
+    """Write a folder of files of `object_rows` rows each; the last may have fewer."""
     path.mkdir(parents=True, exist_ok=True)
     lines = (line for chunk in csv_chunks(rows, seed) for line in chunk.splitlines(keepends=True))
     number = 0
@@ -76,7 +80,10 @@ def write_objects(rows: int, path: Path, seed: int, object_rows: int) -> None:
 
 
 def quoted_chunks(rows: int, seed: int) -> Iterator[bytes]:
-    """Rows of a number, a label and a text of some 170 bytes; every fourth text has a comma, doubled quotes and a newline."""
+    """Yield rows of a number, a label and a text of some 170 bytes.
+
+    Every fourth text contains a comma, doubled quotes and a newline.
+    """
     rng = np.random.default_rng(seed)
     for start in range(0, rows, _CHUNK_ROWS):
         count = min(_CHUNK_ROWS, rows - start)
@@ -102,7 +109,10 @@ def write_quoted(rows: int, path: Path, seed: int) -> None:
 
 
 def write_onnx(path: Path, seed: int) -> None:
-    """Input ``x`` float32 [N, 30], output ``y`` float32 [N, 1]: two ReLU layers and a sigmoid, random weights."""
+    """Write a model with input ``x`` float32 [N, 30] and output ``y`` float32 [N, 1].
+
+    It has two ReLU layers, a sigmoid and random weights.
+    """
     from onnx import TensorProto, checker, helper, numpy_helper
 
     rng = np.random.default_rng(seed)

@@ -1,4 +1,6 @@
-"""What every yardstick prints: one JSON object, measured from the first byte read to the last one written."""
+"""The output of every script: one JSON object, measured from the first byte read to the last
+written.
+"""
 
 import json
 import time
@@ -8,7 +10,7 @@ from headrace.pipeline.usage import cpu_s, peak_memory_mb
 
 
 class Measurement:
-    """Begins when it is made; CPU is of this process, user and system together, unless told how else to count it."""
+    """A clock that starts at its creation. CPU is user and system time of this process by default."""
 
     def __init__(self, used_s: Callable[[], float] = cpu_s) -> None:
         self._used_s = used_s
@@ -16,11 +18,11 @@ class Measurement:
         self._began = self._now()
 
     def stop(self) -> None:
-        """The job is over: what comes until the report is no part of it."""
+        """Stop the clock: the time until the report does not count."""
         self._ended = self._now()
 
     def report(self, rows: int, **more: object) -> None:
-        """Print the figures of so many rows, and what else there is to say."""
+        """Print the figures for a number of rows, with further members."""
         ended = self._ended or self._now()
         wall_s, used_s = ended[0] - self._began[0], ended[1] - self._began[1]
         print(

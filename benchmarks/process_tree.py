@@ -1,4 +1,4 @@
-"""What a command and all that it starts used: its processor time, and its memory at the highest."""
+"""CPU time and peak memory of a command and all its descendants."""
 
 import os
 import subprocess
@@ -14,31 +14,33 @@ SAMPLE_S = 0.1
 
 
 @dataclass(frozen=True)
-class Watched:
-    """One command from its start to its end, interpreter and imports included."""
+class CommandUsage:
+    """One command from start to end, including interpreter and imports."""
 
     output: str
     errors: str
     exit_code: int
     wall_s: float
     cpu_s: float
-    """User and system, of the whole tree."""
+    """User and system time of the whole tree."""
     peak_mb: float
-    """The highest sum of proportional set sizes (PSS: a page that is shared counts once), seen every 100 ms."""
+    """The highest sum of proportional set sizes (PSS: shared pages count once), sampled every 100 ms."""
 
 
 def tree_cpu_s(pid: int | None = None) -> float:
-    """Processor time of a process (this one) and its descendants, those included that they waited for."""
+    """Return the CPU time of a process (default: this one) and its descendants, including ended
+    ones.
+    """
     return sum(sum(times[:4]) for times in _each(pid, lambda process: process.cpu_times()))
 
 
 def tree_memory_mb(pid: int | None = None) -> float:
-    """The sum of their proportional set sizes now, in MiB."""
+    """Return the sum of the proportional set sizes of the tree now, in MiB."""
     return sum(_each(pid, lambda process: process.memory_full_info().pss)) / (1 << 20)
 
 
 def _each(pid, figure) -> list:
-    """A figure of each process of the tree; who has gone meanwhile is left out."""
+    """Return a figure of each process of the tree; processes that ended meanwhile are left out."""
     found = []
     try:
         root = psutil.Process(pid)
@@ -54,7 +56,7 @@ def _each(pid, figure) -> list:
 
 
 class _Sampler(threading.Thread):
-    """Looks at a tree until told to stop; what it saw last and at the highest."""
+    """A thread that samples a tree until it is stopped: the last CPU time and the peak memory."""
 
     def __init__(self, pid: int, every_s: float, *, memory: bool) -> None:
         super().__init__(daemon=True)
@@ -75,16 +77,17 @@ class _Sampler(threading.Thread):
         self.join()
 
 
-def watch(
+def run_command(
     command: Sequence[str],
     environment: dict[str, str] | None = None,
     *,
     every_s: float = SAMPLE_S,
     memory: bool = True,
-) -> Watched:
-    """Run a command to its end. Whether it succeeded is for the caller to see.
+) -> CommandUsage:
+    """Run a command to its end. The caller checks whether it succeeded.
 
-    Of many processes memory is dear to look at: half a core's time for a Ray cluster, which is then not the command's.
+    Sampling the memory of many processes is expensive: half a core for a Ray cluster, which the
+    command then lacks.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         began = time.perf_counter()
@@ -93,14 +96,14 @@ def watch(
         )
         sampler = _Sampler(process.pid, every_s, memory=memory)
         sampler.start()
-        # wait4 says what the process and all descendants that were waited for used, to the end.
+        # wait4 returns the usage of the process and of all descendants that were waited for.
         _, status, used = os.wait4(process.pid, 0)
         wall_s = time.perf_counter() - began
         process.returncode = os.waitstatus_to_exitcode(status)
         sampler.stop()
         output.seek(0)
         errors.seek(0)
-        return Watched(
+        return CommandUsage(
             output=output.read(),
             errors=errors.read(),
             exit_code=process.returncode,

@@ -1,10 +1,11 @@
-"""The usual script: a tar of CSV files, read with tarfile and csv, and one HTTP request a row.
+"""The usual script: a tar of CSV files, read with tarfile and csv, and one HTTP request for each
+row.
 
     python benchmarks/script_peer.py ROWS.tar URL OUT.csv [--rows-max 2000]
 
-SOURCE is a path, or s3:// when s3fs is installed. URL is a model's infer endpoint of the Open Inference Protocol
-(``http://HOST:PORT/v2/models/NAME/infer``), or with --protocol torchserve its ``/predictions/NAME``. One connection,
-kept alive, as such scripts have it.
+SOURCE is a path, or s3:// if s3fs is installed. URL is a model's infer endpoint of the Open
+Inference Protocol (``http://HOST:PORT/v2/models/NAME/infer``), or with --protocol torchserve its
+``/predictions/NAME``. There is one connection, kept alive, as usual in such scripts.
 """
 
 import argparse
@@ -18,8 +19,8 @@ from itertools import islice
 from measure import Measurement
 
 
-def opened(source: str):
-    """A binary file, here or in S3."""
+def open_source(source: str):
+    """Return a binary file, local or in S3."""
     if source.startswith("s3://"):
         import s3fs
 
@@ -28,7 +29,7 @@ def opened(source: str):
 
 
 def rows_of(file):
-    """Every row of every CSV member, as the csv module gives it."""
+    """Yield every row of every CSV member, as the csv module returns it."""
     with tarfile.open(fileobj=file, mode="r|*") as tar:
         for member in tar:
             if member.isfile() and member.name.endswith(".csv"):
@@ -44,19 +45,19 @@ def torchserve_body(row):
     return [float(cell) for cell in row]
 
 
-def oip_prediction(answer):
-    return answer["outputs"][0]["data"][0]
+def oip_prediction(response):
+    return response["outputs"][0]["data"][0]
 
 
-def torchserve_prediction(answer):
-    return answer[0] if isinstance(answer, list) else answer
+def torchserve_prediction(response):
+    return response[0] if isinstance(response, list) else response
 
 
 PROTOCOLS = {"oip": (oip_body, oip_prediction), "torchserve": (torchserve_body, torchserve_prediction)}
 
 
 class Endpoint:
-    """One kept-alive connection."""
+    """One connection that is kept alive."""
 
     def __init__(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -64,26 +65,26 @@ class Endpoint:
         self._connection = kind(parts.netloc, timeout=60)
         self._path = parts.path or "/"
 
-    def ask(self, body):
+    def request(self, body):
         self._connection.request(
             "POST", self._path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         response = self._connection.getresponse()
         data = response.read()
         if response.status != http.client.OK:
-            raise SystemExit(f"the endpoint answered {response.status}: {data[:200]!r}")
+            raise SystemExit(f"the endpoint returned status {response.status}: {data[:200]!r}")
         return json.loads(data)
 
 
 def score(source: str, url: str, destination: str, protocol: str, rows_max: int | None) -> int:
-    """Score the archive; how many rows were done."""
+    """Score the archive. Return the number of rows."""
     body, prediction = PROTOCOLS[protocol]
     endpoint = Endpoint(url)
     rows = 0
-    with opened(source) as file, open(destination, "w", newline="") as out:
+    with open_source(source) as file, open(destination, "w", newline="") as out:
         writer = csv.writer(out)
         for row in islice(rows_of(file), rows_max):
-            writer.writerow([*row, prediction(endpoint.ask(body(row)))])
+            writer.writerow([*row, prediction(endpoint.request(body(row)))])
             rows += 1
     return rows
 

@@ -1,4 +1,4 @@
-"""A benchmark's sections, one after another, and whether what they found keeps the promises."""
+"""The sections of a benchmark: their command line, their execution, and the check of their targets."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -6,35 +6,35 @@ from pathlib import Path
 
 from competition import BrokenRunError
 from inputs import console
-from promise import Promise, close
+from targets import Target, report_targets
 
 BROKEN = 2
-"""The exit code of a run in which somebody did not do the job."""
+"""The exit code of a run in which a competitor failed."""
 
-Section = Callable[[argparse.Namespace], tuple[list[Promise], dict]]
+Section = Callable[[argparse.Namespace], tuple[list[Target], dict]]
 
 
-def asked_of(
+def parse_arguments(
     parser: argparse.ArgumentParser,
     sections: Mapping[str, Section],
     interpreters: Callable[[Sequence[str]], object] | None = None,
 ) -> argparse.Namespace:
-    """What the command line asks, with sections and peers that there are; else it ends with what is wrong."""
-    asked = parser.parse_args()
-    if unknown := set(asked.sections) - set(sections):
-        parser.error(f"no section {', '.join(unknown)}: choose from {', '.join(sections)}")
+    """Return the arguments, or exit with an error for an unknown section or peer."""
+    arguments = parser.parse_args()
+    if unknown := set(arguments.sections) - set(sections):
+        parser.error(f"no section {', '.join(unknown)}: known: {', '.join(sections)}")
     try:
         if interpreters is not None:
-            interpreters(asked.peer)
+            interpreters(arguments.peer)
     except ValueError as error:
         parser.error(str(error))
-    return asked
+    return arguments
 
 
 def sections_parser(
     description: str | None, sections: Mapping[str, Section], *, pairs: int
 ) -> argparse.ArgumentParser:
-    """What every benchmark of several sections can be asked."""
+    """Return the parser of the common arguments."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -49,29 +49,32 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="write the figures to standard output, and all else to standard error",
+        help="write the figures to standard output, everything else to standard error",
     )
 
 
-def run_and_print(sections: Mapping[str, Section], asked: argparse.Namespace, results: Path) -> int:
-    """What `run_sections` does, for a command that has `--json`."""
-    console.stderr = asked.json
-    code = run_sections(sections, asked, results)
-    if asked.json and code != BROKEN:
+def run_and_print(sections: Mapping[str, Section], arguments: argparse.Namespace, results: Path) -> int:
+    """Run `run_sections`, for a command with `--json`."""
+    console.stderr = arguments.json
+    code = run_sections(sections, arguments, results)
+    if arguments.json and code != BROKEN:
         print(results.read_text())
     return code
 
 
-def run_sections(sections: Mapping[str, Section], asked: argparse.Namespace, results: Path) -> int:
-    """Run what is asked, or all; the exit code: 1 when a promise is broken, BROKEN when a run is."""
-    promises: list[Promise] = []
+def run_sections(sections: Mapping[str, Section], arguments: argparse.Namespace, results: Path) -> int:
+    """Run the selected sections, or all. Return the exit code.
+
+    It is 1 if a target is missed, and BROKEN if a run is broken.
+    """
+    targets: list[Target] = []
     figures = {}
-    for name in asked.sections or sections:
+    for name in arguments.sections or sections:
         console.print(f"[dim]{name}: {sections[name].__doc__}[/]")
         try:
-            found, figures[name] = sections[name](asked)
+            found, figures[name] = sections[name](arguments)
         except BrokenRunError as error:
             console.print(f"[bold red]{name}: {error}[/]")
             return BROKEN
-        promises += found
-    return close(console, promises, asked.pairs, results, figures=figures)
+        targets += found
+    return report_targets(console, targets, arguments.pairs, results, figures=figures)

@@ -1,4 +1,4 @@
-"""A model on a device of its own: 5 ms a batch, and no CPU meanwhile."""
+"""A model like one on a separate device: 5 ms for a batch, without CPU."""
 
 import time
 

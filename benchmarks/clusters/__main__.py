@@ -1,15 +1,16 @@
-"""`make bench-clusters`: `headrace transform` by worker processes, by Ray and by Beam, all on this machine, in one run, as ratios.
+"""`make bench-clusters`: compare `headrace transform` with processes, Ray and Beam, on this
+machine.
 
     python benchmarks/clusters [SECTION...] [--pairs 3] [--json]
 
-Sections: process, ray, beam, million, kills; all when none is named. Figures (`clusters.json`) are in `bench-results/`. Exits with 1
-when a promise is not kept, and with 2 when an output is wrong.
+Sections: process, ray, beam, million, kills. The default is all. Figures are in
+`bench-results/clusters.json`. The exit status is 1 if a target is missed, 2 if an output is wrong.
 """
 
 import sys
 from pathlib import Path
 
-# What benchmarks share is next door; the command is run as the transform benchmark runs it.
+# Shared modules are in the parent folder; the command is that of the transform benchmark.
 HERE = Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "transform")]
 

@@ -1,4 +1,6 @@
-"""A model that computes: so long a row that reading and writing do not count, in plain Python arithmetic on one core."""
+"""A model that computes on one core, in plain Python, so long that reading and writing do not
+matter.
+"""
 
 import time
 
@@ -7,7 +9,7 @@ import numpy as np
 import headrace
 
 ROW_US = 200.0
-"""Of processor time."""
+"""CPU time per row."""
 
 
 class Busy(headrace.Model):

@@ -1,4 +1,4 @@
-"""Which sections there are, what can be asked of them, and what they found."""
+"""The sections of the cluster benchmark, and their command line."""
 
 import argparse
 
@@ -6,7 +6,7 @@ import million
 import node_kills
 from inputs import FOLDER
 from scaling import section_of
-from sections import Section, add_json, asked_of, run_and_print, sections_parser
+from sections import Section, add_json, parse_arguments, run_and_print, sections_parser
 
 SECTIONS: dict[str, Section] = {
     "process": section_of("process"),
@@ -26,5 +26,5 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 
 def run(description: str | None) -> int:
-    asked = asked_of(parser_of(description), SECTIONS)
-    return run_and_print(SECTIONS, asked, RESULTS)
+    arguments = parse_arguments(parser_of(description), SECTIONS)
+    return run_and_print(SECTIONS, arguments, RESULTS)

@@ -1,31 +1,31 @@
-"""Section million: a million rows through each runner, counted, and the same bytes."""
+"""Section million: a million rows with each runner, with counts and bytes checked."""
 
 import argparse
 from statistics import median
 
 from competition import BrokenRunError
-from inputs import MODEL, made
-from promise import Promise, spread
-from runs import use, written
+from inputs import MODEL, make_input
+from runs import output_files, run_transform
+from targets import Target, spread
 
 ROWS = 1_000_000
 RUNNERS = ("process", "ray", "beam")
 
 
-def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
-    """rows/s of the whole command by two workers of each, against one process of ours."""
-    source = made("clusters-million", ROWS, "--object-rows", "50000")
+def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
+    """rows/s of the whole command with two workers of each runner, relative to one headrace process"""
+    source = make_input("clusters-million", ROWS, "--object-rows", "50000")
     rates: dict[str, list[float]] = {}
-    for _ in range(asked.pairs):
+    for _ in range(arguments.pairs):
         for runner in ("local", *RUNNERS):
-            used = use(runner, 1 if runner == "local" else 2, source, ROWS, MODEL)
+            used = run_transform(runner, 1 if runner == "local" else 2, source, ROWS, MODEL)
             rates.setdefault(runner, []).append(ROWS / used.wall_s)
-            if runner != "local" and written(runner) != written("local"):
-                raise BrokenRunError(f"{runner}: its output is not that of one process")
-    found: list[Promise] = []
+            if runner != "local" and output_files(runner) != output_files("local"):
+                raise BrokenRunError(f"{runner}: the output differs from that of one process")
+    found: list[Target] = []
     for runner in RUNNERS:
         ratios = [a / b for a, b in zip(rates[runner], rates["local"], strict=True)]
         measured = f"{median(rates[runner]):,.0f} rows/s, start and end included"
-        what = f"{runner}, two workers, to one process"
-        found.append(Promise("million", what, measured, median(ratios), None, True, spread(ratios)))
+        what = f"{runner}, two workers, relative to one process"
+        found.append(Target("million", what, measured, median(ratios), None, True, spread(ratios)))
     return found, rates

@@ -1,6 +1,7 @@
-"""Section kills: a million rows on a three-node Ray cluster of this machine, undisturbed and while nodes and workers are killed.
+"""Section kills: a million rows on a Ray cluster of three nodes, undisturbed and during kills.
 
-A node is killed as a machine would be lost to the others: its raylet by `kill -9`. Its workers live on for a while, and write.
+Nodes and workers are killed. A node is killed as other nodes see the loss of a machine: its raylet
+gets SIGKILL. Its workers live on for a while, and write.
 """
 
 import argparse
@@ -14,14 +15,14 @@ from typing import Any
 
 import ray
 from competition import BrokenRunError
-from inputs import FOLDER, MODEL, made
+from inputs import FOLDER, MODEL, make_input
 from million import ROWS
-from promise import Promise, spread
 from ray.cluster_utils import Cluster
-from runs import at, written
+from runs import output_files, output_folder
+from targets import Target, spread
 
+from headrace.app.runners import RayWorkers
 from headrace.app.transforming import transform_sync
-from headrace.app.workers import RayWorkers
 from headrace.transforms.settings import TaskSettings, TransformSettings
 
 KILLS = 6
@@ -36,7 +37,7 @@ SOON_DEAD = {
 
 
 class Nodes:
-    """A head that does no work, and two that do."""
+    """A head without work, and two nodes with work."""
 
     def __init__(self) -> None:
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES}
@@ -48,14 +49,14 @@ class Nodes:
         return self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
 
     def workers(self) -> list[int]:
-        """Of headrace's, on these nodes and no others of this machine."""
+        """Return the process ids of headrace's workers on these nodes."""
         raylets = [node.all_processes["raylet"][0].process.pid for node in self.nodes]
         children = (Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in raylets)
         pids = [int(pid) for found in children for pid in found]
         return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Actor")]
 
     def kill(self, rng: random.Random) -> str:
-        """A worker, or a node; another node comes in its place."""
+        """Kill a worker, or a node, which is replaced. Return the kind."""
         pids = self.workers()
         if pids and rng.random() < 0.5:
             os.kill(rng.choice(pids), signal.SIGKILL)
@@ -70,38 +71,38 @@ class Nodes:
         self.cluster.shutdown()
 
 
-def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
-    """a million rows on three Ray nodes while nodes and workers are killed, to undisturbed"""
-    source = made("clusters-million", ROWS, "--object-rows", "50000")
+def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
+    """a million rows on three Ray nodes while nodes and workers are killed"""
+    source = make_input("clusters-million", ROWS, "--object-rows", "50000")
     nodes, rng = Nodes(), random.Random(7)
     figures: dict[str, list[float]] = {"undisturbed_s": [], "killed_s": [], "kills": []}
     try:
-        for _ in range(asked.pairs):
+        for _ in range(arguments.pairs):
             figures["undisturbed_s"].append(_run(source, "undisturbed"))
             with ThreadPoolExecutor(1) as pool:
                 running = pool.submit(_run, source, "killed")
                 kills = []
-                # Nodes can be added by the main thread alone.
+                # Only the main thread can add nodes.
                 while not wait([running], rng.uniform(*EVERY_S)).done and len(kills) < KILLS:
                     kills.append(nodes.kill(rng))
             figures["killed_s"].append(running.result())
             figures["kills"].append(len(kills))
-            if written("killed") != written("undisturbed"):
-                raise BrokenRunError(f"after {', '.join(kills)} were killed the output is another one")
+            if output_files("killed") != output_files("undisturbed"):
+                raise BrokenRunError(f"the output differs after kills: {', '.join(kills)}")
     finally:
         nodes.stop()
     ratios = [a / b for a, b in zip(figures["killed_s"], figures["undisturbed_s"], strict=True)]
     measured = f"{sum(figures['kills']):.0f} kills in all, and the same bytes"
-    what = "Ray, nodes and workers killed, to undisturbed: seconds"
+    what = "Ray, nodes and workers killed, relative to undisturbed: seconds"
     middle = sorted(ratios)[len(ratios) // 2]
-    return [Promise("kills", what, measured, middle, None, False, spread(ratios))], figures
+    return [Target("kills", what, measured, middle, None, False, spread(ratios))], figures
 
 
 def _run(source: Path, name: str) -> float:
     began_s = time.perf_counter()
     report = transform_sync(
         f"{source}/",
-        f"{FOLDER.absolute()}/{at(name).name}/",
+        f"{FOLDER.absolute()}/{output_folder(name).name}/",
         model=str(MODEL.absolute()),
         workers=RayWorkers(2, 2),
         settings=TransformSettings(tasks=TaskSettings(checkpoint_s=0.5, task_bytes=1 << 20)),

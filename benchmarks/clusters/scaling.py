@@ -1,7 +1,7 @@
-"""Sections process, ray and beam: two workers against one, on a model that computes; and what beginning costs.
+"""Sections process, ray and beam: two workers and one, on a model that computes.
 
-Each side runs over a small and a large input. What the large one takes longer is work, at so many rows/s; what is left of the
-small one's time is beginning and ending: interpreter, engine, models.
+Each side processes a small and a large input. The difference of their times gives the rate. The
+rest of the small input's time is the start and the end: interpreter, engine, models.
 """
 
 import argparse
@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 
 from competition import BrokenRunError
-from inputs import made
-from promise import Promise, spread
-from runs import Used, use
+from inputs import make_input
+from runs import RunUsage, run_transform
+from targets import Target, spread
 
 AT_LEAST = 1.7
 SMALL_ROWS = 20_000
@@ -21,33 +21,39 @@ MODEL = HERE / "busy_model.py"
 
 
 def section_of(runner: str):
-    """The section of one runner."""
+    """Return the section of one runner."""
 
-    def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
+    def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
         figures: dict[str, list[float]] = {}
-        for _ in range(asked.pairs):
-            for name, value in _round(runner, asked.rows).items():
+        for _ in range(arguments.pairs):
+            for name, value in _round(runner, arguments.rows).items():
                 figures.setdefault(name, []).append(value)
         middle = {name: median(values) for name, values in figures.items()}
         measured = f"{middle['rate_2']:,.0f} against {middle['rate_1']:,.0f} rows/s"
-        cores = f"{middle['engine_cores']:.2f} of {os.cpu_count()} cores are the engine's"
+        cores = f"{middle['engine_cores']:.2f} of {os.cpu_count()} cores used by the engine"
         begins = f"{middle['begin_1']:.1f} and {middle['begin_2']:.1f} s with one worker and two"
         return [
-            Promise(
-                runner, "two workers to one", measured, middle["ratio"], None, True, spread(figures["ratio"])
-            ),
-            Promise(
+            Target(
                 runner,
-                "the same, of the cores that the engine leaves",
+                "two workers relative to one",
+                measured,
+                middle["ratio"],
+                None,
+                True,
+                spread(figures["ratio"]),
+            ),
+            Target(
+                runner,
+                "the same, relative to the cores that the engine leaves",
                 cores,
                 middle["ratio_left"],
                 AT_LEAST,
                 True,
                 spread(figures["ratio_left"]),
             ),
-            Promise(
+            Target(
                 runner,
-                "to begin and to end",
+                "start and end",
                 begins,
                 middle["begin_2"],
                 None,
@@ -56,15 +62,15 @@ def section_of(runner: str):
             ),
         ], figures
 
-    section.__doc__ = f"{runner}: two workers to one on a model that computes"
+    section.__doc__ = f"{runner}: two workers relative to one, on a model that computes"
     return section
 
 
 def _round(runner: str, rows: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for workers in (1, 2):
-        small = use(runner, workers, _input(SMALL_ROWS), SMALL_ROWS, MODEL)
-        large = use(runner, workers, _input(rows), rows, MODEL)
+        small = run_transform(runner, workers, _input(SMALL_ROWS), SMALL_ROWS, MODEL)
+        large = run_transform(runner, workers, _input(rows), rows, MODEL)
         found |= _figures(workers, small, large, rows)
     found["ratio"] = found["rate_2"] / found["rate_1"]
     cores = os.cpu_count() or 1
@@ -72,11 +78,11 @@ def _round(runner: str, rows: int) -> dict[str, float]:
     return found
 
 
-def _figures(workers: int, small: Used, large: Used, rows: int) -> dict[str, float]:
+def _figures(workers: int, small: RunUsage, large: RunUsage, rows: int) -> dict[str, float]:
     longer_s = large.wall_s - small.wall_s
     if longer_s <= 0:
         raise BrokenRunError(
-            f"{rows:,} rows took no longer than {SMALL_ROWS:,}: the machine is not quiet, or --rows too few"
+            f"{rows:,} rows took no longer than {SMALL_ROWS:,}: the machine is busy, or --rows too small"
         )
     rate = (rows - SMALL_ROWS) / longer_s
     return {
@@ -87,4 +93,4 @@ def _figures(workers: int, small: Used, large: Used, rows: int) -> dict[str, flo
 
 
 def _input(rows: int) -> Path:
-    return made(f"clusters-{rows}", rows, "--object-rows", "2000")
+    return make_input(f"clusters-{rows}", rows, "--object-rows", "2000")

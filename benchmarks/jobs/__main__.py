@@ -1,16 +1,17 @@
-"""`make bench-jobs`: jobs that outlive a request, beside the disk's own limit and beside peers, in one run, as ratios.
+"""`make bench-jobs`: compare jobs with the disk's limit and with peers, in one run, as ratios.
 
     python benchmarks/jobs [SECTION...] [--pairs 3] [--jobs 2000] [--json] [--peer NAME=PYTHON]...
 
-Sections: starting, submits, short, merged, large, idle; all when none is named. `make peers` makes the peers' environments;
-one that is not there is skipped. PostgreSQL and Valkey come with the `dev` extra. Figures (`jobs.json`) are in
-`bench-results/`. Exits with 1 when a promise is not kept, and with 2 when a job was lost or its result is wrong.
+Sections: starting, submits, short, merged, large, idle. The default is all. `make peers` creates
+the environments of the peers; peers without one are skipped. PostgreSQL and Valkey come with the
+`dev` extra. Figures are in `bench-results/jobs.json`. The exit status is 1 if a target is missed, 2
+if a job is lost or its result is wrong.
 """
 
 import sys
 from pathlib import Path
 
-# What benchmarks share is next door, and so are the servers that tests run.
+# Shared modules are in the parent folder, and the servers are those of the tests.
 HERE = Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent.parent / "tests")]
 

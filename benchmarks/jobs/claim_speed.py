@@ -1,6 +1,6 @@
-"""How long claims of one job take: `python claim_speed.py LEDGER_URL --claims 300`. Prints JSON.
+"""Measure claims of one job: `python claim_speed.py LEDGER_URL --claims 300`. Print JSON.
 
-Before each a job is submitted, so that there is always one; after each it is settled. Neither is timed.
+Before each claim a job is submitted, and after it the job is settled. Neither is timed.
 """
 
 import argparse
@@ -26,17 +26,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ledger_url")
     parser.add_argument("--claims", type=int, default=300)
-    asked = parser.parse_args()
-    ledger = open_ledger(asked.ledger_url)
+    arguments = parser.parse_args()
+    ledger = open_ledger(arguments.ledger_url)
     ledger.start()
     claims_ms: list[float] = []
-    for number in range(WARM + asked.claims):
+    for number in range(WARM + arguments.claims):
         ledger.submit([NewJob(model="bench", input_uri="s3://bucket/payload.json")])
         began_s = time.perf_counter()
-        turn = ledger.turn((), CLAIM)
+        turn = ledger.settle_and_claim((), CLAIM)
         ended_s = time.perf_counter()
         (job,) = turn.claimed
-        ledger.turn([Settlement(job.id, job.lease, Completed(ResultRef("s3://bucket/result.out", 120)))])
+        ledger.settle_and_claim(
+            [Settlement(job.id, job.lease, Completed(ResultRef("s3://bucket/result.out", 120)))]
+        )
         if number >= WARM:
             claims_ms.append((ended_s - began_s) * 1000)
     ledger.stop()

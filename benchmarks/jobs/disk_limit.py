@@ -1,4 +1,4 @@
-"""How often a second something is done, and how often the disk can: what no durable commit is faster than."""
+"""The rate of an action, and the rate of durable writes of the disk: the limit of durable commits."""
 
 import os
 import threading
@@ -12,18 +12,20 @@ DISK_PAGES = 1024
 
 
 def rate(submit_s: float, threads: int, do: Callable[[], object]) -> float:
-    """How often a second `do` is done, by so many threads, for about so long."""
+    """Return how often per second `threads` threads run `do`, measured for about `submit_s`
+    seconds.
+    """
     do()
     counts = [0] * threads
     began_s = time.perf_counter()
 
-    def repeat(place: int) -> None:
-        # Once at least, however late a thread begins.
-        while not counts[place] or time.perf_counter() - began_s < submit_s:
+    def repeat(index: int) -> None:
+        # At least one call, even if the thread starts late.
+        while not counts[index] or time.perf_counter() - began_s < submit_s:
             do()
-            counts[place] += 1
+            counts[index] += 1
 
-    workers = [threading.Thread(target=repeat, args=(place,)) for place in range(threads)]
+    workers = [threading.Thread(target=repeat, args=(index,)) for index in range(threads)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -32,7 +34,7 @@ def rate(submit_s: float, threads: int, do: Callable[[], object]) -> float:
 
 
 def disk_per_s(submit_s: float) -> float:
-    """One page written over an old one, and waited for, again and again: what no durable commit is faster than."""
+    """Return the rate of synced writes of one page over an old one: the limit of durable commits."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / "disk-limit"
     file = os.open(path, os.O_RDWR | os.O_CREAT)

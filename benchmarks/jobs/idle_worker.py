@@ -1,40 +1,40 @@
-"""Section idle: what a worker costs that has nothing to do."""
+"""Section idle: the cost of a worker without jobs."""
 
 import argparse
 import time
 from statistics import median
 
-from job_places import LEDGERS, Place, places
-from job_workers import submit, wait_until_done, working
+from job_storage import LEDGERS, JobStorage, open_storage
+from job_workers import running_workers, submit, wait_until_done
 from process_tree import tree_cpu_s, tree_memory_mb
-from promise import Promise, spread
+from targets import Target, spread
 
 CALM_S = 3.0
 
 
-def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
-    """Processor and memory of a worker without jobs, its model's process included, and its database's server."""
+def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
+    """CPU and memory of a worker without jobs, with its model's process and its database"""
     figures: dict[str, list[dict]] = {kind: [] for kind in LEDGERS}
     for kind in LEDGERS:
-        with places([kind]) as new:
-            figures[kind] = [idle(new(kind), asked.idle_s) for _ in range(min(asked.pairs, 2))]
-    promises: list[Promise] = []
+        with open_storage([kind]) as new:
+            figures[kind] = [idle(new(kind), arguments.idle_s) for _ in range(min(arguments.pairs, 2))]
+    targets: list[Target] = []
     for kind, found in figures.items():
         cpu, memory = ([one[name] for one in found] for name in ("cpu_percent", "memory_mb"))
         server = median(one["all_cpu_percent"] for one in found)
         measured = f"{server:.1f} % with the database's server"
-        what = f"{kind}: % of a core, over {asked.idle_s:g} s"
-        promises += [
-            Promise("idle", what, measured, median(cpu), None, False, spread(cpu)),
-            Promise("idle", f"{kind}: MB of memory (PSS)", "", median(memory), None, False, spread(memory)),
+        what = f"{kind}: % of a core, over {arguments.idle_s:g} s"
+        targets += [
+            Target("idle", what, measured, median(cpu), None, False, spread(cpu)),
+            Target("idle", f"{kind}: MB of memory (PSS)", "", median(memory), None, False, spread(memory)),
         ]
-    return promises, figures
+    return targets, figures
 
 
-def idle(place: Place, idle_s: float) -> dict:
-    """After its first jobs, so that all is loaded."""
-    with place.ledger() as ledger, working(place, "Instant") as (pid,):
-        submit(ledger, place, range(10))
+def idle(storage: JobStorage, idle_s: float) -> dict:
+    """Measure a worker after its first jobs, so that everything is loaded."""
+    with storage.ledger() as ledger, running_workers(storage, "Instant") as (pid,):
+        submit(ledger, storage, range(10))
         wait_until_done(ledger)
         time.sleep(CALM_S)
         before = _used_s(pid)
@@ -49,5 +49,5 @@ def idle(place: Place, idle_s: float) -> dict:
 
 
 def _used_s(pid: int) -> tuple[float, float]:
-    """Of the worker, and of all that we started; without ourselves, who only wait."""
+    """Return the CPU time of the worker, and of all started processes without this one."""
     return tree_cpu_s(pid), tree_cpu_s() - time.process_time()

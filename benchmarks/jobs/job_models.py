@@ -1,4 +1,4 @@
-"""The models whose jobs are measured: what they take is time on a device of their own, and no processor."""
+"""The models of the job benchmark. Their calls take time, as on a separate device, but no CPU."""
 
 import time
 
@@ -8,7 +8,7 @@ from headrace import Model, TensorSpec
 
 
 class Instant(Model):
-    """Twice the row's sum, at once: what is measured is everything else."""
+    """Return twice the row's sum, without a delay, so that everything else is measured."""
 
     inputs = (TensorSpec("x", "FP32", (-1, 4)),)
     outputs = (TensorSpec("y", "FP32", (-1,)),)
@@ -23,20 +23,20 @@ class Instant(Model):
 
 
 class Millisecond(Instant):
-    """The same, a millisecond later."""
+    """`Instant` with a delay of a millisecond."""
 
     call_s = 0.001
 
 
 class Tenth(Instant):
-    """A tenth of a second a call, whatever the rows: ten rows and more cost what one does."""
+    """A tenth of a second for each call: ten rows and more cost as much as one."""
 
     call_s = 0.1
     max_batch_rows = 16
 
 
 class Stamp(Model):
-    """Says when it was called, in nanoseconds since the epoch."""
+    """Return the time of the call, in nanoseconds since the epoch."""
 
     inputs = (TensorSpec("x", "FP32", (-1, 4)),)
     outputs = (TensorSpec("at_ns", "INT64", (-1,)),)

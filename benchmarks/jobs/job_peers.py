@@ -1,4 +1,4 @@
-"""The queues that jobs are compared with: what each one does and does not do, and one run of it."""
+"""The peers of the job benchmark: their properties, and one run of each."""
 
 import os
 import subprocess
@@ -20,19 +20,19 @@ from servers.valkey import ValkeyServer
 
 PEERS_HERE = Path(__file__).parent / "peers"
 DONE_S = 120.0
-LOOK_S = 0.005
+POLL_S = 0.005
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`bounded`: headrace promised to be faster."""
+    """A job queue. With `bounded`, headrace's target is to be faster."""
 
     name: str
     script: str
     does: str
-    """And what it does not do, that headrace does meanwhile."""
+    """Its work, and the parts of headrace's work that it lacks."""
     concurrency: int
-    """Of each worker: what it was fastest with."""
+    """Concurrent jobs of each worker: its fastest setting."""
     over_postgres: bool
     bounded: bool
 
@@ -41,8 +41,8 @@ PEERS = (
     Peer(
         "celery",
         "celery_tasks.py",
-        "Celery, Redis without persistence: one message a submission, lost with the server or a killed worker; no status, no "
-        "result",
+        "Celery, Redis without persistence: one message for each submission, lost with the server or a "
+        "killed worker; no status, no result",
         concurrency=8,
         over_postgres=False,
         bounded=True,
@@ -50,7 +50,7 @@ PEERS = (
     Peer(
         "procrastinate",
         "procrastinate_tasks.py",
-        "procrastinate, PostgreSQL: submits in batches; durable, status kept, no result",
+        "procrastinate, PostgreSQL: submits in batches; durable, keeps a status, no result",
         concurrency=16,
         over_postgres=True,
         bounded=True,
@@ -66,14 +66,14 @@ PEERS = (
 )  # fmt: skip
 
 
-def interpreters(given: Sequence[str]) -> dict[str, Path]:
-    """See `competition.interpreters`."""
-    return competition.interpreters([peer.name for peer in PEERS], given)
+def interpreters(options: Sequence[str]) -> dict[str, Path]:
+    """Return each peer's interpreter, as `competition.interpreters` does."""
+    return competition.interpreters([peer.name for peer in PEERS], options)
 
 
 @contextmanager
 def peer_url(peer: Peer) -> Iterator[str]:
-    """A server of its own for one run, as empty as ours."""
+    """Start an empty server for one run. Yield its URL."""
     if peer.over_postgres:
         server = PostgresServer()
         try:
@@ -102,29 +102,31 @@ def by_peer(
     warm_jobs: int,
     concurrency: int | None = None,
 ) -> dict:
-    """Its workers wait; the clock runs from the first submission to the end of the last job."""
+    """Run one peer with waiting workers, timed from the first submission to the end of the last
+    job.
+    """
     FOLDER.mkdir(exist_ok=True)
     with peer_url(peer) as url, tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         marks = Path(folder) / "marks"
         marks.touch()
         run = _Runner(peer, interpreter, url, marks.resolve(), job_s, concurrency or peer.concurrency)
         if peer.over_postgres:
-            run.to_its_end("prepare")
+            run.run_role("prepare")
         started = [Process(run.command("work"), run.environment) for _ in range(workers)]
         try:
             for process in started:
                 process.wait_for("ready")
-            run.submitted(warm_jobs)
+            run.submit(warm_jobs)
             _wait_for(marks, warm_jobs)
             used_s = tree_cpu_s()
-            began_s, submitted_s = run.submitted(jobs)
+            began_s, submitted_s = run.submit(jobs)
             _wait_for(marks, warm_jobs + jobs)
             wall_s, cpu_s = time.perf_counter() - began_s, tree_cpu_s() - used_s
         finally:
             for process in started:
-                process.leave()
+                process.terminate()
         if (done := marks.stat().st_size) != warm_jobs + jobs:
-            raise BrokenRunError(f"{peer.name} did {done} jobs of {warm_jobs + jobs}")
+            raise BrokenRunError(f"{peer.name} finished {done} of {warm_jobs + jobs} jobs")
     return {
         "jobs_per_s": jobs / wall_s,
         "cpu_us_per_job": cpu_s / jobs * 1e6,
@@ -143,24 +145,25 @@ class _Runner:
     concurrency: int
 
     def command(self, role: str, jobs: int = 0) -> list[str]:
-        # Not resolved: an environment's interpreter is a link, and its name says where its packages are.
+        # Not resolved: the interpreter of an environment is a link, and its path locates the
+        # packages.
         script = [str(self.interpreter), str(PEERS_HERE / self.peer.script)]
         return [*script, role, self.url, str(self.marks), str(jobs), str(self.job_s), str(self.concurrency)]
 
     @property
     def environment(self) -> dict[str, str]:
-        # Without our paths: their packages are theirs.
+        # Without PYTHONPATH: peers use their own packages.
         return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
-    def to_its_end(self, role: str) -> None:
+    def run_role(self, role: str) -> None:
         done = subprocess.run(
             self.command(role), env=self.environment, capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise BrokenRunError(f"{self.peer.name} {role}: {done.stderr[-500:]}")
 
-    def submitted(self, jobs: int) -> tuple[float, float]:
-        """Submit; when it began, when imports and connecting were over, and when it ended."""
+    def submit(self, jobs: int) -> tuple[float, float]:
+        """Submit. Return the times of the start, after imports and connecting, and of the end."""
         process = Process(self.command("submit", jobs), self.environment)
         process.wait_for("begin")
         began_s = time.perf_counter()
@@ -172,5 +175,5 @@ def _wait_for(marks: Path, done: int) -> None:
     until_s = time.monotonic() + DONE_S
     while marks.stat().st_size < done:
         if time.monotonic() > until_s:
-            raise BrokenRunError(f"after {DONE_S:g} s {marks.stat().st_size} jobs of {done} are done")
-        time.sleep(LOOK_S)
+            raise BrokenRunError(f"after {DONE_S:g} s, {marks.stat().st_size} of {done} jobs are finished")
+        time.sleep(POLL_S)

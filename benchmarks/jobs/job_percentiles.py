@@ -1,10 +1,10 @@
-"""Percentiles of what was measured, as they are: no value between two others is made up."""
+"""Percentiles that are measured values, without interpolation."""
 
 from collections.abc import Sequence
 from math import ceil
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest of the values that at least so many percent are not above."""
+    """Return the smallest value that is not below `percent` % of the values."""
     ordered = sorted(values)
     return ordered[max(0, ceil(len(ordered) * percent / 100) - 1)]

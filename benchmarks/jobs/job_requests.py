@@ -1,6 +1,7 @@
-"""Submit by HTTP as fast as a few connections can: `python job_requests.py URL --seconds S --connections N`.
+"""Submit jobs over HTTP as fast as possible: `python job_requests.py URL --seconds S --connections
+N`.
 
-Requests are written by hand, so that the client costs little of what is measured. Prints JSON: jobs a second, and the
+Requests are written by hand, so that the client costs little. Prints JSON: jobs per second, and the
 last job's id.
 """
 
@@ -19,9 +20,12 @@ BODY = json.dumps(
 
 
 async def connection(host: str, port: int, until_s: float) -> tuple[int, str]:
-    """Submissions, one after the other; how many, and the last one's id."""
+    """Submit jobs one after another. Return their number and the last id."""
     reader, writer = await asyncio.open_connection(host, port)
-    head = f"POST /v1/jobs HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(BODY)}\r\n\r\n"
+    head = (
+        f"POST /v1/jobs HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(BODY)}\r\n\r\n"
+    )
     request = head.encode() + BODY
     done, last = 0, ""
     while time.perf_counter() < until_s:
@@ -33,10 +37,10 @@ async def connection(host: str, port: int, until_s: float) -> tuple[int, str]:
             for line in fields.split(b"\r\n")
             if line.lower().startswith(b"content-length")
         )
-        answer = await reader.readexactly(length)
+        response = await reader.readexactly(length)
         if b" 202" not in status:
-            raise SystemExit(f"{status!r}: {answer[:300]!r}")
-        done, last = done + 1, json.loads(answer)["id"]
+            raise SystemExit(f"{status!r}: {response[:300]!r}")
+        done, last = done + 1, json.loads(response)["id"]
     writer.close()
     return done, last
 
@@ -46,11 +50,11 @@ async def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--connections", type=int, default=8)
-    asked = parser.parse_args()
-    to = urlsplit(asked.url)
+    arguments = parser.parse_args()
+    to = urlsplit(arguments.url)
     began_s = time.perf_counter()
     found = await asyncio.gather(
-        *(connection(to.hostname, to.port, began_s + asked.seconds) for _ in range(asked.connections))
+        *(connection(to.hostname, to.port, began_s + arguments.seconds) for _ in range(arguments.connections))
     )
     wall_s = time.perf_counter() - began_s
     print(json.dumps({"jobs_per_s": sum(done for done, _ in found) / wall_s, "last": found[0][1]}))

@@ -1,17 +1,18 @@
-"""Section large: what a claim costs where a million jobs have ended and many wait."""
+"""Section large: the cost of a claim with a million ended jobs and many pending ones."""
 
 import argparse
 import sqlite3
 from statistics import median
 
-from inputs import console, python
-from job_places import LEDGERS, SQLITE, Place, places
-from promise import Promise, spread
+from inputs import console, run_script
+from job_storage import LEDGERS, SQLITE, JobStorage, open_storage
+from targets import Target, spread
 
 RATIO_MAX = 3
 
 _COLUMNS = (
-    "id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id, spec, attempt, lease, worker, "
+    "id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id, "
+    "spec, attempt, lease, worker, "
     "created_at_ms, due_at_ms, asleep, started_at_ms, ended_at_ms, result"
 )
 _SPEC = '{"input_uri":"s3://bucket/inputs/payload.json","content_type":"application/json"}'
@@ -22,25 +23,26 @@ _POSTGRES_ID = "'{tag}' || lpad(to_hex(n / 65536), 7, '0') || '-0000-7000-8000-'
 
 
 def rows(names: str, ended: bool) -> str:
-    """The INSERT of jobs that have ended, or wait; `names` is how their ids are written, `n` runs through them."""
+    """Return the INSERT of ended or pending jobs. `names` formats their ids; `n` runs through them."""
     job_id = names.format(tag="0" if ended else "1")
-    told = f"'default', 'bench', 'infer', '', 5, 3, '', '', '{_SPEC}'"
+    common = f"'default', 'bench', 'infer', '', 5, 3, '', '', '{_SPEC}'"
     at = f"{_FIRST_MS} + n"
     if ended:
         rest = f"1, 1, 'worker', {at}, {at}, FALSE, {at} + 20, {at} + 30, '{_RESULT}'"
         return (
-            f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, 'completed', {told}, {rest} FROM numbers"
+            f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, 'completed', {common}, "
+            f"{rest} FROM numbers"
         )
     rest = f"0, 0, '', {at}, {at}, FALSE, NULL, NULL, NULL"
-    return f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, 'pending', {told}, {rest} FROM numbers"
+    return f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, 'pending', {common}, {rest} FROM numbers"
 
 
-def fill(place: Place, ended: int, pending: int) -> None:
-    """Put so many jobs into a ledger, behind its back."""
-    with place.ledger():
-        pass  # which makes the tables
-    if place.kind == SQLITE:
-        with sqlite3.connect(place.ledger_url.removeprefix("sqlite:///")) as file:
+def fill(storage: JobStorage, ended: int, pending: int) -> None:
+    """Insert jobs into a ledger's tables by SQL."""
+    with storage.ledger():
+        pass  # creates the tables
+    if storage.kind == SQLITE:
+        with sqlite3.connect(storage.ledger_url.removeprefix("sqlite:///")) as file:
             for count, over in ((ended, True), (pending, False)):
                 file.execute(_recursive(count, rows(_SQLITE_ID, over)))
             file.commit()
@@ -48,11 +50,12 @@ def fill(place: Place, ended: int, pending: int) -> None:
         return
     import psycopg
 
-    with psycopg.connect(place.ledger_url.replace("+psycopg", ""), autocommit=True) as connection:
+    with psycopg.connect(storage.ledger_url.replace("+psycopg", ""), autocommit=True) as connection:
         for count, over in ((ended, True), (pending, False)):
             numbers = f"FROM generate_series(1, {count}::bigint) AS numbers(n)"
             connection.execute(rows(_POSTGRES_ID, over).replace("FROM numbers", numbers))
-        # As the server's own upkeep leaves it, sooner or later; what is measured must not wait for that.
+        # The server's own maintenance does this sooner or later; the measurement must not wait for
+        # it.
         connection.execute("VACUUM (ANALYZE) headrace_job")
         connection.execute("CHECKPOINT")
 
@@ -62,36 +65,38 @@ def _recursive(count: int, insert: str) -> str:
     return insert.replace(" SELECT ", f" {numbers} SELECT ", 1)
 
 
-def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
-    """Claims of one job each, with a million ended jobs and 100,000 that wait, and with none; bulk-loaded by SQL."""
-    promises, figures = [], {}
-    with places() as new:
+def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
+    """Claims of one job with a million ended and 100,000 pending jobs, and with none; loaded by SQL"""
+    targets, figures = [], {}
+    with open_storage() as new:
         for kind in LEDGERS:
             empty, large = new(kind), new(kind)
-            console.print(f"[dim]filling {kind}: {asked.ended:,} ended jobs, {asked.pending:,} that wait[/]")
-            fill(large, asked.ended, asked.pending)
+            console.print(
+                f"[dim]filling {kind}: {arguments.ended:,} ended jobs, {arguments.pending:,} pending ones[/]"
+            )
+            fill(large, arguments.ended, arguments.pending)
             found: dict[str, list[dict]] = {"empty": [], "large": []}
-            for _ in range(asked.pairs):
-                for name, place in (("empty", empty), ("large", large)):
+            for _ in range(arguments.pairs):
+                for name, storage in (("empty", empty), ("large", large)):
                     found[name].append(
-                        python("jobs/claim_speed.py", place.ledger_url, "--claims", asked.claims)
+                        run_script("jobs/claim_speed.py", storage.ledger_url, "--claims", arguments.claims)
                     )
-            promises += of_kind(kind, found)
+            targets += targets_of(kind, found)
             figures[kind] = found
-    return promises, figures
+    return targets, figures
 
 
-def of_kind(kind: str, found: dict[str, list[dict]]) -> list[Promise]:
-    promises = []
+def targets_of(kind: str, found: dict[str, list[dict]]) -> list[Target]:
+    targets = []
     for name, bound in (("p99_ms", RATIO_MAX), ("p50_ms", None)):
         empty, large = ([one[name] for one in found[which]] for which in ("empty", "large"))
         ratios = [a / b for a, b in zip(large, empty, strict=True)]
         measured = f"{median(large):.2f} against {median(empty):.2f} ms"
         what = f"{kind}: a claim's {name.removesuffix('_ms')}, large table against empty"
-        promises.append(Promise("large", what, measured, median(ratios), bound, False, spread(ratios)))
+        targets.append(Target("large", what, measured, median(ratios), bound, False, spread(ratios)))
     empty, large = ([one["peak_rss_mb"] for one in found[which]] for which in ("empty", "large"))
     measured = f"{median(large):.0f} against {median(empty):.0f} MB"
     more = [a - b for a, b in zip(large, empty, strict=True)]
-    what = f"{kind}: MB more of the process that claims"
-    promises.append(Promise("large", what, measured, median(more), None, False, spread(more)))
-    return promises
+    what = f"{kind}: MB more of the claiming process"
+    targets.append(Target("large", what, measured, median(more), None, False, spread(more)))
+    return targets

@@ -1,4 +1,4 @@
-"""Section submits: how many jobs a second are taken for good, by nobody's work but the ledger's."""
+"""Section submits: the rate of durable submissions, with no worker running."""
 
 import argparse
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 
 from disk_limit import disk_per_s, rate
-from inputs import python
-from job_places import LEDGERS, Place, places
+from inputs import run_script
+from job_storage import LEDGERS, JobStorage, open_storage
 from job_workers import Process, submit_one
-from promise import Promise, spread
+from targets import Target, spread
 
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import JobLedger
@@ -22,31 +22,34 @@ TOGETHER = 100
 API = Path(__file__).parent / "job_api.py"
 
 
-def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
-    """Submissions a second that survive a power cut; nobody works on them."""
+def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
+    """Submissions per second that survive a power failure; no worker runs"""
     figures: dict[str, dict[str, list[float]]] = {kind: {} for kind in LEDGERS}
-    with places() as new:
-        for _ in range(asked.pairs):
+    with open_storage() as new:
+        for _ in range(arguments.pairs):
             for kind in LEDGERS:
-                for name, per_s in one_round(new(kind), new(kind), asked.submit_s).items():
+                for name, per_s in one_round(new(kind), new(kind), arguments.submit_s).items():
                     figures[kind].setdefault(name, []).append(per_s)
-    return [promise for kind in LEDGERS for promise in promises(kind, figures[kind])], figures
+    return [target for kind in LEDGERS for target in targets(kind, figures[kind])], figures
 
 
-def one_round(place: Place, served: Place, submit_s: float) -> dict[str, float]:
-    """Jobs a second, by each way; the API has a place of its own, since it lets a caller have only so many waiting."""
+def one_round(storage: JobStorage, served: JobStorage, submit_s: float) -> dict[str, float]:
+    """Return jobs per second for each client.
+
+    The API has a separate storage, because it limits the pending jobs of a client.
+    """
     found = {"disk": disk_per_s(submit_s)}
-    with place.ledger() as ledger:
-        found["one"] = rate(submit_s, 1, lambda: submit_one(ledger, a_job()))
+    with storage.ledger() as ledger:
+        found["one"] = rate(submit_s, 1, lambda: submit_one(ledger, new_job()))
         found["eight"] = by_submitters(ledger, submit_s)
         found["batch"] = TOGETHER * rate(
-            submit_s, 1, lambda: ledger.submit([a_job() for _ in range(TOGETHER)])
+            submit_s, 1, lambda: ledger.submit([new_job() for _ in range(TOGETHER)])
         )
     found["http"] = over_http(served, submit_s)
     return found
 
 
-def promises(kind: str, found: dict[str, list[float]]) -> Iterator[Promise]:
+def targets(kind: str, found: dict[str, list[float]]) -> Iterator[Target]:
     bare = found["disk"]
     for name, what, bound in (
         ("eight", f"{SUBMITTERS} submitters, one job each at a time, their commits shared", PER_S_MIN),
@@ -57,12 +60,12 @@ def promises(kind: str, found: dict[str, list[float]]) -> Iterator[Promise]:
         per_s = found[name]
         shares = [a / b for a, b in zip(per_s, bare, strict=True)]
         measured = f"{median(shares):.2f} of {median(bare):,.0f} bare writes/s to the disk"
-        yield Promise(
+        yield Target(
             "submits", f"{kind}: jobs/s, {what}", measured, median(per_s), bound, True, spread(per_s)
         )
 
 
-def a_job() -> NewJob:
+def new_job() -> NewJob:
     return NewJob(model="bench", input_uri="s3://bucket/payload.json", content_type="application/json")
 
 
@@ -70,20 +73,20 @@ def by_submitters(ledger: JobLedger, submit_s: float) -> float:
     submitter = Submitter(ledger)
     submitter.start()
     try:
-        return rate(submit_s, SUBMITTERS, lambda: submitter.submit(a_job()).result())
+        return rate(submit_s, SUBMITTERS, lambda: submitter.submit(new_job()).result())
     finally:
         submitter.stop()
 
 
-def over_http(place: Place, submit_s: float) -> float:
-    """By the API in a process of its own, asked by another."""
-    api = Process([sys.executable, str(API), place.ledger_url, f"{place.store}/"])
+def over_http(storage: JobStorage, submit_s: float) -> float:
+    """Measure the API in a separate process, with a client in another."""
+    api = Process([sys.executable, str(API), storage.ledger_url, f"{storage.store}/"])
     try:
         url = api.wait_for("http://").strip()
-        found = python("jobs/job_requests.py", url, "--seconds", submit_s, "--connections", SUBMITTERS)
+        found = run_script("jobs/job_requests.py", url, "--seconds", submit_s, "--connections", SUBMITTERS)
     finally:
-        api.leave()
-    with place.ledger() as ledger:
+        api.terminate()
+    with storage.ledger() as ledger:
         newest = ledger.get(found["last"])
-    assert newest.spec.model == "bench", "what was answered is in the ledger"
+    assert newest.spec.model == "bench", "an acknowledged job is in the ledger"
     return found["jobs_per_s"]

@@ -1,15 +1,16 @@
-"""`make bench-sequences`: models whose answer depends on the last one, beside what their calls alone allow, in one run, as ratios.
+"""`make bench-sequences`: compare models with a `step` with their own full calls, as ratios.
 
     python benchmarks/sequences [SECTION...] [--pairs 3] [--seconds 2] [--json]
 
-Sections: full, neighbours, overhead, lone; all when none is named. Figures (`sequences.json`) are in `bench-results/`. Exits with 1
-when a promise is not kept, and with 2 when an answer is wrong.
+Sections: full, neighbours, overhead, lone. The default is all. Figures are in
+`bench-results/sequences.json`. The exit status is 1 if a target is missed, 2 if a response is
+wrong.
 """
 
 import sys
 from pathlib import Path
 
-# What benchmarks share is next door; servers are run as the serving benchmark runs them.
+# Shared modules are in the parent folder; servers run as in the serving benchmark.
 HERE = Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "serving")]
 

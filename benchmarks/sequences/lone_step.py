@@ -1,4 +1,4 @@
-"""Section lone: one sequence's steps over REST, beside the same model without a state."""
+"""Section lone: the steps of one sequence over REST, and the same model without a state."""
 
 import argparse
 import http.client
@@ -10,15 +10,15 @@ from statistics import median
 
 from competition import BrokenRunError
 from process import Server, free_port
-from promise import Promise, spread
+from targets import Target, spread
 
 EXTRA_MS_MAX = 1.0
 REQUESTS = 400
 HERE = Path(__file__).parent
 
 
-def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
-    """Milliseconds of a lone request, p50: a step of a sequence, less a call of the same model without a state."""
+def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
+    """p50 of a lone request in milliseconds: a step, minus a call of the same model without a state"""
     figures: dict[str, list[float]] = {"step": [], "plain": []}
     port = free_port()
     models = [f"{HERE / 'sequence_models.py'}:{name}" for name in ("Counting", "Plain")]
@@ -38,15 +38,15 @@ def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
         port,
     )
     try:
-        for _ in range(asked.pairs):
+        for _ in range(arguments.pairs):
             figures["plain"].append(request_ms(port, "plain", {}))
             figures["step"].append(request_ms(port, "counting", {"sequence_id": "lone"}))
     finally:
         server.stop()
     more = [a - b for a, b in zip(figures["step"], figures["plain"], strict=True)]
     measured = f"{median(figures['step']):.2f} against {median(figures['plain']):.2f} ms"
-    what = "p50 of a lone step over REST, less that of a model without a state: ms more"
-    return [Promise("lone", what, measured, median(more), EXTRA_MS_MAX, False, spread(more))], figures
+    what = "p50 of a lone step over REST, minus that of a model without a state: ms"
+    return [Target("lone", what, measured, median(more), EXTRA_MS_MAX, False, spread(more))], figures
 
 
 def request_ms(port: int, model: str, parameters: dict) -> float:
@@ -54,14 +54,14 @@ def request_ms(port: int, model: str, parameters: dict) -> float:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     took_s: list[float] = []
     for step in range(REQUESTS):
-        said = {**parameters, "sequence_start": True} if parameters and not step else parameters
-        body = json.dumps({"inputs": [tensor], "parameters": said})
+        sent = {**parameters, "sequence_start": True} if parameters and not step else parameters
+        body = json.dumps({"inputs": [tensor], "parameters": sent})
         began_s = time.perf_counter()
         connection.request("POST", f"/v2/models/{model}/infer", body, {"Content-Type": "application/json"})
-        answer = json.loads(connection.getresponse().read())
+        response = json.loads(connection.getresponse().read())
         took_s.append(time.perf_counter() - began_s)
         expected = step + 1 if parameters else 2
-        if "outputs" not in answer or answer["outputs"][0]["data"][0] != expected:
-            raise BrokenRunError(f"step {step} of {model}: {answer}")
+        if "outputs" not in response or response["outputs"][0]["data"][0] != expected:
+            raise BrokenRunError(f"step {step} of {model}: {response}")
     connection.close()
     return median(took_s) * 1000

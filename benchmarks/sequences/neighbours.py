@@ -6,8 +6,8 @@ import time
 from contextlib import suppress
 from statistics import median
 
-from promise import Promise, spread
 from sequence_models import Slow, request
+from targets import Target, spread
 
 from headrace.engine.engine import Engine
 from headrace.engine.settings import ServeSettings
@@ -16,29 +16,29 @@ NEIGHBOURS = 63
 GROWTH_MAX = 1.3
 
 
-def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
-    """Milliseconds between two tokens of one text, among 63 others against alone, where a call costs the same."""
+def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
+    """Milliseconds between two tokens of one text, among 63 others and alone; a call costs the same"""
     figures: dict[str, list[float]] = {"alone": [], "among": []}
-    for _ in range(asked.pairs):
-        figures["alone"].append(token_ms(0, asked.seconds))
-        figures["among"].append(token_ms(NEIGHBOURS, asked.seconds))
+    for _ in range(arguments.pairs):
+        figures["alone"].append(token_ms(0, arguments.seconds))
+        figures["among"].append(token_ms(NEIGHBOURS, arguments.seconds))
     ratios = [a / b for a, b in zip(figures["among"], figures["alone"], strict=True)]
     measured = f"{median(figures['among']):.2f} against {median(figures['alone']):.2f} ms"
-    what = f"ms between two tokens, {NEIGHBOURS} neighbours against none, 5 ms a call"
-    return [Promise("neighbours", what, measured, median(ratios), GROWTH_MAX, False, spread(ratios))], figures
+    what = f"ms between two tokens, {NEIGHBOURS} neighbours against none, 5 ms per call"
+    return [Target("neighbours", what, measured, median(ratios), GROWTH_MAX, False, spread(ratios))], figures
 
 
 def token_ms(neighbours: int, seconds: float) -> float:
     engine = Engine(Slow, name="slow", serving=ServeSettings(max_batch_rows=NEIGHBOURS + 1))
     engine.start()
     try:
-        return asyncio.run(watched(engine, neighbours, seconds))
+        return asyncio.run(measured(engine, neighbours, seconds))
     finally:
         engine.stop()
 
 
-async def watched(engine: Engine, neighbours: int, seconds: float) -> float:
-    others = [asyncio.create_task(swallow(engine)) for _ in range(neighbours)]
+async def measured(engine: Engine, neighbours: int, seconds: float) -> float:
+    others = [asyncio.create_task(read_stream(engine)) for _ in range(neighbours)]
     gaps_s: list[float] = []
     stream = engine.stream(request(tokens=1 << 20))
     await anext(stream)
@@ -57,7 +57,7 @@ async def watched(engine: Engine, neighbours: int, seconds: float) -> float:
     return median(gaps_s) * 1000
 
 
-async def swallow(engine: Engine) -> None:
+async def read_stream(engine: Engine) -> None:
     stream = engine.stream(request(tokens=1 << 20))
     try:
         async for _ in stream:

@@ -1,4 +1,4 @@
-"""Models with a step, and what is asked of them."""
+"""Models with a step, and their requests."""
 
 import time
 
@@ -11,7 +11,10 @@ WIDTH = 8
 
 
 class Counting(Model):
-    """Adds one to what each sequence has, in `call_s` a call, whatever the rows; goes on `tokens` times where asked to."""
+    """A counter for each sequence, in `call_s` seconds for each call, whatever the rows.
+
+    It is rescheduled until it reaches the request parameter `tokens`.
+    """
 
     call_s = 0.0
     isolation = "thread"
@@ -24,7 +27,7 @@ class Counting(Model):
         states.keep("count", counts)
         for state, count in zip(states, counts[:, 0].tolist(), strict=True):
             if count < state.parameters.get("tokens", 0):
-                state.go_on()
+                state.reschedule()
         return counts
 
 
@@ -34,14 +37,14 @@ class Slow(Counting):
     call_s = CALL_S
 
 
-class Apart(Slow):
-    """In a process of its own."""
+class SlowInProcess(Slow):
+    """`Slow` in a separate process."""
 
     isolation = "process"
 
 
 class Plain(Model):
-    """What `Counting` does in a call, without a state."""
+    """The computation of `Counting` without a state."""
 
     isolation = "thread"
 

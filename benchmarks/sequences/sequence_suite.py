@@ -1,4 +1,4 @@
-"""Which sections there are, what can be asked of them, and what they found."""
+"""The sections of the sequence benchmark, and their command line."""
 
 import argparse
 
@@ -7,7 +7,7 @@ import lone_step
 import neighbours
 import step_overhead
 from inputs import FOLDER
-from sections import Section, add_json, asked_of, run_and_print, sections_parser
+from sections import Section, add_json, parse_arguments, run_and_print, sections_parser
 
 SECTIONS: dict[str, Section] = {
     "full": full_calls.section,
@@ -29,5 +29,5 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
 
 
 def run(description: str | None) -> int:
-    asked = asked_of(parser_of(description), SECTIONS)
-    return run_and_print(SECTIONS, asked, RESULTS)
+    arguments = parse_arguments(parser_of(description), SECTIONS)
+    return run_and_print(SECTIONS, arguments, RESULTS)

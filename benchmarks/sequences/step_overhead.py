@@ -1,4 +1,4 @@
-"""Section overhead: steps a second of a model that does next to nothing, clients and engine on one core."""
+"""Section overhead: steps per second of an almost empty model, clients and engine on one core."""
 
 import argparse
 import asyncio
@@ -6,8 +6,8 @@ import os
 import time
 from statistics import median
 
-from promise import Promise, spread
 from sequence_models import Counting, request
+from targets import Target, spread
 
 from headrace.engine.engine import Engine
 from headrace.engine.settings import ServeSettings
@@ -16,42 +16,42 @@ STEPS_PER_S_MIN = 20_000
 LIVE = 256
 
 
-def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
-    """Steps/s on one core, clients included: texts that go on, and a request for each step."""
+def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
+    """Steps/s on one core, including the clients: streams, and a request for each step"""
     cores = os.sched_getaffinity(0)
-    figures: dict[str, list[float]] = {"texts that go on": [], "a request for each step": []}
+    figures: dict[str, list[float]] = {"streams": [], "a request for each step": []}
     os.sched_setaffinity(0, {min(cores)})
     try:
-        for _ in range(asked.pairs):
-            figures["texts that go on"].append(steps_per_s(texts, 400))
+        for _ in range(arguments.pairs):
+            figures["streams"].append(steps_per_s(streams, 400))
             figures["a request for each step"].append(steps_per_s(requests, 100))
     finally:
         os.sched_setaffinity(0, cores)
-    return [promise(way, found) for way, found in figures.items()], figures
+    return [target(client, found) for client, found in figures.items()], figures
 
 
-def promise(way: str, found: list[float]) -> Promise:
+def target(client: str, found: list[float]) -> Target:
     measured = f"{median(found):,.0f} steps/s"
-    what = f"steps/s on one core, {LIVE} live: {way}"
-    return Promise("overhead", what, measured, median(found), STEPS_PER_S_MIN, True, spread(found))
+    what = f"steps/s on one core, {LIVE} live: {client}"
+    return Target("overhead", what, measured, median(found), STEPS_PER_S_MIN, True, spread(found))
 
 
 def steps_per_s(one, steps: int) -> float:
     engine = Engine(Counting, name="counting", serving=ServeSettings(streams_max=LIVE))
     engine.start()
 
-    async def all_of_them() -> float:
+    async def run_all() -> float:
         began_s = time.perf_counter()
         await asyncio.gather(*(one(engine, f"s{i}", steps) for i in range(LIVE)))
         return LIVE * steps / (time.perf_counter() - began_s)
 
     try:
-        return asyncio.run(all_of_them())
+        return asyncio.run(run_all())
     finally:
         engine.stop()
 
 
-async def texts(engine: Engine, id: str, steps: int) -> None:
+async def streams(engine: Engine, id: str, steps: int) -> None:
     del id
     stream = engine.stream(request(tokens=steps))
     async for _ in stream:
@@ -60,4 +60,4 @@ async def texts(engine: Engine, id: str, steps: int) -> None:
 
 async def requests(engine: Engine, id: str, steps: int) -> None:
     for step in range(steps):
-        await engine.ask(request(sequence_id=id, sequence_start=not step, sequence_end=step == steps - 1))
+        await engine.infer(request(sequence_id=id, sequence_start=not step, sequence_end=step == steps - 1))

@@ -1,13 +1,14 @@
-"""`make bench-serve`: the doors of `headrace serve` beside the smallest servers for the same work, in one run, as ratios.
+"""`make bench-serve`: compare the listeners of `headrace serve` with minimal servers, as ratios.
 
     python benchmarks/serving [SECTION...] [--pairs 5] [--seconds 2]
 
-Beside it `first_item.py` (how soon the items of streams arrive) and `soak.py` (half a million requests: is memory flat?).
+`first_item.py` measures the delay of stream items, and `soak.py` the memory over half a million
+requests.
 
-Sections: rest, binary, grpc, grpcbig, sse, gstream, batch, lone; all when none is named. Needs wrk and h2load (Debian's
-wrk and nghttp2-client): C clients, so that the server is what is measured. Every pair runs both sides in turns; CPU is
-of the server alone, and steadier than the rate. Figures go to `bench-results/serving.json`. Exits with 1 when a promise is
-not kept.
+Sections: rest, binary, grpc, grpcbig, sse, gstream, batch, lone. The default is all. The benchmark
+needs wrk and h2load (Debian's wrk and nghttp2-client): clients in C, so that the server is the
+bottleneck. Each pair runs both sides in turns. CPU is of the server alone, and varies less than the
+rate. Figures go to `bench-results/serving.json`. The exit status is 1 if a target is missed.
 """
 
 import argparse
@@ -36,17 +37,17 @@ console = Console(width=None if sys.stdout.isatty() else 120)
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: what is asked of both sides, and what headrace promised."""
+    """One comparison: the requests for both sides, and headrace's target."""
 
     section: str
     what: str
     bare: str
-    """The bare server's kind."""
+    """The kind of the minimal server."""
     path: str
     connections: int
     items: int
-    """Items of one answer: events of a stream, or 1."""
-    promise: float
+    """Items of one response: events of a stream, or 1."""
+    target: float
     model: str
     streams: int = 1
 
@@ -56,9 +57,11 @@ CASES = [
     Case("binary", "REST, 256x30 binary tensors", "binary", "/v2/models/wide/infer", 32, 1, 0.70, "Wide"),
     Case("grpc", "gRPC, 1x16 FP32 raw", "grpc", "grpc:Echo", 32, 1, 0.85, "Echo"),
     Case("grpcbig", "gRPC, 256x30 FP32 raw", "grpc", "grpc:Wide", 32, 1, 0.85, "Wide"),
-    Case("sse", "SSE, 100 events a request", "sse", "/v2/models/words/infer_stream", 1, 100, 0.70, "Words"),
+    Case("sse", "SSE, 100 events per request", "sse", "/v2/models/words/infer_stream", 1, 100, 0.70, "Words"),
     Case("sse", "SSE, 32 streams", "sse", "/v2/models/words/infer_stream", 32, 100, 0.70, "Words"),
-    Case("gstream", "gRPC stream, 100 messages a request", "gstream", "stream:Words", 1, 100, 0.70, "Words"),
+    Case(
+        "gstream", "gRPC stream, 100 messages per request", "gstream", "stream:Words", 1, 100, 0.70, "Words"
+    ),
     Case("gstream", "gRPC, 32 streams", "gstream", "stream:Words", 32, 100, 0.70, "Words"),
     Case(
         "batch",
@@ -133,7 +136,7 @@ def run_wrk(url: str, connections: int, seconds: float, body: bytes, headers: di
             command = ["wrk", "-t1", f"-c{connections}", f"-d{max(round(seconds), 1)}s", "-s", lua.name, url]
             out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     if "Non-2xx" in out:
-        raise RuntimeError(f"{url} answered with errors: {out}")
+        raise RuntimeError(f"{url} returned errors: {out}")
     return float(re.search(r"Requests/sec:\s+([\d.]+)", out)[1])
 
 
@@ -148,7 +151,7 @@ def run_h2load(url: str, clients: int, seconds: float, body: bytes) -> float:
 
 
 def load(case: Case, port: int, seconds: float) -> float:
-    """Requests a second."""
+    """Return requests per second."""
     kind, _, model = case.path.partition(":")
     if kind == "grpc":
         url = f"http://127.0.0.1:{port}/inference.GRPCInferenceService/ModelInfer"
@@ -165,7 +168,7 @@ def load(case: Case, port: int, seconds: float) -> float:
 
 
 def measured(case: Case, server: Server, seconds: float) -> tuple[float, float]:
-    """Items a second, and microseconds of the server's CPU for each."""
+    """Return items per second, and the server's CPU time for each in microseconds."""
     load(case, server.port, 1)
     before, began = server.cpu_s(), time.monotonic()
     rate = load(case, server.port, seconds)
@@ -205,7 +208,7 @@ def compare(case: Case, pairs: int, seconds: float) -> dict:
         "bare_cpu_us": median(b[1] for b, _ in both),
         "headrace_cpu_us": median(o[1] for _, o in both),
         "cpu_ratio": median(b[1] / o[1] for b, o in both),
-        "kept": median(ratios) >= case.promise,
+        "met": median(ratios) >= case.target,
     }
 
 
@@ -216,32 +219,33 @@ def main() -> int:
     parser.add_argument("sections", nargs="*")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     missing = [tool for tool in ("wrk", "h2load") if shutil.which(tool) is None]
     if missing:
-        console.print(f"needs {' and '.join(missing)}: install Debian's wrk and nghttp2-client")
+        console.print(f"{' and '.join(missing)} missing: install Debian's wrk and nghttp2-client")
         return 2
-    cases = [c for c in CASES if not asked.sections or c.section in asked.sections]
+    cases = [c for c in CASES if not arguments.sections or c.section in arguments.sections]
     results = []
     for case in cases:
         console.print(f"[dim]{case.what} ...[/dim]")
-        results.append(compare(case, asked.pairs, asked.seconds))
+        results.append(compare(case, arguments.pairs, arguments.seconds))
     show(results)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1))
-    return 0 if all(r["kept"] for r in results) else 1
+    return 0 if all(r["met"] for r in results) else 1
 
 
 def show(results: list[dict]) -> None:
     table = Table(
-        "what", "bare /s", "headrace /s", "ratio (spread)", "promised", "bare CPU us", "CPU us", "CPU ratio"
+        "figure", "bare /s", "headrace /s", "ratio (spread)", "target", "bare CPU us", "CPU us", "CPU ratio"
     )
     for r in results:
         spread = f"{r['ratio']:.2f} ({r['ratio_low']:.2f}-{r['ratio_high']:.2f})"
-        colour = "green" if r["kept"] else "red"
+        colour = "green" if r["met"] else "red"
         table.add_row(
             r["what"], f"{r['bare_per_s']:,.0f}", f"{r['headrace_per_s']:,.0f}", f"[{colour}]{spread}[/]",
-            f">= {r['promise']:.2f}", f"{r['bare_cpu_us']:.1f}", f"{r['headrace_cpu_us']:.1f}", f"{r['cpu_ratio']:.2f}",
+            f">= {r['target']:.2f}", f"{r['bare_cpu_us']:.1f}", f"{r['headrace_cpu_us']:.1f}",
+            f"{r['cpu_ratio']:.2f}",
         )  # fmt: skip
     console.print(table)
 

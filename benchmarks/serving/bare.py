@@ -1,9 +1,10 @@
-"""The smallest servers that could be written for the same work on the same libraries: what headrace is measured against.
+"""Minimal servers for the same work with the same libraries, to compare headrace with.
 
     python benchmarks/serving/bare.py KIND PORT
 
-KIND: rest, binary (V2 JSON and binary tensors, parsed, echoed and printed), sse (100 events a request), batch (a model of
-5 ms + 0.05 ms a row behind the adaptive batcher of 50 lines), grpc, gstream (grpc.aio, messages parsed and printed).
+KIND: rest and binary (V2 JSON and binary tensors, parsed, echoed and written), sse (100 events for
+each request), batch (a model of 5 ms + 0.05 ms for each row behind an adaptive batcher of 50
+lines), grpc, gstream (grpc.aio, messages parsed and written).
 """
 
 import asyncio
@@ -28,7 +29,7 @@ async def body_of(receive):
     return body
 
 
-async def answer(send, body, content_type=b"application/json", *extra):
+async def respond(send, body, content_type=b"application/json", *extra):
     headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *extra]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -49,7 +50,7 @@ def printed(array, name="output"):
 
 async def rest(_scope, receive, send):
     _, array = parsed(await body_of(receive))
-    await answer(send, printed(array))
+    await respond(send, printed(array))
 
 
 async def binary(scope, receive, send):
@@ -68,7 +69,7 @@ async def binary(scope, receive, send):
         {"model_name": "m", "model_version": "1", "outputs": [out]}, option=orjson.OPT_SERIALIZE_NUMPY
     )
     size = (b"inference-header-content-length", b"%d" % len(text))
-    await answer(send, text + array.tobytes(), b"application/octet-stream", size)
+    await respond(send, text + array.tobytes(), b"application/octet-stream", size)
 
 
 async def sse(_scope, receive, send):
@@ -84,7 +85,10 @@ async def sse(_scope, receive, send):
 
 
 class Batcher:
-    """Takes what waits when the model is free, but waits a little for as many as were in flight at the last batch."""
+    """A batcher that takes the waiting rows when the model is free.
+
+    It waits briefly for as many rows as were in flight at the last batch.
+    """
 
     def __init__(self):
         self.waiting = []
@@ -93,7 +97,7 @@ class Batcher:
         self.pool = ThreadPoolExecutor(1)
         self.task = asyncio.ensure_future(self.run())
 
-    async def ask(self, row):
+    async def predict(self, row):
         future = asyncio.get_running_loop().create_future()
         self.waiting.append((row, future))
         self.in_flight += 1
@@ -135,15 +139,15 @@ async def batch(_scope, receive, send):
     global batcher  # noqa: PLW0603 - there is one server in this process
     batcher = batcher or Batcher()
     _, array = parsed(await body_of(receive))
-    await answer(send, printed(await batcher.ask(array)))
+    await respond(send, printed(await batcher.predict(array)))
 
 
 def serve_http(app, port):
     import uvicorn
 
     uvicorn.run(
-        app, port=port, log_level="warning", access_log=False, loop="uvloop", http="httptools", lifespan="off",
-        proxy_headers=False, server_header=False,
+        app, port=port, log_level="warning", access_log=False, loop="uvloop", http="httptools",
+        lifespan="off", proxy_headers=False, server_header=False,
     )  # fmt: skip
 
 

@@ -1,10 +1,12 @@
-"""How long after a model's yield does its caller have the item?
+"""Measure the time from a model's yield to the client's receipt of the item.
 
     python benchmarks/serving/first_item.py [--rounds 50]
 
-The models say when they yield, on the machine's monotonic clock, which the clients here share. For server-sent events and gRPC, an
-async and a plain generator, alone and among 31 other streams: the first item of a stream and the later ones, median and 99th
-percentile in milliseconds. Exits with 1 when the first item takes more than the promised 5 ms at the median, or a lone one at the 99th.
+The models send the time of the yield on the machine's monotonic clock, which the clients share.
+There are server-sent events and gRPC, an async and a plain generator, alone and among 31 other
+streams. The output is the first item of a stream and the later ones, median and 99th percentile in
+milliseconds. The exit status is 1 if the first item takes more than 5 ms at the median, or a lone
+one at the 99th percentile.
 """
 
 import argparse
@@ -32,7 +34,7 @@ BODY = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "d
 
 
 async def over_sse(port: int, model: str) -> list[float]:
-    """Milliseconds of each item of one stream."""
+    """Return the milliseconds of each item of one stream."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v2/models/{model}/infer_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n"
     writer.write(head.encode() + BODY)
@@ -51,14 +53,14 @@ async def over_grpc(channel: grpc.aio.Channel, model: str) -> list[float]:
     request = messages.message_class("ModelInferRequest")(model_name=model)
     request.inputs.add(name="x", datatype="FP32", shape=[1])
     request.raw_input_contents.append(bytes(4))
-    answer = messages.message_class("ModelInferResponse")
+    response_class = messages.message_class("ModelInferResponse")
     call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(
         iter([request.SerializeToString()])
     )
     took = []
     async for data in call:
         now = time.monotonic_ns()
-        response = answer.FromString(data)
+        response = response_class.FromString(data)
         sent = response.raw_output_contents
         ns = (
             int(np.frombuffer(sent[0], np.int64)[0])
@@ -72,27 +74,27 @@ async def over_grpc(channel: grpc.aio.Channel, model: str) -> list[float]:
 async def measure(ports: tuple[int, int], rounds: int) -> list[dict]:
     results = []
     async with grpc.aio.insecure_channel(f"127.0.0.1:{ports[1]}") as channel:
-        for door, ask in (
+        for listener, read_stream in (
             ("SSE", lambda m: over_sse(ports[0], m)),
             ("gRPC", lambda m: over_grpc(channel, m)),
         ):
             for kind, model in MODELS.items():
                 for streams in STREAMS:
-                    await asyncio.gather(*(ask(model) for _ in range(streams)))
+                    await asyncio.gather(*(read_stream(model) for _ in range(streams)))
                     first, later = [], []
                     for _ in range(max(rounds // streams, 3)):
-                        for took in await asyncio.gather(*(ask(model) for _ in range(streams))):
+                        for took in await asyncio.gather(*(read_stream(model) for _ in range(streams))):
                             first.append(took[0])
                             later += took[1:]
                     results.append({
-                        "door": door, "generator": kind, "streams": streams,
+                        "listener": listener, "generator": kind, "streams": streams,
                         "first_ms": np.percentile(first, [50, 99]).tolist(),
                         "later_ms": np.percentile(later, [50, 99]).tolist(),
                     })  # fmt: skip
     return results
 
 
-def kept(result: dict) -> bool:
+def met(result: dict) -> bool:
     median, worst = result["first_ms"]
     return median <= FIRST_MS_MAX and (result["streams"] > 1 or worst <= FIRST_MS_MAX)
 
@@ -102,26 +104,26 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=50)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     ports = free_port(), free_port()
     models = [f"{name.lower()}={HERE / 'models.py'}:{name}" for name in ("Stamps", "StampsInThread")]
     command = [sys.executable, "-m", "headrace", "serve", *models, "--metrics-port", "0"]
     server = Server([*command, "--rest-port", str(ports[0]), "--grpc-port", str(ports[1])], ports[0])
     try:
-        results = uvloop.run(measure(ports, asked.rounds))
+        results = uvloop.run(measure(ports, arguments.rounds))
     finally:
         server.stop()
     table = Table(
-        "door", "generator", "streams", "first item, ms: median", "99 %", "later items: median", "99 %"
+        "listener", "generator", "streams", "first item, ms: median", "99 %", "later items: median", "99 %"
     )
     for r in results:
-        colour = "green" if kept(r) else "red"
+        colour = "green" if met(r) else "red"
         first, later = ([f"{ms:.2f}" for ms in r[key]] for key in ("first_ms", "later_ms"))
         table.add_row(
-            r["door"], r["generator"], str(r["streams"]), *(f"[{colour}]{ms}[/]" for ms in first), *later
+            r["listener"], r["generator"], str(r["streams"]), *(f"[{colour}]{ms}[/]" for ms in first), *later
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    return 0 if all(map(kept, results)) else 1
+    return 0 if all(map(met, results)) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The models that are served beside the bare servers."""
+"""The models that are served for the comparison with the minimal servers."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from headrace import Model, TensorSpec
 
 
 class Echo(Model):
-    """Some microseconds: what is measured is everything else."""
+    """A model of some microseconds, so that everything else is measured."""
 
     inputs = (TensorSpec("x", "FP32", (-1, 16)),)
     outputs = (TensorSpec("output", "FP32", (-1, 16)),)
@@ -27,7 +27,7 @@ class Wide(Echo):
 
 
 class Slow(Echo):
-    """A GPU, as a batcher sees it."""
+    """The timing of a GPU, for a batcher."""
 
     def predict(self, x):
         time.sleep(0.005 + 0.00005 * len(x))
@@ -44,7 +44,7 @@ class Words(Model):
 
 
 class Stamps(Model):
-    """Says when it yields, on the machine's monotonic clock, ten times a tenth of a second."""
+    """The time of each yield on the monotonic clock, ten times, every hundredth of a second."""
 
     async def predict_stream(self, requests):
         async for _ in requests:
@@ -54,7 +54,7 @@ class Stamps(Model):
 
 
 class StampsInThread(Model):
-    """The same as a plain generator, which has a thread of its own."""
+    """`Stamps` as a plain generator, which has its own thread."""
 
     def predict_stream(self, requests):
         for _ in requests:

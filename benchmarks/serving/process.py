@@ -1,4 +1,4 @@
-"""Server processes that are measured."""
+"""Measured server processes."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 class Server:
-    """A server process, and the CPU that it has used."""
+    """A server process, and its CPU time."""
 
     def __init__(self, command: list[str], port: int) -> None:
         self.port = port

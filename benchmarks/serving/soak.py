@@ -1,10 +1,12 @@
-"""A day's mix in minutes: is the server's memory flat, and is every request answered?
+"""A mix of requests: check that the server's memory stays constant and every request is answered.
 
     python benchmarks/serving/soak.py [--requests 500000] [--connections 16]
 
-Inference, bad requests, unknown models, streams that are read, streams that are left after an event, requests whose caller
-leaves before the answer, and gRPC calls that are cancelled: over one server with three models. Prints memory (USS, MB: what is its own) every
-tenth of the way, what came of the requests, and exits with 1 when the memory after the first fifth grows by more than 5 %.
+The mix: inference, bad requests, unknown models, streams read to the end, streams closed after an
+event, requests whose client disconnects before the response, and cancelled gRPC calls. One server
+has three models. The output is the memory (USS in MB: private memory) after every tenth, and the
+counts of responses. The exit status is 1 if the memory after the first fifth grows by more than 5
+%.
 """
 
 import argparse
@@ -25,9 +27,13 @@ import uvloop
 HERE = Path(__file__).parent
 GROWTH_MAX = 0.05
 WARM_SHARE = 0.2
-CANCELLERS = 4
-"""Channels whose calls are all cancelled. Under load grpc's core keeps cancelled calls for a while, some 14 KB each, as many as a
-connection may have at once (`GrpcAioSettings.streams_max`): of fewer the server would still be warming up long after its first fifth."""
+CANCELLING_CHANNELS = 4
+"""Channels whose calls are all cancelled.
+
+Under load, the core of grpc keeps some cancelled calls for a while, about 14 KB each, up to the limit of
+concurrent calls of a connection (`GrpcAioSettings.streams_max`). With fewer channels, the server would
+still warm up long after its first fifth.
+"""
 
 
 def body(columns: int) -> bytes:
@@ -43,7 +49,7 @@ def post(model: str, verb: str, content: bytes) -> bytes:
 
 
 WORDS = json.dumps({"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["go"]}]}).encode()
-# Share of the mix, what is sent, after how much of the answer the caller leaves (None: never), the status that is right.
+# Share of the mix, request, read bytes before the client disconnects (None: all), expected status.
 MIX = [
     (0.88, post("echo", "infer", body(16)), None, 200),
     (0.03, post("echo", "infer", b"{not json"), None, 400),
@@ -56,29 +62,29 @@ MIX = [
 
 
 class Client:
-    """One connection after another, one request at a time."""
+    """One connection after another, with one request at a time."""
 
-    def __init__(self, port: int, seen: Counter) -> None:
+    def __init__(self, port: int, counts: Counter) -> None:
         self.port = port
-        self.seen = seen
+        self.counts = counts
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self) -> None:
-        ((_, request, leave_after, right),) = random.choices(MIX, [m[0] for m in MIX])
+    async def send_request(self) -> None:
+        ((_, request, disconnect_after, expected),) = random.choices(MIX, [m[0] for m in MIX])
         if self.streams is None:
             self.streams = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self.streams
         writer.write(request)
-        if leave_after == 0:
+        if disconnect_after == 0:
             await asyncio.sleep(0)
-            self.leave()
-            self.seen["left"] += 1
+            self.disconnect()
+            self.counts["disconnected"] += 1
             return
         status, chunked, length = await self.head(reader)
-        self.seen["right" if status == right else f"wrong: {status}"] += 1
-        if leave_after == 1:
+        self.counts["expected" if status == expected else f"wrong: {status}"] += 1
+        if disconnect_after == 1:
             await reader.read(64)
-            self.leave()
+            self.disconnect()
         elif chunked:
             await reader.readuntil(b"0\r\n\r\n")
         else:
@@ -91,13 +97,13 @@ class Client:
         )
         return int(head[9:12]), b"chunked" in head, length
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         assert self.streams is not None
         self.streams[1].transport.abort()
         self.streams = None
 
 
-async def cancelled_calls(port: int, seen: Counter, until: asyncio.Event) -> None:
+async def cancelled_calls(port: int, counts: Counter, until: asyncio.Event) -> None:
     import grpc.aio
 
     from headrace.protocols.oip_grpc import messages
@@ -108,10 +114,10 @@ async def cancelled_calls(port: int, seen: Counter, until: asyncio.Event) -> Non
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         while not until.is_set():
-            asked = call(request.SerializeToString())
+            pending = call(request.SerializeToString())
             await asyncio.sleep(random.random() * 0.01)
-            asked.cancel()
-            seen["cancelled over gRPC"] += 1
+            pending.cancel()
+            counts["cancelled over gRPC"] += 1
 
 
 def uss_mb(process: psutil.Process) -> float:
@@ -120,31 +126,33 @@ def uss_mb(process: psutil.Process) -> float:
 
 
 async def soak(ports: tuple[int, int], process: psutil.Process, requests: int, connections: int) -> int:
-    seen: Counter = Counter()
-    left, tenth, memory = requests, requests // 10, []
-    over = asyncio.Event()
+    counts: Counter = Counter()
+    remaining, tenth, memory = requests, requests // 10, []
+    finished = asyncio.Event()
 
     async def client() -> None:
-        nonlocal left
-        mine = Client(ports[0], seen)
-        while left > 0:
-            left -= 1
-            if left % tenth == 0:
+        nonlocal remaining
+        connection = Client(ports[0], counts)
+        while remaining > 0:
+            remaining -= 1
+            if remaining % tenth == 0:
                 memory.append(uss_mb(process))
-                print(f"{requests - left:>9,} requests  {memory[-1]:7.1f} MB", flush=True)
-            await mine.ask()
+                print(f"{requests - remaining:>9,} requests  {memory[-1]:7.1f} MB", flush=True)
+            await connection.send_request()
 
     began = time.monotonic()
-    cancelling = asyncio.gather(*(cancelled_calls(ports[1], seen, over) for _ in range(CANCELLERS)))
+    cancelling = asyncio.gather(
+        *(cancelled_calls(ports[1], counts, finished) for _ in range(CANCELLING_CHANNELS))
+    )
     await asyncio.gather(*(client() for _ in range(connections)))
-    over.set()
+    finished.set()
     await cancelling
     took = time.monotonic() - began
     warm = memory[int(len(memory) * WARM_SHARE) - 1]
     growth = max(memory[int(len(memory) * WARM_SHARE) :]) / warm - 1
-    print(f"{requests / took:,.0f} requests/s; {dict(seen)}")
+    print(f"{requests / took:,.0f} requests/s; {dict(counts)}")
     print(f"memory after warm-up {warm:.1f} MB, at most {growth:+.1%}")
-    wrong = [k for k in seen if k.startswith("wrong")]
+    wrong = [k for k in counts if k.startswith("wrong")]
     return 1 if growth > GROWTH_MAX or wrong else 0
 
 
@@ -154,22 +162,22 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=500_000)
     parser.add_argument("--connections", type=int, default=16)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     models = [f"{name.lower()}={HERE / 'models.py'}:{name}" for name in ("Echo", "Slow", "Words")]
     command = [sys.executable, "-m", "headrace", "serve", *models]
     command += ["--rest-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     server = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     )
-    where = {}
+    addresses = {}
     for line in server.stderr:
         if line.strip() == "ready":
             break
         if not line.startswith("{"):
-            where.update([line.split()])
-    ports = tuple(int(where[door].rsplit(":", 1)[1]) for door in ("rest", "grpc"))
+            addresses.update([line.split()])
+    ports = tuple(int(addresses[listener].rsplit(":", 1)[1]) for listener in ("rest", "grpc"))
     try:
-        return uvloop.run(soak(ports, psutil.Process(server.pid), asked.requests, asked.connections))
+        return uvloop.run(soak(ports, psutil.Process(server.pid), arguments.requests, arguments.connections))
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(30)

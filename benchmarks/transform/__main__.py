@@ -1,16 +1,16 @@
-"""`make bench-transform`: batch transform beside the hand-written limit and beside peers, in one run, as ratios.
+"""`make bench-transform`: compare batch transform with the hand-written limit and peers, as ratios.
 
     python benchmarks/transform [SECTION...] [--pairs 5] [--rows 1000000] [--peer NAME=PYTHON]...
 
-Sections: rows, objects, split, memory; all when none is named. `make peers` makes the peers' environments; one that is
-not there is skipped. Input, output and figures (`transform.json`) are in `bench-results/`: up to 5 GB. Exits with 1
-when a promise is not kept.
+Sections: rows, objects, split, memory. The default is all. `make peers` creates the environments of
+the peers; peers without one are skipped. Input, output and figures (`transform.json`) are in
+`bench-results/`: up to 5 GB. The exit status is 1 if a target is missed.
 """
 
 import sys
 from pathlib import Path
 
-# What benchmarks share is next door, and so is what measures servers.
+# Shared modules are in the parent folder, and those that measure servers in `serving`.
 HERE = Path(__file__).parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "serving")]
 

@@ -1,9 +1,10 @@
-"""The plain loop over objects: read one, parse it, call the model once, write its output. In one process, no HTTP.
+"""The plain loop over objects: read one, parse it, call the model once, write its output.
 
     PYTHONPATH=benchmarks python benchmarks/transform/object_loop.py FOLDER MODEL.onnx OUT
 
-With --copy each object is copied and nothing else: what the file system alone costs. With --slow the model is that of
-slow_model.py: 5 ms a call, however many rows it is given, as a large model on a device of its own takes.
+It runs in one process, without HTTP. With --copy each object is only copied, to measure the file
+system. With --slow the model is that of slow_model.py: 5 ms for each call, whatever the rows, like
+a large model on a separate device.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from measure import Measurement
 
 
 def score(folder: Path, model: Path, out: Path) -> int:
-    """Score every object; how many rows there were."""
+    """Score every object. Return the number of rows."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -35,7 +36,7 @@ def score(folder: Path, model: Path, out: Path) -> int:
 
 
 def score_slowly(folder: Path, out: Path) -> int:
-    """Score every object by the slow model; how many rows there were."""
+    """Score every object with the slow model. Return the number of rows."""
     from slow_model import Slow
 
     model, rows = Slow(), 0
@@ -52,7 +53,7 @@ def score_slowly(folder: Path, out: Path) -> int:
 
 
 def copy(folder: Path, out: Path) -> int:
-    """Copy every object; how many rows they have."""
+    """Copy every object. Return the number of rows."""
     rows = 0
     for path in sorted(folder.iterdir()):
         text = path.read_bytes()
@@ -70,12 +71,16 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--copy", action="store_true")
     parser.add_argument("--slow", action="store_true")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     measurement = Measurement()
-    if asked.slow:
-        rows = score_slowly(asked.folder, asked.out)
+    if arguments.slow:
+        rows = score_slowly(arguments.folder, arguments.out)
     else:
-        rows = copy(asked.folder, asked.out) if asked.copy else score(asked.folder, asked.onnx, asked.out)
+        rows = (
+            copy(arguments.folder, arguments.out)
+            if arguments.copy
+            else score(arguments.folder, arguments.onnx, arguments.out)
+        )
     measurement.report(rows)
 
 

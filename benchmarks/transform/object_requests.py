@@ -1,8 +1,9 @@
-"""One HTTP request an object, some of them in flight: what a service does that puts a batch in front of a server.
+"""Send one HTTP request for each object, some concurrently, like a service in front of a server.
 
     PYTHONPATH=benchmarks python benchmarks/transform/object_requests.py FOLDER INFER_URL OUT --in-flight 8
 
-The client does as little as it can: it parses no number, but puts the object's text into the request as it is.
+The client does as little as possible: it parses no number, and copies the object's text into the
+request.
 """
 
 import argparse
@@ -16,21 +17,21 @@ from measure import Measurement
 
 
 def request_body(lines: list[bytes]) -> bytes:
-    """An Open Inference request for lines of numbers."""
+    """Return an Open Inference request for lines of numbers."""
     shape = b"[%d,%d]" % (len(lines), lines[0].count(b",") + 1)
     head = b'{"inputs":[{"name":"x","datatype":"FP32","shape":%b,"data":[' % shape
     return head + b",".join(lines) + b"]}]}"
 
 
 async def work(paths: Iterator[Path], client: aiohttp.ClientSession, url: str, out: Path) -> int:
-    """One of those in flight: takes objects until none is left; how many rows it did."""
+    """Take objects until none is left. Return the number of rows."""
     rows = 0
     for path in paths:
         lines = path.read_bytes().splitlines()
-        async with client.post(url, data=request_body(lines)) as answer:
-            data = await answer.read()
-            if answer.status != 200:
-                raise SystemExit(f"{path}: the server answered {answer.status}: {data[:200]!r}")
+        async with client.post(url, data=request_body(lines)) as response:
+            data = await response.read()
+            if response.status != 200:
+                raise SystemExit(f"{path}: the server returned status {response.status}: {data[:200]!r}")
         numbers = orjson.loads(data)["outputs"][0]["data"]
         scored = b"".join(b"%b,%b\n" % (line, b"%r" % y) for line, y in zip(lines, numbers, strict=True))
         (out / f"{path.name}.out").write_bytes(scored)
@@ -53,10 +54,10 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("out", type=Path)
     parser.add_argument("--in-flight", type=int, default=8)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     measurement = Measurement()
-    paths = iter(sorted(asked.folder.iterdir()))
-    measurement.report(asyncio.run(score(paths, asked.url, asked.out, asked.in_flight)))
+    paths = iter(sorted(arguments.folder.iterdir()))
+    measurement.report(asyncio.run(score(paths, arguments.url, arguments.out, arguments.in_flight)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""MB/s of cutting a file's chunks into records, nothing decoded, beside counting newlines and the csv module.
+"""Measure MB/s of cutting chunks into records, without decoding; also newline counts and csv.
 
     python benchmarks/transform/split_speed.py PATH csv|jsonl --rounds 5
 
-The chunks are in memory before any clock starts, and as large as a local file is read ahead.
+The chunks are in memory before the clock starts, and as large as the reads of a local file.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from headrace.pipeline.prefetch import LOCAL_RANGE_BYTES
 
 FORMATS = {"csv": CsvFormat, "jsonl": JsonLinesFormat}
 CSV_MODULE_BYTES = 20_000_000
-"""The csv module is slow, and its rate does not depend on the length."""
+"""The csv module is slow, and its rate does not depend on the size."""
 
 
 def cut(chunks: Sequence[bytes], kind: str) -> int:
@@ -49,15 +49,15 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("format", choices=sorted(FORMATS))
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    with asked.path.open("rb") as file:
+    arguments = parser.parse_args()
+    with arguments.path.open("rb") as file:
         chunks = list(iter(lambda: file.read(LOCAL_RANGE_BYTES), b""))
     few = chunks[: max(1, CSV_MODULE_BYTES // LOCAL_RANGE_BYTES)]
     rates: dict[str, list[float]] = {"cut": [], "count": [], "csv": []}
     records = 0
-    for _ in range(asked.rounds):
+    for _ in range(arguments.rounds):
         rates["count"].append(mb_per_s(count_newlines, chunks)[0])
-        speed, records = mb_per_s(lambda chunks: cut(chunks, asked.format), chunks)
+        speed, records = mb_per_s(lambda chunks: cut(chunks, arguments.format), chunks)
         rates["cut"].append(speed)
         rates["csv"].append(mb_per_s(read_by_csv_module, few)[0])
     print(json.dumps({"records": records, "mb_per_s": rates}))

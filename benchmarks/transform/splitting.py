@@ -1,41 +1,41 @@
-"""Section split: how fast records are cut, nothing decoded."""
+"""Section split: the speed of cutting records, without decoding."""
 
 import argparse
 from collections.abc import Iterator
 from statistics import median
 
-from inputs import made, python
-from ours import BrokenRunError
-from promise import Promise, spread
+from headrace_runs import BrokenRunError
+from inputs import make_input, run_script
+from targets import Target, spread
 
 QUOTED_ROWS = 400_000
 
 
-def section(asked: argparse.Namespace) -> tuple[list[Promise], dict]:
-    """Records cut out of chunks in memory: numeric lines, numeric CSV, and CSV of quoted text with newlines inside."""
-    rows = min(asked.rows, QUOTED_ROWS)
-    numbers = made(f"rows-{rows}.csv", rows)
-    quoted = made(f"quoted-{rows}.csv", rows, "--quoted")
-    promises: list[Promise] = []
+def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
+    """Records cut from chunks in memory: numeric lines, numeric CSV, quoted CSV with newlines"""
+    rows = min(arguments.rows, QUOTED_ROWS)
+    numbers = make_input(f"rows-{rows}.csv", rows)
+    quoted = make_input(f"quoted-{rows}.csv", rows, "--quoted")
+    targets: list[Target] = []
     figures = {}
     for what, path, kind, bound in (
         ("lines of numbers", numbers, "jsonl", 500),
         ("CSV of numbers", numbers, "csv", None),
         ("CSV of quoted text", quoted, "csv", 250),
     ):
-        found = python("transform/split_speed.py", path, kind, "--rounds", asked.pairs)
+        found = run_script("transform/split_speed.py", path, kind, "--rounds", arguments.pairs)
         if found["records"] != rows:
-            raise BrokenRunError(f"{found['records']} records were cut out of {rows}")
-        promises += _promises(what, found["mb_per_s"], bound)
+            raise BrokenRunError(f"{found['records']} records were cut from {rows} rows")
+        targets += _targets(what, found["mb_per_s"], bound)
         figures[what] = found
-    return promises, figures
+    return targets, figures
 
 
-def _promises(what: str, rates: dict[str, list[float]], bound: float | None) -> Iterator[Promise]:
+def _targets(what: str, rates: dict[str, list[float]], bound: float | None) -> Iterator[Target]:
     cut, count, csv = (rates[name] for name in ("cut", "count", "csv"))
     speed = f"{median(cut):,.0f} MB/s"
-    yield Promise("split", f"MB/s, {what}", speed, median(cut), bound, True, spread(cut))
+    yield Target("split", f"MB/s, {what}", speed, median(cut), bound, True, spread(cut))
     for name, others in (("a bare count of newlines", count), ("csv.reader", csv)):
         ratios = [a / b for a, b in zip(cut, others, strict=True)]
         measured = f"{speed} against {median(others):,.0f}"
-        yield Promise("split", f"against {name}", measured, median(ratios), None, True, spread(ratios))
+        yield Target("split", f"against {name}", measured, median(ratios), None, True, spread(ratios))

@@ -1,13 +1,13 @@
-"""Celery over Redis (Valkey): a prefork pool, messages acknowledged early and unlogged on the server, no results kept."""
+"""Celery over Redis (Valkey): a prefork pool, early acknowledgements, no persistence, no results."""
 
 import time
 
 from celery import Celery
 from celery.signals import worker_ready
-from job_peer import Marks, say, told
+from job_peer import Marks, read_arguments, report
 
-given = told()
-app = Celery("bench", broker=given.url)
+arguments = read_arguments()
+app = Celery("bench", broker=arguments.url)
 app.conf.update(
     task_ignore_result=True,
     task_store_errors_even_if_ignored=False,
@@ -15,30 +15,30 @@ app.conf.update(
     worker_redirect_stdouts=False,
     broker_connection_retry_on_startup=True,
 )
-marks = Marks(given.marks)
+marks = Marks(arguments.marks)
 
 
 @app.task(name="bench")
 def bench(_: int) -> None:
-    time.sleep(given.job_s)
+    time.sleep(arguments.job_s)
     marks.done()
 
 
 @worker_ready.connect
 def ready(**_: object) -> None:
-    say("ready")
+    report("ready")
 
 
 def submit() -> None:
-    say("begin")
+    report("begin")
     with app.producer_pool.acquire(block=True) as producer:
-        for number in range(given.jobs):
+        for number in range(arguments.jobs):
             bench.apply_async((number,), producer=producer)
 
 
 if __name__ == "__main__":
-    if given.role == "submit":
+    if arguments.role == "submit":
         submit()
     else:
-        options = ["--pool", "prefork", "--concurrency", str(given.concurrency), "--loglevel", "ERROR"]
+        options = ["--pool", "prefork", "--concurrency", str(arguments.concurrency), "--loglevel", "ERROR"]
         app.worker_main(["worker", "--without-gossip", "--without-mingle", "--without-heartbeat", *options])

@@ -1,10 +1,10 @@
-"""What the peers' scripts share. Each runs as `python SCRIPT work|submit URL MARKS JOBS JOB_S CONCURRENCY`, in a role:
+"""Shared parts of the peers' scripts: `python SCRIPT work|submit URL MARKS JOBS JOB_S CONCURRENCY`.
 
-- `work` is one worker, which says `ready` on standard error and goes on until SIGTERM.
-- `submit` puts JOBS jobs into the queue as fast as its documentation knows, says `begin` before, and ends.
+- `work` is one worker. It writes `ready` to standard error and works until SIGTERM.
+- `submit` submits JOBS jobs as fast as the peer's documentation allows. It writes `begin` first.
 
-A job takes JOB_S without using the processor, and then adds one byte to the file MARKS, which is how all of them are
-counted: none keeps a result.
+A job takes JOB_S seconds without CPU, and then appends one byte to the file MARKS. All peers are
+counted by that file, because none keeps a result.
 """
 
 import os
@@ -12,11 +12,11 @@ import sys
 from dataclasses import dataclass
 
 TOGETHER = 100
-"""Jobs of one call, where there are such calls."""
+"""Jobs of one call, for peers with such calls."""
 
 
 @dataclass(frozen=True)
-class Told:
+class Arguments:
     role: str
     url: str
     marks: str
@@ -25,13 +25,13 @@ class Told:
     concurrency: int
 
 
-def told() -> Told:
+def read_arguments() -> Arguments:
     role, url, marks, jobs, job_s, concurrency = sys.argv[1:]
-    return Told(role, url, marks, int(jobs), float(job_s), int(concurrency))
+    return Arguments(role, url, marks, int(jobs), float(job_s), int(concurrency))
 
 
 class Marks:
-    """The file that says how many jobs were done: appending is one step, whichever process does it."""
+    """The file that counts finished jobs; appends are atomic across processes."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -40,5 +40,5 @@ class Marks:
         os.write(self._file, b".")
 
 
-def say(word: str) -> None:
+def report(word: str) -> None:
     print(word, file=sys.stderr, flush=True)

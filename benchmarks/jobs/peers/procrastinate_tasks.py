@@ -1,33 +1,35 @@
-"""procrastinate over PostgreSQL: coroutines, one query to take each job and one to end it; no result is kept."""
+"""procrastinate over PostgreSQL: coroutines, one query to claim each job and one to end it; no
+results.
+"""
 
 import asyncio
 
-from job_peer import TOGETHER, Marks, say, told
+from job_peer import TOGETHER, Marks, read_arguments, report
 from procrastinate import App, PsycopgConnector
 
-given = told()
-app = App(connector=PsycopgConnector(conninfo=given.url))
-marks = Marks(given.marks)
+arguments = read_arguments()
+app = App(connector=PsycopgConnector(conninfo=arguments.url))
+marks = Marks(arguments.marks)
 
 
 @app.task(name="bench")
 async def bench(number: int) -> None:  # noqa: ARG001 - jobs name their arguments
-    await asyncio.sleep(given.job_s)
+    await asyncio.sleep(arguments.job_s)
     marks.done()
 
 
 async def submit() -> None:
     async with app.open_async():
-        say("begin")
-        for begin in range(0, given.jobs, TOGETHER):
-            some = range(begin, min(begin + TOGETHER, given.jobs))
+        report("begin")
+        for begin in range(0, arguments.jobs, TOGETHER):
+            some = range(begin, min(begin + TOGETHER, arguments.jobs))
             await bench.batch_defer_async(*({"number": number} for number in some))
 
 
 async def work() -> None:
     async with app.open_async():
-        say("ready")
-        await app.run_worker_async(concurrency=given.concurrency)
+        report("ready")
+        await app.run_worker_async(concurrency=arguments.concurrency)
 
 
 async def prepare() -> None:
@@ -36,4 +38,4 @@ async def prepare() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run({"submit": submit, "work": work, "prepare": prepare}[given.role]())
+    asyncio.run({"submit": submit, "work": work, "prepare": prepare}[arguments.role]())

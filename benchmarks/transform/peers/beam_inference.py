@@ -1,4 +1,6 @@
-"""Apache Beam: RunInference with its own handler of ONNX models, keyed by the input line, on the DirectRunner."""
+"""Apache Beam: RunInference with its own ONNX handler, keyed by the input line, on the
+DirectRunner.
+"""
 
 import apache_beam as beam
 import numpy as np
@@ -7,11 +9,13 @@ from apache_beam.io import ReadFromText, WriteToText
 from apache_beam.ml.inference.base import KeyedModelHandler, RunInference
 from apache_beam.ml.inference.onnx_inference import OnnxModelHandlerNumpy
 from apache_beam.options.pipeline_options import PipelineOptions
-from job import BATCH_ROWS, Job, session_options, told
+from job import BATCH_ROWS, Job, read_arguments, session_options
 
 
 class OneThread(OnnxModelHandlerNumpy):
-    """Its own handler takes session options too, but cannot hand them to a worker: they do not pickle."""
+    """Beam's handler with one thread. It accepts session options, but cannot pickle them for a
+    worker.
+    """
 
     def load_model(self) -> onnxruntime.InferenceSession:
         return onnxruntime.InferenceSession(self._model_uri, session_options(), providers=self._providers)
@@ -27,9 +31,9 @@ def joined(scored) -> str:
 
 
 def main() -> None:
-    given = told(__doc__)
+    arguments = read_arguments(__doc__)
     handler = OneThread(
-        given.onnx,
+        arguments.onnx,
         providers=["CPUExecutionProvider"],
         min_batch_size=BATCH_ROWS // 4,
         max_batch_size=BATCH_ROWS,
@@ -38,13 +42,13 @@ def main() -> None:
     with beam.Pipeline(options=PipelineOptions([], runner="DirectRunner")) as pipeline:
         (
             pipeline
-            | ReadFromText(given.csv)
+            | ReadFromText(arguments.csv)
             | beam.Map(keyed)
             | RunInference(KeyedModelHandler(handler))
             | beam.Map(joined)
-            | WriteToText(f"{given.out}/scored.csv")
+            | WriteToText(f"{arguments.out}/scored.csv")
         )
-    job.end(given)
+    job.end(arguments)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Daft: read_csv, a class with a batch method (`daft.cls`, `daft.method.batch`), write_csv, on its native runner."""
+"""Daft: read_csv, a class with a batch method (`daft.cls`, `daft.method.batch`), write_csv, native
+runner.
+"""
 
 import daft
 import numpy as np
 from daft import DataType, Series
-from job import BATCH_ROWS, COLUMNS, Job, Mlp, told
+from job import BATCH_ROWS, COLUMNS, Job, Mlp, read_arguments
 
 NAMES = [f"c{i}" for i in range(COLUMNS)]
 
@@ -21,13 +23,13 @@ class Predictor:
 
 
 def main() -> None:
-    given = told(__doc__)
+    arguments = read_arguments(__doc__)
     job = Job("daft")
     schema = dict.fromkeys(NAMES, DataType.float64())
-    rows = daft.read_csv(given.csv, has_headers=False, infer_schema=False, schema=schema)
-    scores = Predictor(given.onnx).predict(*(rows[name] for name in NAMES))
-    rows.with_column("prediction", scores).write_csv(given.out, header=False)
-    job.end(given)
+    rows = daft.read_csv(arguments.csv, has_headers=False, infer_schema=False, schema=schema)
+    scores = Predictor(arguments.onnx).predict(*(rows[name] for name in NAMES))
+    rows.with_column("prediction", scores).write_csv(arguments.out, header=False)
+    job.end(arguments)
 
 
 if __name__ == "__main__":

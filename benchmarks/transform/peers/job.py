@@ -1,7 +1,7 @@
-"""What the peers' scripts share: what they are told, the model's call, the clock, and the count of what came out.
+"""Shared parts of the peers' scripts: arguments, the model's call, the clock, and the row count.
 
-Each runs as `python SCRIPT ROWS.csv MODEL.onnx OUT`, where OUT is a folder of its own that exists and is empty, under
-an interpreter that has the peer, onnxruntime, numpy and psutil; `src` and `benchmarks` of headrace are on its path.
+Each script runs as `python SCRIPT ROWS.csv MODEL.onnx OUT`. OUT is an empty folder. The interpreter
+has the peer, onnxruntime, numpy and psutil; headrace's `src` and `benchmarks` are on its path.
 """
 
 import argparse
@@ -19,7 +19,9 @@ BATCH_ROWS = 4096
 
 
 def session_options() -> onnxruntime.SessionOptions:
-    """One thread a model, as headrace and the limit have it: the engine's own parallelism is what differs."""
+    """Return options with one thread, as in headrace and the limit: only the engines' parallelism
+    differs.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -27,7 +29,7 @@ def session_options() -> onnxruntime.SessionOptions:
 
 
 class Mlp:
-    """The model: a matrix of 30 columns in, one number a row out."""
+    """The model: a matrix of 30 columns in, one number for each row out."""
 
     def __init__(self, path: str) -> None:
         self._session = onnxruntime.InferenceSession(
@@ -36,46 +38,46 @@ class Mlp:
         self._input = self._session.get_inputs()[0].name
 
     def __call__(self, matrix: np.ndarray) -> np.ndarray:
-        """Scores of shape (rows,), float32."""
+        """Return scores of shape (rows,), float32."""
         return self._session.run(None, {self._input: matrix})[0].reshape(-1)
 
 
 @dataclass(frozen=True)
-class Told:
+class Arguments:
     csv: str
     onnx: str
     out: str
 
 
-def told(description: str | None) -> Told:
+def read_arguments(description: str | None) -> Arguments:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("csv")
     parser.add_argument("onnx")
     parser.add_argument("out")
-    given = parser.parse_args()
-    # Engines that run tasks elsewhere take absolute paths.
-    return Told(*(str(Path(path).resolve()) for path in (given.csv, given.onnx, given.out)))
+    parsed = parser.parse_args()
+    # Engines that run tasks in other processes need absolute paths.
+    return Arguments(*(str(Path(path).resolve()) for path in (parsed.csv, parsed.onnx, parsed.out)))
 
 
 class Job:
-    """The clock of one job: begin it when the engine is up, end it when the output is written."""
+    """The clock of one job: create it when the engine runs, end it when the output is written."""
 
     def __init__(self, package: str) -> None:
         self._package = package
         self._measurement = Measurement(tree_cpu_s)
 
-    def end(self, told: Told) -> None:
-        """Stop the clock, count what was written, print the figures. As many rows must come out as went in."""
+    def end(self, arguments: Arguments) -> None:
+        """Stop the clock, check the number of rows written, and print the figures."""
         self._measurement.stop()
-        written = [path for path in Path(told.out).rglob("*") if path.is_file()]
-        rows, out = lines_of(Path(told.csv)), sum(map(lines_of, written))
+        written = [path for path in Path(arguments.out).rglob("*") if path.is_file()]
+        rows, out = count_lines(Path(arguments.csv)), sum(map(count_lines, written))
         if out != rows:
-            raise SystemExit(f"{out} rows came out of {rows}")
+            raise SystemExit(f"{out} rows out for {rows} rows in")
         self._measurement.report(rows, version=version(self._package), files=len(written))
 
 
-def lines_of(path: Path) -> int:
+def count_lines(path: Path) -> int:
     with path.open("rb") as file:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))

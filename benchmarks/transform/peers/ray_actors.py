@@ -1,6 +1,6 @@
-"""Ray Data: read_csv, map_batches with a class in a pool of actors, write_csv, as its guide to batch inference has it.
+"""Ray Data: read_csv, map_batches with a class in a pool of actors, write_csv, as in its guide.
 
-Ray is started before the clock is.
+Ray starts before the clock.
 """
 
 import os
@@ -8,7 +8,7 @@ import os
 import numpy as np
 import ray
 import ray.data
-from job import BATCH_ROWS, COLUMNS, Job, Mlp, told
+from job import BATCH_ROWS, COLUMNS, Job, Mlp, read_arguments
 from pyarrow import csv
 
 NAMES = [f"c{i}" for i in range(COLUMNS)]
@@ -24,23 +24,23 @@ class Predictor:
 
 
 def main() -> None:
-    given = told(__doc__)
-    # One core is left for reading and writing where there are more.
+    arguments = read_arguments(__doc__)
+    # One core is left for reading and writing if there are more.
     actors = max(1, (os.cpu_count() or 1) - 1)
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
     ray.data.DataContext.get_current().enable_progress_bars = False
     job = Job("ray")
-    rows = ray.data.read_csv(given.csv, read_options=csv.ReadOptions(column_names=NAMES))
+    rows = ray.data.read_csv(arguments.csv, read_options=csv.ReadOptions(column_names=NAMES))
     scores = rows.map_batches(
         Predictor,
-        fn_constructor_args=(given.onnx,),
+        fn_constructor_args=(arguments.onnx,),
         batch_size=BATCH_ROWS,
         compute=ray.data.ActorPoolStrategy(size=actors),
     )
     scores.write_csv(
-        given.out, arrow_csv_args_fn=lambda: {"write_options": csv.WriteOptions(include_header=False)}
+        arguments.out, arrow_csv_args_fn=lambda: {"write_options": csv.WriteOptions(include_header=False)}
     )
-    job.end(given)
+    job.end(arguments)
 
 
 if __name__ == "__main__":

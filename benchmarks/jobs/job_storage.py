@@ -1,4 +1,4 @@
-"""Where the jobs that are measured are kept: a ledger of either kind, its store on the same disk, and the servers behind."""
+"""The storage of measured jobs: a ledger of each kind, a store on the same disk, and their servers."""
 
 import shutil
 import tempfile
@@ -19,8 +19,10 @@ LEDGERS = (SQLITE, POSTGRES)
 
 
 @dataclass(frozen=True)
-class Place:
-    """A ledger without jobs, and a folder for their payloads and results; both are on a disk, and commits wait for it."""
+class JobStorage:
+    """An empty ledger, and a folder for payloads and results. Both are on a disk; commits wait for
+    it.
+    """
 
     kind: str
     ledger_url: str
@@ -28,7 +30,7 @@ class Place:
 
     @contextmanager
     def ledger(self) -> Iterator[JobLedger]:
-        """The ledger, started."""
+        """Yield the ledger, started."""
         ledger = open_ledger(self.ledger_url)
         ledger.start()
         try:
@@ -37,15 +39,18 @@ class Place:
             ledger.stop()
 
 
-NewPlace = Callable[[str], Place]
+NewStorage = Callable[[str], JobStorage]
 
 
 @contextmanager
-def places(kinds: Sequence[str] = LEDGERS) -> Iterator[NewPlace]:
-    """Makes places of a kind (SQLITE, POSTGRES), each a new one; they and their servers go at the end."""
+def open_storage(kinds: Sequence[str] = LEDGERS) -> Iterator[NewStorage]:
+    """Yield a function that returns a new storage of a kind. All are deleted at the end.
+
+    The kinds are SQLITE and POSTGRES.
+    """
     FOLDER.mkdir(exist_ok=True)
     with ExitStack() as left:
-        # Not the system's folder for temporary files, which may be in memory.
+        # The system's folder for temporary files may be in memory.
         base = Path(tempfile.mkdtemp(prefix="jobs-", dir=FOLDER.resolve()))
         left.callback(shutil.rmtree, base, ignore_errors=True)
         server: PostgresServer | None = None
@@ -55,15 +60,15 @@ def places(kinds: Sequence[str] = LEDGERS) -> Iterator[NewPlace]:
             server.start()
         count = 0
 
-        def new(kind: str) -> Place:
+        def new(kind: str) -> JobStorage:
             nonlocal count
             count += 1
             folder = base / str(count)
             store = folder / "objects"
             store.mkdir(parents=True)
             if kind == SQLITE:
-                return Place(kind, f"sqlite:///{folder / 'jobs.db'}", store)
-            assert server is not None, "it was asked for"
-            return Place(kind, server.url(server.create_database()), store)
+                return JobStorage(kind, f"sqlite:///{folder / 'jobs.db'}", store)
+            assert server is not None, "POSTGRES is one of kinds"
+            return JobStorage(kind, server.url(server.create_database()), store)
 
         yield new

@@ -1,4 +1,4 @@
-"""The one place that knows headrace's command line, what it reports, and where its output is."""
+"""Run headrace's command. Only this module knows its options, its report and its output files."""
 
 import functools
 import json
@@ -13,56 +13,58 @@ from typing import Literal
 
 from competition import BrokenRunError
 from inputs import FOLDER, MODEL, environment
-from process_tree import Watched, watch
+from process_tree import CommandUsage, run_command
 
 Verb = Literal["transform", "stream"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a competitor did with one input. Rates are of the job alone where it says so itself, else of the process."""
+    """A competitor's run over one input. Rates are of the job alone if reported, else of the
+    process.
+    """
 
     rows: int
     rows_per_s: float
     cpu_us_per_row: float
-    whole: Watched
+    whole: CommandUsage
 
     @property
     def whole_rows_per_s(self) -> float:
-        """Interpreter, imports and the engine's start and end included."""
+        """The rate including interpreter, imports, and the engine's start and end."""
         return self.rows / self.whole.wall_s
 
     @property
     def whole_cpu_us_per_row(self) -> float:
-        """Of the whole process tree, from its start to its end."""
+        """The CPU time of the whole process tree, from start to end."""
         return self.whole.cpu_s / self.rows * 1e6
 
 
 @functools.cache
 def offered(verb: Verb) -> frozenset[str]:
-    """The options that this headrace's command has; none when it has no such command."""
+    """Return the options of this headrace's command; none if the command does not exist."""
     command = [sys.executable, "-m", "headrace", verb, "--help"]
-    told = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
-    return frozenset(re.findall(r"--[a-z][a-z-]*", told.stdout)) if told.returncode == 0 else frozenset()
+    shown = subprocess.run(command, check=False, capture_output=True, text=True, env=environment())
+    return frozenset(re.findall(r"--[a-z][a-z-]*", shown.stdout)) if shown.returncode == 0 else frozenset()
 
 
 def command(
     verb: Verb, source: Path, destination: Path, workers: int = 1, scored_by: str | Path = MODEL
 ) -> list[str]:
-    """Score a CSV file or a folder of them, each line beside its prediction."""
-    # A folder is what is below it.
+    """Return the command that scores a CSV file or a folder of them, each line with its prediction."""
+    # A folder means the objects below it.
     start = [sys.executable, "-m", "headrace", verb, f"{source}/" if source.is_dir() else str(source)]
     model = ["--model", str(scored_by), "--join", "input"]
     if verb == "stream":
-        given = [*start, "--output", str(destination), *model, "--instances", str(workers)]
+        arguments = [*start, "--output", str(destination), *model, "--instances", str(workers)]
     else:
-        given = [*start, str(destination), *model, "--split", "csv", "--accept", "csv"]
-        given += ["--workers", str(workers)] if "--workers" in offered(verb) else []
-    return given + [option for option in ("--json", "--quiet") if option in offered(verb)]
+        arguments = [*start, str(destination), *model, "--split", "csv", "--accept", "csv"]
+        arguments += ["--workers", str(workers)] if "--workers" in offered(verb) else []
+    return arguments + [option for option in ("--json", "--quiet") if option in offered(verb)]
 
 
 def pinned(command: Sequence[str], core: int | None) -> list[str]:
-    """The same command on one core."""
+    """Return the command on one core."""
     return list(command) if core is None else ["taskset", "-c", str(core), *command]
 
 
@@ -76,20 +78,22 @@ def run(
     destination: Path = FOLDER / "transformed",
     model: str | Path = MODEL,
 ) -> Run:
-    """One run over an input of so many rows, whose count of predictions is checked."""
+    """Run headrace over an input of `rows` rows, and check the number of predictions."""
     shutil.rmtree(destination, ignore_errors=True)
-    watched = watch(pinned(command(verb, source, destination, workers, model), core), environment())
+    watched = run_command(pinned(command(verb, source, destination, workers, model), core), environment())
     if watched.exit_code:
-        raise BrokenRunError(f"headrace {verb} ended with {watched.exit_code}: {last_line(watched.errors)}")
+        raise BrokenRunError(
+            f"headrace {verb} exited with status {watched.exit_code}: {last_line(watched.errors)}"
+        )
     return run_of(report_in(watched.output, destination), rows, watched)
 
 
 def last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "and said nothing")
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
 
 
 def report_in(output: str, destination: Path) -> dict:
-    """The report on standard output, else the file beside the output, else nothing."""
+    """Return the report on standard output, else in the output folder, else an empty one."""
     last = last_line(output)
     if last.startswith("{"):
         return json.loads(last)
@@ -97,11 +101,11 @@ def report_in(output: str, destination: Path) -> dict:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def run_of(report: Mapping, rows: int, watched: Watched) -> Run:
-    """Figures by a report in the words of `headrace stream`, of `limit.py` or of a peer."""
+def run_of(report: Mapping, rows: int, watched: CommandUsage) -> Run:
+    """Return the figures of a report by `headrace stream`, `limit.py` or a peer."""
     out = next((report[name] for name in ("rows_out", "records_out", "rows") if name in report), rows)
     if out != rows:
-        raise BrokenRunError(f"{out} rows came out of {rows}")
+        raise BrokenRunError(f"{out} rows out for {rows} rows in")
     cpu_s = report.get("cpu_s", watched.cpu_s)
     return Run(
         rows=rows,
@@ -112,8 +116,8 @@ def run_of(report: Mapping, rows: int, watched: Watched) -> Run:
 
 
 def outputs(verb: Verb, destination: Path = FOLDER / "transformed") -> Iterator[Path]:
-    """The files with predictions, in the order of the input."""
+    """Return the files with predictions, in the order of the input."""
     pattern = "part-*.csv" if verb == "stream" else "*.out"
     found = sorted(destination.rglob(pattern))
-    # What headrace keeps for itself begins with an underscore.
+    # Names of headrace's own files begin with an underscore.
     return (p for p in found if not any(part.startswith("_") for part in p.relative_to(destination).parts))
