@@ -1,9 +1,11 @@
-"""JSON Lines that name images, to JSON Lines that say what is on them: with Apache Beam and a model of headrace's.
+"""Classify the images that JSON Lines refer to, with Apache Beam and a headrace model.
 
-python examples/beam/classify_images.py s3://BUCKET/digits/records.jsonl --model digits.onnx --output s3://BUCKET/out/
+python examples/beam/classify_images.py RECORDS.jsonl --model digits.onnx --output s3://BUCKET/out/
 
-Each line of the input is a JSON object with an ``image``, a URI. It comes back as a line of ``predictions-*.jsonl``, with what the model says, or
-of ``failures-*.jsonl``, with what went wrong. Further arguments are Beam's own, such as ``--runner=FlinkRunner``.
+Each line of RECORDS.jsonl (on ``s3://``, any other store, or disk) is a JSON object with the URI of
+an ``image``. The pipeline writes the object to ``predictions-*.jsonl`` with its prediction, or to
+``failures-*.jsonl`` with the reason of the failure. Further arguments are Beam's own, such as
+``--runner=FlinkRunner``.
 """
 
 import argparse
@@ -26,11 +28,11 @@ SIZE_PX: Final = (8, 8)
 FAILED: Final = "failed"
 
 Line = tuple[int, str]
-"""A line's number in the input, and its text."""
+"""The number of a line in the input, and its text."""
 
 
 class WithStores(beam.DoFn):
-    """A step that reads or writes objects, with the credentials of its worker's environment."""
+    """A step that reads or writes objects with the credentials of its worker's environment."""
 
     def setup(self) -> None:
         self.stores = Stores()
@@ -40,7 +42,7 @@ class WithStores(beam.DoFn):
 
 
 class ReadLines(WithStores):
-    """A file's lines, numbered."""
+    """A step that splits a file into numbered lines."""
 
     def process(self, uri: str) -> Iterator[Line]:
         text = self.stores.for_uri(uri).get(uri).decode()
@@ -48,7 +50,10 @@ class ReadLines(WithStores):
 
 
 class Preprocess(WithStores):
-    """Of a line its image: fetched, decoded, of the model's size, as numbers from 0 (paper) to 1 (ink). What fails goes its own way."""
+    """A step that fetches and decodes a line's image and resizes it for the model.
+
+    Pixels are numbers from 0 (paper) to 1 (ink). Lines that fail go to the output `FAILED`.
+    """
 
     def process(self, line: Line) -> Iterator[Any]:
         try:
@@ -67,35 +72,41 @@ class Preprocess(WithStores):
 
 
 def pixels(data: bytes) -> np.ndarray:
-    """An image file as the model takes it: float32, [64]."""
+    """Return an image file as the model's input: float32, [64]."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             grey = image.convert("L").resize(SIZE_PX, Image.Resampling.BILINEAR)
     except UnidentifiedImageError:
-        raise ValueError("what is there is no image") from None
+        raise ValueError("the object is not an image") from None
     return 1 - np.asarray(grey, np.float32).ravel() / 255
 
 
 def prediction(result: tuple[Line, PredictionResult]) -> Line:
-    """The record, with what the model says."""
-    (number, text), found = result
-    probabilities = found.inference["probabilities"]
-    said = {"predicted": int(found.inference["label"]), "probability": round(float(probabilities.max()), 6)}
-    return number, json.dumps({**json.loads(text), **said})
+    """Return the record with its prediction."""
+    (number, text), predictions = result
+    probabilities = predictions.inference["probabilities"]
+    predicted = {
+        "predicted": int(predictions.inference["label"]),
+        "probability": round(float(probabilities.max()), 6),
+    }
+    return number, json.dumps({**json.loads(text), **predicted})
 
 
 def refused(result: tuple[Line, PredictionResult]) -> Line:
-    """The record that the model refused."""
+    """Return a record that the model refused, as a failure."""
     return failure(result[0], result[1].inference.why)
 
 
 def failure(line: Line, why: str) -> Line:
-    """A line that gets no prediction, as it stands, and why."""
+    """Return a line without a prediction, with its number, its text and the reason."""
     return line[0], json.dumps({"line": line[0] + 1, "why": why, "record": line[1]})
 
 
 class WriteShard(WithStores):
-    """All lines of one shard as one object, in the order of the input: a step that is repeated writes the same again."""
+    """A step that writes all lines of one shard as one object, in the order of the input.
+
+    A repeated step writes the same object again.
+    """
 
     def __init__(self, prefix: str, shards: int) -> None:
         self.prefix = prefix
@@ -109,7 +120,7 @@ class WriteShard(WithStores):
 
 
 def write(lines: Any, prefix: str, shards: int) -> None:
-    """Lines as so many objects."""
+    """Write lines as `shards` objects."""
     name = prefix.rpartition("/")[2]
     _ = (
         lines
@@ -120,7 +131,7 @@ def write(lines: Any, prefix: str, shards: int) -> None:
 
 
 def build(pipeline: beam.Pipeline, source: str, model: str, output: str, shards: int) -> None:
-    """The pipeline: read, preprocess, infer, postprocess, write."""
+    """Build the pipeline: read, preprocess, infer, postprocess, write."""
     images = (
         pipeline
         | "Input" >> beam.Create([source])
@@ -128,7 +139,7 @@ def build(pipeline: beam.Pipeline, source: str, model: str, output: str, shards:
         | "Spread" >> beam.Reshuffle()
         | "Preprocess" >> beam.ParDo(Preprocess()).with_outputs(FAILED, main="images")
     )
-    # The key of an image is its line, so that a prediction finds back to it.
+    # The line is the key of its image and connects the prediction with the record.
     handler = KeyedModelHandler(ModelHandler(model, failures="return"))
     parted = images["images"] | "Predict" >> RunInference(handler) | SplitFailures()
     predictions = parted.predictions | "Postprocess" >> beam.Map(prediction)
@@ -138,21 +149,22 @@ def build(pipeline: beam.Pipeline, source: str, model: str, output: str, shards:
 
 
 def main() -> None:
-    """Run it, and say how many records there were."""
+    """Run the pipeline and print the number of records."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("source", help="JSON Lines: s3://, any other store, or a file")
-    parser.add_argument("--model", required=True, help="on the workers, or s3://")
-    parser.add_argument("--output", required=True, help="a prefix or folder")
-    parser.add_argument("--shards", type=int, default=2, help="objects of predictions (default 2)")
-    given, for_beam = parser.parse_known_args()
+    parser.add_argument("source", help="JSON Lines file: s3://, any other store, or a path")
+    parser.add_argument("--model", required=True, help="model file on the workers, or s3:// URI")
+    parser.add_argument("--output", required=True, help="prefix or folder of the output")
+    parser.add_argument("--shards", type=int, default=2, help="number of prediction objects (default 2)")
+    arguments, for_beam = parser.parse_known_args()
     if not any(argument.startswith("--runner") for argument in for_beam):
         for_beam.append("--runner=FnApiRunner")  # in this process
     pipeline = beam.Pipeline(argv=for_beam)
-    build(pipeline, given.source, given.model, given.output, given.shards)
+    build(pipeline, arguments.source, arguments.model, arguments.output, arguments.shards)
     done = pipeline.run()
     done.wait_until_finish()
-    counters = {one.key.metric.name: one.committed for one in done.metrics().query()["counters"]}
-    print(f"{counters.get('num_inferences', 0)} images asked, {counters.get('failed_inferences', 0)} refused")
+    counters = {counter.key.metric.name: counter.committed for counter in done.metrics().query()["counters"]}
+    classified, refused_images = (counters.get(f"{name}_inferences", 0) for name in ("num", "failed"))
+    print(f"{classified} images classified, {refused_images} refused")
 
 
 if __name__ == "__main__":

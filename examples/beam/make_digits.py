@@ -1,10 +1,11 @@
-"""Makes what classify_images.py works on: scanned digits as PNG files, a list of them, and a model that reads them.
+"""Create the data of classify_images.py: scanned digits as PNG files, their list, and a model.
 
 python examples/beam/make_digits.py s3://BUCKET/digits/ [--images 200] [--model digits.onnx]
 
-The digits are the ones that scikit-learn ships: 1,797 handwritten ones, 8 x 8 pixels, from the forms that 43 people filled in.
-The model is trained on the first half of them; images are of the other. Written below the destination (``s3://``, any other store,
-or a folder): ``images/00900.png`` and so on, and ``records.jsonl``, of which each line is ``{"id": ..., "image": URI, "digit": the truth}``.
+scikit-learn contains the digits: 1,797 handwritten ones of 8 x 8 pixels, from forms that 43 people
+filled in. The first half trains the model, the second half becomes images. Below the destination
+(``s3://``, any other store, or a folder) this script writes ``images/00900.png`` and so on, and
+``records.jsonl``. Each of its lines is ``{"id": ..., "image": URI, "digit": the truth}``.
 """
 
 import argparse
@@ -21,44 +22,49 @@ from sklearn.linear_model import LogisticRegression
 
 from headrace.storage.resolve import Stores
 
-INK_MAX = 16  # of the data set's pixels
+INK_MAX = 16  # largest pixel value of the data set
 TRAINED = 898
 
 
 def train(images, digits) -> bytes:
-    """An ONNX file: pixels (0 paper to 1 ink, float32, [n, 64]) in, the digit and ten probabilities out."""
+    """Return an ONNX model.
+
+    It maps pixels (0 paper to 1 ink, float32, [n, 64]) to the digit and ten probabilities.
+    """
     model = LogisticRegression(max_iter=1000).fit(images.reshape(len(images), -1) / INK_MAX, digits)
     inputs = [("pixels", FloatTensorType([None, images[0].size]))]
     return to_onnx(model, initial_types=inputs, options={"zipmap": False}).SerializeToString()
 
 
 def png(image) -> bytes:
-    """Dark ink on white paper, as a scanner sees it."""
+    """Return a PNG file with dark ink on white paper, as from a scanner."""
     file = io.BytesIO()
     Image.fromarray((255 - image * 255 / INK_MAX).astype(np.uint8)).save(file, "PNG")
     return file.getvalue()
 
 
 def main() -> None:
-    """Write all of it."""
+    """Write the model, the images and their list."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("destination", help="a prefix or folder, such as s3://bucket/digits/")
-    parser.add_argument("--images", type=int, default=200, help="how many (default 200, at most 899)")
-    parser.add_argument("--model", type=Path, default=Path("digits.onnx"), help="where the model goes")
-    given = parser.parse_args()
-    destination = given.destination.rstrip("/")
+    parser.add_argument("destination", help="prefix or folder, such as s3://bucket/digits/")
+    parser.add_argument("--images", type=int, default=200, help="number of images (default 200, limit 899)")
+    parser.add_argument(
+        "--model", type=Path, default=Path("digits.onnx"), help="file of the model (default digits.onnx)"
+    )
+    arguments = parser.parse_args()
+    destination = arguments.destination.rstrip("/")
     data = load_digits()
-    given.model.write_bytes(train(data.images[:TRAINED], data.target[:TRAINED]))
+    arguments.model.write_bytes(train(data.images[:TRAINED], data.target[:TRAINED]))
     records = []
     with Stores() as stores:
         store = stores.for_uri(destination)
-        for index in range(TRAINED, min(TRAINED + given.images, len(data.target))):
+        for index in range(TRAINED, min(TRAINED + arguments.images, len(data.target))):
             uri = f"{destination}/images/{index:05}.png"
             store.put(uri, png(data.images[index]))
             records.append({"id": f"{index:05}", "image": uri, "digit": int(data.target[index])})
         lines = "".join(json.dumps(record) + "\n" for record in records)
         store.put(f"{destination}/records.jsonl", lines.encode())
-    print(f"{len(records)} images and {destination}/records.jsonl; {given.model}")
+    print(f"{len(records)} images and {destination}/records.jsonl; {arguments.model}")
 
 
 if __name__ == "__main__":

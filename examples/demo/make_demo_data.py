@@ -1,16 +1,16 @@
-"""Make what `make demo` scores: a tar.gz of CSV files from real data, a model trained on it, and the answers.
+"""Create the data of `make demo`: CSV files in a tar.gz, a model, and the expected predictions.
 
-The data is the breast-cancer set that scikit-learn ships: 569 tumours, 30 measured features, malignant (0) or
-benign (1). It is small, so its rows are repeated (``--repeat``) to have something to stream; every repetition
-holds the same 569 real rows.
+The data is the breast-cancer set of scikit-learn: 569 tumours, 30 measured features, malignant (0)
+or benign (1). The set is small, so its rows are repeated (``--repeat``). Every repetition has the
+same 569 real rows.
 
-Written to the folder given (default ``demo``):
+Files in the folder (default ``demo``):
 
-- ``store/breast-cancer.tar.gz``: the CSV files, each with a header: the features by name, then ``target``
-- ``model.onnx``: scaler and logistic regression, trained on three quarters of the rows; input ``x`` (float32, n x 30),
-  outputs ``label`` and ``probabilities``
-- ``expected.npz``: for the 569 rows in file order the labels, scikit-learn's own probabilities (float64), and
-  which rows were held out of the training
+- ``store/breast-cancer.tar.gz``: CSV files with a header: the features by name, then ``target``
+- ``model.onnx``: scaler and logistic regression, trained on three quarters of the rows; input ``x``
+  (float32, n x 30), outputs ``label`` and ``probabilities``
+- ``expected.npz``: for the 569 rows in file order the labels, scikit-learn's own probabilities
+  (float64), and a mark for each row that was held out of the training
 """
 
 import argparse
@@ -35,7 +35,7 @@ SEED = 20
 
 
 def csv_member(names: list[str], features: Any, target: Any) -> bytes:
-    """One CSV file: header, then the rows as Python prints them, so that they read back exactly."""
+    """Return one CSV file: a header, then rows with `repr` of each number, which read back exactly."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*names, "target"])
@@ -45,9 +45,10 @@ def csv_member(names: list[str], features: Any, target: Any) -> bytes:
 
 
 def write_archive(path: Path, names: list[str], features: Any, target: Any, members: int) -> int:
-    """A tar.gz of the rows in order, spread over `members` files of nearly equal length; returns its CSV bytes.
+    """Write the rows in order as a tar.gz of `members` CSV files of nearly equal length.
 
-    The same arguments give the same bytes: no time stamps, no owner.
+    The same arguments give the same bytes: there are no time stamps and no owner. Return the size
+    of the CSV files in bytes.
     """
     csv_bytes = 0
     with (
@@ -65,7 +66,7 @@ def write_archive(path: Path, names: list[str], features: Any, target: Any, memb
 
 
 def train(features: Any, target: Any) -> tuple[Pipeline, Any]:
-    """The fitted pipeline, and which rows it did not see."""
+    """Return the fitted pipeline, and a boolean array that marks the rows held out of the training."""
     rows = np.arange(len(target))
     seen, unseen = train_test_split(rows, test_size=0.25, random_state=SEED, stratify=target)
     pipeline = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
@@ -76,14 +77,14 @@ def train(features: Any, target: Any) -> tuple[Pipeline, Any]:
 
 
 def export(pipeline: Pipeline, width: int) -> bytes:
-    """The pipeline as ONNX: any number of rows in, plain arrays out (no ZipMap)."""
+    """Return the pipeline as ONNX for any number of rows, with arrays as outputs (no ZipMap)."""
     inputs = [("x", FloatTensorType([None, width]))]
     model = to_onnx(pipeline, initial_types=inputs, options={"zipmap": False})
     return model.SerializeToString()
 
 
 def make(folder: Path, repeat: int, members: int) -> str:
-    """Write all of it into the folder; returns a sentence on what was made."""
+    """Write all files into the folder. Return a summary for the user."""
     data: Any = load_breast_cancer()
     names = [str(name).replace(" ", "_") for name in data.feature_names]
     pipeline, held_out = train(data.data, data.target)
@@ -101,18 +102,18 @@ def make(folder: Path, repeat: int, members: int) -> str:
     )
     return (
         f"{archive}: {len(target):,} rows in {members} CSV files, {csv_bytes / 1e6:.1f} MB "
-        f"({archive.stat().st_size / 1e6:.1f} MB compressed). These are scikit-learn's {len(data.target)} real rows, "
-        f"{repeat} times over."
+        f"({archive.stat().st_size / 1e6:.1f} MB compressed): scikit-learn's {len(data.target)} real rows, "
+        f"repeated {repeat} times"
     )
 
 
 def main() -> None:
-    """Parse the command line, make the data, say what was made."""
+    """Parse the command line, write the files and print a summary."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("demo"))
-    parser.add_argument("--repeat", type=int, default=1, help="how many times over the 569 rows (default 1)")
+    parser.add_argument("--repeat", type=int, default=1, help="repetitions of the 569 rows (default 1)")
     parser.add_argument(
-        "--members", type=int, default=MEMBERS, help=f"CSV files in the archive (default {MEMBERS})"
+        "--members", type=int, default=MEMBERS, help=f"number of CSV files in the archive (default {MEMBERS})"
     )
     arguments = parser.parse_args()
     if arguments.repeat < 1 or arguments.members < 1:

@@ -1,7 +1,8 @@
-"""Show what `make demo` wrote, and check it against scikit-learn.
+"""Show the predictions of `make demo`, and compare them with scikit-learn's.
 
-Reads the parts and the report that ``headrace stream … --output demo/predictions`` left, and `expected.npz` of
-make_demo_data.py. Exits with 1 when a prediction is missing, or differs from scikit-learn's own by more than 1e-5.
+The script reads the parts and the report of ``headrace stream … --output demo/predictions``, and
+`expected.npz` of make_demo_data.py. It exits with 1 if a prediction is missing, or differs from
+scikit-learn's own by more than 1e-5.
 """
 
 import argparse
@@ -22,12 +23,12 @@ LABEL, PROBABILITIES = "label", ("probabilities_0", "probabilities_1")
 
 
 class WrongDemoError(Exception):
-    """What was written is not what scikit-learn says."""
+    """The predictions differ from scikit-learn's."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """All parts, in order: labels (rows,), probabilities (rows, 2)."""
+    """The predictions of all parts in order: labels (rows,), probabilities (rows, 2)."""
 
     parts: tuple[Path, ...]
     labels: Any
@@ -36,7 +37,10 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Shares are of all rows, and of those that the model had not seen in training."""
+    """The result of the comparison.
+
+    The shares are those of all rows, and of the rows held out of the training.
+    """
 
     accuracy: float
     accuracy_held_out: float
@@ -44,10 +48,10 @@ class Comparison:
 
 
 def read_predictions(folder: Path) -> Predictions:
-    """Every part of the output; raises WrongDemoError when there are none."""
+    """Read every part of the output. Raise WrongDemoError if there is none."""
     parts = tuple(sorted(folder.glob("part-*.csv")))
     if not parts:
-        raise WrongDemoError(f"no part-*.csv in {folder}: did `headrace stream` run?")
+        raise WrongDemoError(f"no part-*.csv in {folder}: run `headrace stream` first")
     labels: list[int] = []
     probabilities: list[tuple[float, ...]] = []
     for part in parts:
@@ -59,14 +63,15 @@ def read_predictions(folder: Path) -> Predictions:
 
 
 def compare(predictions: Predictions, expected: Any) -> Comparison:
-    """Row by row, in source order.
+    """Compare all rows in source order.
 
     Raises:
-        WrongDemoError: rows are missing, or a probability is further than DIFFERENCE_MAX from scikit-learn's.
+        WrongDemoError: Rows are missing, or a probability differs from scikit-learn's by more than
+            DIFFERENCE_MAX.
     """
     rows, original = len(predictions.labels), len(expected["target"])
     if rows == 0 or rows % original:
-        raise WrongDemoError(f"{rows} predictions are no multiple of the {original} rows of the data")
+        raise WrongDemoError(f"{rows} predictions are not a multiple of the {original} rows of the data")
     repeat = rows // original
     difference = np.abs(predictions.probabilities - np.tile(expected["probabilities"], (repeat, 1)))
     worst = int(difference.max(axis=1).argmax())
@@ -81,7 +86,7 @@ def compare(predictions: Predictions, expected: Any) -> Comparison:
 
 
 def first_rows(predictions: Predictions, target: Any) -> Table:
-    """The first predictions, beside the labels that the data has for them."""
+    """Return a table of the first predictions beside the labels in the data."""
     table = Table(LABEL, *PROBABILITIES, "label in the data", title="First rows", title_justify="left")
     for row in range(min(ROWS_SHOWN, len(predictions.labels))):
         numbers = [f"{value:.6f}" for value in predictions.probabilities[row]]
@@ -90,16 +95,17 @@ def first_rows(predictions: Predictions, target: Any) -> Table:
 
 
 def facts(predictions: Predictions, comparison: Comparison, report: dict[str, Any]) -> Table:
-    """Accuracy, agreement and speed, one a line; `headrace stream` itself has said how much memory it took."""
+    """Return a table of accuracy, agreement, speed and memory."""
     rows = len(predictions.labels)
     table = Table.grid(padding=(0, 2))
     table.add_row("predictions", f"{rows:,} rows in {len(predictions.parts)} part(s)")
     table.add_row(
         "accuracy",
-        f"{comparison.accuracy_held_out:.2%} on rows held out of the training, {comparison.accuracy:.2%} on all",
+        f"{comparison.accuracy_held_out:.2%} on rows held out of the training, "
+        f"{comparison.accuracy:.2%} on all",
     )
     table.add_row(
-        "scikit-learn", f"at most {comparison.difference_max:.1e} apart (allowed: {DIFFERENCE_MAX:.0e})"
+        "scikit-learn", f"largest difference {comparison.difference_max:.1e} (limit {DIFFERENCE_MAX:.0e})"
     )
     table.add_row("speed", f"{report['rows_per_s']:,.0f} rows/s")
     table.add_row("peak memory", f"{report['peak_memory_mb']:,.0f} MB")
@@ -107,7 +113,7 @@ def facts(predictions: Predictions, comparison: Comparison, report: dict[str, An
 
 
 def main() -> int:
-    """Show and check; 0 when all is as scikit-learn says."""
+    """Show the results and check them. Return 0 if all predictions agree."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=Path("demo"))
     folder: Path = parser.parse_args().folder

@@ -1,4 +1,4 @@
-"""Submits every file of a folder as a job, waits for all of them, and prints what kind of file each is.
+"""Submit every file of a folder as a job, wait for all jobs, and print the kind of each file.
 
 python examples/jobs/label_folder.py FOLDER [--server URL] [--webhook URL --secret whsec_...]
 """
@@ -12,17 +12,18 @@ from headrace.jobs.state import JobState
 
 
 def main() -> int:
-    """Print a line a file; the exit status is 1 where a job has no result."""
+    """Print one line per file. Return 1 if a job has no result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--server", default="http://localhost:8090")
-    parser.add_argument("--webhook", help="told of every end")
-    parser.add_argument("--secret", help="what it verifies with")
-    given = parser.parse_args()
-    notify = [{"webhook": given.webhook, "secret": given.secret}] if given.webhook else []
-    files = sorted(path for path in given.folder.iterdir() if path.is_file())
-    with Client(given.server) as client:
-        # All are in the ledger before the first is asked for: this could end here, and another process fetch them.
+    parser.add_argument("--webhook", help="URL that is notified of every job's end")
+    parser.add_argument("--secret", help="secret that signs the notifications")
+    arguments = parser.parse_args()
+    notify = [{"webhook": arguments.webhook, "secret": arguments.secret}] if arguments.webhook else []
+    files = sorted(path for path in arguments.folder.iterdir() if path.is_file())
+    with Client(arguments.server) as client:
+        # The ledger holds all jobs before the first result is fetched. Another process could fetch
+        # them.
         jobs = [
             client.submit(
                 "file-type",
@@ -36,14 +37,14 @@ def main() -> int:
         ]
         ended = [client.wait(job.id) for job in jobs]
         for job in ended:
-            said = _label(client, job.id) if job.state is JobState.COMPLETED else _why(job)
-            print(f"{job.spec.tags['file']:<24} {said}")
+            result = _label(client, job.id) if job.state is JobState.COMPLETED else _why(job)
+            print(f"{job.spec.tags['file']:<24} {result}")
     return int(any(job.state is not JobState.COMPLETED for job in ended))
 
 
 def _label(client: Client, job_id: str) -> str:
-    told = json.loads(client.result(job_id))
-    return f"{told['label']} ({told['score']:.0%})"
+    outputs = json.loads(client.result(job_id))
+    return f"{outputs['label']} ({outputs['score']:.0%})"
 
 
 def _why(job) -> str:

@@ -1,4 +1,4 @@
-"""A receiver of webhooks in 20 lines: verifies the signature, drops what it has seen, answers at once.
+"""A webhook receiver in 20 lines: it verifies signatures, drops duplicates and responds at once.
 
 python examples/jobs/receiver.py PORT whsec_...
 """
@@ -11,33 +11,33 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from headrace.core.errors import UnauthenticatedError
 from headrace.jobs import secrets
 
-seen: set[str] = set()  # a real one keeps them where its own work is recorded
+seen: set[str] = set()  # a production receiver stores these ids with its own data
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Answers 204 to what is signed, 401 to all else."""
+    """A handler that responds 204 to signed requests and 401 to all others."""
 
     def do_POST(self) -> None:
-        """Take one notification."""
+        """Receive one notification."""
         body = self.rfile.read(min(int(self.headers["Content-Length"] or 0), 65_536))
         try:
             event = secrets.verify([KEY], dict(self.headers), body, now_s=time.time())
         except UnauthenticatedError as error:
             self.send_error(401, str(error))
             return
-        if event not in seen:  # it may come twice: its id tells
+        if event not in seen:  # a notification may arrive twice, with the same id
             seen.add(event)
-            told = json.loads(body)
-            print(told["type"], told["data"]["job_id"], told["data"].get("reason", ""), flush=True)
+            message = json.loads(body)
+            print(message["type"], message["data"]["job_id"], message["data"].get("reason", ""), flush=True)
         self.send_response(204)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing but what was told."""
+        """Log nothing: the output shows notifications only."""
 
 
 if __name__ == "__main__":
-    KEY = secrets.key_of(sys.argv[2])
+    KEY = secrets.decode_secret(sys.argv[2])
     with ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Receiver) as server:
         print(f"http://127.0.0.1:{server.server_port}/", flush=True)
         server.serve_forever()

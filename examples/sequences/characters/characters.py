@@ -1,13 +1,17 @@
-"""Writes on from a text, a character a step, for many callers in one batch: textgenrnn's trained network, in numpy.
+"""Continue texts of many clients, one character per step, with textgenrnn's network in numpy.
 
-The network looks at the last 40 characters: two LSTMs of 128 cells run over them, each from an empty state, then an average
-over the 40 places, weighted by attention, and a softmax over the characters. It was trained so, and what its LSTMs say of a
-place therefore depends on where the window begins, which moves with every character. Going on from their last state would save
-39 of 40 places, and be another network: it would give half of all places another likeliest character. So what is kept of a
-sequence is the window, and a step runs over all of it.
+The network reads the last 40 characters. Two LSTMs of 128 cells run over them, each from an empty
+state. An average over the 40 positions, weighted by attention, and a softmax give the probabilities
+of the next character.
 
-`Network` never lets one row's sums depend on who else is in the batch: matrices are multiplied row by row (the first axis is a
-loop in `np.matmul`). With its seed, a text is then the same to the last character, alone or among others.
+The LSTMs' output for a position depends on the start of the window, which moves with every
+character. Continuing from their last state would save the work for 39 of 40 positions, but would be
+another network: half of all positions would get another most likely character. So the state of a
+sequence is its window, and each step runs over the whole window.
+
+In `Network`, no sum of a row depends on the other rows of the batch: `np.matmul` multiplies
+matrices row by row (its first axis is a loop). So a text with a seed is identical to the last
+character, alone or in a batch.
 """
 
 import secrets
@@ -20,16 +24,17 @@ from headrace import Model, RowError, SequenceLimits, SequenceState, TensorSpec
 
 WINDOW = 40
 END = "<s>"
-"""Stands before a text, and after it."""
+"""Mark before and after a text."""
 CHARACTERS_MAX = 1000
 
 
 class Characters(Model):
-    """A text in, the characters that follow it out, one by one.
+    """A model that continues a text, one character per step.
 
-    Parameters of a request: max_characters (100, at most 1000), temperature (0.5; 0 always takes the likeliest), seed (a number; drawn
-    at a sequence's start where there is none). The next request of the sequence adds its text, which may be empty, to all that was
-    written, and goes on. Where the network ends its text, the request is over, and the next one begins another text.
+    Parameters of a request: max_characters (100, limit 1000), temperature (0.5; 0 always takes the
+    most likely character), seed (a number; random at the start of a sequence if absent). The next
+    request of the sequence appends its text, which may be empty, and continues. When the network
+    ends its text, the request ends, and the next request begins another text.
     """
 
     inputs = (TensorSpec("text", "BYTES", (-1,)),)
@@ -42,7 +47,7 @@ class Characters(Model):
 
     def load(self):
         if not self.weights.exists():
-            raise FileNotFoundError(f"{self.weights} is not there: python get_weights.py")
+            raise FileNotFoundError(f"{self.weights} does not exist: run get_weights.py")
         with np.load(self.weights) as weights:
             self.network = Network(weights)
             self.characters = weights["characters"].tolist()
@@ -58,26 +63,29 @@ class Characters(Model):
             except ValueError as error:
                 wrong[row] = str(error)
         if wrong:
-            raise RowError(wrong)  # no state has changed then
+            raise RowError(wrong)  # no state has changed
         windows = np.stack([state["window"] for state in states])
-        # Matrices this small are multiplied sooner than threads meet; with company on the machine, far sooner.
+        # For matrices this small, one thread is faster than the synchronisation of several.
         with self.blas.limit(limits=1):
             probabilities = self.network.probabilities(windows)
         chosen = [self.choose(state, p) for state, p in zip(states, probabilities, strict=True)]
         return {"character": np.array(chosen, object)}
 
     def begin(self, state: SequenceState, text: str) -> None:
-        """A request's first step. Raises ValueError for parameters that cannot be."""
-        state["left"] = given(state, "max_characters", 100, 1, CHARACTERS_MAX)
-        state["temperature"] = given(state, "temperature", 0.5, 0, 100, whole=False)
+        """Prepare the first step of a request. Raise ValueError for invalid parameters."""
+        state["left"] = parameter(state, "max_characters", 100, 1, CHARACTERS_MAX)
+        state["temperature"] = parameter(state, "temperature", 0.5, 0, 100, whole=False)
         if "drawn" not in state:
             state["seed"], state["drawn"] = secrets.randbits(32), 0
-        state["seed"] = given(state, "seed", state["seed"], 0, 2**63 - 1)
+        state["seed"] = parameter(state, "seed", state["seed"], 0, 2**63 - 1)
         known = [self.numbers[character] for character in text if character in self.numbers]
         self.write(state, known)
 
     def choose(self, state: SequenceState, probabilities: np.ndarray) -> str:
-        """The next character, which is written down; an empty one, for nobody, where the text ends."""
+        """Choose the next character and append it to the window.
+
+        Where the text ends, return an empty character and skip the output.
+        """
         number = pick(probabilities, state["temperature"], (state["seed"], state["drawn"]))
         state["drawn"] += 1
         if self.characters[number] in ("", END):
@@ -87,17 +95,17 @@ class Characters(Model):
         self.write(state, [number])
         state["left"] -= 1
         if state["left"]:
-            state.go_on()
+            state.reschedule()
         return self.characters[number]
 
     def write(self, state: SequenceState, numbers: list[int]) -> None:
-        """Move the window on. Before the first character there is an end, and nothing before it."""
+        """Append characters to the window, which begins with the end mark of a previous text."""
         window = state.get("window", [0] * (WINDOW - 1) + [self.numbers[END]])
         state["window"] = np.array([*window, *numbers][-WINDOW:], np.int16)
 
 
 class Network:
-    """The next character's probabilities, from windows of characters' numbers."""
+    """The probabilities of the next character for windows of character numbers."""
 
     def __init__(self, weights):
         self.embeddings = weights["embeddings"]
@@ -105,42 +113,49 @@ class Network:
         self.attention, self.kernel, self.bias = (weights[name] for name in ("attention", "kernel", "bias"))
 
     def probabilities(self, windows: np.ndarray) -> np.ndarray:
-        """[rows, characters] of windows [rows, 40], each to the last bit as it is alone."""
+        """Return probabilities [rows, characters] for windows [rows, 40].
+
+        Each row is identical to the last bit to the result for this row alone.
+        """
         embedded = self.embeddings[windows]
         first = run_lstm(embedded, *self.layers[0])
         second = run_lstm(first, *self.layers[1])
-        said = np.concatenate([embedded, first, second], axis=2)
-        weights = softmax((said @ self.attention)[..., 0])
-        seen = weights[:, None] @ said
-        return softmax((seen @ self.kernel)[:, 0] + self.bias)
+        outputs = np.concatenate([embedded, first, second], axis=2)
+        weights = softmax((outputs @ self.attention)[..., 0])
+        average = weights[:, None] @ outputs
+        return softmax((average @ self.kernel)[:, 0] + self.bias)
 
 
-def run_lstm(places: np.ndarray, kernel: np.ndarray, recurrent: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """What one layer says of each place [rows, 40, cells], from an empty state."""
-    given = places @ kernel + bias
-    said = np.zeros((len(places), 1, len(recurrent)), np.float32)
-    cell = np.zeros_like(said)
+def run_lstm(
+    positions: np.ndarray, kernel: np.ndarray, recurrent: np.ndarray, bias: np.ndarray
+) -> np.ndarray:
+    """Return the outputs of one layer for each position [rows, 40, cells], from an empty state."""
+    inputs = positions @ kernel + bias
+    output = np.zeros((len(positions), 1, len(recurrent)), np.float32)
+    cell = np.zeros_like(output)
     outputs = []
-    for place in range(WINDOW):
-        enter, forget, new, show = np.split(given[:, place : place + 1] + said @ recurrent, 4, axis=2)
+    for position in range(WINDOW):
+        enter, forget, new, show = np.split(
+            inputs[:, position : position + 1] + output @ recurrent, 4, axis=2
+        )
         cell = sigmoid(forget) * cell + sigmoid(enter) * np.tanh(new)
-        said = sigmoid(show) * np.tanh(cell)
-        outputs.append(said)
+        output = sigmoid(show) * np.tanh(cell)
+        outputs.append(output)
     return np.concatenate(outputs, axis=1)
 
 
 def pick(probabilities: np.ndarray, temperature: float, seed: tuple[int, int]) -> int:
-    """The likeliest at temperature 0; else one at random, the rarer the unlikelier."""
+    """Return the most likely character at temperature 0, otherwise a random one by probability."""
     if temperature == 0:
         return int(probabilities.argmax())
     weights = softmax(np.log(probabilities.astype(np.float64) + 1e-7) / temperature).cumsum()
     return int(weights.searchsorted(np.random.default_rng(seed).random() * weights[-1], side="right"))
 
 
-def given(
+def parameter(
     state: SequenceState, name: str, default: float, low: int, high: int, *, whole: bool = True
 ) -> float:
-    """A parameter of the request. Raises ValueError."""
+    """Return a parameter of the request. Raise ValueError if it is out of range."""
     value = state.parameters.get(name, default)
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
@@ -150,8 +165,8 @@ def given(
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    raised = np.exp(x - x.max(axis=-1, keepdims=True))
-    return raised / raised.sum(axis=-1, keepdims=True)
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

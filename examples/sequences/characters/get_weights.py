@@ -1,8 +1,9 @@
-"""Get the trained weights of textgenrnn 2.0.0 (MIT), from its source package, and write them as numpy has them.
+"""Extract the trained weights of textgenrnn 2.0.0 (MIT) from its source package into a numpy file.
 
     python get_weights.py
 
-Nothing of the package is installed or run: one of its files is read for the weights, another for the characters.
+The package is neither installed nor run: the script reads the weights from one of its files and the
+characters from another.
 """
 
 import argparse
@@ -24,19 +25,19 @@ TO = Path(__file__).with_name("weights.npz")
 
 
 def download(folder: Path) -> Path:
-    """The source package, by pip, from whichever index it asks."""
+    """Download the source package with pip, from the configured index."""
     pip = [sys.executable, "-m", "pip", "--quiet", "download", "--no-deps", "--no-binary", PACKAGE]
     pip += ["--no-build-isolation", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
-    subprocess.run(pip, check=True)  # noqa: S603 - nothing of it comes from outside
+    subprocess.run(pip, check=True)  # noqa: S603 - constant arguments
     return folder / f"{PACKAGE}-{VERSION}.tar.gz"
 
 
 def read_package(sdist: Path) -> tuple[h5py.File, dict[str, int]]:
-    """The trained network, and the number of each of its characters."""
+    """Return the trained network, and the number of each character."""
     data = sdist.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     if digest != SHA256:
-        raise SystemExit(f"{sdist} is not the {PACKAGE} {VERSION} that is known: its SHA-256 is {digest}")
+        raise SystemExit(f"{sdist} is not {PACKAGE} {VERSION}: its SHA-256 is {digest}, expected {SHA256}")
 
     def file(name: str) -> bytes:
         found = tar.extractfile(f"{PACKAGE}-{VERSION}/{PACKAGE}/{PACKAGE}_{name}")
@@ -48,9 +49,10 @@ def read_package(sdist: Path) -> tuple[h5py.File, dict[str, int]]:
 
 
 def lstm(file: h5py.File, number: int) -> dict[str, np.ndarray]:
-    """One layer's weights: gates side by side, in the order input, forget, cell, output.
+    """Return the weights of one layer: gates side by side, in the order input, forget, cell,
+    output.
 
-    They are stored as CuDNN has them, each gate transposed, and with two biases, which are added.
+    The file has them in the layout of CuDNN: transposed gates, and two biases to be added.
     """
     stored = file[f"rnn_{number}/rnn_{number}"]
     kernel, recurrent, bias = (stored[f"{name}:0"][()] for name in ("kernel", "recurrent_kernel", "bias"))
@@ -64,7 +66,10 @@ def lstm(file: h5py.File, number: int) -> dict[str, np.ndarray]:
 
 
 def convert(sdist: Path, to: Path) -> None:
-    """Write the weights; `characters` has at place n the character of number n, and nothing at 0."""
+    """Write the weights.
+
+    `characters` has the character of number n at index n, and an empty text at 0.
+    """
     file, vocabulary = read_package(sdist)
     numbered = {number: character for character, number in vocabulary.items()}
     with file:
@@ -84,8 +89,8 @@ def convert(sdist: Path, to: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--sdist", type=Path, help="the source package, where it is there already")
-    parser.add_argument("--to", type=Path, default=TO, help="the file to write (beside this script)")
+    parser.add_argument("--sdist", type=Path, help="source package that is already on disk")
+    parser.add_argument("--to", type=Path, default=TO, help="file to write (default: beside this script)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         convert(arguments.sdist or download(Path(folder)), arguments.to)

@@ -1,10 +1,11 @@
-"""Stream sound to the model vad, and print when somebody speaks.
+"""Stream sound to the model vad, and print the times of speech.
 
     python listen.py speech.wav
     arecord -q -t raw -f S16_LE -c 1 -r 16000 | python listen.py -
 
-A WAV file must be mono, 16 bits, 16 kHz; ``-`` reads such samples, without a header, from standard input. Each request holds
-what came in a quarter of a second, as so many rows of 512 samples; all of them are one sequence of the server's.
+A WAV file must be mono, 16 bits, 16 kHz. ``-`` reads such samples without a header from standard
+input. Each request contains a quarter of a second of sound, as rows of 512 samples. All requests
+belong to one sequence.
 """
 
 import argparse
@@ -22,20 +23,23 @@ import numpy as np
 
 RATE, SAMPLES = 16_000, 512
 CHUNKS = 8
-"""In one request: 256 ms."""
+"""Chunks of one request: 256 ms."""
 BARS = "▁▂▃▄▅▆▇█"
 BAR_CHUNKS, LINE_BARS = 4, 50
 """A bar is 128 ms, a line 6.4 s."""
 
-# As the network's authors have them.
+# The values of the network's authors.
 SPEECH, SILENCE = 0.5, 0.35
-"""Speech begins at this, and ends below that."""
+"""Probabilities: speech begins at SPEECH and ends below SILENCE."""
 SPEECH_MIN, SILENCE_MIN = RATE * 250 // 1000, RATE * 100 // 1000
-"""Samples; shorter speech is none, and shorter silence does not end it."""
+"""Samples. Shorter speech is ignored, and shorter silence does not end speech."""
 
 
 class Vad:
-    """One sequence of the model, asked over REST: sound goes as raw float32, behind the JSON."""
+    """A client of one sequence of the model over REST.
+
+    Sound is sent as raw float32 after the JSON.
+    """
 
     def __init__(self, url: str, model: str = "vad", timeout_s: float = 30.0):
         self.connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout_s)
@@ -43,7 +47,7 @@ class Vad:
         self.id = f"listen-{uuid.uuid4()}"
 
     def speech(self, chunks: np.ndarray, *, start: bool = False, end: bool = False) -> list[float]:
-        """How likely each of the chunks [rows, 512] has speech in it."""
+        """Return the probability of speech in each of the chunks [rows, 512]."""
         sound = chunks.astype("<f4").tobytes()
         tensor = {"name": "audio", "datatype": "FP32", "shape": chunks.shape}
         tensor["parameters"] = {"binary_data_size": len(sound)}
@@ -54,15 +58,18 @@ class Vad:
             "inference-header-content-length": str(len(head)),
         }
         self.connection.request("POST", self.path, head + sound, headers)
-        answer = self.connection.getresponse()
-        said = json.loads(answer.read())
-        if answer.status != 200:
-            raise SystemExit(f"the server says {answer.status}: {said.get('error', said)}")
-        return said["outputs"][0]["data"]
+        response = self.connection.getresponse()
+        document = json.loads(response.read())
+        if response.status != 200:
+            raise SystemExit(f"the server responded {response.status}: {document.get('error', document)}")
+        return document["outputs"][0]["data"]
 
 
 def read_sound(name: str) -> Iterator[bytes]:
-    """The samples of a file, or of standard input, in pieces of `CHUNKS` chunks but for the last."""
+    """Yield the samples of a file, or of standard input, in pieces of `CHUNKS` chunks.
+
+    The last piece may be shorter.
+    """
     if name == "-":
         yield from pieces(sys.stdin.buffer)
         return
@@ -70,7 +77,7 @@ def read_sound(name: str) -> Iterator[bytes]:
         form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
         if form != (1, 2, RATE):
             raise SystemExit(
-                f"{name} has {form[0]} channels of {form[1] * 8} bits at {form[2]} Hz; what is wanted makes: "
+                f"{name} has {form[0]} channels of {form[1] * 8} bits at {form[2]} Hz; convert it with: "
                 f"ffmpeg -i {name} -ac 1 -ar {RATE} -sample_fmt s16 speech.wav"
             )
         while piece := file.readframes(CHUNKS * SAMPLES):
@@ -83,14 +90,19 @@ def pieces(source: BinaryIO) -> Iterator[bytes]:
 
 
 def as_chunks(piece: bytes) -> np.ndarray:
-    """16-bit samples as float32 from -1 to 1 [rows, 512]; the last chunk is filled up with silence."""
+    """Return 16-bit samples as float32 from -1 to 1 [rows, 512].
+
+    The last chunk is padded with silence.
+    """
     samples = np.frombuffer(piece[: len(piece) // 2 * 2], "<i2").astype(np.float32) / 32768
     return np.pad(samples, (0, -len(samples) % SAMPLES)).reshape(-1, SAMPLES)
 
 
-def ask(vad: Vad, sound: Iterable[bytes]) -> Iterator[float]:
-    """How likely each chunk has speech in it, as it is heard. A chunk of silence ends the sequence, since nobody knows before
-    it is over which piece of a live sound is the last.
+def speech_probabilities(vad: Vad, sound: Iterable[bytes]) -> Iterator[float]:
+    """Yield the probability of speech in each chunk as the sound arrives.
+
+    The last piece of live sound is unknown until the end, so an extra chunk of silence ends the
+    sequence.
     """
     start = True
     for piece in sound:
@@ -101,7 +113,7 @@ def ask(vad: Vad, sound: Iterable[bytes]) -> Iterator[float]:
 
 
 def segments(probabilities: Iterable[float]) -> Iterator[tuple[int, int]]:
-    """Where somebody speaks, as first and last sample, as soon as it is known."""
+    """Yield the first and last sample of each span of speech, as soon as the span is complete."""
     begun = quiet = None
     at = 0
     for probability in probabilities:
@@ -119,7 +131,7 @@ def segments(probabilities: Iterable[float]) -> Iterator[tuple[int, int]]:
 
 
 def timeline(probabilities: list[float]) -> Iterator[str]:
-    """Lines of bars, as high as speech is likely."""
+    """Yield lines of bars; the height of a bar is the probability of speech."""
     for first in range(0, len(probabilities), BAR_CHUNKS * LINE_BARS):
         line = probabilities[first : first + BAR_CHUNKS * LINE_BARS]
         highest = (max(line[i : i + BAR_CHUNKS]) for i in range(0, len(line), BAR_CHUNKS))
@@ -129,20 +141,22 @@ def timeline(probabilities: list[float]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("sound", help="a WAV file, or - for samples on standard input")
-    parser.add_argument("--url", default="http://localhost:8080", help="of the server (%(default)s)")
+    parser.add_argument("sound", help="WAV file, or - for samples on standard input")
+    parser.add_argument(
+        "--url", default="http://localhost:8080", help="URL of the server (default %(default)s)"
+    )
     arguments = parser.parse_args()
-    heard: list[float] = []
+    probabilities: list[float] = []
 
-    def noted() -> Iterator[float]:
-        for probability in ask(Vad(arguments.url), read_sound(arguments.sound)):
-            heard.append(probability)
+    def recorded() -> Iterator[float]:
+        for probability in speech_probabilities(Vad(arguments.url), read_sound(arguments.sound)):
+            probabilities.append(probability)
             yield probability
 
     with suppress(KeyboardInterrupt):
-        for begun, ended in segments(noted()):
+        for begun, ended in segments(recorded()):
             print(f"speech from {begun / RATE:6.2f} s to {ended / RATE:6.2f} s", flush=True)
-    for line in timeline(heard):
+    for line in timeline(probabilities):
         print(line)
 
 

@@ -1,4 +1,7 @@
-"""What kind of file some bytes are: the network of the package magika, fed as its authors feed it."""
+"""Detect the kind of a file from its bytes, with the network of the package magika.
+
+The inputs are prepared as magika's authors do.
+"""
 
 import json
 from importlib.util import find_spec
@@ -13,7 +16,9 @@ BYTES_MAX = 64 << 20
 
 
 class FileType(Model):
-    """Contents of files in; a label, such as python or pdf, and how sure the network is out."""
+    """A model from the contents of files to labels, such as python or pdf, and scores of the
+    network.
+    """
 
     inputs = (TensorSpec("content", "BYTES", (-1,)),)
     bytes_as = "bytes"  # files need not be text
@@ -23,7 +28,7 @@ class FileType(Model):
     def load(self):
         spec = find_spec("magika")
         if spec is None or spec.origin is None:
-            raise FileNotFoundError("the package magika is not installed: make setup")
+            raise FileNotFoundError("the package magika is not installed: run make setup-all")
         folder = Path(spec.origin).parent / "models" / "standard_v3_3"
         config = json.loads((folder / "config.min.json").read_text())
         self.labels = np.array(config["target_labels_space"], object)
@@ -40,7 +45,9 @@ class FileType(Model):
     def predict(self, content):
         contents = [c.encode() if isinstance(c, str) else bytes(c) for c in content]
         short = {
-            i: f"{len(c)} bytes are too few to tell" for i, c in enumerate(contents) if len(c) < self.small
+            i: f"{len(c)} bytes are too few to detect a kind"
+            for i, c in enumerate(contents)
+            if len(c) < self.small
         }
         if short:
             raise RowError(short)
@@ -52,16 +59,18 @@ class FileType(Model):
         return {"label": np.array(labels, object), "score": score}
 
     def features(self, content: bytes) -> np.ndarray:
-        """The first and the last bytes, spaces around them left out, padded in the middle."""
+        """Return the first and the last bytes without surrounding white space, padded in the
+        middle.
+        """
         first = content[: self.block].lstrip()[: self.begin]
         last = content[-self.block :].rstrip()[-self.end :]
-        made = np.full(self.begin + self.end, self.padding, np.int32)
-        made[: len(first)] = np.frombuffer(first, np.uint8)
-        made[len(made) - len(last) :] = np.frombuffer(last, np.uint8)
-        return made
+        features = np.full(self.begin + self.end, self.padding, np.int32)
+        features[: len(first)] = np.frombuffer(first, np.uint8)
+        features[len(features) - len(last) :] = np.frombuffer(last, np.uint8)
+        return features
 
     def label(self, name: str, score: float) -> str:
-        """The network's label where it is sure enough of it."""
+        """Return the network's label, or "unknown" below the label's threshold."""
         if score < self.thresholds.get(name, self.threshold):
             return "unknown"
         return self.renamed.get(name, name)

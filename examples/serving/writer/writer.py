@@ -1,7 +1,8 @@
-"""Writes on from a text, a character at a time: textgenrnn's trained network, in numpy.
+"""Continue a text character by character, with textgenrnn's trained network in numpy.
 
-Two LSTMs of 128 cells over the last 40 characters, an attention-weighted average over what they say, and a softmax over 465
-characters. It was trained on headlines and posts, and knows how words look rather than what they mean.
+Two LSTMs of 128 cells run over the last 40 characters. Their outputs are averaged with attention
+weights, and a softmax gives the probabilities of 465 characters. The network was trained on
+headlines and posts. It imitates the form of words rather than their meaning.
 """
 
 import json
@@ -20,9 +21,11 @@ TOKENS_MAX = 1000
 
 
 class Writer(Model):
-    """Parameters of a request: max_tokens (100), temperature (0.5; 0 always takes the likeliest), seed.
+    """A model that continues a text and streams each character.
 
-    The two files of the network are looked for in `weights`, or where ``make setup`` unpacks them.
+    Parameters of a request: max_tokens (100), temperature (0.5; 0 always takes the most likely
+    character), seed. The two files of the network are read from `weights`, or from the folder to
+    which ``make setup-all`` unpacks them.
     """
 
     inputs = (TensorSpec("text", "BYTES", (-1,)),)
@@ -51,7 +54,9 @@ class Writer(Model):
                 yield {"token": [character]}
 
     def write(self, text: str, wanted: int, temperature: float, random: np.random.Generator) -> Iterator[str]:
-        """What follows the text, until the network says that it ends, or enough is written."""
+        """Yield the characters that follow the text, until the network ends it or `wanted` are
+        written.
+        """
         written = [self.index[END], *(self.index[c] for c in text if c in self.index)]
         for _ in range(wanted):
             character = self.characters.get(pick(self.probabilities(written[-WINDOW:]), temperature, random))
@@ -61,19 +66,22 @@ class Writer(Model):
             written.append(self.index[character])
 
     def probabilities(self, window: list[int]) -> np.ndarray:
-        """Of each character to come next; 0 stands for none."""
+        """Return the probability of each next character; index 0 means no character."""
         padded = np.zeros(WINDOW, np.int64)
         padded[WINDOW - len(window) :] = window
         embedded = self.embeddings[padded]
         first = run_lstm(embedded, *self.layers[0])
         second = run_lstm(first, *self.layers[1])
-        said = np.concatenate([embedded, first, second], axis=1)
-        weights = softmax(said @ self.attention)
-        return softmax(weights @ said @ self.kernel + self.bias)
+        outputs = np.concatenate([embedded, first, second], axis=1)
+        weights = softmax(outputs @ self.attention)
+        return softmax(weights @ outputs @ self.kernel + self.bias)
 
 
 def read_lstm(file: h5py.File, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Kernels and bias of a layer. They are stored as CuDNN has them: gates transposed, and two biases to be added."""
+    """Return kernels and bias of a layer.
+
+    The file has them in the layout of CuDNN: transposed gates, and two biases to be added.
+    """
     group = file[f"{name}/{name}"]
     kernel, recurrent, bias = (group[f"{part}:0"][()] for part in ("kernel", "recurrent_kernel", "bias"))
     gates = [g.T.reshape(g.shape, order="F") for g in np.hsplit(kernel, 4)]
@@ -82,13 +90,13 @@ def read_lstm(file: h5py.File, name: str) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def run_lstm(steps: np.ndarray, kernel: np.ndarray, recurrent: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """The outputs of one layer (steps, cells), from an empty state."""
+    """Return the outputs of one layer (steps, cells), from an empty state."""
     cells = recurrent.shape[0]
     output, state = np.zeros(cells, np.float32), np.zeros(cells, np.float32)
     outputs = np.empty((len(steps), cells), np.float32)
-    given = steps @ kernel + bias
+    inputs = steps @ kernel + bias
     for step in range(len(steps)):
-        gates = given[step] + output @ recurrent
+        gates = inputs[step] + output @ recurrent
         enter, forget, show = (sigmoid(gates[cells * i : cells * (i + 1)]) for i in (0, 1, 3))
         state = forget * state + enter * np.tanh(gates[2 * cells : 3 * cells])
         output = show * np.tanh(state)
@@ -97,7 +105,7 @@ def run_lstm(steps: np.ndarray, kernel: np.ndarray, recurrent: np.ndarray, bias:
 
 
 def pick(probabilities: np.ndarray, temperature: float, random: np.random.Generator) -> int:
-    """The likeliest at temperature 0; else one at random, the rarer the unlikelier."""
+    """Return the most likely character at temperature 0, otherwise a random one by probability."""
     if temperature <= 0:
         return int(probabilities.argmax())
     weights = softmax(np.log(probabilities.astype(np.float64) + 1e-7) / temperature)
@@ -105,8 +113,8 @@ def pick(probabilities: np.ndarray, temperature: float, random: np.random.Genera
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
-    raised = np.exp(x - x.max())
-    return raised / raised.sum()
+    powers = np.exp(x - x.max())
+    return powers / powers.sum()
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
