@@ -1,10 +1,12 @@
-"""Write docs/jobs-states.md and docs/sequence-states.md: lives as Mermaid diagrams and tables, drawn from the transition tables.
+"""Write docs/jobs-states.md and docs/sequence-states.md from the transition tables of the code.
 
-Run it after changing `headrace.jobs.state` or `headrace.batching.sequence_life`::
+Each page has a Mermaid diagram and a table.
+
+Run it after changing `headrace.jobs.state` or `headrace.batching.sequence_stages`::
 
     .venv/bin/python scripts/draw_states.py
 
-Tests compare what is committed with what this gives.
+Tests compare the committed pages with the output.
 """
 
 import sys
@@ -13,15 +15,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from headrace.batching import sequence_life
-from headrace.jobs import state as job_life
+from headrace.batching import sequence_stages
+from headrace.jobs import state as job_states
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 @dataclass(frozen=True)
-class Life:
-    """What a page tells. `begins` is its first state, and by what it comes there."""
+class StatePage:
+    """The contents of a page. `begins` is the first state and the event that leads to it."""
 
     title: str
     module: str
@@ -33,7 +35,7 @@ class Life:
     ended: Collection[StrEnum]
 
     def page(self) -> str:
-        """The whole page, as it should be committed."""
+        """Return the whole page as Markdown."""
         written = f"<!-- Written by scripts/draw_states.py from {self.module}, not by hand. -->"
         parts = [f"# {self.title}", "", written, "", self.text, "", *self._diagram(), "", *self._table(), ""]
         return "\n".join(parts)
@@ -59,38 +61,42 @@ class Life:
             "| --- |" + " --- |" * len(events),
             *rows,
             "",
-            "Ended states stand in bold.",
+            "Ended states are in bold.",
         ]
 
 
-LIVES = {
-    DOCS / "jobs-states.md": Life(
+PAGES = {
+    DOCS / "jobs-states.md": StatePage(
         "States of a job",
         "headrace.jobs.state",
-        "A job is in exactly one state. Each arrow below is an event; what has no arrow cannot happen. An ended job stays\n"
-        "ended, unless somebody puts it back by hand (`requeue`), which its history tells.",
-        job_life.JobState,
-        job_life.JobEvent,
-        job_life.TRANSITIONS,
-        (job_life.JobState.PENDING, "submit"),
-        job_life.ENDED,
+        "A job is in exactly one state.\n"
+        "Each arrow below is an event; transitions without an arrow cannot happen.\n"
+        "An ended job stays ended unless an operator requeues it (`requeue`). "
+        "The job's history records that.",
+        job_states.JobState,
+        job_states.JobEvent,
+        job_states.TRANSITIONS,
+        (job_states.JobState.PENDING, "submit"),
+        job_states.ENDED,
     ),
-    DOCS / "sequence-states.md": Life(
+    DOCS / "sequence-states.md": StatePage(
         "States of a sequence",
-        "headrace.batching.sequence_life",
-        "A sequence of a model with a `step` is in exactly one state. Each arrow below is an event; what has no arrow cannot happen.\n"
-        "It is idle, for no time at all, when it begins: its first request is what begins it. How it ended is told by another word:\n"
+        "headrace.batching.sequence_stages",
+        "A sequence of a model with a `step` is in exactly one state.\n"
+        "Each arrow below is an event; transitions without an arrow cannot happen.\n"
+        "The first request creates the sequence, so a new sequence leaves the state idle at once.\n"
+        "The reason of its end is a separate value:\n"
         "ended, restarted, cancelled, idle, timed_out, evicted, instance_lost or stopped.",
-        sequence_life.SequenceStage,
-        sequence_life.SequenceEvent,
-        sequence_life.TRANSITIONS,
-        (sequence_life.SequenceStage.IDLE, "start"),
-        {sequence_life.SequenceStage.ENDED},
+        sequence_stages.SequenceStage,
+        sequence_stages.SequenceEvent,
+        sequence_stages.TRANSITIONS,
+        (sequence_stages.SequenceStage.IDLE, "start"),
+        {sequence_stages.SequenceStage.ENDED},
     ),
 }
 
 
 if __name__ == "__main__":
-    for path, life in LIVES.items():
-        path.write_text(life.page(), encoding="utf-8")
-        sys.stdout.write(f"{path.name}: {len(life.transitions)} transitions\n")
+    for path, state_page in PAGES.items():
+        path.write_text(state_page.page(), encoding="utf-8")
+        sys.stdout.write(f"{path.name}: {len(state_page.transitions)} transitions\n")

@@ -1,12 +1,12 @@
-"""Write constraints.txt: the exact version of all that `headrace[dev]` needs, as installed beside this Python.
+"""Write constraints.txt: the versions of the requirements of `headrace[dev]` in this environment.
 
 Run it with the environment that passed the tests::
 
     .venv/bin/python scripts/pin_constraints.py
 
-What is written depends on nothing but versions: no index address, no path, no hash of a machine's own build. headrace
-itself, pip, and whatever else happens to be installed are left out. Upgrading is: `pip install --upgrade` what you
-want, `make check`, run this, commit.
+The file contains only names and versions: no index address, no path, no hash of a local build.
+headrace, pip and other installed packages are left out. To upgrade: run `pip install --upgrade`,
+run `make check`, run this script, and commit.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Never pinned: ourselves and the installer.
+# headrace and the installer.
 UNPINNED = frozenset({"headrace", "pip"})
 
-# Released as builds for every accelerator: pinned by the release (2.13.0), which any of its builds (2.13.0+cpu) satisfies.
+# Released as one build for each accelerator. The release (2.13.0) admits all builds (2.13.0+cpu).
 BUILDS_OF_A_RELEASE = frozenset({"torch"})
 
 HEADER = """\
@@ -33,18 +33,18 @@ HEADER = """\
 
 
 class CannotPinError(Exception):
-    """Something installed cannot be named by a version alone."""
+    """An installed distribution that a version alone does not identify."""
 
 
 def _wanted(requirement: Requirement, extras: frozenset[str]) -> bool:
-    """Whether the requirement holds on this machine, asked for with any of the extras."""
+    """Return True if the requirement applies to this machine with any of the extras."""
     if requirement.marker is None:
         return True
     return any(requirement.marker.evaluate({"extra": extra}) for extra in extras or {""})
 
 
 def _needed(roots: list[Requirement]) -> set[str]:
-    """Canonical names of every installed distribution that the roots lead to."""
+    """Return the canonical names of all installed distributions that the roots require."""
     seen: set[tuple[str, frozenset[str]]] = set()
     queue = list(roots)
     while queue:
@@ -61,25 +61,23 @@ def _needed(roots: list[Requirement]) -> set[str]:
 
 
 def _version(name: str) -> str:
-    """The installed version; refused where it names a build of this machine instead of a release."""
+    """Return the installed version. Raise CannotPinError for a local build."""
     distribution = importlib.metadata.distribution(name)
     if name in BUILDS_OF_A_RELEASE:
         return distribution.version.partition("+")[0]
     if "+" in distribution.version:
-        raise CannotPinError(
-            f"{name} {distribution.version} is a local build: install a release of it, then pin"
-        )
+        raise CannotPinError(f"{name} {distribution.version} is a local build: install a release, then pin")
     if distribution.read_text("direct_url.json"):
-        raise CannotPinError(f"{name} was installed from a path or URL: install a release of it, then pin")
+        raise CannotPinError(f"{name} was installed from a path or URL: install a release, then pin")
     return distribution.version
 
 
 def constraints(pyproject: Path) -> str:
-    """The text of the constraints file.
+    """Return the text of the constraints file.
 
     Raises:
-        CannotPinError: a needed distribution is a local build, or was installed from a path.
-        importlib.metadata.PackageNotFoundError: a needed distribution is not installed.
+        CannotPinError: A required distribution is a local build, or was installed from a path.
+        importlib.metadata.PackageNotFoundError: A required distribution is not installed.
     """
     build_system = tomllib.loads(pyproject.read_text())["build-system"]["requires"]
     roots = [Requirement("headrace[dev]"), *map(Requirement, build_system)]
@@ -88,11 +86,9 @@ def constraints(pyproject: Path) -> str:
 
 
 def main() -> int:
-    """Write the file, or with --check say whether it is what it would write."""
+    """Write the file, or with --check compare it. Return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail when the file is out of date"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is out of date")
     arguments = parser.parse_args()
     path = ROOT / "constraints.txt"
     try:
@@ -105,7 +101,7 @@ def main() -> int:
         return 0
     if path.read_text() == text:
         return 0
-    print("constraints.txt is not what this environment has: run scripts/pin_constraints.py", file=sys.stderr)
+    print("constraints.txt differs from this environment: run scripts/pin_constraints.py", file=sys.stderr)
     return 1
 
 
