@@ -692,7 +692,7 @@ class GoesByTheSubmittersClock(MemoryJobLedger):
 
 
 class LosesNothing(MemoryJobLedger):
-    def _lease_ran_out(self):
+    def _expired_leases(self):
         return []
 
 
