@@ -7,16 +7,9 @@ import pytest
 from cases import for_each
 from headrace.core.errors import MissingExtraError
 from headrace.jobs.aws import AwsFault, aws_client, aws_faults
-from servers.aws import AwsServer
 from servers.receiver import Receiver, Reply, free_port
 
 KEYS = {"AWS_REGION": "eu-west-1", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "word"}
-
-
-@pytest.fixture(scope="module")
-def aws():
-    with AwsServer() as server:
-        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -34,23 +27,23 @@ def _no_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
-def test_client_uses_the_environments_endpoint(aws):
+def test_client_uses_the_environments_endpoint(moto_server):
     for service, more in (
         ("sns", {}),
-        ("sqs", {"AWS_ENDPOINT_URL_SQS": aws.url, "AWS_ENDPOINT_URL": "http://no"}),
+        ("sqs", {"AWS_ENDPOINT_URL_SQS": moto_server.endpoint, "AWS_ENDPOINT_URL": "http://no"}),
     ):
-        client = aws_client(service, {**aws.environ, **more})
-        assert client.meta.region_name == "eu-west-1"
-        assert client.meta.endpoint_url == aws.url
+        client = aws_client(service, {**moto_server.environ, **more})
+        assert client.meta.region_name == "us-east-1"
+        assert client.meta.endpoint_url == moto_server.endpoint
         client.close()
-    queues = aws_client("sqs", KEYS, endpoint_url=aws.url)
+    queues = aws_client("sqs", KEYS, endpoint_url=moto_server.endpoint)
     queues.create_queue(QueueName="of-test-aws")
     assert len(queues.list_queues(QueueNamePrefix="of-test-aws")["QueueUrls"]) == 1
     queues.close()
 
 
-def test_service_errors_are_permanent(aws):
-    client = aws_client("sns", aws.environ)
+def test_service_errors_are_permanent(moto_server):
+    client = aws_client("sns", moto_server.environ)
     with pytest.raises(AwsFault, match="NotFound") as fault, aws_faults():
         client.publish(TopicArn="arn:aws:sns:eu-west-1:123456789012:none", Message="x")
     assert (fault.value.transient, fault.value.throttled) == (False, False)

@@ -10,7 +10,6 @@ from headrace.core.errors import NotFoundError
 from headrace.jobs.aws import aws_client
 from headrace.jobs.notifier import Delivered, Notification, Refused, RetryLater, SnsTarget, WebhookTarget
 from headrace.jobs.notifiers.sns import RESPONSE_BYTES_MAX, SnsNotifier, encode
-from servers.aws import AwsServer
 from servers.receiver import Receiver, Reply, free_port
 
 DATA = {
@@ -28,23 +27,17 @@ COMPLETED = Notification("evt_1", "job.completed", "job-1", 1_700_000_060_123, D
 FAILED = Notification("evt_2", "job.failed", "job-1", 1_700_000_060_123, DATA)
 
 
-@pytest.fixture(scope="module")
-def aws():
-    with AwsServer() as server:
-        yield server
-
-
 @pytest.fixture
-def sns(aws):
-    client = aws_client("sns", aws.environ)
+def sns(moto_server):
+    client = aws_client("sns", moto_server.environ)
     yield client
     client.close()
 
 
 @pytest.fixture
-def listener(aws, sns):
+def listener(moto_server, sns):
     """Makes topics with a queue each, and reads what came."""
-    sqs = aws_client("sqs", aws.environ)
+    sqs = aws_client("sqs", moto_server.environ)
 
     class Listener:
         def topic(self, name):
@@ -159,11 +152,11 @@ def test_missing_topic_is_retried(notifier):
 @pytest.mark.parametrize(
     ("code", "kind"), [("InvalidParameter", Refused), ("AuthorizationError", RetryLater)]
 )
-def test_invalid_request_is_refused_and_fixable_errors_are_retried(aws, code, kind):
+def test_invalid_request_is_refused_and_fixable_errors_are_retried(moto_server, code, kind):
     body = f"<ErrorResponse><Error><Code>{code}</Code><Message>why</Message></Error></ErrorResponse>".encode()
     with Receiver() as receiver:
         receiver.reply = Reply(400, {"Content-Type": "text/xml"}, body)
-        client = aws_client("sns", aws.environ, endpoint_url=receiver.url)
+        client = aws_client("sns", moto_server.environ, endpoint_url=receiver.url)
         answer = SnsNotifier(client, region="r").send(COMPLETED, SnsTarget("t", "arn:aws:sns:eu-west-1:1:x"))
         client.close()
     assert isinstance(answer, kind)
@@ -173,8 +166,8 @@ def test_target_of_another_kind_is_refused(notifier):
     assert isinstance(notifier.send(COMPLETED, WebhookTarget("h", "https://h/")), Refused)
 
 
-def test_unavailable_service_is_retried(aws):
-    client = aws_client("sns", aws.environ, endpoint_url=f"http://127.0.0.1:{free_port()}")
+def test_unavailable_service_is_retried(moto_server):
+    client = aws_client("sns", moto_server.environ, endpoint_url=f"http://127.0.0.1:{free_port()}")
     answer = SnsNotifier(client, region="r").send(COMPLETED, SnsTarget("t", "arn:aws:sns:eu-west-1:1:x"))
     assert isinstance(answer, RetryLater)
     client.close()
