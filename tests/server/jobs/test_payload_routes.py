@@ -177,21 +177,9 @@ def test_truncated_result_breaks_the_response(served, http):
 
 
 @pytest.fixture(scope="module")
-def bucket():
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer("127.0.0.1", 0)
-    server.start()
-    host, port = server.get_host_and_port()
-    environ = {
-        "AWS_ACCESS_KEY_ID": "AKIATEST",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-    }
-    httpx.put(f"http://{host}:{port}/jobs", trust_env=False).raise_for_status()
-    yield environ
-    server.stop()
+def bucket(moto_server):
+    httpx.put(f"{moto_server.endpoint}/jobs", trust_env=False).raise_for_status()
+    return moto_server.environ
 
 
 def test_signing_store_receives_uploads_directly(bucket):
