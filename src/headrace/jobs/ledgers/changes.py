@@ -52,8 +52,10 @@ UPDATE headrace_job SET
     ended_at_ms = CASE WHEN has_ended THEN now_ms END,
     due_at_ms = CASE WHEN due_in_ms IS NULL THEN headrace_job.due_at_ms ELSE now_ms + due_in_ms END,
     asleep = coalesce(due_in_ms, 0) > 0,
-    expires_at_ms = CASE WHEN restart_times THEN now_ms + expires_in_ms ELSE headrace_job.expires_at_ms END,
-    deadline_at_ms = CASE WHEN restart_times THEN now_ms + deadline_in_ms ELSE headrace_job.deadline_at_ms END,
+    expires_at_ms =
+        CASE WHEN restart_times THEN now_ms + expires_in_ms ELSE headrace_job.expires_at_ms END,
+    deadline_at_ms =
+        CASE WHEN restart_times THEN now_ms + deadline_in_ms ELSE headrace_job.deadline_at_ms END,
     progress = new_progress, cursor = new_cursor, result = new_result, published_uri = new_published_uri,
     unpublished = new_unpublished,
     failure = new_failure
