@@ -1,6 +1,6 @@
-"""Writes tests/data/jobs/ledger-N.sql: a database as this version leaves it, for later versions to read.
+"""Write tests/data/jobs/ledger-N.sql: a database of this version, for later versions to read.
 
-Run it once after adding a step to the schema: ``python -m jobs.dump_ledger`` in tests/.
+Run this once after adding a step to the schema: ``python -m jobs.dump_ledger`` in tests/.
 """
 
 import sqlite3

@@ -33,7 +33,7 @@ class MemoryOutbox:
         """The largest number of deliveries claimed at the same time."""
         self.decisions: list[tuple[Claim, DeliveryDecision]] = []
 
-    # The test bench
+    # Controls of the test
 
     @property
     def outbox(self):
@@ -60,7 +60,7 @@ class MemoryOutbox:
             assert self._lock.wait_for(lambda: len(self.decisions) >= count, timeout_s), self.decisions
             return self.decisions[:count]
 
-    # The outbox
+    # The contract of an outbox
 
     def now_ms(self):
         return round(self.clock.now() * 1000)

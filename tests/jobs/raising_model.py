@@ -1,11 +1,11 @@
-"""A model that raises on demand. A model process imports it by name."""
+"""A model that raises on demand. Model processes import this module by name."""
 
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 
 
 class Raises(Model):
-    """Raises the error of the number in its second column if the first is 1."""
+    """A model that raises if the first column is 1; the second column selects the error."""
 
     inputs = (TensorSpec("x", "FP64", (-1, 2)),)
 

@@ -52,7 +52,10 @@ class Served:
     app: Any
 
     def client(self, key: str = "", **options: Any) -> httpx.Client:
-        """Return an HTTP client. Loading certificates would take longer than most tests."""
+        """Return an HTTP client.
+
+        The client loads no certificates, because loading takes longer than most tests.
+        """
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(
             base_url=self.url, headers=headers, timeout=WAIT_S, trust_env=False, verify=False, **options

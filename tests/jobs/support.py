@@ -20,7 +20,7 @@ from headrace.jobs.state import JobState
 
 
 class Doubles(Model):
-    """Doubles the sum of each row; refuses rows with a negative first number."""
+    """A model that doubles the sum of each row and refuses rows with a negative first number."""
 
     inputs = (TensorSpec("x", "FP64", (-1, 2)),)
     outputs = (TensorSpec("y", "FP64", (-1,)),)
@@ -35,7 +35,7 @@ class Doubles(Model):
 
 
 class OneModel(Models):
-    """Models of which there is one, in an engine with threads."""
+    """A `Models` with a single model, in an engine with threads."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -1,4 +1,4 @@
-"""Keys of the job API: what each opens, what a file of them may say, and how mistakes in it are told."""
+"""API keys of jobs: permissions, the key file, and its error messages."""
 
 import pytest
 from hypothesis import given
@@ -93,7 +93,7 @@ def test_other_keys_are_refused(said):
         JobAccess(parse_job_keys(FILE, "keys.toml")).check(said, Scope.READ)
 
 
-# Which scopes a key with one scope alone has.
+# The scopes that a key with a single scope has.
 INCLUDED = {
     Scope.SUBMIT: {Scope.SUBMIT},
     Scope.READ: {Scope.READ},

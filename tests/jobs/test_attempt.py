@@ -1,4 +1,4 @@
-"""One attempt: told once why to stop, and soon."""
+"""An attempt at a job: stop reasons, stop callbacks, waits and progress."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""The door to boto3, against moto's server: where clients go, and what their faults become."""
+"""The boto3 adapter against moto's server: endpoints, and the classification of faults."""
 
 import sys
 
@@ -14,7 +14,7 @@ KEYS = {"AWS_REGION": "eu-west-1", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCES
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch, tmp_path):
-    """Whatever this machine has of Amazon's settings is not there."""
+    """Hide the AWS settings of the machine that runs the tests."""
     for name in (
         "AWS_PROFILE",
         "AWS_DEFAULT_REGION",
@@ -67,7 +67,7 @@ def test_faults_are_marked_transient(status, code, passes, throttled):
             client.publish(TopicArn="arn:aws:sns:eu-west-1:123456789012:t", Message="x")
         client.close()
         assert (fault.value.code, fault.value.transient, fault.value.throttled) == (code, passes, throttled)
-        # One attempt a call: the schedule is ours.
+        # boto3 must not retry, because headrace schedules the retries.
         assert len(receiver.requests) == 1
 
 

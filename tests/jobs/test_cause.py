@@ -1,4 +1,4 @@
-"""Why an attempt failed: every error of ours has a cause, and nobody else's is taken for the submitter's fault."""
+"""Causes of failed attempts: every headrace error has a cause, and foreign errors are defects."""
 
 import inspect
 
@@ -12,12 +12,12 @@ TREE = [cls for _, cls in inspect.getmembers(e, inspect.isclass) if issubclass(c
 
 
 def _bare(cls: type[BaseException]) -> BaseException:
-    """An error of a class, whatever its __init__ asks for."""
+    """Return an error of the class without calling its `__init__`."""
     return cls.__new__(cls)
 
 
 def test_every_error_class_has_a_cause():
-    """One that is new fails here until somebody has decided what it is to a job."""
+    """A new error class fails this test until `_CAUSES` lists it."""
     assert [cls.__name__ for cls in TREE if cls not in _CAUSES] == []
     assert set(_CAUSES) - set(TREE) == {MemoryError}
 

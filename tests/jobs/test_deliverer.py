@@ -1,4 +1,4 @@
-"""The service that delivers, on a manual clock: the schedule, other endpoints meanwhile, and what goes wrong below."""
+"""The deliverer on a manual clock: schedule, concurrency, leases, and faults of the outbox."""
 
 import threading
 from dataclasses import dataclass, field
@@ -29,7 +29,10 @@ SELDOM = DelivererSettings(threads=4, poll_s=10**6)
 
 @dataclass
 class Scripted:
-    """Answers by endpoint; counts who is under way. What is in `held` waits for its event."""
+    """A notifier with scripted answers for each endpoint, which counts concurrent sends.
+
+    A send to an endpoint in `held` waits for the endpoint's event.
+    """
 
     answers: dict = field(default_factory=dict)
     held: dict = field(default_factory=dict)
@@ -72,7 +75,7 @@ def outbox():
 
 @pytest.fixture
 def run(outbox):
-    """Starts deliverers over the outbox, and stops them at the end."""
+    """Return a function that starts deliverers over the outbox; stop them at the end."""
     running = []
 
     def start(notifier, *, settings=SELDOM, over=None, clock=None):
@@ -97,7 +100,10 @@ def put(outbox, endpoint_id, number=0, url="https://hooks.example/"):
 
 
 def wait_for(outbox, deliverer, count):
-    """The first `count` decisions; the deliverer is woken meanwhile, since whoever moves the clock may do so too early."""
+    """Return the first `count` decisions.
+
+    Wake the deliverer repeatedly, because the test may move the clock before the deliverer sleeps.
+    """
     for _ in range(int(WAIT_S / 0.02)):
         deliverer.wake()
         try:
@@ -124,12 +130,15 @@ def test_due_delivery_is_sent_and_recorded(outbox, run):
     wait_for(outbox, run(notifier), 9)
     assert {outbox.delivery(i).state for i in ids} == {"delivered"}
     assert len(set(notifier.sent)) == len(notifier.sent) == 9
-    # Of one endpoint in the order in which they became due.
+    # Notifications of one endpoint are sent in the order of their due times.
     assert [event for name, event in notifier.sent if name == "a"] == ["evt_a_0", "evt_a_1", "evt_a_2"]
 
 
 def test_receiver_that_is_down_then_broken_then_gone(outbox, run):
-    """Down for an hour, then 500s, then 410: the schedule in order, one id, the endpoint disabled, others unaffected."""
+    """One endpoint is unreachable for an hour, then answers HTTP 500, then HTTP 410.
+
+    All attempts have one event id. Other endpoints are not affected.
+    """
     port = free_port()
     with Receiver() as good:
         policy = OutboundPolicy(True, frozenset({port, good.port}), (parse_network("127.0.0.1"),))
@@ -137,7 +146,7 @@ def test_receiver_that_is_down_then_broken_then_gone(outbox, run):
             notifier = WebhookNotifier(client, wall_s=outbox.clock.now)
             bad_id = put(outbox, "bad", url=f"http://127.0.0.1:{port}/hook")
             waiting_id = put(outbox, "bad", 1)
-            # So that it is the first that is watched: the other is due long after.
+            # Postpone the second delivery, so that all attempts are those of the first.
             outbox._deliveries[waiting_id].record = outbox.delivery(waiting_id).__class__(
                 waiting_id, "bad", "evt_bad_1", "waiting", 0, (START_S + 10**6) * 1000
             )
@@ -145,7 +154,7 @@ def test_receiver_that_is_down_then_broken_then_gone(outbox, run):
             at_s = []
 
             def attempt(number):
-                """Both the bad one's attempt and a notification to the good one, at this very time."""
+                """Send to `bad` and `good` at the same time. Return the decision for `bad`."""
                 put(outbox, "good", number, url=good.url)
                 decisions = wait_for(outbox, deliverer, 2 * number)[-2:]
                 at_s.append(outbox.clock.now() - START_S)
@@ -165,7 +174,8 @@ def test_receiver_that_is_down_then_broken_then_gone(outbox, run):
             decision = attempt(4)
             with Receiver(port=port) as bad:
                 bad.replies = [Reply(500), Reply(500), Reply(410)]
-                # Only now, since the attempt is made as soon as its time has come.
+                # The deliverer sends as soon as the clock moves, so the receiver must listen
+                # before.
                 pass_until(decision)
                 assert outbox.clock.now() - START_S > 3600
                 for number in range(5, 7):
@@ -180,7 +190,7 @@ def test_receiver_that_is_down_then_broken_then_gone(outbox, run):
             assert at_s == [0, 5, 305, 2105, 9305, 27_305, 63_305]
             assert "410" in outbox.endpoint("bad").disabled_why
             assert [r.delivery_id for r in outbox.dead_letters(9)] == [bad_id]
-            # What waits there stays, and nothing more goes there; the good one goes on.
+            # The waiting delivery of the disabled endpoint stays. The good endpoint still receives.
             outbox.clock.advance(10**7)
             put(outbox, "good", 99, url=good.url)
             wait_for(outbox, deliverer, 15)
@@ -230,7 +240,7 @@ def test_threads_limit_concurrent_attempts(outbox, run):
     deliverer.wake()
     held.set()
     wait_for(outbox, deliverer, 9)
-    # What is claimed has begun: a lease must not run out in a queue.
+    # Claims are limited to free threads, so that no lease expires in a queue.
     assert (notifier.most_in_all, outbox.most_claimed) == (3, 3)
 
 
@@ -247,13 +257,13 @@ def test_two_deliverers_share_an_outbox(outbox, run):
 
 
 def test_late_response_is_delivered_twice_with_one_id(outbox, run):
-    """The receiver has the notification and says so too late: it gets it again, and can tell by the id."""
+    """The receiver answers after the timeout, and identifies the repetition by its id."""
     gave_up = threading.Event()
     with Receiver() as receiver:
 
         def slow_then_quick(request):
             if len(receiver.requests) == 1:
-                # The lock of the receiver is held meanwhile, and nobody else asks it.
+                # The receiver holds its lock meanwhile, and no other request needs the lock.
                 assert gave_up.wait(WAIT_S)
             return Reply(200)
 
@@ -274,7 +284,7 @@ def test_late_response_is_delivered_twice_with_one_id(outbox, run):
 
 @pytest.mark.parametrize("off_s", [0, 600, -600])
 def test_outbox_time_is_signed_instead_of_the_hosts(outbox, run, off_s, monkeypatch):
-    """Ten minutes either way on this machine: whoever hands over the outbox's time is believed by receivers."""
+    """The timestamp is correct even if the host's clock is ten minutes wrong."""
     monkeypatch.setattr("time.time", lambda: START_S + off_s)
     with Receiver() as receiver:
         policy = OutboundPolicy(True, frozenset({receiver.port}), (parse_network("127.0.0.1"),))
@@ -305,7 +315,7 @@ def test_raising_notifier_costs_an_attempt_only(outbox, run, caplog):
 
 
 class Broken(MemoryOutbox):
-    """Fails so many times at each of its verbs."""
+    """An outbox whose methods fail as many times as `faults` says."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -362,7 +372,7 @@ def test_unrecorded_attempt_is_repeated_after_its_lease_with_its_id(run, times):
 
 
 def test_notification_that_kills_its_sender_is_given_up(outbox, run):
-    """Each attempt before has ended with its lease, none with an answer."""
+    """The leases of ten earlier attempts expired without a recorded result."""
     delivery_id = put(outbox, "a")
     for _ in range(10):
         assert outbox.claim(1, 1000)
@@ -401,7 +411,8 @@ def test_stop_waits_for_running_attempts_and_claims_nothing(outbox, run, drain):
     stopping.join(WAIT_S)
     assert not stopping.is_alive()
     assert outbox.delivery(first).state == "delivered"
-    # It may have been claimed between the first's end and the stop's word, and then it was finished or given back.
+    # The deliverer may claim the second delivery just before the stop. It then delivers or releases
+    # this delivery.
     assert outbox.delivery(second).state in {"waiting", "delivered"}
 
 

@@ -1,4 +1,4 @@
-"""What follows from an attempt: the schedule, the jitter, rests, and the end of endpoints."""
+"""Decisions after delivery attempts: schedule, jitter, rests and disabled endpoints."""
 
 import pytest
 from hypothesis import given
@@ -67,7 +67,7 @@ def test_disabled_result_disables_at_once():
 def test_retry_after_is_observed_within_a_day(after_s, waits_s):
     decision = decided(1, RetryLater("HTTP 503", after_s=after_s))
     assert decision.outcome == RetryDelivery(NOW_MS + waits_s * 1000, "HTTP 503")
-    # It holds for the endpoint's other deliveries too.
+    # The delay also applies to other deliveries of the endpoint.
     assert decision.health.rests_until_at_ms == NOW_MS + min(max(after_s, 0), 86_400) * 1000 or after_s <= 0
 
 

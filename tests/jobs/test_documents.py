@@ -1,4 +1,4 @@
-"""Jobs as JSON: what is written is read again, and a mark changes with whatever followers are told."""
+"""Jobs as JSON documents: round trips, and tags that change with every visible change."""
 
 from dataclasses import fields, replace
 
@@ -107,6 +107,13 @@ def test_history_and_queue_documents():
     assert read_history(history_document(entry)) == entry
     told = queue_document(QueueSettings("q", pending_max=3), QueueCounts(2, 1, 4, 1500, {"eu": 1}))
     assert told == {
-        "queue": "q", "paused": False, "draining": False, "pending_max": 3, "queued": 2, "later": 1, "running": 4,
-        "oldest_seconds": 1.5, "queued_by_region": {"eu": 1},
-    }  # fmt: skip
+        "queue": "q",
+        "paused": False,
+        "draining": False,
+        "pending_max": 3,
+        "queued": 2,
+        "later": 1,
+        "running": 4,
+        "oldest_seconds": 1.5,
+        "queued_by_region": {"eu": 1},
+    }

@@ -1,4 +1,4 @@
-"""Notices from an SQS queue, on `moto`, which imitates it; S3 there sends them too."""
+"""Event notices from an SQS queue, with moto in place of SQS and S3."""
 
 import itertools
 import json
@@ -151,7 +151,7 @@ def test_outage_is_survived_and_logged_at_start_and_end(moto_server, sqs, queue_
             """It has noticed."""
     finally:
         moto_server.start()
-    # The imitation keeps nothing: the queue is made anew, under the same URL.
+    # moto keeps no data: create the queue again under the same URL.
     assert _queue_again(sqs, queue_url) == queue_url
     sqs.send_message(QueueUrl=queue_url, MessageBody=_notice("k"))
     assert seen.wait(60)

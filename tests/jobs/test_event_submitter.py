@@ -1,4 +1,4 @@
-"""Events to jobs: each once, however often it is told; what the job is; and what is told where there is none."""
+"""Object events become jobs: one job per event, its fields, and reasons for ignored events."""
 
 from concurrent.futures import Future
 

@@ -1,4 +1,4 @@
-"""Followers: told as soon as there is news, by one thread for all, and never for nothing."""
+"""Followers: one thread completes every waiter as soon as its condition holds."""
 
 import threading
 

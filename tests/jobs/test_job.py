@@ -1,4 +1,4 @@
-"""Ids of jobs, and the little that their values decide."""
+"""Job ids, and properties derived from a job's fields."""
 
 import uuid
 from dataclasses import FrozenInstanceError, fields, replace
@@ -36,7 +36,7 @@ def test_ids_of_one_millisecond_differ_in_all_free_bits():
     for value in ids:
         ever |= value
         always &= value
-    # 12 and 62 random bits: version and variant stand still between them.
+    # The fixed bits of version and variant separate 12 and 62 random bits.
     free = (((1 << 12) - 1) << 64) | ((1 << 62) - 1)
     assert (ever & ~always) == free
 

@@ -1,4 +1,4 @@
-"""A model as one attempt sees it: all that it asked can be given up at once."""
+"""The predictor of one attempt: separate batches, and abandoning all requests at once."""
 
 import threading
 from concurrent.futures import Future
@@ -15,7 +15,7 @@ REQUEST = InferRequest((Tensor("x", np.ones((2, 2))),))
 
 
 class Asked:
-    """Implements what is needed of `JobPredictor`; its answers are the test's."""
+    """A fake `JobPredictor` that records its requests. The test completes the futures."""
 
     metadata = "the model's own"
 

@@ -1,11 +1,18 @@
-"""Every job ledger beside the reference, through random lives: what the one says, the other must say too.
+"""Random operations on every job ledger, compared with the in-memory reference.
 
-Submits with and without keys, claims by several workers through two ledgers over the same jobs, beats, outcomes,
-workers that forget all (crashes) and those that come back late (zombies), cancellations, requeuing, deletions, paused
-queues, time that passes, and submitters whose own clocks are wrong. After each step both are compared job by job, and
-held to what must be true of any ledger.
+The operations are:
 
-Times never tie but on purpose: every duration is whole seconds, and time passes by whole seconds and 7 ms.
+- submissions with and without idempotency keys, by submitters with wrong clocks;
+- claims by several workers through two ledgers over the same jobs;
+- heartbeats and outcomes;
+- workers that crash, and workers that return late (zombies);
+- cancellations, requeues, deletions and paused queues;
+- passing time.
+
+After each step every job is compared, and the invariants of any ledger are checked.
+
+Times coincide only on purpose. Durations are whole seconds, and time passes by whole seconds and 7
+ms.
 """
 
 import os
@@ -61,7 +68,7 @@ LIMIT = 1_000
 ROUNDS_MAX = 10
 ODD_MS = 7
 LIVES_USUAL = 60
-# Where writes go to a disk, and where moving the clock costs a connection besides.
+# SQLite writes to a disk. On PostgreSQL, each move of the clock also needs a connection.
 LIVES = {"sqlite": 25, "postgres": 10}
 LONG_LIVES = int(os.environ.get("HEADRACE_LONG_LIVES", "0"))
 
@@ -122,7 +129,10 @@ outcomes = st.one_of(
 
 
 class LedgerBesideReference(RuleBasedStateMachine):
-    """`new_ledgers` is set by whoever runs it."""
+    """Random operations on a ledger and on the reference.
+
+    Subclasses set `new_ledgers`.
+    """
 
     new_ledgers = None
 
@@ -152,11 +162,11 @@ class LedgerBesideReference(RuleBasedStateMachine):
         for ledger in self.ledgers:
             ledger.stop()
 
-    # Submitting
+    # Submissions
 
     @rule(news=st.lists(new_jobs, min_size=1, max_size=3), named=st.booleans())
     def submit(self, news, named):
-        # Ids are the submitter's, by its own clock, so that both ledgers have the same.
+        # The submitter makes the ids by its own clock, so that both ledgers get the same ids.
         news = [replace(new, id=self._job_id()) if named or not new.idempotency_key else new for new in news]
         news = [new if new.id else replace(new, id=self._job_id()) for new in news]
         found, wanted = self._both(lambda ledger: ledger.submit(news))
@@ -201,10 +211,10 @@ class LedgerBesideReference(RuleBasedStateMachine):
 
     @rule()
     def open_queues_again(self):
-        # Twice among the rules, so that closed queues do not stop most lives.
+        # A second rule with this effect, so that closed queues do not block most examples.
         self.open_queues()
 
-    # Working
+    # Work
 
     @rule(worker=st.sampled_from(WORKERS), room=st.integers(1, 4), queues=st.permutations(QUEUES))
     def claim(self, worker, room, queues):
@@ -237,7 +247,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         outcome=outcomes,
     )
     def worker_is_lost(self, worker, taken_over, cancelled, outcome):
-        """It is silent for longer than its leases; the jobs are taken back, and perhaps over; then it comes to an end."""
+        """Let a worker's leases expire, let other workers claim its jobs, then settle late."""
         lost = list(self.held[worker].values())
         if not lost:
             self.claim(worker, 2, QUEUES)
@@ -255,7 +265,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
 
     @rule(news=st.lists(timed_jobs, min_size=2, max_size=3), maintained=st.booleans(), requeued=st.booleans())
     def time_is_over(self, news, maintained, requeued):
-        """Some are begun, and beaten for; the rest waits, perhaps put back by hand, until its time is over."""
+        """Let deadlines pass, for running jobs with heartbeats and for waiting jobs."""
         self.submit(news, named=True)
         self.claim(WORKERS[0], 1, QUEUES)
         if requeued:
@@ -270,7 +280,11 @@ class LedgerBesideReference(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), n=st.integers(0, 9), late=st.booleans())
     def worker_completes(self, worker, n, late):
-        """All that it has, each again as if the answer had been lost; the last of them is put back before it is published."""
+        """Complete all jobs of a worker.
+
+        Settle each job twice, as after a lost reply. If `late`, requeue the last job before its
+        publication.
+        """
         if not self.held[worker]:
             self.claim(worker, 3, QUEUES)
         jobs = list(self.held[worker].values())
@@ -375,7 +389,8 @@ class LedgerBesideReference(RuleBasedStateMachine):
     def maintain(self, twice):
         jobs = self.reference.find(JobFilter(), limit=LIMIT).jobs
         now_ms = self.clock.now_ms()
-        # The contract leaves open whether a job that lost its worker after its deadline is pending for a moment.
+        # A job may have a lost worker and a passed deadline. The contract does not say whether such
+        # a job is pending in between.
         either = any(
             _before(job.lease_until_ms, now_ms) and _before(job.deadline_at_ms, now_ms) for job in jobs
         )
@@ -393,7 +408,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         if twice:
             assert self._ledger().maintain(LIMIT).total == 0
 
-    # Deciding by hand
+    # Actions of operators
 
     @precondition(lambda self: self.there)
     @rule(which=pick, tenant=st.sampled_from((None, None, "", "t")))
@@ -435,7 +450,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
             if job.state.ended:
                 self._gone(job.id)
 
-    # What must be true after each step
+    # Invariants after each step
 
     @invariant()
     def both_tell_the_same_of_jobs(self):
@@ -482,7 +497,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         assert times == sorted(times), "not the oldest end first"
 
     def _laws_hold(self, now):
-        """What is true of any ledger, whatever the reference says."""
+        """Check the rules for any ledger, independently of the reference."""
         for job in now.values():
             was = self.seen.get(job.id)
             assert 0 <= job.attempt <= job.spec.attempts_max
@@ -507,7 +522,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
     def time_goes_on(self):
         self.steps += 1
 
-    # What the rules share
+    # Helpers of the rules
 
     def _ledger(self):
         return self.ledgers[self.steps % 2]
@@ -534,7 +549,10 @@ class LedgerBesideReference(RuleBasedStateMachine):
         return found
 
     def _decide(self, verb, job_id, tenant):
-        """Whether it was done; both must do it, or refuse it in the same words."""
+        """Call `verb` on both ledgers and return True on success.
+
+        Both must succeed, or both must raise the same error.
+        """
         found, wanted = self._both(lambda ledger: _try(getattr(ledger, verb), job_id, tenant))
         if isinstance(wanted, type):
             assert found is wanted
@@ -555,7 +573,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         return sorted(self.there)[which % len(self.there)]
 
     def _job_id(self):
-        # As a host makes it, but the same whenever this life is lived again.
+        # Like an id from the host's clock, but the same when hypothesis repeats the example.
         tail = f"{self.random.getrandbits(48):012x}"
         return new_job_id(self.host_ms)[:14] + "7000-8000-" + tail
 
@@ -567,7 +585,10 @@ class LedgerBesideReference(RuleBasedStateMachine):
         assert told[0] == told[1]
 
     def _delay_of_the_other(self, job):
-        """How long a job that lost its worker waits is the ledger's own affair; that it waits is not."""
+        """Return the retry delay that the ledger under test chose for a lost job.
+
+        The contract requires a delay, but leaves its length open.
+        """
         other = self._ledger().get(job.id)
         delay_ms = other.due_at_ms - self.clock.now_ms()
         assert other.state is not JobState.PENDING or delay_ms > 0
@@ -575,7 +596,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
 
 
 def _view(job, as_it_should_be, requeued):
-    """What the contract says of a job in its state; what it leaves open is left out."""
+    """Return the fields that the contract defines for a job in its state."""
     view = {
         name: getattr(job, name)
         for name in (

@@ -1,4 +1,4 @@
-"""Notifications are checked where they are made, and go to the notifier of their target's kind."""
+"""Checks of notifications, and the selection of a notifier by the kind of target."""
 
 import orjson
 import pytest

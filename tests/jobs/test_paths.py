@@ -1,4 +1,4 @@
-"""Places that jobs may name: one spelling each, no way around an allow-list, and names of ours that collide with nothing."""
+"""URIs in jobs: normalization, allow-lists, web addresses, and paths in headrace's store."""
 
 import re
 import unicodedata
@@ -28,7 +28,7 @@ from headrace.storage.uri import KEY_BYTES_MAX, object_location
 
 JOB = "01939f00-1c1e-7e2a-9b0e-6d2a55d0a001"
 
-# Addresses that other servers were led astray by, and what is odd about names of objects.
+# Addresses from attacks on other servers, and unsafe object names.
 REFUSED = [
     "http://169.254.169.254/latest/meta-data/",
     "http://[::ffff:127.0.0.1]/",
@@ -146,7 +146,7 @@ _SEGMENT = st.text("ab.%2eE/\\ ~é", min_size=1, max_size=8)
 
 @given(st.lists(_SEGMENT, min_size=1, max_size=5).map("/".join))
 def test_no_key_leads_out_of_its_prefix(key):
-    """Whatever decodes, folds or resolves it afterwards: a place below the prefix stays below it."""
+    """A permitted URI stays below its prefix, even if a store decodes or resolves the key."""
     try:
         place = UriAllowList.of(["s3://bucket/in"]).require(f"s3://bucket/in/{key}", "input")
     except HeadraceError:
@@ -291,7 +291,7 @@ def test_empty_key_is_refused(key):
         file_name(key)
 
 
-# Places of jobs in our own store
+# Paths in headrace's own store
 
 STORES = ["s3://bucket/jobs/", "s3://bucket/jobs", "/data/objects/", "memory://box/"]
 

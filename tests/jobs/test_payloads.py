@@ -1,4 +1,4 @@
-"""Whose an upload is, what a store of ours may tell callers, and that files hold what was sent."""
+"""Payloads of jobs: owners of uploads, hidden store errors, and complete files."""
 
 import pytest
 from hypothesis import given

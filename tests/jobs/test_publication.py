@@ -1,4 +1,4 @@
-"""What stands where a job's end was asked for: on a disk and on a real S3 server, however often it is published."""
+"""Publication of results and failures at the output URI, on a disk and on a real S3 server."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ OOPS = JobFailure(Cause.INPUT, "row 3 is no number", "DataError")
 
 
 class Press:
-    """A ledger, a store of ours, and a place of the submitter's."""
+    """A ledger, headrace's own store, and the submitter's output folder."""
 
     def __init__(self, stores: Stores, base: str) -> None:
         self.stores, self.out = stores, f"{base}out/"
@@ -36,7 +36,7 @@ class Press:
         return self.ledger.submit([NewJob(**given)])[0].job
 
     def end(self, job, *, result=b"result", failed=None, failure=None):
-        """Run the job to its end; as the ledger has it then."""
+        """Run the job to its end, and return the job as recorded in the ledger."""
         (running,) = self.ledger.settle_and_claim([], ClaimRequest("w", ("default",), 1, 60_000)).claimed
         assert running.id == job.id
         outcome = Failed(failure) if failure else self._completed(running, result, failed)
@@ -59,7 +59,7 @@ class Press:
 
     @property
     def stands(self) -> dict[str, bytes]:
-        """What is in the submitter's place."""
+        """Return names and contents of the objects in the output folder."""
         store = self.stores.for_uri(self.out)
         return {info.uri.removeprefix(self.out): store.get(info.uri) for info in store.list(self.out)}
 
@@ -110,7 +110,7 @@ def test_cancelled_job_is_published(press):
 
 
 def test_requeued_job_removes_its_earlier_end(press):
-    """Regression: KEY.out of an earlier end stood beside KEY.error of the last one, or the other way round."""
+    """Regression: KEY.out of an earlier end remained beside a later KEY.error, or vice versa."""
     first = press.end(press.job(), failed=b"failed")
     press.publication.publish(first)
     second = press.end(press.requeue(first), failure=OOPS)
@@ -123,11 +123,11 @@ def test_requeued_job_removes_its_earlier_end(press):
 
 @pytest.mark.parametrize("failure", [None, OOPS])
 def test_last_end_stays_after_a_concurrent_requeue(press, failure):
-    """Regression: whoever published the earlier end last had the last word, for good."""
+    """Regression: if an earlier end was published last, its objects stayed."""
     first = press.end(press.job(), result=b"first")
     second = press.end(press.requeue(first), result=b"second", failure=failure)
     press.publication.publish(second)
-    press.publication.publish(first)  # it began before, and comes to its end now
+    press.publication.publish(first)  # began before the second publication, and ends after it
     assert press.stands == ({"KEY.out": b"second"} if failure is None else press.stands)
     assert set(press.stands) == {"KEY.out" if failure is None else "KEY.error"}
     assert press.ledger.list_unpublished(ended_before_ms=press.wall.now_ms() + 1, limit=9) == []
@@ -174,7 +174,7 @@ def test_running_job_is_not_published(press):
 
 @pytest.mark.s3
 def test_missing_bucket_is_an_error_and_no_lost_result(s3_server, tmp_path):
-    """Regression: the target's absence was logged as the result's, and nobody tried again."""
+    """Regression: a missing bucket was logged as a missing result, and was not retried."""
     with Stores(s3_server.environ) as stores:
         press = Press(stores, f"{tmp_path}/")
         job = press.end(press.job(output_uri="s3://no-such-bucket-of-ours/out/"))

@@ -1,4 +1,4 @@
-"""What follows an attempt that failed: which causes end a job, which use up attempts, and how long the waits are."""
+"""Retry decisions: causes that end a job, causes that use up attempts, and delays."""
 
 import re
 from pathlib import Path
@@ -55,7 +55,8 @@ def test_decision_follows_the_rule(cause, attempt, attempts_max, share, retry_af
         return
     assert isinstance(decided, RetryAttempt)
     assert decided.counts is (cause in COUNTED)
-    # At least what was asked for, within the hour; and nothing that is not a number of milliseconds.
+    # The delay is a whole number of milliseconds. It is at least the requested delay, and at most
+    # one hour.
     assert isinstance(decided.delay_ms, int)
     least_s = min(max(retry_after_s or 0.0, 0.0), RETRY_AFTER_MAX_S)
     assert least_s * 1000 <= decided.delay_ms <= RETRY_AFTER_MAX_S * 1000
@@ -63,7 +64,7 @@ def test_decision_follows_the_rule(cause, attempt, attempts_max, share, retry_af
 
 @given(causes, st.integers(1, 100), shares)
 def test_counted_failures_end_the_job(cause, attempts_max, share):
-    """An attempt that counts is the ledger's next number; there are no more of them than the job has."""
+    """Each counted failure uses up one attempt, and a job has `attempts_max` attempts."""
     attempt = 1
     while attempt <= attempts_max:
         decided = decide(cause, attempt, attempts_max, share)

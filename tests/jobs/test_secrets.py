@@ -1,4 +1,4 @@
-"""Secrets and signatures: ours are checked by the standard's own library, and its by us."""
+"""Webhook secrets and signatures, checked with the reference library of Standard Webhooks."""
 
 import base64
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ NOW_S = 1_700_000_000
 
 
 def test_specification_test_vector():
-    """Of the standard's repository: secret, id, time and body with the signature that belongs to them."""
+    """Secret, id, time, body and signature are from the repository of Standard Webhooks."""
     key = secrets.decode_secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     signature = secrets.signatures([key], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
@@ -89,7 +89,7 @@ def test_signature_of_the_standards_library_verifies():
 
 @for_each(("off_s", "taken"), [(0, True), (299, True), (-299, True), (600, False), (-600, False)])
 def test_timestamp_outside_of_the_tolerance_is_refused(off_s, taken):
-    """Ten minutes either way, of a receiver's clock or of a message that somebody has kept."""
+    """A wrong clock of the receiver and a replayed message look the same."""
     key = secrets.decode_secret(secrets.make_secret())
     headers = secrets.signed_headers([key], "evt_1", NOW_S, b"{}")
     if taken:

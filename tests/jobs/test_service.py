@@ -1,4 +1,4 @@
-"""The desk: quotas that hold while submissions arrive, payloads that are never lost or left, places in one spelling."""
+"""The job service: quotas under concurrency, stored payloads, normalized URIs, and regions."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +94,7 @@ def test_unused_payload_is_deleted(desk, ledger, stores):
 
 
 def test_payload_stays_if_the_queueing_is_unknown(desk, ledger, stores):
-    """A commit whose answer was lost may have been taken: its job must find its payload."""
+    """A commit with a lost reply may have queued the job, and the job needs its payload."""
     ledger.submit = lambda jobs: (_ for _ in ()).throw(JobLedgerUnavailableError("the answer was lost"))
     with pytest.raises(JobLedgerUnavailableError):
         desk.submit(TEST_KEY, INLINE).result(WAIT_S)
@@ -161,7 +161,7 @@ def test_scale_raises_without_the_ledger(desk, ledger):
 
 @pytest.fixture
 def placing(ledger, stores):
-    """A desk that knows where data lives, and the URIs that it asked for."""
+    """Return a service with region rules, and the list of URIs that the rules received."""
     asked = []
 
     def region_of(uri):

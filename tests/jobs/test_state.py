@@ -1,4 +1,4 @@
-"""The life of a job: every state with every event, and the pictures of it."""
+"""The job state machine: every pair of state and event, and the diagrams."""
 
 import re
 import runpy
@@ -9,7 +9,7 @@ from cases import for_each
 from headrace.jobs import state as module
 from headrace.jobs.state import ENDED, TRANSITIONS, JobEvent, JobState, next_state, source_states
 
-# Row by row as `docs/jobs-states.md` shows it; what is not here cannot happen.
+# The rows of `docs/jobs-states.md`. All other transitions are impossible.
 TABLE = {
     "pending": {"claim": "running", "cancel": "cancelled", "expire": "expired"},
     "running": {
@@ -69,7 +69,7 @@ def test_docstring_diagram_names_every_state_and_event():
 
 
 def test_documentation_page_matches_the_table():
-    """Else somebody changed the table, and has not run scripts/draw_states.py."""
+    """A failure means: the table changed, and scripts/draw_states.py was not run."""
     script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "draw_states.py"))
     path, page = next((path, page) for path, page in script["PAGES"].items() if path.name == "jobs-states.md")
     assert path.read_text(encoding="utf-8") == page.page()

@@ -1,4 +1,4 @@
-"""Submissions: what is read, what is refused and in which words, and what an idempotency key stands for."""
+"""Submissions: parsed documents, refused fields with their messages, and digests."""
 
 import contextlib
 
@@ -74,18 +74,27 @@ def test_inline_payload_is_json_or_text_by_its_type(content_type, value, payload
     ("document", "why"),
     [
         ([], "the body must be a JSON object"),
-        ({"model": "m", "input": 1, "run_at": "9999-12-31"}, "'run_at' is not a field of a submission; known: accept"),
+        (
+            {"model": "m", "input": 1, "run_at": "9999-12-31"},
+            "'run_at' is not a field of a submission; known: accept",
+        ),
         ({"input": 1}, "model: is missing"),
         ({"model": "m"}, "input_uri: is missing"),
         ({"model": "m", "input": 1, "input_uri": "s3://b/k"}, "input and input_uri: only one"),
         ({"model": "m", "input": 1, "upload": "x"}, "input and upload: only one"),
         ({"model": "m", "upload": "x"}, "content_type: is missing"),
         ({"model": "m", "upload": 3, "content_type": "a/b"}, "upload: must be an id"),
-        ({"model": "m", "input": 1, "content_type": "text/csv"}, "input: must be a string for content_type 'text/csv'"),
+        (
+            {"model": "m", "input": 1, "content_type": "text/csv"},
+            "input: must be a string for content_type 'text/csv'",
+        ),
         ({"model": "m", "input": 1, "content_type": 5}, "content_type: must be a media type, not 5"),
-        ({"model": "m", "input": 1, "priority": 2**31}, "priority: must be a whole number from 0 to 9, not 2147483648"),
+        (
+            {"model": "m", "input": 1, "priority": 2**31},
+            "priority: must be a whole number from 0 to 9, not 2147483648",
+        ),
     ],
-)  # fmt: skip
+)
 def test_errors_name_the_field(document, why):
     with pytest.raises(DataError, match="^" + why.replace("(", r"\(")):
         read(document)
@@ -177,7 +186,7 @@ documents = st.fixed_dictionaries(
 
 @given(documents, st.randoms())
 def test_digest_does_not_depend_on_the_spelling(document, random):
-    """The order of fields, defaults that are written out, and 1 or 1.0 make no difference."""
+    """The order of fields, explicit defaults, and 1 instead of 1.0 do not change the digest."""
     names = list(document)
     random.shuffle(names)
     again = {name: document[name] for name in names}
@@ -200,7 +209,7 @@ def test_other_work_has_another_digest(one, other):
 
 
 def test_digest_is_stable():
-    """Rows keep digests for years: one that changed would refuse a repeated submission."""
+    """Ledgers keep digests for years: a changed digest would refuse a repeated submission."""
     job = NewJob(model="m", priority=2, tags={"a": "b"})
     assert digest_of(job, b"x") == "5052d833d9efa4f7708e16112dcb242d44b1f648ecce6695e9c6f7bbf4989d19"
 

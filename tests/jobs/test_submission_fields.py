@@ -1,4 +1,4 @@
-"""Every field of a submission at its bounds, and beyond them."""
+"""Every field of a submission, at its bounds and beyond."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Submissions together: one commit for many, at once for one, and no job lost or doubled on the way."""
+"""The submitter: shared commits, immediate single commits, and no lost or doubled jobs."""
 
 import threading
 
@@ -14,7 +14,7 @@ WAIT_S = 20.0
 
 
 class Gated(MemoryJobLedger):
-    """A ledger whose commits wait for a gate, and that tells how many jobs each had."""
+    """A ledger whose commits wait for a gate, and which records the jobs of each commit."""
 
     def __init__(self):
         super().__init__(ManualWallClock())
@@ -168,7 +168,7 @@ def test_stop_finishes_or_drops_waiting_submissions(ledger):
 
 
 def test_cancelled_future_does_not_cancel_the_submission(ledger, submitter):
-    """A caller that goes away must not take a commit's other answers with it."""
+    """A client that disconnects must not cancel other submissions of the same commit."""
     ledger.gate.clear()
     submitter.submit(NewJob(model="first"))
     assert ledger.began.acquire(timeout=WAIT_S)

@@ -1,4 +1,4 @@
-"""Whom a job tells: what a submission may say of it, and what somebody is then told."""
+"""Subscriptions to job events: valid and invalid entries, and the data of notifications."""
 
 import pytest
 from hypothesis import given
@@ -91,7 +91,7 @@ def test_forbidden_webhook_address_is_refused_at_submission(url):
 
 
 def test_unsigned_standard_webhook_is_refused_at_submission():
-    """It could never be sent. What is in a ledger already is read as it is."""
+    """Such a webhook could never be sent. Entries that a ledger already has stay readable."""
     with pytest.raises(ConfigError, match="needs a secret"):
         one({"webhook": "https://h.example/"}, OutboundPolicy())
     assert one({"webhook": "https://h.example/"}).target.secrets == ()

@@ -1,4 +1,4 @@
-"""Which trigger an event fires, and that none goes round in a loop."""
+"""Triggers: selection by prefix and suffix, prevention of loops, and keys of events."""
 
 import dataclasses
 
@@ -96,7 +96,7 @@ _FOLDERS = st.lists(_SEGMENT, max_size=3).map(lambda parts: "".join(f"{part}/" f
     _KEYS,
 )
 def test_accepted_triggers_cannot_loop(parts, written):
-    """Whatever object a job writes below any output, nothing fires; and every trigger can fire on something."""
+    """Objects below an output fire no trigger, and every accepted trigger can fire."""
     try:
         triggers = Triggers(
             Trigger(name=str(n), prefix=f"s3://b/{prefix}", suffix=suffix, output=f"s3://b/{output}")
@@ -179,7 +179,7 @@ def test_invalid_tables_are_refused(table, says):
 
 @for_each("key", ["in/../../x", "in/./x", "in//x", "in/..", "in/a\nb", "in/a\x00b", "in/day/", "in/"])
 def test_unsafe_names_and_folder_markers_fire_nothing(key):
-    """Anybody who may put an object chooses its name, and outputs are named after it."""
+    """Clients with write access choose object names, and headrace names outputs after them."""
     decision = Triggers([_trigger("any")]).decide(ObjectEvent("b", key))
     assert decision.trigger is None
     assert "marker" in decision.reason or "segment" in decision.reason

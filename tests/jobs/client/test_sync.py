@@ -65,7 +65,7 @@ class BlockingAsyncClient:
 
 @pytest.fixture(scope="module")
 def served():
-    """One API for all tests; each uses queues and keys of its own."""
+    """Serve one API for all tests. Each test uses its own queues and keys."""
     with served_jobs() as served:
         yield served
 

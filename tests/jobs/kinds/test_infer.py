@@ -172,7 +172,7 @@ def test_too_large_request_is_refused_with_advice(tmp_path, stores, paths, monke
 
 
 class Waits(Model):
-    """Blocks in `predict` until the test sets `go_on`."""
+    """A model that blocks in `predict` until the test sets `go_on`."""
 
     inputs = (TensorSpec("x", "FP64", (-1, 2)),)
     outputs = (TensorSpec("y", "FP64", (-1,)),)

@@ -82,7 +82,7 @@ def check_claim_plan(ledger, claim, sources):
 
 @pytest.mark.parametrize("analyzed", [False, True], ids=["fresh", "analyzed"])
 def test_claim_uses_the_partial_indices(ledger, analyzed):
-    # Also if the planner's statistics are of a time without pending jobs.
+    # The planner's statistics may be from a time without pending jobs.
     if analyzed:
         ledger.submit([NewJob(model="m") for _ in range(2_000)])
         ledger._database.write(

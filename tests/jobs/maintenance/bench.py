@@ -1,4 +1,4 @@
-"""A ledger, a store of ours, and what stands in it, on a disk or in memory."""
+"""A ledger and headrace's own store, on a disk or in memory."""
 
 import os
 
@@ -12,7 +12,10 @@ DAY_S = 86_400.0
 
 
 class Bench:
-    """Its ledger's clock begins at the store's time."""
+    """A ledger, its store, and its paths.
+
+    The ledger's clock starts at the time of the store.
+    """
 
     def __init__(self, stores, base: str, now_ms: int) -> None:
         self.stores, self.base = stores, base
@@ -29,7 +32,7 @@ class Bench:
         return self.ledger.submit([NewJob(model="m", **spec)])[0].job
 
     def end(self, job, *, fail=False):
-        """Run it to its end, its result in our store."""
+        """Run the job to its end, with a result in the store."""
         (running,) = self.ledger.settle_and_claim([], ClaimRequest("w", (job.spec.queue,), 1, 60_000)).claimed
         assert running.id == job.id
         uri = self.put(self.places.attempt(job.id, running.lease) + "result.out")
@@ -43,9 +46,9 @@ class Bench:
 
     @property
     def stands(self) -> set[str]:
-        """What is in our store, and around it."""
+        """Return all objects below the base URI, relative to it."""
         return {i.uri.removeprefix(self.base) for i in self.stores.for_uri(self.base).list(self.base)}
 
     def folders(self) -> set[str]:
-        """Of a disk: the folders in our store's attempts."""
+        """Return the folders of all attempts on a disk, relative to the base."""
         return {os.path.relpath(path, self.base) for path, _, _ in os.walk(self.places.all_attempts)}

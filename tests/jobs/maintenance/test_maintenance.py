@@ -1,4 +1,4 @@
-"""Chores: each at its own pace, none in another's way, and none while the ledger is just back."""
+"""Maintenance tasks: own intervals, own threads, and a pause after a ledger outage."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ WAIT_S = 20.0
 
 
 class Counted:
-    """A chore's rounds, counted; `answers` are what the first ones do."""
+    """A task that counts its rounds. `answers` are the results or errors of the first rounds."""
 
     def __init__(self, *answers):
         self.rounds = threading.Semaphore(0)
@@ -91,7 +91,7 @@ def test_failed_round_is_repeated_at_its_next_time(clock, error, caplog):
 
 
 def test_hanging_task_does_not_block_others(clock):
-    """Regression: one thread did all, and a store that did not answer kept dead workers' leases for hours."""
+    """Regression: all tasks shared one thread, so a hanging store kept expired leases for hours."""
     held, begun, other = threading.Event(), threading.Event(), Counted()
 
     def hang():

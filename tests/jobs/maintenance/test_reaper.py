@@ -1,4 +1,4 @@
-"""Leases of the dead are taken back."""
+"""The reaper: expired leases and expired jobs."""
 
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest

@@ -1,4 +1,4 @@
-"""Jobs that wait longer than they should are announced again."""
+"""The reconciler: overdue pending jobs are announced again."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_only_overdue_jobs_are_announced(ledger, wall):
 
 
 def test_newer_jobs_that_are_not_due_do_not_hide_overdue_ones(ledger, wall):
-    """Regression: the newest five hundred were announced, due or not."""
+    """Regression: the 500 newest jobs were announced, due or not."""
     old = submit(ledger, 3)
     submit(ledger, 1_200, delay_ms=3_600_000)
     wall.advance(30_000)

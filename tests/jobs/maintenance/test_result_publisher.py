@@ -1,4 +1,4 @@
-"""The ends of jobs whose worker did not come to it are published; what cannot be is no obstacle."""
+"""The result publisher: ends that no worker published, retries, and their limits."""
 
 import itertools
 import logging
@@ -13,7 +13,7 @@ from jobs.maintenance.bench import Bench
 
 
 class Press:
-    """Implements what is needed of `Publication`; `errors` says what is raised for a job of a place."""
+    """A fake `Publication`. `errors` maps an output URI to an error or a published URI."""
 
     def __init__(self, ledger):
         self.ledger, self.errors, self.asked = ledger, {}, []
@@ -59,7 +59,10 @@ def test_unpublished_end_is_published_after_the_workers_time(bench):
     "error", [UnavailableError("s3://a", "away"), ConfigError("too long"), ZeroDivisionError(), ""]
 )
 def test_unpublishable_end_does_not_block_others(bench, error, caplog):
-    """Regression: rounds began with the oldest, so that enough that could not be published kept all others from it."""
+    """Regression: each round began with the oldest ends.
+
+    Enough unpublishable ends blocked all later ones.
+    """
     caplog.set_level(logging.CRITICAL)
     ended(bench, "s3://a/1", "s3://b/1", "s3://c/1", "s3://d/1")
     bench.later(11.0)

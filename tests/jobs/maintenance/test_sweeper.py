@@ -1,4 +1,4 @@
-"""What is over and past its time is removed, and nothing that is not ours."""
+"""The sweeper: jobs and objects are deleted after their retention, foreign objects stay."""
 
 import itertools
 import os
@@ -52,7 +52,7 @@ def test_only_owned_payloads_are_deleted(bench):
     theirs = bench.put(f"{bench.base}theirs.csv")
     bench.end(bench.submit(id=job_id, input_uri=ours, owned_input=True))
     bench.end(bench.submit(input_uri=theirs))
-    # Said to be ours, but named as somebody else's: kept.
+    # The job claims to own this object, but the name is foreign: the object stays.
     bench.end(bench.submit(input_uri=theirs, owned_input=True))
     bench.later(31 * DAY_S)
     assert sweeper(bench).tick() == 3
@@ -60,7 +60,7 @@ def test_only_owned_payloads_are_deleted(bench):
 
 
 def test_concurrently_requeued_job_keeps_its_payload(bench):
-    """Regression: objects went first, and the job that was put back had lost its input."""
+    """Regression: objects were deleted first, so a requeued job had lost its input."""
     job_id = new_job_id(bench.wall.now_ms())
     ours = bench.put(bench.places.input(job_id))
     job = bench.end(bench.submit(id=job_id, input_uri=ours, owned_input=True))
@@ -134,7 +134,7 @@ def test_objects_without_a_date_stay(bench, monkeypatch):
 
 
 def test_empty_folders_are_deleted_on_a_disk(tmp_path):
-    """Regression: two empty folders a job stayed for ever, and drafts of killed writers."""
+    """Regression: two empty folders per job stayed forever, and so did drafts of killed writers."""
     with Stores({}) as stores:
         bench = Bench(stores, f"{tmp_path}/", round(time.time() * 1000))
         bench.end(bench.submit())
@@ -168,7 +168,7 @@ def test_objects_with_foreign_names_stay(folder, name):
         bench = Bench(stores, "memory://box/", round(time.time() * 1000))
         try:
             uri = bench.put(f"{bench.places.store_uri}{folder}{name}")
-        except ConfigError:  # no store of ours has such a name
+        except ConfigError:  # no store permits this name
             reject()
         bench.later(99 * DAY_S)
         removed = sweeper(bench).orphans()

@@ -1,4 +1,4 @@
-"""E-mail to real SMTP servers on loopback: in the clear, with STARTTLS, with TLS, with a user, and refused."""
+"""E-mail to real SMTP servers on loopback: plain, STARTTLS, TLS, logins and refusals."""
 
 import ssl
 
@@ -24,7 +24,7 @@ TO = EmailTarget("mail", ("ops@b.example",))
 
 
 class Inbox:
-    """Takes mail as it is told; `mails` are (sender, recipients, bytes)."""
+    """An SMTP handler with scripted replies. `mails` are (sender, recipients, bytes)."""
 
     def __init__(self):
         self.mails = []
@@ -136,7 +136,7 @@ def test_tls_from_the_first_byte(serve, inbox, tls, trust):
 
 
 def test_missing_starttls_sends_nothing(serve, inbox, trust):
-    """A server that offers no STARTTLS (or somebody between who hides it) gets no mail and no password."""
+    """An attacker in the network can hide STARTTLS: no mail and no password is sent."""
     port = serve()
     answer = EmailNotifier(plain(port, security="starttls", user="me", password="x"), trust=trust).send(
         NOTIFICATION, TO

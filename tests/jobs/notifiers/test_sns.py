@@ -1,4 +1,4 @@
-"""SNS by moto's server: what was published is read from a queue that listens to the topic."""
+"""SNS on moto's server. A queue that subscribes to the topic receives the messages."""
 
 import base64
 
@@ -36,7 +36,7 @@ def sns(moto_server):
 
 @pytest.fixture
 def listener(moto_server, sns):
-    """Makes topics with a queue each, and reads what came."""
+    """Return an object that creates topics with a queue each, and reads the messages."""
     sqs = aws_client("sqs", moto_server.environ)
 
     class Listener:

@@ -1,4 +1,4 @@
-"""Webhooks to real receivers: formats, signatures, and what each answer means."""
+"""Webhooks to real receivers: formats, signatures, and the result of each response."""
 
 import logging
 import ssl
@@ -201,7 +201,7 @@ def test_retry_after_may_be_a_date(receiver, notifier):
     assert 95 < notifier.send(NOTIFICATION, target(receiver)).after_s <= 100
 
 
-# The bad receivers.
+# Misbehaving receivers
 
 
 @pytest.mark.parametrize("reply", [Reply(never=True), Reply(drip_head_s=0.05), Reply(cut=True)])

@@ -1,4 +1,4 @@
-"""Which IP addresses may be reached: the refused ones by every spelling, and the public ones."""
+"""IP addresses: refused ranges in every spelling, and permitted public addresses."""
 
 import ipaddress
 

@@ -1,4 +1,4 @@
-"""The guarded client against real servers on loopback: what it reaches, what it refuses, and when it gives up."""
+"""The outbound client against real servers on loopback: addresses, timeouts and TLS."""
 
 import socket
 import ssl
@@ -39,7 +39,7 @@ def receiver():
 
 @pytest.fixture
 def make():
-    """Clients that are closed at the end."""
+    """Return a function that makes clients; close the clients at the end."""
     made = []
 
     def client(port, *, networks=LOOPBACK, resolve=lambda host, port: ["127.0.0.1"], **more):
@@ -72,7 +72,7 @@ def test_non_public_address_is_never_connected_to(receiver, make):
     client = make(receiver.port, networks=())
     with pytest.raises(RefusedAddressError) as refused:
         client.send("GET", f"http://{NAME}:{receiver.port}/")
-    # Whoever asks must not learn what an inner name leads to.
+    # The message must not reveal the address of an internal name.
     assert "127.0.0.1" not in str(refused.value)
     with pytest.raises(RefusedAddressError):
         client.send("GET", receiver.url)
@@ -90,7 +90,10 @@ def test_localhost_of_the_system_resolver_is_refused(receiver):
 
 
 def test_rebinding_name_is_resolved_once(make):
-    """DNS rebinding: first an address that passes (another loopback address plays the public one), then the inner one."""
+    """DNS rebinding: a name resolves to a permitted address first, then to an internal one.
+
+    Another loopback address takes the place of the public address.
+    """
     port = free_port()
     answers = [["127.0.0.2"], ["127.0.0.1"], ["127.0.0.1"]]
     asked = []
@@ -161,7 +164,7 @@ def test_dripping_receiver_costs_the_total_timeout(receiver, make, reply):
         with pytest.raises(OutboundFault):
             client.send("GET", receiver.url)
     else:
-        # Its status had come: that counts.
+        # The status arrived in time, so the response counts.
         answer = client.send("GET", receiver.url)
         assert (answer.status, answer.complete) == (200, False)
         assert 0 < len(answer.body) < 100
@@ -212,7 +215,7 @@ def test_non_http_response_is_a_fault(make):
         with pytest.raises(OutboundFault) as fault:
             make(port).send("GET", f"http://127.0.0.1:{port}/")
         thread.join()
-    # What inner services say is not for those who named them.
+    # Submitters name the server, and must not see the responses of internal services.
     assert "SSH" not in str(fault.value)
 
 
@@ -254,7 +257,7 @@ def test_header_injection_is_refused(receiver, make, value):
     assert receiver.requests == []
 
 
-# TLS.
+# TLS
 
 
 @pytest.fixture(scope="module")

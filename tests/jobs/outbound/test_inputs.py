@@ -1,4 +1,4 @@
-"""Inputs at HTTP addresses: all that a store that reads must do, within bounds and through the guarded client."""
+"""Inputs at HTTP addresses: the reading contract, limits, and refused addresses."""
 
 import pytest
 

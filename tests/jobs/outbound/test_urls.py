@@ -1,4 +1,4 @@
-"""Addresses that somebody outside names: the grammar, and each way of slipping past it."""
+"""Addresses from outside: the accepted grammar, and attacks on URL parsers."""
 
 from urllib.parse import urlsplit
 

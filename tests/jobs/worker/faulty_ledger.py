@@ -1,4 +1,4 @@
-"""A ledger in memory that fails as a test tells it, before or after it did its work."""
+"""A job ledger in memory with faults that the test controls."""
 
 import threading
 from collections import deque
@@ -13,7 +13,7 @@ PATIENCE_S = 20.0
 
 
 class Gate:
-    """Holds whoever comes to it while it is shut."""
+    """A gate that blocks callers until the test opens the gate."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -31,7 +31,10 @@ class Gate:
 
 
 class FaultyLedger(MemoryJobLedger):
-    """`before` and `after` are called around each turn, and may raise; `log` is all turns that were asked for."""
+    """A ledger with hooks before and after `settle_and_claim` and `heartbeat`.
+
+    The hooks may raise. `log` and `heartbeats` record the calls.
+    """
 
     def __init__(self, clock: ManualWallClock, *, beside: MemoryJobLedger | None = None) -> None:
         super().__init__(clock, beside=beside)
@@ -60,12 +63,15 @@ class FaultyLedger(MemoryJobLedger):
 
 
 def cut(*_: object) -> None:
-    """The connection is gone."""
+    """Raise the error of a lost connection."""
     raise JobLedgerUnavailableError("the connection was cut")
 
 
 class Times:
-    """Calls `do` the first `count` times, and then nothing; `wanted` says which calls count."""
+    """A hook that calls `do` the first `count` times, and then nothing.
+
+    Only calls that `wanted` accepts count.
+    """
 
     def __init__(self, count: int, do: Callable[..., None], wanted: Callable[..., bool] = lambda *_: True):
         self.left, self._do, self._wanted = count, do, wanted

@@ -1,4 +1,4 @@
-"""A kind of job whose attempts do what a test tells them, and wait until it does."""
+"""A kind of job whose attempts wait until the test ends them."""
 
 import queue
 import threading
@@ -12,7 +12,7 @@ PATIENCE_S = 20.0
 
 @dataclass
 class Running:
-    """An attempt under way: the test ends it by `finish` or `fail`."""
+    """A running attempt. The test ends the attempt with `finish` or `fail`."""
 
     attempt: Attempt
     _done: threading.Event = field(default_factory=threading.Event)
@@ -20,20 +20,20 @@ class Running:
 
     @property
     def id(self) -> str:
-        """Its job's."""
+        """Return the id of the attempt's job."""
         return self.attempt.job.id
 
     def finish(self) -> None:
-        """Let it complete."""
+        """Let the attempt complete."""
         self._done.set()
 
     def fail(self, error: BaseException) -> None:
-        """Let it raise."""
+        """Let the attempt raise the error."""
         self._error = error
         self._done.set()
 
     def wait(self) -> ResultRef:
-        """By the attempt's own thread: until the test, or somebody else, ends it."""
+        """Wait, in the attempt's thread, until the test or a stop ends the attempt."""
         self.attempt.add_stop_callback(self._done.set)
         assert self._done.wait(PATIENCE_S), "the test never ended this attempt"
         if self._error is not None:
@@ -43,7 +43,10 @@ class Running:
 
 
 class ScriptedKind:
-    """Implements `KindRunner`. `next` is the next attempt that began; with `at_once` all complete by themselves."""
+    """A `KindRunner` whose attempts the test ends.
+
+    With `at_once`, all attempts complete by themselves.
+    """
 
     def __init__(self, *, at_once: bool = False) -> None:
         self.at_once = at_once
@@ -51,7 +54,6 @@ class ScriptedKind:
         self.discarded: queue.Queue[str] = queue.Queue()
 
     def run(self, attempt: Attempt) -> ResultRef:
-        """See `KindRunner.run`."""
         running = Running(attempt)
         if self.at_once:
             running.finish()
@@ -59,13 +61,12 @@ class ScriptedKind:
         return running.wait()
 
     def discard(self, attempt: Attempt) -> None:
-        """See `KindRunner.discard`."""
         self.discarded.put(f"{attempt.job.id}/{attempt.job.lease}")
 
     def next(self) -> Running:
-        """The next attempt that began; raises queue.Empty where none does."""
+        """Return the next attempt that began. Raise `queue.Empty` if none begins."""
         return self.began.get(timeout=PATIENCE_S)
 
     def none_began(self) -> bool:
-        """Whether no attempt has begun that the test has not seen."""
+        """Return True if the test has seen every attempt that began."""
         return self.began.empty()

@@ -1,4 +1,4 @@
-"""Signs of life: every lease is prolonged in time, and what must end is told so."""
+"""Heartbeats: leases, progress, cancellations, and time limits of attempts."""
 
 import logging
 import threading
@@ -17,7 +17,10 @@ from jobs.worker.faulty_ledger import PATIENCE_S, FaultyLedger, Times, cut
 
 
 class HeartbeatBench:
-    """Beats in a thread, on a clock that the test moves; each `after` returns when it waits again."""
+    """The heartbeat thread on a manual clock.
+
+    `after` and `now` return when the thread sleeps again.
+    """
 
     def __init__(self) -> None:
         self.wall = ManualWallClock()
@@ -46,14 +49,14 @@ class HeartbeatBench:
         assert not self._thread.is_alive()
 
     def after(self, seconds: float) -> None:
-        """Let time pass, and what is due happen."""
+        """Advance both clocks, and wait until the thread has handled the due work."""
         before = len(self.clock.slept_s)
         self.wall.advance(round(seconds * 1000))
         self.clock.advance(seconds)
         self._until_asleep_again(before)
 
     def now(self, do) -> None:
-        """Do what wakes it, and wait until it sleeps again."""
+        """Call `do`, which wakes the thread, and wait until the thread sleeps again."""
         before = len(self.clock.slept_s)
         do()
         self._until_asleep_again(before)
@@ -95,7 +98,7 @@ def test_heartbeat_extends_leases_and_reports_progress(bench):
 
 
 def test_failing_progress_does_not_stop_heartbeats(bench, caplog):
-    """Regression: the sign of life of all was lost with it."""
+    """Regression: one failing progress source stopped the heartbeats of all attempts."""
     caplog.set_level(logging.CRITICAL)
     one, two = bench.claim(), bench.claim()
     one.set_progress_source(lambda: 1 // 0)
@@ -164,7 +167,7 @@ def test_cancelled_expired_and_lost_attempts_are_stopped(bench):
 
 
 def test_reply_for_one_lease_does_not_stop_a_later_one(bench):
-    """Regression: replies name jobs, and whatever was in hand under that id was stopped."""
+    """Regression: replies name jobs without leases, so a late reply stopped the new attempt."""
     early = bench.claim()
     later: list[Attempt] = []
 
@@ -174,7 +177,7 @@ def test_reply_for_one_lease_does_not_stop_a_later_one(bench):
         later.append(pulse_claim_again(bench))
 
     bench.ledger.after_heartbeat = Times(1, meanwhile)
-    # The lease is lost, so that the reply says so; and the job is ours again before it arrives.
+    # The reply reports the lost lease. The worker claims the job again before the reply arrives.
     bench.wall.advance(60_001)
     bench.ledger.maintain(10)
     bench.after(15.0)

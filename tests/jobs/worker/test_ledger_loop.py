@@ -1,4 +1,4 @@
-"""The worker's talk with the ledger: nothing is settled twice, lost, or claimed beyond the room there is."""
+"""The ledger loop: settlements count once, and claims never exceed the free slots."""
 
 import logging
 from dataclasses import replace
@@ -20,7 +20,10 @@ from jobs.worker.faulty_ledger import FaultyLedger, Times, cut
 
 
 class LoopBench:
-    """Turns over a ledger; it runs in the test's own thread, until `enough` says that it has seen enough."""
+    """A ledger loop in the test's own thread.
+
+    The loop ends when `enough` returns True.
+    """
 
     def __init__(self, *, concurrency: int = 3, poll_s: float = 5.0, **settings: Any) -> None:
         self.wall = ManualWallClock()
@@ -72,7 +75,7 @@ class LoopBench:
         return [s.job.id for s in self.ledger.submit([NewJob(**spec)] * count)]
 
     def claim(self, count: int = 1) -> list[Attempt]:
-        """Jobs in hand, as if an earlier turn had claimed them."""
+        """Return attempts at new jobs, as if an earlier round of the loop had claimed the jobs."""
         self.submit(count)
         jobs = self.ledger.settle_and_claim([], ClaimRequest("w1", ("default",), count, 60_000)).claimed
         self.ledger.log.clear()
@@ -90,7 +93,7 @@ class LoopBench:
         return done
 
     def last(self) -> None:
-        """Settle what waits, and return."""
+        """Settle the waiting outcomes, and end the loop."""
         self.ledger_loop.end()
         self.ledger_loop.run()
 
@@ -137,7 +140,7 @@ def test_slot_of_a_stuck_thread_is_not_free(bench):
 
 
 def test_claim_with_a_lost_reply_occupies_slots(bench):
-    """Regression: the next claim was of the room there had been before it was known what the lost one had brought."""
+    """Regression: the next claim ignored the jobs of a claim whose reply was lost."""
     bench.submit(10)
     bench.ledger.after = Times(1, cut)
     bench.enough = lambda: len(bench.begun) == 3
@@ -173,7 +176,10 @@ def test_queues_are_polled_without_notifications(bench):
 
 
 def test_busy_worker_polls_the_queues(bench):
-    """Regression: every settlement put the look off, so that jobs nobody had announced waited for a pause."""
+    """Regression: each settlement postponed the next poll.
+
+    Jobs without an announcement waited until the worker was idle.
+    """
     bench.settle(bench.claim(1)[0])
     rounds = 0
 
@@ -181,7 +187,7 @@ def test_busy_worker_polls_the_queues(bench):
         nonlocal rounds
         rounds += 1
         if rounds == 2:
-            bench.submit(1)  # and its announcement is lost
+            bench.submit(1)  # without an announcement
         assert rounds < 10, "a worker that is busy never looks"
 
     def again(*_):
@@ -212,7 +218,7 @@ def test_later_job_is_claimed_when_due(bench):
 
 
 def test_unclaimable_due_job_is_polled_with_a_pause(bench):
-    """Regression: where another transaction holds it, the ledger was asked as fast as it answered."""
+    """Regression: while another transaction locked the job, the loop polled without a pause."""
     ledger, answers = bench.ledger, iter(range(5))
 
     class Held:
@@ -253,7 +259,7 @@ def test_running_claim_keeps_running_jobs_not_empty(bench):
 
 
 def test_closed_loop_resolves_a_claim_without_a_reply(bench):
-    """Regression: its jobs ran out of their leases, and were counted as crashes."""
+    """Regression: the leases of the claimed jobs expired, and counted as crashes."""
     bench.submit(2)
     bench.ledger.after = Times(1, lambda *_: (bench.ledger_loop.close(), cut()))
     bench.enough = lambda: len(bench.begun) == 2
@@ -307,7 +313,7 @@ def test_stopping_worker_retries_an_unavailable_ledger_a_few_times(bench):
 
 
 def test_stopping_worker_tries_at_least_once_after_an_outage(bench):
-    """Regression: failures from before were counted, and it left without a word to a ledger that was back."""
+    """Regression: earlier failures counted, so the worker did not try the recovered ledger."""
     (one,) = bench.claim(1)
     bench.ledger.before = Times(6, cut)
     bench.settle(one)
@@ -325,7 +331,7 @@ def test_stopping_worker_tries_at_least_once_after_an_outage(bench):
 
 
 def test_failing_settlement_does_not_block_others(bench, caplog):
-    """Regression: all were settled together, and failed together, for ever."""
+    """Regression: one failing settlement made all settlements of its transaction fail forever."""
     poison, *others = bench.claim(3)
 
     def fail(settlements, _claim):
@@ -342,7 +348,7 @@ def test_failing_settlement_does_not_block_others(bench, caplog):
     bench.ledger_loop.run()
     assert [bench.state(other) for other in others] == [JobState.COMPLETED] * 2
     assert set(bench.begun) & set(new)
-    # Something plain is settled in its place.
+    # The loop records a plain failure in place of the result.
     failed = bench.ledger.get(poison.job.id)
     assert failed.failure.cause is Cause.DEFECT
     assert failed.state is JobState.PENDING
@@ -400,7 +406,7 @@ def test_only_completed_settlements_become_not_durable():
 
 
 def test_raising_begin_does_not_affect_other_jobs(bench, caplog):
-    """Regression: the thread ended, and the worker lived on without claiming or settling anything."""
+    """Regression: the thread ended, and the worker neither claimed nor settled any more."""
     caplog.set_level(logging.CRITICAL)
     begin, failing = bench.ledger_loop._begin, iter(range(1))
 
@@ -446,7 +452,7 @@ def test_worker_claims_its_own_region_first():
 
 
 def test_busy_worker_skips_other_regions():
-    """Without any news: that it is idle is reason enough to look."""
+    """A worker that becomes idle claims from other regions without an announcement."""
     bench = LoopBench(region="eu", poll_s=1_000.0)
     (busy,) = bench.claim(1)
     far = bench.submit(region="us")

@@ -1,4 +1,4 @@
-"""What an attempt that raised comes to: a table of causes, and no inside of ours in what is told."""
+"""Outcomes of attempts that raise: causes, retries, and messages without internal details."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,7 +78,7 @@ def test_uncounted_failure_is_retried_after_the_last_attempt():
 
 
 def test_cancelled_request_does_not_cancel_the_job():
-    """Regression: nobody had cancelled the job, and it failed for good as if somebody had."""
+    """Regression: a cancelled request failed the job for good, as if the job was cancelled."""
     failed = judged(e.CancelledRequestError("whoever asked has gone"))
     assert isinstance(failed, Failed)
     assert (failed.failure.cause, failed.retry_ms) == (Cause.DEFECT, 10_000)

@@ -1,4 +1,4 @@
-"""What is in hand, what takes up a slot, and whose time is over."""
+"""Running jobs: open attempts, occupied slots, and time limits."""
 
 import threading
 

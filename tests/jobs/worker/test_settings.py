@@ -1,4 +1,4 @@
-"""How a worker works: what cannot be is refused before anything runs."""
+"""Worker settings: invalid values are refused."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A worker over a ledger in memory: what it claims, how it settles, what it does when it is told to stop."""
+"""A worker over a ledger in memory: claims, settlements, stops and regressions."""
 
 import logging
 import threading
@@ -50,7 +50,7 @@ def submit(ledger: JobLedger, **fields) -> str:
 
 
 def until(ledger: JobLedger, job_id: str, wanted: Callable[..., bool]):
-    """The job once it is as wanted."""
+    """Return the job once `wanted` accepts the job."""
     watch = ledger.watch()
     try:
         for _ in range(round(PATIENCE_S / 0.05)):
@@ -77,7 +77,7 @@ def test_submitted_job_is_run_and_recorded(ledger):
 
 
 def test_idle_worker_runs_a_job_of_another_region(ledger):
-    """Not at the next poll."""
+    """The worker does not wait for the next poll."""
     kind = ScriptedKind()
     own = submit(ledger, region="eu")
     with working(ledger, kind, region="eu", poll_s=PATIENCE_S * 10):
@@ -161,7 +161,7 @@ def test_attempt_with_a_lost_lease_stops_and_writes_nothing(ledger, wall):
     with working(ledger, kind, lease_s=0.4, heartbeat_s=0.2):
         job_id = submit(ledger)
         running = kind.next()
-        # Its sign of life comes too late: the ledger's clock jumps, and the job is another's.
+        # The heartbeat comes too late: the ledger's clock jumps, and another worker claims the job.
         with_other = None
         while with_other is None:
             wall.advance(1_000)
@@ -260,7 +260,7 @@ def test_long_ledger_outage_stops_no_running_job(ledger):
 
 
 def test_settlement_with_a_lost_reply_is_not_refused(ledger):
-    """The commit counted, the answer did not come: the result must stay."""
+    """The ledger committed the settlement, but its reply was lost: the result must stay."""
     kind = ScriptedKind()
     settle_and_claim = ledger.settle_and_claim
     lost = threading.Event()
@@ -277,7 +277,7 @@ def test_settlement_with_a_lost_reply_is_not_refused(ledger):
         job_id = submit(ledger)
         kind.next().finish()
         until(ledger, job_id, ended)
-        # The worker goes on, and another job goes through it, after it has found out.
+        # The worker resolves the lost reply, and then runs another job.
         other = submit(ledger)
         kind.next().finish()
         until(ledger, other, ended)
@@ -322,7 +322,7 @@ def test_stop_before_start_and_twice_does_nothing(ledger):
     worker.stop()
 
 
-# What used to go wrong, and must not again
+# Regressions and races
 
 
 @pytest.fixture
@@ -341,7 +341,7 @@ def in_thread(do: Callable[[], None]) -> threading.Thread:
 
 @pytest.fixture(autouse=True)
 def others() -> Iterator[None]:
-    """Threads of other tests of this process, some of which end later than their tests."""
+    """Remember the threads of other tests, some of which outlive their tests."""
     _OTHERS[:] = threading.enumerate()
     yield
     _OTHERS.clear()
@@ -366,7 +366,10 @@ def test_worker_is_a_service():
 
 
 def test_stop_releases_jobs_of_a_running_claim(faulty):
-    """Regression: nothing was in hand, so it ended; what the claim then brought was left to be counted as crashed."""
+    """Regression: the worker stopped, because it had no running job yet.
+
+    The jobs of the running claim later counted as crashed.
+    """
     kind, gate = ScriptedKind(), Gate()
     job_id = submit(faulty)
     faulty.after = Times(1, lambda *_: gate.pass_())
@@ -374,7 +377,7 @@ def test_stop_releases_jobs_of_a_running_claim(faulty):
     worker.start()
     gate.wait_reached()
     stopping = in_thread(worker.stop)
-    # It has told all that it had in hand, which was nothing, and waits for what the claim brings.
+    # The worker has stopped its running jobs, of which it had none, and waits for the claim.
     until_true(lambda: worker._releasing)
     gate.open()
     stopping.join(PATIENCE_S)
@@ -405,7 +408,10 @@ def test_drain_finishes_jobs_of_a_running_claim(faulty):
 
 
 def test_two_stops_return_at_the_workers_end(faulty):
-    """Regression: the second let the first return at once, and what owned both stopped the ledger under the other."""
+    """Regression: a second stop made the first return at once.
+
+    The owner then stopped the ledger while the worker needed it.
+    """
     kind, gate = ScriptedKind(), Gate()
     job_id = submit(faulty)
     worker = Worker(faulty, {"infer": kind}, WorkerSettings(name="w1", drain_grace_s=3600.0), seed=1)
@@ -426,7 +432,7 @@ def test_two_stops_return_at_the_workers_end(faulty):
 
 
 def test_job_that_ignores_its_stop_is_released_and_occupies_its_slot(faulty, caplog):
-    """Regression: nothing bounded how long it held its lease, and the process could not end either."""
+    """Regression: such a job kept its lease without a limit, and the process could not end."""
     caplog.set_level(logging.CRITICAL)
     deaf, clock, held = Gate(), ManualClock(), threading.Event()
     discarded: list[str] = []
@@ -447,7 +453,7 @@ def test_job_that_ignores_its_stop_is_released_and_occupies_its_slot(faulty, cap
     deaf.wait_reached()
     faulty.cancel(first)
     until_true(lambda: faulty_stops(worker))
-    # Told now; so long it may take.
+    # The attempt is stopped now. `stop_s` limits the time until the job is released.
     until_true(lambda: (clock.advance(1.0), faulty.get(first).state is JobState.CANCELLED)[1])
     assert 30.0 <= clock.now() <= 90.0
     assert worker.statistics().stuck == 1
@@ -491,7 +497,7 @@ def test_drain_releases_a_job_that_ignores_its_stop(faulty, caplog):
 
 
 def test_failing_progress_does_not_affect_the_result(ledger, caplog):
-    """Regression: its thread ended without a word, and the job ran for ever."""
+    """Regression: the attempt's thread ended silently, and the job ran forever."""
     caplog.set_level(logging.CRITICAL)
     kind = ScriptedKind()
     with working(ledger, kind):
@@ -518,7 +524,7 @@ def test_failing_outcome_decision_is_a_defect(ledger, caplog):
 
 
 def test_job_claimed_again_by_the_same_worker_loses_its_earlier_attempt(faulty, wall):
-    """Regression: the earlier attempt was forgotten, never stopped, and what it wrote never removed."""
+    """Regression: the earlier attempt was never stopped, and its output never discarded."""
     kind = ScriptedKind()
     with working(faulty, kind) as worker:
         job_id = submit(faulty)
@@ -543,7 +549,7 @@ BOTH = ("default", SUSPECTS)
 
 
 def suspects(ledger, wall, count=1) -> list[str]:
-    """Jobs that must be alone, in a queue of their own, which is paused."""
+    """Return jobs that must run alone, in a paused queue of their own."""
     ids = [submit(ledger, attempts_max=9, queue=SUSPECTS) for _ in range(count)]
     for _ in range(2):
         while ledger.settle_and_claim([], ClaimRequest("dead", (SUSPECTS,), 10, 1_000)).claimed:
@@ -558,13 +564,16 @@ def suspects(ledger, wall, count=1) -> list[str]:
 
 
 def waiting_suspect(ledger, suspect: str) -> None:
-    """Let the worker claim it."""
+    """Resume the queue, and wait until the worker has claimed the job."""
     ledger.set_queue(QueueSettings(SUSPECTS))
     until(ledger, suspect, lambda job: job.state is JobState.RUNNING)
 
 
 def test_waiting_alone_job_is_released_at_once_on_stop(faulty, wall):
-    """Regression: it was told only when the others had ended, or its lease ran out: one more crash to its name."""
+    """Regression: the job was released only after the other jobs ended or its lease expired.
+
+    The expired lease counted as one more crash.
+    """
     gate, began = Gate(), threading.Event()
 
     class DeafKind(ScriptedKind):
@@ -598,7 +607,10 @@ def test_waiting_alone_job_can_be_cancelled(faulty, wall):
 
 
 def test_waiting_alone_job_begins_when_the_last_other_ends_concurrently(faulty, wall):
-    """Regression: it was noted as waiting after the one it waited for had ended, and never began."""
+    """Regression: the job registered as waiting after the last other job had ended.
+
+    The job then never began.
+    """
     kind = ScriptedKind()
     (suspect,) = suspects(faulty, wall)
     with working(faulty, kind, queues=BOTH) as worker:
@@ -607,13 +619,13 @@ def test_waiting_alone_job_begins_when_the_last_other_ends_concurrently(faulty, 
         (other,) = worker._running_jobs.attempts()
 
         class AtThatMoment(type(worker._running_jobs)):
-            """The other is told to end between its being counted and what follows from the count."""
+            """A `RunningJobs` that stops the other attempt directly after counting the attempts."""
 
             def __len__(self):
                 count = super().__len__()
                 if count == 2 and other.stopped is None:
                     other.stop(StopReason.LOST)
-                    # It ends now, if it need not wait for whoever counts.
+                    # The attempt ends now, unless its removal waits for the thread that counts.
                     lost.wait(0.2)
                 return count
 
@@ -640,7 +652,7 @@ def test_jobs_that_run_alone_run_one_after_the_other(faulty, wall):
 
 
 def test_failed_start_leaves_nothing_and_stop_is_safe(ledger, monkeypatch):
-    """Regression: threads that had not been started were joined, and the error of that hid the first."""
+    """Regression: stop joined threads that had not started, which hid the first error."""
     start, begun = threading.Thread.start, []
 
     def refuse(thread):
@@ -671,7 +683,7 @@ def test_start_without_the_ledger_raises_and_leaves_nothing(ledger, monkeypatch)
 
 
 def test_raising_wakeup_listener_is_retried(ledger, caplog):
-    """Regression: its thread ended without a word, and nothing was announced any more."""
+    """Regression: the listening thread ended silently, and announcements had no effect."""
     caplog.set_level(logging.CRITICAL)
 
     class Flaky:

@@ -1,7 +1,7 @@
-"""A worker over a ledger that fails at random, before or after it did its work, while anything may happen to its jobs.
+"""A worker over a ledger with random faults, while jobs are cancelled and workers restart.
 
-Every sequence of faults is drawn from a seed. However it went, at the end every job has ended once, what counts is there,
-and nothing is in hand.
+A seed determines the sequence of faults. At the end every job has ended once, the results that
+count exist, and no attempt is running.
 """
 
 import random
@@ -25,7 +25,10 @@ ROUNDS_MAX = 4_000
 
 
 class RandomlyAway(MemoryJobLedger):
-    """Fails one verb in four, half of them after it did its work. `accepted` is what settlements have really counted."""
+    """A ledger whose methods fail at random, before or after their work.
+
+    `accepted` records the settlements that counted.
+    """
 
     def __init__(self, clock: ManualWallClock, dice: random.Random) -> None:
         super().__init__(clock)
@@ -66,7 +69,10 @@ class RandomlyAway(MemoryJobLedger):
 
 
 class RandomKind:
-    """Its attempts end, fail or crash by the dice; `there` is what was written and not discarded."""
+    """A kind whose attempts complete, fail or crash at random.
+
+    `outputs` are the URIs that were written and not discarded.
+    """
 
     def __init__(self, dice: random.Random) -> None:
         self.dice = dice
@@ -149,7 +155,7 @@ def test_random_faults_every_job_ends_once_with_its_result(seed, caplog):
             worker.start()
         elif roll < 0.05:
             _cancel(ledger, dice.choice(ids))
-        # The ledger's time runs: leases run out, what is to be tried again becomes due.
+        # The ledger's time passes: leases expire, and retries become due.
         wall.advance(dice.choice([0, 1, 5, 20, 5_000] if ledger.calm else [0, 1, 5, 20]))
         ledger.maintain(10)
         if all(ledger.get(job_id).state.ended for job_id in ids):

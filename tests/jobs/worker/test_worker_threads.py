@@ -1,4 +1,4 @@
-"""Threads that do what they are handed, and never keep a process from ending."""
+"""Worker threads: tasks, errors, and a stop that never blocks the end of the process."""
 
 import subprocess
 import sys
