@@ -26,7 +26,7 @@ DATA = Path(__file__).parents[1] / "data" / "jobs"
 
 
 def fill(path: Path) -> None:
-    """Write one job for each tested state, named after it."""
+    """Write one job for each tested state, with the name of the state."""
     ledger = SqliteJobLedger(path, wall_ms=lambda: 1_800_000_000_000)
     ledger.start()
     ledger.set_queue(QueueSettings("narrow", pending_max=5))

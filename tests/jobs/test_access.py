@@ -76,9 +76,9 @@ def test_defaults_permit_every_name_and_no_uri(access):
     assert (key.pending_max, key.inline_bytes_max) == (PENDING_MAX_DEFAULT, INLINE_BYTES_MAX_DEFAULT)
     key.require_queue("anything")
     key.require_model("anything")
-    for places in (key.inputs, key.outputs):
+    for allowed in (key.inputs, key.outputs):
         with pytest.raises(ForbiddenError):
-            places.require("s3://shop/in/k", "place")
+            allowed.require("s3://shop/in/k", "input")
     with pytest.raises(ConfigError):
         key.inputs.require("/data/shop/k", "input")
 
@@ -88,9 +88,9 @@ def test_both_digests_of_a_replaced_key_are_valid(access):
 
 
 @given(st.one_of(st.none(), st.text(), st.text().map(lambda text: f"Bearer {text}")))
-def test_other_keys_are_refused(said):
+def test_other_keys_are_refused(header):
     with pytest.raises(UnauthenticatedError):
-        JobAccess(parse_job_keys(FILE, "keys.toml")).check(said, Scope.READ)
+        JobAccess(parse_job_keys(FILE, "keys.toml")).check(header, Scope.READ)
 
 
 # The scopes that a key with a single scope has.
@@ -103,17 +103,17 @@ INCLUDED = {
 }
 
 
-@for_each("asked", Scope)
-@for_each("own", Scope)
-def test_each_scope_is_required_separately(own, asked):
-    key = JobKey("k", "t", frozenset({own}))
+@for_each("required", Scope)
+@for_each("scope", Scope)
+def test_each_scope_is_required_separately(scope, required):
+    key = JobKey("k", "t", frozenset({scope}))
     access = JobAccess({hash_key(WEB): key})
-    if asked in INCLUDED[own]:
-        assert access.check(f"Bearer {WEB}", asked) is key
+    if required in INCLUDED[scope]:
+        assert access.check(f"Bearer {WEB}", required) is key
     else:
-        with pytest.raises(ForbiddenError, match=f"'k' lacks the required scope {asked}"):
-            access.check(f"Bearer {WEB}", asked)
-    assert key.visible_tenant == (None if Scope.OPERATE in INCLUDED[own] else "t")
+        with pytest.raises(ForbiddenError, match=f"'k' lacks the required scope {required}"):
+            access.check(f"Bearer {WEB}", required)
+    assert key.visible_tenant == (None if Scope.OPERATE in INCLUDED[scope] else "t")
 
 
 def test_one_of_several_scopes_suffices(access):
@@ -140,9 +140,9 @@ def test_without_keys_clients_have_all_scopes_but_no_uris():
     assert ANONYMOUS_KEY.visible_tenant is None
     with pytest.raises(ForbiddenError):
         ANONYMOUS_KEY.inputs.require("s3://b/k", "input")
-    own = JobKey("", "", frozenset({Scope.READ}))
+    key = JobKey("", "", frozenset({Scope.READ}))
     with pytest.raises(ForbiddenError, match="a request without an API key lacks the required scope submit"):
-        JobAccess(anonymous=own).check(None, Scope.SUBMIT)
+        JobAccess(anonymous=key).check(None, Scope.SUBMIT)
 
 
 def test_empty_key_does_not_admit_clients_without_a_key(access):

@@ -40,13 +40,13 @@ def test_lost_replaces_other_stop_reasons(attempt):
 
 def test_stop_callback_runs_once_or_at_once(attempt, caplog):
     caplog.set_level(logging.CRITICAL)
-    told: list[str] = []
+    calls: list[str] = []
     attempt.add_stop_callback(lambda: 1 // 0)
-    attempt.add_stop_callback(lambda: told.append("early"))
+    attempt.add_stop_callback(lambda: calls.append("early"))
     attempt.stop(StopReason.DRAIN)
     attempt.stop(StopReason.LOST)
-    attempt.add_stop_callback(lambda: told.append("late"))
-    assert told == ["early", "late"]
+    attempt.add_stop_callback(lambda: calls.append("late"))
+    assert calls == ["early", "late"]
 
 
 def test_raise_if_stopped_raises_only_after_stop(attempt):

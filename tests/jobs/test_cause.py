@@ -49,15 +49,15 @@ def test_every_error_has_the_cause_of_its_class(cls):
     ],
     ids=lambda value: value.value if isinstance(value, Cause) else type(value).__name__,
 )
-def test_causes(error, cause):
+def test_error_has_its_cause(error, cause):
     assert cause_of(error) is cause
 
 
 def test_derived_error_has_the_cause_of_its_base():
-    class OfAPlugIn(e.TruncatedError):
+    class PlugInError(e.TruncatedError):
         pass
 
-    assert cause_of(OfAPlugIn("short", byte=1)) is Cause.INPUT
+    assert cause_of(PlugInError("short", byte=1)) is Cause.INPUT
 
 
 def _raised_from(error: BaseException, *causes: BaseException) -> BaseException:

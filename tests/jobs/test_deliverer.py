@@ -28,7 +28,7 @@ SELDOM = DelivererSettings(threads=4, poll_s=10**6)
 
 
 @dataclass
-class Scripted:
+class ScriptedNotifier:
     """A notifier with scripted answers for each endpoint, which counts concurrent sends.
 
     A send to an endpoint in `held` waits for the endpoint's event.
@@ -39,8 +39,8 @@ class Scripted:
 
     def __post_init__(self):
         self.sent = []
-        self.most = {}
-        self.most_in_all = 0
+        self.concurrent_max = {}
+        self.concurrent_total_max = 0
         self._now = {}
         self._changed = threading.Condition()
 
@@ -49,8 +49,8 @@ class Scripted:
         with self._changed:
             self.sent.append((name, notification.event_id))
             self._now[name] = self._now.get(name, 0) + 1
-            self.most[name] = max(self.most.get(name, 0), self._now[name])
-            self.most_in_all = max(self.most_in_all, sum(self._now.values()))
+            self.concurrent_max[name] = max(self.concurrent_max.get(name, 0), self._now[name])
+            self.concurrent_total_max = max(self.concurrent_total_max, sum(self._now.values()))
             self._changed.notify_all()
         try:
             if name in self.held:
@@ -115,7 +115,7 @@ def wait_for(outbox, deliverer, count):
 
 def test_deliverer_is_a_service(outbox):
     put(outbox, "a")
-    check_service(lambda: Deliverer(outbox, Scripted(), settings=SELDOM))
+    check_service(lambda: Deliverer(outbox, ScriptedNotifier(), settings=SELDOM))
 
 
 @for_each("wrong", [{"threads": 0}, {"lease_s": 0}, {"poll_s": 0}])
@@ -126,7 +126,7 @@ def test_invalid_settings_are_refused(wrong):
 
 def test_due_delivery_is_sent_and_recorded(outbox, run):
     ids = [put(outbox, name, n) for n in range(3) for name in "abc"]
-    notifier = Scripted()
+    notifier = ScriptedNotifier()
     wait_for(outbox, run(notifier), 9)
     assert {outbox.delivery(i).state for i in ids} == {"delivered"}
     assert len(set(notifier.sent)) == len(notifier.sent) == 9
@@ -134,7 +134,7 @@ def test_due_delivery_is_sent_and_recorded(outbox, run):
     assert [event for name, event in notifier.sent if name == "a"] == ["evt_a_0", "evt_a_1", "evt_a_2"]
 
 
-def test_receiver_that_is_down_then_broken_then_gone(outbox, run):
+def test_failing_endpoint_is_retried_on_schedule_until_http_410_disables_it(outbox, run):
     """One endpoint is unreachable for an hour, then answers HTTP 500, then HTTP 410.
 
     All attempts have one event id. Other endpoints are not affected.
@@ -199,7 +199,7 @@ def test_receiver_that_is_down_then_broken_then_gone(outbox, run):
 
 
 def test_dead_letter_is_redelivered_with_its_event_id(outbox, run):
-    notifier = Scripted({"a": RetryLater("HTTP 500")})
+    notifier = ScriptedNotifier({"a": RetryLater("HTTP 500")})
     delivery_id = put(outbox, "a")
     deliverer = run(notifier)
     for number in range(1, 11):
@@ -216,7 +216,7 @@ def test_dead_letter_is_redelivered_with_its_event_id(outbox, run):
 
 def test_hanging_receiver_does_not_delay_others(outbox, run):
     held = threading.Event()
-    notifier = Scripted(held={"slow": held})
+    notifier = ScriptedNotifier(held={"slow": held})
     for number in range(5):
         put(outbox, "slow", number)
         put(outbox, "quick", number)
@@ -226,13 +226,13 @@ def test_hanging_receiver_does_not_delay_others(outbox, run):
     assert [name for name, _ in notifier.sent].count("slow") == 1
     held.set()
     wait_for(outbox, deliverer, 10)
-    assert notifier.most == {"slow": 1, "quick": 1}
+    assert notifier.concurrent_max == {"slow": 1, "quick": 1}
 
 
 def test_threads_limit_concurrent_attempts(outbox, run):
     held = threading.Event()
     names = [f"e{n}" for n in range(9)]
-    notifier = Scripted(held=dict.fromkeys(names, held))
+    notifier = ScriptedNotifier(held=dict.fromkeys(names, held))
     for name in names:
         put(outbox, name)
     deliverer = run(notifier, settings=DelivererSettings(threads=3, poll_s=10**6))
@@ -241,11 +241,11 @@ def test_threads_limit_concurrent_attempts(outbox, run):
     held.set()
     wait_for(outbox, deliverer, 9)
     # Claims are limited to free threads, so that no lease expires in a queue.
-    assert (notifier.most_in_all, outbox.most_claimed) == (3, 3)
+    assert (notifier.concurrent_total_max, outbox.most_claimed) == (3, 3)
 
 
 def test_two_deliverers_share_an_outbox(outbox, run):
-    notifier = Scripted()
+    notifier = ScriptedNotifier()
     ids = [put(outbox, f"e{n % 7}", n) for n in range(70)]
     first, second = run(notifier), run(notifier)
     for _ in range(70):
@@ -253,11 +253,11 @@ def test_two_deliverers_share_an_outbox(outbox, run):
     wait_for(outbox, first, 70)
     assert {outbox.delivery(i).state for i in ids} == {"delivered"}
     assert len(notifier.sent) == len(set(notifier.sent)) == 70
-    assert set(notifier.most.values()) == {1}
+    assert set(notifier.concurrent_max.values()) == {1}
 
 
 def test_late_response_is_delivered_twice_with_one_id(outbox, run):
-    """The receiver answers after the timeout, and identifies the repetition by its id."""
+    """The receiver answers after the timeout. The id marks the second delivery as a repetition."""
     gave_up = threading.Event()
     with Receiver() as receiver:
 
@@ -283,7 +283,7 @@ def test_late_response_is_delivered_twice_with_one_id(outbox, run):
 
 
 @pytest.mark.parametrize("off_s", [0, 600, -600])
-def test_outbox_time_is_signed_instead_of_the_hosts(outbox, run, off_s, monkeypatch):
+def test_signature_has_outbox_time_instead_of_host_time(outbox, run, off_s, monkeypatch):
     """The timestamp is correct even if the host's clock is ten minutes wrong."""
     monkeypatch.setattr("time.time", lambda: START_S + off_s)
     with Receiver() as receiver:
@@ -304,7 +304,7 @@ def test_raising_notifier_costs_an_attempt_only(outbox, run, caplog):
     put(outbox, "a")
     put(outbox, "b")
     deliverer = run(
-        Scripted({"a": RuntimeError("hunter2")}), settings=DelivererSettings(threads=1, poll_s=10**6)
+        ScriptedNotifier({"a": RuntimeError("hunter2")}), settings=DelivererSettings(threads=1, poll_s=10**6)
     )
     decisions = {
         claim.target.endpoint_id: decision.outcome for claim, decision in wait_for(outbox, deliverer, 2)
@@ -314,7 +314,7 @@ def test_raising_notifier_costs_an_attempt_only(outbox, run, caplog):
     assert "failed unexpectedly" in caplog.text
 
 
-class Broken(MemoryOutbox):
+class FailingOutbox(MemoryOutbox):
     """An outbox whose methods fail as many times as `faults` says."""
 
     def __post_init__(self):
@@ -340,10 +340,10 @@ class Broken(MemoryOutbox):
 
 
 def test_unavailable_outbox_is_retried_until_it_is_back(run, caplog):
-    outbox = Broken(ManualClock(START_S, auto=True))
+    outbox = FailingOutbox(ManualClock(START_S, auto=True))
     outbox.faults = {"claim": 50, "next_due": 20}
     put(outbox, "a")
-    deliverer = run(Scripted(), over=outbox, clock=outbox.clock, settings=DelivererSettings(poll_s=1))
+    deliverer = run(ScriptedNotifier(), over=outbox, clock=outbox.clock, settings=DelivererSettings(poll_s=1))
     wait_for(outbox, deliverer, 1)
     assert outbox.faults["claim"] == 0
     assert max(outbox.clock.slept_s) <= 30
@@ -351,10 +351,10 @@ def test_unavailable_outbox_is_retried_until_it_is_back(run, caplog):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_unrecorded_attempt_is_repeated_after_its_lease_with_its_id(run, times):
-    outbox = Broken(ManualClock(START_S))
+    outbox = FailingOutbox(ManualClock(START_S))
     outbox.faults = {"record": times}
     put(outbox, "a")
-    notifier = Scripted()
+    notifier = ScriptedNotifier()
     deliverer = run(notifier, over=outbox, clock=outbox.clock)
     for sent in range(1, times + 1):
         notifier.wait_for(sent)
@@ -371,13 +371,13 @@ def test_unrecorded_attempt_is_repeated_after_its_lease_with_its_id(run, times):
     assert set(notifier.sent) == {("a", "evt_a_0")}
 
 
-def test_notification_that_kills_its_sender_is_given_up(outbox, run):
+def test_notification_whose_leases_all_expired_is_given_up(outbox, run):
     """The leases of ten earlier attempts expired without a recorded result."""
     delivery_id = put(outbox, "a")
     for _ in range(10):
         assert outbox.claim(1, 1000)
         outbox.advance(1000)
-    notifier = Scripted()
+    notifier = ScriptedNotifier()
     (claim, decision) = wait_for(outbox, run(notifier), 1)[-1]
     assert (claim.attempt, notifier.sent) == (11, [])
     assert isinstance(decision.outcome, Dead)
@@ -386,7 +386,7 @@ def test_notification_that_kills_its_sender_is_given_up(outbox, run):
 
 def test_attempt_beyond_its_lease_records_nothing(outbox, run, caplog):
     held = threading.Event()
-    notifier = Scripted(held={"a": held})
+    notifier = ScriptedNotifier(held={"a": held})
     delivery_id = put(outbox, "a")
     deliverer = run(notifier)
     notifier.wait_for(1)
@@ -401,7 +401,7 @@ def test_attempt_beyond_its_lease_records_nothing(outbox, run, caplog):
 @pytest.mark.parametrize("drain", [True, False])
 def test_stop_waits_for_running_attempts_and_claims_nothing(outbox, run, drain):
     held = threading.Event()
-    notifier = Scripted(held={"a": held})
+    notifier = ScriptedNotifier(held={"a": held})
     first, second = put(outbox, "a", 0), put(outbox, "a", 1)
     deliverer = run(notifier)
     notifier.wait_for(1)
@@ -418,14 +418,14 @@ def test_stop_waits_for_running_attempts_and_claims_nothing(outbox, run, drain):
 
 def test_stop_without_drain_releases_claims_that_have_not_begun(outbox):
     delivery_id = put(outbox, "a")
-    notifier = Scripted()
+    notifier = ScriptedNotifier()
     (claim,) = outbox.claim(1, 60_000)
-    left = _Run(1)
-    left.end(drain=False)
-    Deliverer(outbox, notifier)._deliver(left, claim)
+    ended = _Run(1)
+    ended.end(drain=False)
+    Deliverer(outbox, notifier)._deliver(ended, claim)
     record = outbox.delivery(delivery_id)
     assert (record.state, record.attempts, notifier.sent) == ("waiting", 0, [])
 
 
 def test_wake_before_start_does_nothing(outbox):
-    Deliverer(outbox, Scripted()).wake()
+    Deliverer(outbox, ScriptedNotifier()).wake()

@@ -22,7 +22,7 @@ from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobPr
 from headrace.jobs.ledger import QueueCounts, QueueSettings
 from headrace.jobs.state import JobState
 
-UNTOLD = {"delay_ms", "idempotency_key", "body_digest", "trace", "notify", "owned_input"}
+OMITTED = {"delay_ms", "idempotency_key", "body_digest", "trace", "notify", "owned_input"}
 times = st.none() | st.integers(0, 2**42)
 jobs = st.builds(
     Job,
@@ -52,7 +52,7 @@ def test_job_document_survives_a_round_trip(job):
     read = read_job(orjson.loads(orjson.dumps(job_document(job))))
     assert replace(read, spec=job.spec, lease_until_ms=None, cursor=None) == job
     for field in fields(NewJob):
-        if field.name not in UNTOLD | {"id"}:
+        if field.name not in OMITTED | {"id"}:
             assert getattr(read.spec, field.name) == getattr(job.spec, field.name)
 
 
@@ -88,14 +88,14 @@ def test_change_tag_differs_after_a_change():
     progress = replace(job, progress=JobProgress(1))
     assert change_tag(progress) != change_tag(job)
     assert same_state(change_tag(progress), change_tag(job))
-    for news in (
+    for changed in (
         replace(job, lease=2),
         replace(job, cancel_requested=True),
         replace(job, state=JobState.FAILED),
         replace(job, due_at_ms=5),
         replace(job, failure=JobFailure(Cause.MODEL, "x")),
     ):
-        assert not same_state(change_tag(news), change_tag(job))
+        assert not same_state(change_tag(changed), change_tag(job))
 
 
 def test_change_tag_fits_a_header():
@@ -105,8 +105,8 @@ def test_change_tag_fits_a_header():
 def test_history_and_queue_documents():
     entry = HistoryEntry(5, HistoryEvent.LEASE_LOST, 1, 2, "w", "crash", "m", "by")
     assert read_history(history_document(entry)) == entry
-    told = queue_document(QueueSettings("q", pending_max=3), QueueCounts(2, 1, 4, 1500, {"eu": 1}))
-    assert told == {
+    document = queue_document(QueueSettings("q", pending_max=3), QueueCounts(2, 1, 4, 1500, {"eu": 1}))
+    assert document == {
         "queue": "q",
         "paused": False,
         "draining": False,

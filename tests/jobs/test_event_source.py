@@ -51,10 +51,10 @@ def _notice(key: str) -> str:
     return json.dumps({"Records": [record]})
 
 
-def _left(sqs, url: str) -> int:
+def _message_count(sqs, url: str) -> int:
     names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    told = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
-    return sum(map(int, told.values()))
+    attributes = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
+    return sum(map(int, attributes.values()))
 
 
 def test_event_source_is_a_service(moto_server, queue_url):
@@ -66,7 +66,7 @@ def test_message_is_deleted_after_its_events_are_handled(moto_server, sqs, queue
 
     def handle(events) -> None:
         (event,) = events
-        seen.set_result((event, _left(sqs, queue_url)))
+        seen.set_result((event, _message_count(sqs, queue_url)))
 
     source = SqsEventSource(queue_url, handle, environ=moto_server.environ)
     source.start()
@@ -74,7 +74,7 @@ def test_message_is_deleted_after_its_events_are_handled(moto_server, sqs, queue
     event, left = seen.result(30)
     source.stop()
     assert (event.uri, left) == ("s3://b/a b", 1)
-    assert _left(sqs, queue_url) == 0
+    assert _message_count(sqs, queue_url) == 0
 
 
 def test_bucket_notifications_are_received(moto_server, sqs, queue_url):
@@ -105,7 +105,7 @@ def test_unhandled_message_stays_in_the_queue_and_is_logged(poison, moto_server,
         if events[0].key == "good":
             good.set()
         elif poison == "refused":
-            raise DataError("nobody wants it")
+            raise DataError("no trigger matches")
         else:
             raise ZeroDivisionError("a defect")
 
@@ -113,17 +113,17 @@ def test_unhandled_message_stays_in_the_queue_and_is_logged(poison, moto_server,
     body = "hello" if poison == "no notice" else _notice("bad")
     sqs.send_message(QueueUrl=queue_url, MessageBody=body)
     source.start()
-    while _left(sqs, queue_url):
-        """Received twice, and then the queue moves it away."""
+    while _message_count(sqs, queue_url):
+        pass  # the queue moves the message to its dead-letter queue after two receptions
     sqs.send_message(QueueUrl=queue_url, MessageBody=_notice("good"))
     assert good.wait(30)
     source.stop()
-    told = [record for record in caplog.records if "stays in the queue" in record.message]
-    assert len(told) == 2
-    why = {"no notice": "not JSON", "refused": "nobody wants it", "raised": "a defect"}[poison]
-    assert all(why in record.message for record in told)
-    assert [bool(record.exc_info) for record in told] == [poison == "raised"] * 2
-    assert "received 2 times" in told[1].message
+    logged = [record for record in caplog.records if "stays in the queue" in record.message]
+    assert len(logged) == 2
+    why = {"no notice": "not JSON", "refused": "no trigger matches", "raised": "a defect"}[poison]
+    assert all(why in record.message for record in logged)
+    assert [bool(record.exc_info) for record in logged] == [poison == "raised"] * 2
+    assert "received 2 times" in logged[1].message
 
 
 def test_notices_without_new_objects_are_deleted(moto_server, sqs, queue_url):
@@ -131,7 +131,7 @@ def test_notices_without_new_objects_are_deleted(moto_server, sqs, queue_url):
     source = SqsEventSource(queue_url, calls.append, environ=moto_server.environ)
     sqs.send_message(QueueUrl=queue_url, MessageBody=json.dumps({"Event": "s3:TestEvent"}))
     assert source.poll() == 1
-    assert (calls, _left(sqs, queue_url)) == ([], 0)
+    assert (calls, _message_count(sqs, queue_url)) == ([], 0)
 
 
 def test_missing_redrive_policy_is_logged_once(moto_server, sqs, caplog):
@@ -148,7 +148,7 @@ def test_outage_is_survived_and_logged_at_start_and_end(moto_server, sqs, queue_
     try:
         source.start()
         while "is unavailable" not in caplog.text:
-            """It has noticed."""
+            pass
     finally:
         moto_server.start()
     # moto keeps no data: create the queue again under the same URL.

@@ -31,7 +31,7 @@ def ledger():
 
 
 @pytest.fixture
-def triggering(ledger):
+def event_submitter(ledger):
     submitter = Submitter(ledger)
     submitter.start()
     yield EventSubmitter(Triggers([TRIGGER]), submitter.submit)
@@ -51,19 +51,19 @@ def test_output_keeps_the_folders_below_the_prefix():
     assert job_from_event(event("in/day/a.csv"), transform).output_uri == "s3://b/out/day/a.csv/"
 
 
-def test_repeated_unordered_event_makes_one_job(triggering, ledger):
-    first = triggering.submit([event("in/a.csv"), event("in/b.csv")])
-    again = triggering.submit([event("in/b.csv"), event("in/c.csv"), event("in/a.csv")])
+def test_repeated_unordered_event_makes_one_job(event_submitter, ledger):
+    first = event_submitter.submit([event("in/a.csv"), event("in/b.csv")])
+    again = event_submitter.submit([event("in/b.csv"), event("in/c.csv"), event("in/a.csv")])
     assert [outcome.created for outcome in (*first, *again)] == [True, True, False, True, False]
     assert [again[0].job_id, again[2].job_id] == [first[1].job_id, first[0].job_id]
     assert ledger.counts("q").due == 3
-    assert triggering.submit([event("in/a.csv", etag="other")])[0].created
+    assert event_submitter.submit([event("in/a.csv", etag="other")])[0].created
 
 
-def test_event_without_a_trigger_has_a_reason(triggering, ledger):
-    outcomes = triggering.submit([event("out/a.csv"), event("in/a.txt"), event("in/../a.csv")])
+def test_event_without_a_trigger_has_a_reason(event_submitter, ledger):
+    outcomes = event_submitter.submit([event("out/a.csv"), event("in/a.txt"), event("in/../a.csv")])
     assert [bool(outcome.reason) for outcome in outcomes] == [True] * 3
-    triggering.handle([event("out/a.csv")])
+    event_submitter.handle([event("out/a.csv")])
     assert ledger.queues() == []
 
 
@@ -76,12 +76,15 @@ def test_changed_trigger_does_not_repeat_its_job(ledger):
     submitter.stop()
 
 
-def test_full_queue_fails_the_whole_notice(triggering, ledger):
+def test_full_queue_fails_the_whole_notice(event_submitter, ledger):
     ledger.set_queue(QueueSettings("q", pending_max=1))
     with pytest.raises(QueueFullError):
-        triggering.submit([event("in/a.csv"), event("in/b.csv")])
+        event_submitter.submit([event("in/a.csv"), event("in/b.csv")])
     ledger.set_queue(QueueSettings("q"))
-    assert [o.created for o in triggering.submit([event("in/a.csv"), event("in/b.csv")])] == [False, True]
+    assert [o.created for o in event_submitter.submit([event("in/a.csv"), event("in/b.csv")])] == [
+        False,
+        True,
+    ]
 
 
 def test_slow_ledger_fails_the_notice(monkeypatch):

@@ -47,7 +47,7 @@ def test_job_with_too_many_crashes_runs_alone(crashes):
     assert job.alone == (crashes >= CRASHES_TOGETHER_MAX)
 
 
-def test_jobs_are_values():
+def test_jobs_are_immutable_values():
     job = NewJob()
     assert job == NewJob()
     assert replace(job, model="m") != job

@@ -14,7 +14,7 @@ from jobs.support import one_model
 REQUEST = InferRequest((Tensor("x", np.ones((2, 2))),))
 
 
-class Asked:
+class RecordingPredictor:
     """A fake `JobPredictor` that records its requests. The test completes the futures."""
 
     metadata = "the model's own"
@@ -52,35 +52,35 @@ def test_requests_have_batches_of_their_own():
 
 
 def test_abandon_all_abandons_requests_and_refuses_new_ones():
-    asked = Asked()
-    predictor = AttemptPredictor(asked)
+    recording = RecordingPredictor()
+    predictor = AttemptPredictor(recording)
     first, second = predictor.submit(REQUEST), predictor.submit(REQUEST)
-    assert asked.alone == [True, True]
+    assert recording.alone == [True, True]
     first.set_result("answer")
     predictor.abandon_all()
-    assert asked.abandoned == [second]
+    assert recording.abandoned == [second]
     with pytest.raises(CancelledRequestError):
         predictor.submit(REQUEST)
-    assert len(asked.futures) == 2
+    assert len(recording.futures) == 2
 
 
 def test_request_concurrent_with_abandon_all_is_abandoned():
-    asked = Asked()
-    predictor = AttemptPredictor(asked)
-    asked.during = predictor.abandon_all
+    recording = RecordingPredictor()
+    predictor = AttemptPredictor(recording)
+    recording.during = predictor.abandon_all
     future = predictor.submit(REQUEST)
-    assert asked.abandoned == [future]
+    assert recording.abandoned == [future]
     assert isinstance(future.exception(), CancelledRequestError)
 
 
 def test_completed_requests_are_forgotten():
-    asked = Asked()
-    predictor = AttemptPredictor(asked)
+    recording = RecordingPredictor()
+    predictor = AttemptPredictor(recording)
     threads = [threading.Thread(target=lambda: predictor.submit(REQUEST).set_result(1)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     predictor.abandon_all()
-    assert asked.abandoned == []
+    assert recording.abandoned == []
     assert predictor.statistics() == "all of it"

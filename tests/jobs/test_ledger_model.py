@@ -11,8 +11,8 @@ The operations are:
 
 After each step every job is compared, and the invariants of any ledger are checked.
 
-Times coincide only on purpose. Durations are whole seconds, and time passes by whole seconds and 7
-ms.
+Times coincide only on purpose: durations are whole seconds, and the clock advances by whole
+seconds and 7 ms.
 """
 
 import os
@@ -67,10 +67,10 @@ LEASE_MS = 60_000
 LIMIT = 1_000
 ROUNDS_MAX = 10
 ODD_MS = 7
-LIVES_USUAL = 60
+EXAMPLES_USUAL = 60
 # SQLite writes to a disk. On PostgreSQL, each move of the clock also needs a connection.
-LIVES = {"sqlite": 25, "postgres": 10}
-LONG_LIVES = int(os.environ.get("HEADRACE_LONG_LIVES", "0"))
+EXAMPLES = {"sqlite": 25, "postgres": 10}
+EXAMPLES_LONG = int(os.environ.get("HEADRACE_LEDGER_EXAMPLES", "0"))
 
 FILTERS = (
     JobFilter(tags={"team": "blue"}),
@@ -140,7 +140,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         super().__init__()
         self.clock = ManualWallClock()
         self.host_ms = self.clock.now_ms()
-        self.reference = MemoryJobLedger(self.clock, lost_delay_ms=self._delay_of_the_other)
+        self.reference = MemoryJobLedger(self.clock, lost_delay_ms=self._delay_of_tested_ledger)
         self.reference.start()
         open_ledger = type(self).new_ledgers(self.clock)
         self.ledgers = [open_ledger(), open_ledger()]
@@ -148,7 +148,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
             ledger.start()
         self.steps = 0
         self.random = random.Random(7)
-        self.there = set()
+        self.job_ids = set()
         self.requeued = set()
         self.back = set()
         self.held = {worker: {} for worker in WORKERS}
@@ -157,39 +157,41 @@ class LedgerBesideReference(RuleBasedStateMachine):
         self.seen = {}
 
     def teardown(self):
-        for job_id in self.there:
-            self._same_history(job_id)
+        for job_id in self.job_ids:
+            self._check_history(job_id)
         for ledger in self.ledgers:
             ledger.stop()
 
     # Submissions
 
-    @rule(news=st.lists(new_jobs, min_size=1, max_size=3), named=st.booleans())
-    def submit(self, news, named):
+    @rule(new_batch=st.lists(new_jobs, min_size=1, max_size=3), named=st.booleans())
+    def submit(self, new_batch, named):
         # The submitter makes the ids by its own clock, so that both ledgers get the same ids.
-        news = [replace(new, id=self._job_id()) if named or not new.idempotency_key else new for new in news]
-        news = [new if new.id else replace(new, id=self._job_id()) for new in news]
-        found, wanted = self._both(lambda ledger: ledger.submit(news))
+        new_batch = [
+            replace(new, id=self._job_id()) if named or not new.idempotency_key else new for new in new_batch
+        ]
+        new_batch = [new if new.id else replace(new, id=self._job_id()) for new in new_batch]
+        found, wanted = self._both(lambda ledger: ledger.submit(new_batch))
         assert [_answer(a) for a in found] == [_answer(a) for a in wanted]
         made = {answer.job.id for answer in found if isinstance(answer, SubmitReply) and answer.created}
-        assert not made & self.there
-        self.there |= made
+        assert not made & self.job_ids
+        self.job_ids |= made
 
-    @precondition(lambda self: self.there)
+    @precondition(lambda self: self.job_ids)
     @rule(which=pick)
     def submit_again(self, which):
-        job = self.reference.get(self._one(which))
+        job = self.reference.get(self._pick_id(which))
         found, wanted = self._both(lambda ledger: ledger.submit([job.spec]))
         assert [_answer(a) for a in found] == [_answer(a) for a in wanted]
         assert found[0].created is False
 
-    @initialize(news=st.lists(st.one_of(plain_jobs, timed_jobs), min_size=3, max_size=6))
-    def begin(self, news):
-        self.submit(news, named=True)
+    @initialize(new_batch=st.lists(st.one_of(plain_jobs, timed_jobs), min_size=3, max_size=6))
+    def begin(self, new_batch):
+        self.submit(new_batch, named=True)
 
-    @rule(news=st.lists(st.one_of(plain_jobs, timed_jobs), min_size=1, max_size=4))
-    def submit_more(self, news):
-        self.submit(news, named=True)
+    @rule(new_batch=st.lists(st.one_of(plain_jobs, timed_jobs), min_size=1, max_size=4))
+    def submit_more(self, new_batch):
+        self.submit(new_batch, named=True)
 
     @rule(ms=st.sampled_from((-600_000, -1, 600_000)))
     def submitters_clock_jumps(self, ms):
@@ -216,28 +218,28 @@ class LedgerBesideReference(RuleBasedStateMachine):
 
     # Work
 
-    @rule(worker=st.sampled_from(WORKERS), room=st.integers(1, 4), queues=st.permutations(QUEUES))
-    def claim(self, worker, room, queues):
-        self._turn(worker, [], ClaimRequest(worker, tuple(queues), room, LEASE_MS))
+    @rule(worker=st.sampled_from(WORKERS), slots=st.integers(1, 4), queues=st.permutations(QUEUES))
+    def claim(self, worker, slots, queues):
+        self._settle_and_claim(worker, [], ClaimRequest(worker, tuple(queues), slots, LEASE_MS))
 
     @rule(
         worker=st.sampled_from(WORKERS),
-        room=st.integers(1, 4),
+        slots=st.integers(1, 4),
         queues=st.permutations(QUEUES),
-        region=st.sampled_from(("east", "west", "nobody's")),
+        region=st.sampled_from(("east", "west", "unused")),
         others=st.booleans(),
     )
-    def claim_for_a_region(self, worker, room, queues, region, others):
-        claim = ClaimRequest(worker, tuple(queues), room, LEASE_MS, region, others)
-        found = self._turn(worker, [], claim)
+    def claim_for_a_region(self, worker, slots, queues, region, others):
+        claim = ClaimRequest(worker, tuple(queues), slots, LEASE_MS, region, others)
+        found = self._settle_and_claim(worker, [], claim)
         near = [job for job in found.claimed if job.spec.region in ("", region)]
         assert others or len(near) == len(found.claimed)
 
-    @rule(room=st.integers(1, 3), first=st.sampled_from(QUEUES))
-    def all_claim(self, room, first):
+    @rule(slots=st.integers(1, 3), first=st.sampled_from(QUEUES))
+    def all_claim(self, slots, first):
         queues = (first, *(queue for queue in QUEUES if queue != first))
         for worker in WORKERS:
-            self.claim(worker, room, queues)
+            self.claim(worker, slots, queues)
 
     @precondition(lambda self: any(self.held.values()))
     @rule(
@@ -253,7 +255,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
             self.claim(worker, 2, QUEUES)
             lost = list(self.held[worker].values())
         self.worker_crashes(worker)
-        if cancelled and lost and lost[-1].id in self.there:
+        if cancelled and lost and lost[-1].id in self.job_ids:
             self._decide("cancel", lost[-1].id, None)
         self.time_passes(LEASE_MS)
         self.maintain(twice=False)
@@ -263,10 +265,14 @@ class LedgerBesideReference(RuleBasedStateMachine):
         for job in lost[:2]:
             self.zombie_settles(self.zombies.index(job), outcome)
 
-    @rule(news=st.lists(timed_jobs, min_size=2, max_size=3), maintained=st.booleans(), requeued=st.booleans())
-    def time_is_over(self, news, maintained, requeued):
+    @rule(
+        new_batch=st.lists(timed_jobs, min_size=2, max_size=3),
+        maintained=st.booleans(),
+        requeued=st.booleans(),
+    )
+    def deadlines_pass(self, new_batch, maintained, requeued):
         """Let deadlines pass, for running jobs with heartbeats and for waiting jobs."""
-        self.submit(news, named=True)
+        self.submit(new_batch, named=True)
         self.claim(WORKERS[0], 1, QUEUES)
         if requeued:
             self.worker_completes(WORKERS[0], 1, late=True)
@@ -291,7 +297,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         self.worker_crashes(worker)
         for job in jobs:
             settlement = Settlement(job.id, job.lease, Completed(ResultRef(f"memory://box/{n}", n)))
-            accepted = self._turn(worker, [settlement, settlement], None).accepted
+            accepted = self._settle_and_claim(worker, [settlement, settlement], None).accepted
             assert not accepted[1]
             if late and accepted[0] and job is jobs[-1]:
                 assert self._decide("requeue", job.id, None)
@@ -305,11 +311,11 @@ class LedgerBesideReference(RuleBasedStateMachine):
         worker = next(worker for worker in WORKERS if self.held[worker])
         job = next(iter(self.held[worker].values()))
         del self.held[worker][job.id]
-        self._turn(worker, [Settlement(job.id, job.lease, outcome)], None)
+        self._settle_and_claim(worker, [Settlement(job.id, job.lease, outcome)], None)
 
     @precondition(lambda self: any(self.held.values()))
     @rule(outcome=outcomes)
-    def work_goes_on(self, outcome):
+    def workers_continue(self, outcome):
         for worker in WORKERS:
             if self.held[worker]:
                 self.heartbeat(worker, 3, zombies=True, n=len(self.held[worker]))
@@ -320,7 +326,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
     def cancelled_while_it_runs(self, which, outcome):
         worker = next(worker for worker in WORKERS if self.held[worker])
         job = next(iter(self.held[worker].values()))
-        if job.id in self.there:
+        if job.id in self.job_ids:
             self._decide("cancel", job.id, None)
         self.heartbeat(worker, 0, zombies=False, n=0)
         self.settle(0, outcome, outcome, claims=False, twice=True)
@@ -339,25 +345,29 @@ class LedgerBesideReference(RuleBasedStateMachine):
         for job in jobs:
             del self.held[worker][job.id]
             self.zombies.append(job)
-        self._turn(worker, settlements, ClaimRequest(worker, QUEUES, 2, LEASE_MS) if claims else None)
+        self._settle_and_claim(
+            worker, settlements, ClaimRequest(worker, QUEUES, 2, LEASE_MS) if claims else None
+        )
 
     @precondition(lambda self: self.zombies)
     @rule(which=pick, outcome=outcomes)
     def zombie_settles(self, which, outcome):
         zombie = self.zombies[which % len(self.zombies)]
         now = self.reference.get_many([zombie.id]).get(zombie.id)
-        (accepted,) = self._turn(zombie.worker, [Settlement(zombie.id, zombie.lease, outcome)], None).accepted
+        (accepted,) = self._settle_and_claim(
+            zombie.worker, [Settlement(zombie.id, zombie.lease, outcome)], None
+        ).accepted
         if now is None or now.lease != zombie.lease or now.state is not JobState.RUNNING:
             assert not accepted, (
                 f"{zombie.id}: lease {zombie.lease} was accepted, the job's is {now and now.lease}"
             )
 
     @rule(
-        worker=st.sampled_from(WORKERS), tells=st.integers(0, 3), zombies=st.booleans(), n=st.integers(0, 9)
+        worker=st.sampled_from(WORKERS), fields=st.integers(0, 3), zombies=st.booleans(), n=st.integers(0, 9)
     )
-    def heartbeat(self, worker, tells, zombies, n):
-        progress = JobProgress(n, 10, "records") if tells & 1 else None
-        cursor = {"chunk": n} if tells & 2 else None
+    def heartbeat(self, worker, fields, zombies, n):
+        progress = JobProgress(n, 10, "records") if fields & 1 else None
+        cursor = {"chunk": n} if fields & 2 else None
         jobs = list(self.held[worker].values())
         known = {job.id for job in jobs}
         jobs += [job for job in self.zombies[-3:] if zombies and job.id not in known]
@@ -401,7 +411,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
             if not once.total:
                 break
         else:
-            pytest.fail("maintain finds something to do for ever")
+            pytest.fail("maintain never finishes")
         wanted = _sum(self.reference.maintain(LIMIT), self.reference.maintain(LIMIT))
         assert either or done == wanted
         assert self.reference.maintain(LIMIT).total == 0
@@ -410,39 +420,39 @@ class LedgerBesideReference(RuleBasedStateMachine):
 
     # Actions of operators
 
-    @precondition(lambda self: self.there)
+    @precondition(lambda self: self.job_ids)
     @rule(which=pick, tenant=st.sampled_from((None, None, "", "t")))
     def cancel(self, which, tenant):
-        self._decide("cancel", self._one(which), tenant)
+        self._decide("cancel", self._pick_id(which), tenant)
 
-    @precondition(lambda self: self.there)
+    @precondition(lambda self: self.job_ids)
     @rule(which=pick, tenant=st.sampled_from((None, None, "", "t")))
     def requeue(self, which, tenant):
-        job_id = self._one(which)
+        job_id = self._pick_id(which)
         if self._decide("requeue", job_id, tenant):
             self.requeued.add(job_id)
             self.back.add(job_id)
 
     @rule(which=pick)
-    def requeue_an_ended_one(self, which):
-        ended = sorted(job.id for job in self.seen.values() if job.state.ended and job.id in self.there)
+    def requeue_ended(self, which):
+        ended = sorted(job.id for job in self.seen.values() if job.state.ended and job.id in self.job_ids)
         if ended:
             job_id = ended[which % len(ended)]
             assert self._decide("requeue", job_id, None)
             self.requeued.add(job_id)
             self.back.add(job_id)
 
-    @precondition(lambda self: self.there)
+    @precondition(lambda self: self.job_ids)
     @rule(which=pick)
     def delete(self, which):
-        job_id = self._one(which)
+        job_id = self._pick_id(which)
         if self._decide("delete", job_id, None):
             self._gone(job_id)
 
-    @precondition(lambda self: len(self.there) > 4)
+    @precondition(lambda self: len(self.job_ids) > 4)
     @rule(which=pick)
     def forget_some(self, which):
-        some = [self._one(which), self._one(which + 1), "unknown"]
+        some = [self._pick_id(which), self._pick_id(which + 1), "unknown"]
         before = self.reference.get_many(some)
         found, wanted = self._both(lambda ledger: ledger.forget(some))
         assert found == wanted == sum(job.state.ended for job in before.values())
@@ -453,17 +463,17 @@ class LedgerBesideReference(RuleBasedStateMachine):
     # Invariants after each step
 
     @invariant()
-    def both_tell_the_same_of_jobs(self):
-        found = self._ledger().get_many(sorted(self.there))
-        wanted = self.reference.get_many(sorted(self.there))
-        assert set(found) == self.there, "a job was lost"
+    def ledgers_agree_on_jobs(self):
+        found = self._ledger().get_many(sorted(self.job_ids))
+        wanted = self.reference.get_many(sorted(self.job_ids))
+        assert set(found) == self.job_ids, "a job was lost"
         for job_id, job in wanted.items():
             requeued = job_id in self.requeued
             assert _view(found[job_id], job, requeued) == _view(job, job, requeued)
-        self._laws_hold(found)
+        self._check_invariants(found)
 
     @invariant()
-    def both_tell_the_same_of_queues(self):
+    def ledgers_agree_on_queues(self):
         if self.steps % 3 != 1:
             return
         ledger = self._ledger()
@@ -479,24 +489,24 @@ class LedgerBesideReference(RuleBasedStateMachine):
             return
         seen, after = [], ""
         limit = 2 + self.steps % 5
-        for _ in range(len(self.there) + 1):
+        for _ in range(len(self.job_ids) + 1):
             page = self._ledger().find(JobFilter(), after=after, limit=limit)
             seen += page.jobs
             after = page.next_after
             if not after:
                 break
-        assert Counter(job.id for job in seen) == Counter(self.there)
+        assert Counter(job.id for job in seen) == Counter(self.job_ids)
         created = [job.created_at_ms for job in seen]
-        assert created == sorted(created, reverse=True), "not the newest first"
+        assert created == sorted(created, reverse=True), "jobs are not sorted by creation, newest first"
         wanted = FILTERS[self.steps // 3 % len(FILTERS)]
         found = [{job.id for job in ledger.find(wanted).jobs} for ledger in (self._ledger(), self.reference)]
         assert found[0] == found[1], wanted
         ended = self._ledger().ended_before(self.clock.now_ms() + 1, limit=LIMIT)
         assert {job.id for job in ended} == {job.id for job in seen if job.state.ended}
         times = [job.ended_at_ms for job in ended]
-        assert times == sorted(times), "not the oldest end first"
+        assert times == sorted(times), "ended jobs are not sorted by their end"
 
-    def _laws_hold(self, now):
+    def _check_invariants(self, now):
         """Check the rules for any ledger, independently of the reference."""
         for job in now.values():
             was = self.seen.get(job.id)
@@ -507,19 +517,17 @@ class LedgerBesideReference(RuleBasedStateMachine):
             assert job.state is not JobState.FAILED or job.failure is not None
             if was is None:
                 continue
-            assert job.lease >= was.lease, "a lease's number went back"
+            assert job.lease >= was.lease, "a lease number decreased"
             assert job.crashes >= was.crashes
             if was.state.ended and job.id not in self.back:
-                assert job.state is was.state, (
-                    "an ended job changed its state without anybody putting it back"
-                )
+                assert job.state is was.state, "an ended job changed its state without a requeue"
                 assert job.ended_at_ms == was.ended_at_ms
         self.seen = now
         self.back.clear()
         assert all(count == 1 for count in self.accepted.values()), "a lease was settled twice"
 
     @invariant()
-    def time_goes_on(self):
+    def count_step(self):
         self.steps += 1
 
     # Helpers of the rules
@@ -530,13 +538,13 @@ class LedgerBesideReference(RuleBasedStateMachine):
     def _both(self, act):
         return act(self._ledger()), act(self.reference)
 
-    def _turn(self, worker, settlements, claim):
+    def _settle_and_claim(self, worker, settlements, claim):
         found, wanted = self._both(lambda ledger: ledger.settle_and_claim(settlements, claim))
         assert found.accepted == wanted.accepted
         assert [job.id for job in found.claimed] == [job.id for job in wanted.claimed]
-        for ours, theirs in zip(found.claimed, wanted.claimed, strict=True):
-            requeued = ours.id in self.requeued
-            assert _view(ours, theirs, requeued) == _view(theirs, theirs, requeued)
+        for job, reference_job in zip(found.claimed, wanted.claimed, strict=True):
+            requeued = job.id in self.requeued
+            assert _view(job, reference_job, requeued) == _view(reference_job, reference_job, requeued)
         if claim is not None:
             assert len(found.claimed) <= claim.jobs_max
             assert found.due_in_ms == wanted.due_in_ms
@@ -564,27 +572,27 @@ class LedgerBesideReference(RuleBasedStateMachine):
         return True
 
     def _gone(self, job_id):
-        self.there.discard(job_id)
+        self.job_ids.discard(job_id)
         self.requeued.discard(job_id)
         for key in [key for key in self.accepted if key[0] == job_id]:
             del self.accepted[key]
 
-    def _one(self, which):
-        return sorted(self.there)[which % len(self.there)]
+    def _pick_id(self, which):
+        return sorted(self.job_ids)[which % len(self.job_ids)]
 
     def _job_id(self):
         # Like an id from the host's clock, but the same when hypothesis repeats the example.
         tail = f"{self.random.getrandbits(48):012x}"
         return new_job_id(self.host_ms)[:14] + "7000-8000-" + tail
 
-    def _same_history(self, job_id):
+    def _check_history(self, job_id):
         found, wanted = self._both(lambda ledger: ledger.history(job_id))
-        told = [
+        histories = [
             [(e.event, e.attempt, e.lease, e.by, e.at_ms) for e in history] for history in (found, wanted)
         ]
-        assert told[0] == told[1]
+        assert histories[0] == histories[1]
 
-    def _delay_of_the_other(self, job):
+    def _delay_of_tested_ledger(self, job):
         """Return the retry delay that the ledger under test chose for a lost job.
 
         The contract requires a delay, but leaves its length open.
@@ -595,7 +603,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
         return delay_ms
 
 
-def _view(job, as_it_should_be, requeued):
+def _view(job, expected, requeued):
     """Return the fields that the contract defines for a job in its state."""
     view = {
         name: getattr(job, name)
@@ -613,20 +621,20 @@ def _view(job, as_it_should_be, requeued):
         )
     }
     view["spec"] = replace(job.spec, id="")
-    state = as_it_should_be.state
+    state = expected.state
     if state is JobState.PENDING:
         view["due_at_ms"] = job.due_at_ms
         view["cause"] = job.failure and job.failure.cause
-    if state is JobState.PENDING and as_it_should_be.started_at_ms is None:
+    if state is JobState.PENDING and expected.started_at_ms is None:
         view["expires_at_ms"] = job.expires_at_ms
     if state is JobState.RUNNING:
         view |= {
             "worker": job.worker,
-            "where": job.worker_region,
+            "worker_region": job.worker_region,
             "started": job.started_at_ms,
             "cancel": job.cancel_requested,
         }
-        if as_it_should_be.progress is not None:
+        if expected.progress is not None:
             view["progress"] = job.progress
     if state is JobState.FAILED:
         view["cause"] = job.failure and job.failure.cause
@@ -657,7 +665,7 @@ def _sum(one, other):
     return MaintenanceCounts(*(getattr(one, name) + getattr(other, name) for name in names))
 
 
-def _live(new_ledgers, **profile):
+def _run_machine(new_ledgers, **profile):
     class Machine(LedgerBesideReference):
         pass
 
@@ -675,19 +683,21 @@ def _under_test(ledger, request):
 
 @pytest.mark.parametrize("ledger", LEDGERS)
 def test_ledger_behaves_like_the_reference(ledger, request):
-    lives = LIVES.get(ledger, LIVES_USUAL)
-    _live(_under_test(ledger, request), max_examples=lives, stateful_step_count=30)
+    examples = EXAMPLES.get(ledger, EXAMPLES_USUAL)
+    _run_machine(_under_test(ledger, request), max_examples=examples, stateful_step_count=30)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.skipif(not LONG_LIVES, reason="takes long: HEADRACE_LONG_LIVES=150 has each ledger live so many")
+@pytest.mark.skipif(
+    not EXAMPLES_LONG, reason="slow: HEADRACE_LEDGER_EXAMPLES=150 sets the examples per ledger"
+)
 @pytest.mark.parametrize("ledger", LEDGERS)
 def test_ledger_behaves_like_the_reference_for_long(ledger, request):
-    _live(_under_test(ledger, request), max_examples=LONG_LIVES, stateful_step_count=80)
+    _run_machine(_under_test(ledger, request), max_examples=EXAMPLES_LONG, stateful_step_count=80)
 
 
-class NotFenced(MemoryJobLedger):
+class IgnoresLease(MemoryJobLedger):
     def _running(self, job_id, lease):
         job = self._table.jobs.get(job_id)
         return job if job and job.state is JobState.RUNNING else None
@@ -703,7 +713,7 @@ class CountsReleasedAttempts(MemoryJobLedger):
         return accepted
 
 
-class GoesByTheSubmittersClock(MemoryJobLedger):
+class UsesSubmitterClock(MemoryJobLedger):
     def _submit(self, new):
         answer = super()._submit(new)
         if isinstance(answer, SubmitReply) and answer.created:
@@ -712,16 +722,16 @@ class GoesByTheSubmittersClock(MemoryJobLedger):
         return answer
 
 
-class LosesNothing(MemoryJobLedger):
+class NeverExpiresLeases(MemoryJobLedger):
     def _expired_leases(self):
         return []
 
 
-@for_each("kind", [NotFenced, CountsReleasedAttempts, GoesByTheSubmittersClock, LosesNothing])
+@for_each("kind", [IgnoresLease, CountsReleasedAttempts, UsesSubmitterClock, NeverExpiresLeases])
 def test_wrong_ledger_is_detected(kind):
     def new_ledgers(clock):
         first = kind(clock)
         return lambda: kind(clock, beside=first)
 
     with pytest.raises(AssertionError):
-        _live(new_ledgers, max_examples=200, stateful_step_count=30, phases=[Phase.generate])
+        _run_machine(new_ledgers, max_examples=200, stateful_step_count=30, phases=[Phase.generate])

@@ -103,10 +103,10 @@ REFUSED = [
 def test_forbidden_uri_is_refused_without_its_secrets(uri):
     with pytest.raises(ConfigError) as raised:
         normalize_uri(uri)
-    said = str(raised.value)
-    assert "secret" not in said
-    assert said.isprintable()
-    assert len(said) < 400
+    message = str(raised.value)
+    assert "secret" not in message
+    assert message.isprintable()
+    assert len(message) < 400
     with pytest.raises(ConfigError):
         UriAllowList(("s3://bucket/", "s3://other/")).require(uri, "input")
 
@@ -145,23 +145,23 @@ _SEGMENT = st.text("ab.%2eE/\\ ~é", min_size=1, max_size=8)
 
 
 @given(st.lists(_SEGMENT, min_size=1, max_size=5).map("/".join))
-def test_no_key_leads_out_of_its_prefix(key):
+def test_key_cannot_escape_its_prefix(key):
     """A permitted URI stays below its prefix, even if a store decodes or resolves the key."""
     try:
-        place = UriAllowList.of(["s3://bucket/in"]).require(f"s3://bucket/in/{key}", "input")
+        uri = UriAllowList.of(["s3://bucket/in"]).require(f"s3://bucket/in/{key}", "input")
     except HeadraceError:
         return
-    rest = re.sub("%2e", ".", place, flags=re.IGNORECASE).removeprefix("s3://bucket/").replace("\\", "/")
+    rest = re.sub("%2e", ".", uri, flags=re.IGNORECASE).removeprefix("s3://bucket/").replace("\\", "/")
     depth = 0
     for segment in rest.removesuffix("/").split("/"):
         assert segment not in {"", ".", ".."}
         depth += 1
     assert depth >= 1
-    assert place.startswith("s3://bucket/in/")
+    assert uri.startswith("s3://bucket/in/")
 
 
 @for_each(
-    ("place", "prefix", "expected"),
+    ("uri", "prefix", "expected"),
     [
         ("s3://b/in", "s3://b/in", True),
         ("s3://b/in/k", "s3://b/in", True),
@@ -176,8 +176,8 @@ def test_no_key_leads_out_of_its_prefix(key):
         ("gs://b/in/k", "s3://b/in", False),
     ],
 )
-def test_prefix_ends_at_a_slash(place, prefix, expected):
-    assert is_below(place, prefix) is expected
+def test_prefix_matches_whole_segments(uri, prefix, expected):
+    assert is_below(uri, prefix) is expected
 
 
 def test_uris_outside_of_the_list_are_forbidden():
@@ -201,7 +201,7 @@ def test_unicode_equivalents_are_two_keys():
         allowed.require(f"{parted}/k", "input")
 
 
-def test_reserved_uris_are_forbidden_whatever_is_allowed():
+def test_reserved_uris_are_forbidden_despite_the_allow_list():
     allowed = UriAllowList.of(["s3://bucket"], reserved=["s3://bucket/jobs"])
     assert allowed.require("s3://bucket/jobsearch/k", "input")
     for uri in ("s3://bucket/jobs", "s3://bucket/jobs/results/x.out", "S3://bucket/jobs/inputs/x"):
@@ -252,7 +252,7 @@ def test_layout_of_the_store():
 
 
 @for_each("name", ["", ".", "..", "a/b", "../x.out", "a\0", "x" * 200, "a b"])
-def test_no_id_leads_out_of_its_folder(name):
+def test_job_id_with_unsafe_characters_is_refused(name):
     with pytest.raises(ConfigError):
         JobPaths("s3://b/jobs").input(name)
     with pytest.raises(ConfigError):
@@ -298,30 +298,30 @@ STORES = ["s3://bucket/jobs/", "s3://bucket/jobs", "/data/objects/", "memory://b
 
 @for_each("store_uri", STORES)
 def test_paths_are_below_the_store_and_name_their_job(store_uri):
-    places = JobPaths(store_uri)
+    paths = JobPaths(store_uri)
     for uri in (
-        places.input(JOB),
-        places.attempt(JOB, 3) + "result.out",
-        places.attempt(JOB, 3) + "a/b.out.failed",
+        paths.input(JOB),
+        paths.attempt(JOB, 3) + "result.out",
+        paths.attempt(JOB, 3) + "a/b.out.failed",
     ):
         assert uri.startswith(store_uri)
-        assert places.job_id_of(uri) == JOB
-    assert places.lease_of(places.attempt(JOB, 3) + "result.out") == 3
-    assert places.lease_of(places.input(JOB)) is None
-    assert places.attempt(JOB, 3).startswith(places.attempts(JOB))
-    assert places.attempts(JOB).startswith(places.all_attempts)
-    assert places.input(JOB).startswith(places.inputs)
-    assert not places.drafts.startswith((places.inputs, places.all_attempts))
+        assert paths.job_id_of(uri) == JOB
+    assert paths.lease_of(paths.attempt(JOB, 3) + "result.out") == 3
+    assert paths.lease_of(paths.input(JOB)) is None
+    assert paths.attempt(JOB, 3).startswith(paths.attempts(JOB))
+    assert paths.attempts(JOB).startswith(paths.all_attempts)
+    assert paths.input(JOB).startswith(paths.inputs)
+    assert not paths.drafts.startswith((paths.inputs, paths.all_attempts))
 
 
 @given(
     job_id=st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_=-]{0,40}", fullmatch=True), lease=st.integers(0, 10**17)
 )
 def test_job_id_and_lease_are_parsed_from_a_path(job_id, lease):
-    places = JobPaths("s3://bucket/jobs/")
-    uri = places.attempt(job_id, lease) + "result.out"
-    assert (places.job_id_of(uri), places.lease_of(uri)) == (job_id, lease)
-    assert places.job_id_of(places.input(job_id)) == job_id
+    paths = JobPaths("s3://bucket/jobs/")
+    uri = paths.attempt(job_id, lease) + "result.out"
+    assert (paths.job_id_of(uri), paths.lease_of(uri)) == (job_id, lease)
+    assert paths.job_id_of(paths.input(job_id)) == job_id
 
 
 @for_each(
@@ -349,15 +349,15 @@ def test_job_id_and_lease_are_parsed_from_a_path(job_id, lease):
     ],
 )
 def test_foreign_names_have_no_job(name):
-    places = JobPaths("s3://bucket/jobs/")
-    assert places.job_id_of(f"s3://bucket/jobs/{name}") is None
-    assert places.lease_of(f"s3://bucket/jobs/{name}") is None
+    paths = JobPaths("s3://bucket/jobs/")
+    assert paths.job_id_of(f"s3://bucket/jobs/{name}") is None
+    assert paths.lease_of(f"s3://bucket/jobs/{name}") is None
 
 
 def test_store_with_a_common_name_prefix_is_foreign():
-    places = JobPaths("s3://bucket/jobs")
-    assert places.job_id_of(f"s3://bucket/jobs2/inputs/{JOB}") is None
-    assert places.job_id_of(f"s3://bucket/inputs/{JOB}") is None
+    paths = JobPaths("s3://bucket/jobs")
+    assert paths.job_id_of(f"s3://bucket/jobs2/inputs/{JOB}") is None
+    assert paths.job_id_of(f"s3://bucket/inputs/{JOB}") is None
 
 
 def test_ends_are_below_the_output_uri():
@@ -366,9 +366,9 @@ def test_ends_are_below_the_output_uri():
 
 
 @for_each("job_id", ["../x", "", "a/b", ".."])
-def test_no_id_leads_out_of_the_store(job_id):
-    places = JobPaths("s3://ours/")
-    for make in (places.input, places.attempts, lambda given: places.attempt(given, 1)):
+def test_job_id_outside_of_the_store_is_refused(job_id):
+    paths = JobPaths("s3://ours/")
+    for make in (paths.input, paths.attempts, lambda name: paths.attempt(name, 1)):
         with pytest.raises(ConfigError):
             make(job_id)
 
@@ -410,7 +410,7 @@ REFUSED_ADDRESSES = [
 
 
 @for_each(
-    ("named", "place"),
+    ("uri", "normalized"),
     [
         ("https://data.example.com/daily/a.csv", "https://data.example.com/daily/a.csv"),
         ("HTTPS://DATA.example.com:443/daily/A", "https://data.example.com/daily/A"),
@@ -420,12 +420,12 @@ REFUSED_ADDRESSES = [
         ("s3://b/in/k", "s3://b/in/k"),
     ],
 )
-def test_addresses_below_a_prefix_are_permitted(named, place):
-    assert WEB.require(named, "input") == place
+def test_addresses_below_a_prefix_are_permitted(uri, normalized):
+    assert WEB.require(uri, "input") == normalized
 
 
 @for_each(
-    "named",
+    "uri",
     [
         "https://data.example.com/dailyx/a",
         "https://data.example.com/",
@@ -435,15 +435,15 @@ def test_addresses_below_a_prefix_are_permitted(named, place):
         "https://evil.example/?https://data.example.com/daily/",
     ],
 )
-def test_other_addresses_are_forbidden(named):
+def test_other_addresses_are_forbidden(uri):
     with pytest.raises(ForbiddenError, match="is not permitted for this key"):
-        WEB.require(named, "input")
+        WEB.require(uri, "input")
 
 
-@for_each("named", REFUSED_ADDRESSES)
-def test_unreachable_addresses_are_refused_whatever_is_allowed(named):
+@for_each("uri", REFUSED_ADDRESSES)
+def test_unsafe_addresses_are_refused_despite_the_allow_list(uri):
     with pytest.raises(ConfigError):
-        ANYWHERE.require(named, "input")
+        ANYWHERE.require(uri, "input")
 
 
 def test_plain_http_and_private_networks_need_the_operator():

@@ -11,8 +11,8 @@ from headrace.jobs.state import JobState
 from headrace.storage import Stores
 
 
-def payloads(store_uri="memory://s", stores=None, **given):
-    return Payloads(stores or Stores(), store_uri, **{"upload_bytes_max": 100, "sign": True} | given)
+def payloads(store_uri="memory://s", stores=None, **settings):
+    return Payloads(stores or Stores(), store_uri, **{"upload_bytes_max": 100, "sign": True} | settings)
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.integers(0, 2**47))
@@ -60,15 +60,15 @@ def test_store_errors_are_not_shown():
     made = payloads(stores=stores)
     job = Job("j", JobState.COMPLETED, NewJob(), result=ResultRef("memory://s/r"))
     upload_id = new_upload_id("t", 5)
-    for ask in (
+    for call in (
         lambda: made.store_payload("j", b"x"),
         lambda: made.open_upload("t", upload_id),
         lambda: made.check_upload("t", upload_id),
         lambda: made.open_result(job),
     ):
-        with pytest.raises(UnavailableError) as told:
-            ask()
-        assert "secret" not in str(told.value)
+        with pytest.raises(UnavailableError) as raised:
+            call()
+        assert "secret" not in str(raised.value)
 
 
 def test_only_internal_objects_are_deleted_with_a_job():

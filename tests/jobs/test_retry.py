@@ -18,35 +18,39 @@ COUNTED = set(Cause) - NEVER - NOT_COUNTED
 causes = st.sampled_from(Cause)
 attempts = st.integers(1, 10_000)
 shares = st.floats(0, 1)
-asked = st.none() | st.floats(allow_nan=False)
+requested_delays = st.none() | st.floats(allow_nan=False)
 
 
 def test_every_cause_has_a_rule_and_is_documented():
     assert set(RULES) == set(Cause)
     table = (retry.__doc__ or "").split("\n===")[2]
-    told = re.findall(r"[a-z_]+", " ".join(line[:31] for line in table.splitlines()[1:]))
-    never, counted, rest = told[: len(NEVER)], told[len(NEVER) : -len(NOT_COUNTED)], told[-len(NOT_COUNTED) :]
+    listed = re.findall(r"[a-z_]+", " ".join(line[:31] for line in table.splitlines()[1:]))
+    never, counted, rest = (
+        listed[: len(NEVER)],
+        listed[len(NEVER) : -len(NOT_COUNTED)],
+        listed[-len(NOT_COUNTED) :],
+    )
     assert (set(never), set(counted), set(rest)) == (NEVER, COUNTED, NOT_COUNTED)
-    assert len(told) == len(Cause)
+    assert len(listed) == len(Cause)
 
 
 def test_documentation_page_has_every_rule():
     page = (Path(__file__).parents[2] / "docs" / "jobs.md").read_text()
     rows = re.findall(r"^\| `([a-z_]+)` \| [^|]+ \| ([^|]+) \| (yes|no|-) \|$", page, re.MULTILINE)
     assert {cause: (after, uses_up) for cause, after, uses_up in rows} == {
-        cause.value: _as_told(rule) for cause, rule in RULES.items()
+        cause.value: _table_cells(rule) for cause, rule in RULES.items()
     }
     assert len(rows) == len(Cause)
 
 
-def _as_told(rule):
+def _table_cells(rule):
     if rule is None:
         return "never", "-"
     first, last = f"{rule.first_delay_s:g} s", f"{rule.delay_max_s:g} s"
     return first if first == last else f"{first} to {last}", "yes" if rule.counts else "no"
 
 
-@given(causes, attempts, attempts, shares, asked)
+@given(causes, attempts, attempts, shares, requested_delays)
 def test_decision_follows_the_rule(cause, attempt, attempts_max, share, retry_after_s):
     decided = decide(cause, attempt, attempts_max, share, retry_after_s)
     if cause in NEVER or (cause in COUNTED and attempt >= attempts_max):

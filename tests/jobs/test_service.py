@@ -43,7 +43,7 @@ def stores():
 
 
 @pytest.fixture
-def desk(ledger, stores):
+def service(ledger, stores):
     made = JobService(ledger, stores, JobServiceSettings("memory://s"))
     made.start()
     yield made
@@ -58,14 +58,14 @@ def test_job_service_is_a_service(ledger, stores):
     check_service(lambda: JobService(ledger, stores, JobServiceSettings("memory://s")))
 
 
-def test_quota_holds_for_concurrent_submissions(desk, ledger):
+def test_quota_holds_for_concurrent_submissions(service, ledger):
     key = JobKey("shop", "shop", frozenset({Scope.SUBMIT}), pending_max=10)
     begin = threading.Barrier(16)
 
     def submit(_):
         begin.wait(WAIT_S)
         try:
-            return desk.submit(key, INLINE).result(WAIT_S).created
+            return service.submit(key, INLINE).result(WAIT_S).created
         except QueueFullError:
             return False
 
@@ -74,36 +74,36 @@ def test_quota_holds_for_concurrent_submissions(desk, ledger):
     assert made == len(ledger.find(JobFilter()).jobs)
     assert 1 <= made <= 10
     while made < 10:
-        desk.submit(key, INLINE).result(WAIT_S)
+        service.submit(key, INLINE).result(WAIT_S)
         made += 1
     with pytest.raises(QueueFullError):
-        desk.submit(key, INLINE)
-    assert not desk._arriving
+        service.submit(key, INLINE)
+    assert not service._arriving
 
 
-def test_unused_payload_is_deleted(desk, ledger, stores):
+def test_unused_payload_is_deleted(service, ledger, stores):
     with pytest.raises(LimitError):
-        desk.submit(JobKey("a", "a", frozenset({Scope.SUBMIT}), inline_bytes_max=3), INLINE)
+        service.submit(JobKey("a", "a", frozenset({Scope.SUBMIT}), inline_bytes_max=3), INLINE)
     assert stored(stores) == []
-    desk._submitter.stop()
+    service._submitter.stop()
     with pytest.raises(StoppedError):
-        desk.submit(TEST_KEY, INLINE)
-    desk.stop()
+        service.submit(TEST_KEY, INLINE)
+    service.stop()
     assert stored(stores) == []
-    assert not desk._arriving
+    assert not service._arriving
 
 
-def test_payload_stays_if_the_queueing_is_unknown(desk, ledger, stores):
+def test_payload_stays_if_the_queueing_is_unknown(service, ledger, stores):
     """A commit with a lost reply may have queued the job, and the job needs its payload."""
     ledger.submit = lambda jobs: (_ for _ in ()).throw(JobLedgerUnavailableError("the answer was lost"))
     with pytest.raises(JobLedgerUnavailableError):
-        desk.submit(TEST_KEY, INLINE).result(WAIT_S)
-    desk.stop()
+        service.submit(TEST_KEY, INLINE).result(WAIT_S)
+    service.stop()
     assert len(stored(stores)) == 1
 
 
-def test_uris_are_normalized(desk, ledger):
-    made = desk.submit(
+def test_uris_are_normalized(service, ledger):
+    made = service.submit(
         TEST_KEY, Submission(NewJob(model="m", input_uri="S3://in/k", output_uri="S3://out"))
     ).result(WAIT_S)
     assert (made.job.spec.input_uri, made.job.spec.output_uri) == ("s3://in/k", "s3://out/")
@@ -111,96 +111,96 @@ def test_uris_are_normalized(desk, ledger):
 
 def test_trusted_output_is_not_checked_against_the_key():
     key = JobKey("a", "a", frozenset({Scope.SUBMIT}), inputs=UriAllowList(prefixes=("s3://in",)))
-    job = NewJob(model="m", input_uri="s3://in/k", output_uri="s3://door/out")
+    job = NewJob(model="m", input_uri="s3://in/k", output_uri="s3://other/out")
     with pytest.raises(ForbiddenError):
         authorize_job(key, job)
-    assert authorize_job(key, job, trusted_output=True).output_uri == "s3://door/out"
+    assert authorize_job(key, job, trusted_output=True).output_uri == "s3://other/out"
     assert authorize_job(key, NewJob(model="m", tenant="other")).tenant == "a"
 
 
-def test_options_are_checked_before_anything_is_stored(desk, stores):
+def test_options_are_checked_before_anything_is_stored(service, stores):
     wrong = Submission(NewJob(model="m", options={"joyn": "input"}), b"x")
     with pytest.raises(ConfigError, match="did you mean 'join'"):
-        desk.submit(TEST_KEY, wrong)
+        service.submit(TEST_KEY, wrong)
     assert stored(stores) == []
 
 
 def test_notify_is_checked_before_anything_is_stored(ledger, stores):
-    told = []
+    checked = []
 
-    def check(whom):
-        told.append(whom)
+    def check(subscription):
+        checked.append(subscription)
         raise DataError("notify: no")
 
-    desk = JobService(ledger, stores, JobServiceSettings("memory://s"), check_notify=check)
-    desk.start()
+    service = JobService(ledger, stores, JobServiceSettings("memory://s"), check_notify=check)
+    service.start()
     with pytest.raises(DataError):
-        desk.submit(TEST_KEY, Submission(NewJob(model="m", notify=({"kind": "webhook"},)), b"x"))
-    desk.stop()
-    assert told == [{"kind": "webhook"}]
+        service.submit(TEST_KEY, Submission(NewJob(model="m", notify=({"kind": "webhook"},)), b"x"))
+    service.stop()
+    assert checked == [{"kind": "webhook"}]
     assert stored(stores) == []
 
 
-def test_completed_job_is_not_retried(desk, ledger):
-    job = desk.submit(TEST_KEY, INLINE).result(WAIT_S).job
-    desk.cancel(TEST_KEY, job.id)
-    assert desk.retry(TEST_KEY, job.id).state == "pending"
+def test_completed_job_is_not_retried(service, ledger):
+    job = service.submit(TEST_KEY, INLINE).result(WAIT_S).job
+    service.cancel(TEST_KEY, job.id)
+    assert service.retry(TEST_KEY, job.id).state == "pending"
     with pytest.raises(JobStateError):
-        desk.retry(TEST_KEY, job.id)
+        service.retry(TEST_KEY, job.id)
 
 
-def test_scale_raises_without_the_ledger(desk, ledger):
+def test_scale_raises_without_the_ledger(service, ledger):
     with pytest.raises(DataError):
-        desk.scale(TEST_KEY, "q", 0)
+        service.scale(TEST_KEY, "q", 0)
     ledger.unavailable = True
     with pytest.raises(JobLedgerUnavailableError):
-        desk.scale(TEST_KEY, "q")
+        service.scale(TEST_KEY, "q")
     with pytest.raises(JobLedgerUnavailableError):
-        desk.check_ready()
+        service.check_ready()
 
 
 @pytest.fixture
-def placing(ledger, stores):
+def regional_service(ledger, stores):
     """Return a service with region rules, and the list of URIs that the rules received."""
-    asked = []
+    uris = []
 
     def region_of(uri):
-        asked.append(uri)
+        uris.append(uri)
         return "eu" if uri.startswith(("s3://in", "memory://s/")) else None
 
     made = JobService(ledger, stores, JobServiceSettings("memory://s"), region_of=region_of)
     made.start()
-    yield made, asked
+    yield made, uris
     made.stop()
 
 
-def test_job_gets_the_region_of_its_input(placing):
-    desk, asked = placing
-    told = desk.submit(TEST_KEY, Submission(NewJob(model="m", input_uri="s3://in/k"))).result(WAIT_S)
-    assert told.job.spec.region == "eu"
-    ours = desk.submit_internal(NewJob(model="m", input_uri="s3://elsewhere/k")).result(WAIT_S)
-    assert ours.job.spec.region == ""
-    assert asked == ["s3://in/k", "s3://elsewhere/k"]
+def test_job_gets_the_region_of_its_input(regional_service):
+    service, uris = regional_service
+    reply = service.submit(TEST_KEY, Submission(NewJob(model="m", input_uri="s3://in/k"))).result(WAIT_S)
+    assert reply.job.spec.region == "eu"
+    internal = service.submit_internal(NewJob(model="m", input_uri="s3://elsewhere/k")).result(WAIT_S)
+    assert internal.job.spec.region == ""
+    assert uris == ["s3://in/k", "s3://elsewhere/k"]
 
 
-def test_submitted_region_takes_precedence(placing):
-    desk, asked = placing
+def test_submitted_region_takes_precedence(regional_service):
+    service, uris = regional_service
     job = NewJob(model="m", input_uri="s3://in/k", region="us")
-    assert desk.submit(TEST_KEY, Submission(job)).result(WAIT_S).job.spec.region == "us"
-    assert desk.submit_internal(job).result(WAIT_S).job.spec.region == "us"
-    assert asked == []
+    assert service.submit(TEST_KEY, Submission(job)).result(WAIT_S).job.spec.region == "us"
+    assert service.submit_internal(job).result(WAIT_S).job.spec.region == "us"
+    assert uris == []
 
 
-def test_inline_payload_has_no_region_and_an_upload_has_one(placing, stores):
-    desk, _ = placing
-    assert desk.submit(TEST_KEY, INLINE).result(WAIT_S).job.spec.region == ""
-    upload = desk.begin_upload(TEST_KEY)
-    with desk.open_upload(TEST_KEY, upload.id) as writer:
+def test_inline_payload_has_no_region_and_an_upload_has_one(regional_service, stores):
+    service, _ = regional_service
+    assert service.submit(TEST_KEY, INLINE).result(WAIT_S).job.spec.region == ""
+    upload = service.begin_upload(TEST_KEY)
+    with service.open_upload(TEST_KEY, upload.id) as writer:
         writer.write(b"1,2\n")
     job = NewJob(model="m", content_type="text/csv", owned_input=True)
-    assert desk.submit(TEST_KEY, Submission(job, upload=upload.id)).result(WAIT_S).job.spec.region == "eu"
+    assert service.submit(TEST_KEY, Submission(job, upload=upload.id)).result(WAIT_S).job.spec.region == "eu"
 
 
-def test_without_rules_a_job_has_no_region(desk):
-    told = desk.submit(TEST_KEY, Submission(NewJob(model="m", input_uri="s3://in/k"))).result(WAIT_S)
-    assert told.job.spec.region == ""
+def test_without_rules_a_job_has_no_region(service):
+    reply = service.submit(TEST_KEY, Submission(NewJob(model="m", input_uri="s3://in/k"))).result(WAIT_S)
+    assert reply.job.spec.region == ""

@@ -63,8 +63,8 @@ def test_every_state_is_reachable_and_every_job_can_end():
 
 
 def test_docstring_diagram_names_every_state_and_event():
-    picture = (module.__doc__ or "").partition("::")[2]
-    words = set(re.findall(r"[A-Z]{4,}", picture))
+    diagram = (module.__doc__ or "").partition("::")[2]
+    words = set(re.findall(r"[A-Z]{4,}", diagram))
     assert words == {state.name for state in JobState} | {event.name for event in JobEvent}
 
 

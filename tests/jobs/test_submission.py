@@ -202,7 +202,7 @@ def test_digest_does_not_depend_on_the_spelling(document, random):
 
 
 @given(documents, documents)
-def test_other_work_has_another_digest(one, other):
+def test_different_jobs_have_different_digests(one, other):
     first, second = read(one), read(other)
     same = (first.payload, first.job) == (second.payload, second.job)
     assert (first.job.body_digest == second.job.body_digest) == same
@@ -216,10 +216,10 @@ def test_digest_is_stable():
 
 def test_tenant_and_trace_are_not_in_the_digest():
     plain = NewJob(model="m")
-    told = NewJob(
+    annotated = NewJob(
         model="m", tenant="t", trace="t", correlation_id="c", idempotency_key="k", id="i", owned_input=True
     )
-    assert digest_of(plain, b"x") == digest_of(told, b"x") != digest_of(plain, b"y")
+    assert digest_of(plain, b"x") == digest_of(annotated, b"x") != digest_of(plain, b"y")
 
 
 @given(st.binary(max_size=200) | documents.map(orjson.dumps))

@@ -13,7 +13,7 @@ from headrace.testing import ManualWallClock, MemoryJobLedger, check_service
 WAIT_S = 20.0
 
 
-class Gated(MemoryJobLedger):
+class GatedLedger(MemoryJobLedger):
     """A ledger whose commits wait for a gate, and which records the jobs of each commit."""
 
     def __init__(self):
@@ -35,7 +35,7 @@ class Gated(MemoryJobLedger):
 
 @pytest.fixture
 def ledger():
-    made = Gated()
+    made = GatedLedger()
     made.start()
     yield made
     made.gate.set()

@@ -36,8 +36,8 @@ def test_each_kind_subscribes_to_all_ends_by_default():
     )  # fmt: skip
     sns = one({"sns": {"success_topic": "arn:a", "include_response": ["success"]}})
     assert sns.target == SnsTarget(sns.endpoint_id, "arn:a", "", frozenset({"success"}))
-    for said in ("a@h.example", ["a@h.example"]):
-        assert one({"email": said}).target.to == ("a@h.example",)
+    for addresses in ("a@h.example", ["a@h.example"]):
+        assert one({"email": addresses}).target.to == ("a@h.example",)
     assert isinstance(one(HOOK).target, WebhookTarget)
     assert isinstance(one({"email": "a@h.example"}).target, EmailTarget)
     named = one({"endpoint": "billing"})
@@ -74,9 +74,9 @@ def test_endpoint_id_does_not_depend_on_events():
     ],
 )
 def test_invalid_entry_is_refused_with_its_number(entry, why):
-    with pytest.raises(ConfigError, match=why) as told:
+    with pytest.raises(ConfigError, match=why) as raised:
         read_subscriptions([{"endpoint": "e"}, entry])
-    assert "notify[1]" in str(told.value)
+    assert "notify[1]" in str(raised.value)
 
 
 def test_number_of_subscriptions_is_limited():
@@ -122,12 +122,12 @@ SPEC = NewJob(
 
 def test_end_data_has_uris_without_credentials():
     done = Job("j", JobState.COMPLETED, SPEC, result=ResultRef("s3://own/x", 3, "text/csv"))
-    told = end_event_data(done, "s3://b/out/j.out")
-    assert (told["state"], told["output_uri"], told["output_bytes"]) == ("completed", "s3://b/out/j.out", 3)
-    assert told["input_uri"] == "https://h.example/in"
+    data = end_event_data(done, "s3://b/out/j.out")
+    assert (data["state"], data["output_uri"], data["output_bytes"]) == ("completed", "s3://b/out/j.out", 3)
+    assert data["input_uri"] == "https://h.example/in"
     failed = Job("j", JobState.FAILED, SPEC, failure=JobFailure(Cause.INPUT, "bad row"))
-    told = end_event_data(failed, "s3://b/out/j.error")
-    assert (told["failure_uri"], told["reason"], told["cause"]) == ("s3://b/out/j.error", "bad row", "input")
+    data = end_event_data(failed, "s3://b/out/j.error")
+    assert (data["failure_uri"], data["reason"], data["cause"]) == ("s3://b/out/j.error", "bad row", "input")
     assert end_event_data(Job("j", JobState.CANCELLED, SPEC))["reason"] == "the job was cancelled"
 
 
@@ -140,5 +140,5 @@ def test_internal_payload_is_not_in_the_data():
 def test_wants_progress_follows_the_events():
     assert wants_progress([HOOK, {**HOOK, "events": ["progress"]}])
     assert not wants_progress([HOOK])
-    told = progress_event_data(Job("j", JobState.RUNNING, SPEC), JobProgress(1, 4, "records"))
-    assert (told["done"], told["total"], told["unit"], told["state"]) == (1, 4, "records", "running")
+    data = progress_event_data(Job("j", JobState.RUNNING, SPEC), JobProgress(1, 4, "records"))
+    assert (data["done"], data["total"], data["unit"], data["state"]) == (1, 4, "records", "running")

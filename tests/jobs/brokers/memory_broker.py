@@ -28,7 +28,7 @@ class MemoryBroker:
     def connect(self, queues):
         self.attempts += 1
         if self.away:
-            raise ConnectionError("nobody listens")
+            raise ConnectionError("connection refused")
         session = MemorySession(self, queues)
         with self.changed:
             self.sessions.append(session)

@@ -65,7 +65,7 @@ def test_outage_is_retried_forever_and_logged_at_start_and_end(connection, broke
     broker.come_back()
     assert _keep_alive(connection)
     statistics = counters.snapshot(unsent=0)
-    assert (statistics.outages, statistics.away, statistics.last_error) == (1, 0, "nobody listens")
+    assert (statistics.outages, statistics.away, statistics.last_error) == (1, 0, "connection refused")
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     assert "is available again after 501 attempts" in caplog.text
 

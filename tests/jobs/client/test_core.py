@@ -28,7 +28,7 @@ def problem(status, kind, why="why", **headers):
 
 
 class Script:
-    """Runs exchanges against scripted responses; pauses advance a manual clock."""
+    """A runner of exchanges with scripted responses. Pauses advance a manual clock."""
 
     def __init__(self, *responses, retry_s=10.0):
         self.clock = ManualClock(1.0, auto=True)

@@ -61,7 +61,10 @@ def plan_of(ledger, statement, values, explain="") -> str:
 
 
 def check_claim_plan(ledger, claim, sources):
-    """Check that a claim neither scans nor sorts the table. `sources` are its CTEs and their indices."""
+    """Check that a claim neither scans nor sorts the table.
+
+    `sources` are the claim's CTEs and their indices.
+    """
     plan = plan_of(ledger, claim, CLAIM)
     assert {name for name in ("headrace_job_awake", "headrace_job_region") if name in plan} == set(
         sources.values()

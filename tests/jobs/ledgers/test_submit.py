@@ -61,7 +61,8 @@ def test_queue_limit_holds_for_concurrent_submissions(ledgers):
     replies = [reply for result in results for reply in result]
     queued = sum(isinstance(reply, SubmitReply) for reply in replies)
     assert queued == ledgers[0].counts("default").due
-    # Concurrent PostgreSQL transactions do not see each other: each other thread may add one job too many.
+    # Concurrent PostgreSQL transactions do not see each other, so each other thread may add one
+    # job too many.
     queued_max = 10 if ledgers[0]._database.dialect.name == "sqlite" else 10 + 7
     assert 10 <= queued <= queued_max
 

@@ -19,7 +19,7 @@ class Bench:
 
     def __init__(self, stores, base: str, now_ms: int) -> None:
         self.stores, self.base = stores, base
-        self.places = JobPaths(f"{base}store/")
+        self.paths = JobPaths(f"{base}store/")
         self.wall = ManualWallClock(now_ms)
         self.ledger = MemoryJobLedger(self.wall)
         self.ledger.start()
@@ -35,7 +35,7 @@ class Bench:
         """Run the job to its end, with a result in the store."""
         (running,) = self.ledger.settle_and_claim([], ClaimRequest("w", (job.spec.queue,), 1, 60_000)).claimed
         assert running.id == job.id
-        uri = self.put(self.places.attempt(job.id, running.lease) + "result.out")
+        uri = self.put(self.paths.attempt(job.id, running.lease) + "result.out")
         failed = Failed(JobFailure(Cause.INPUT, "no"))
         outcome = failed if fail else Completed(ResultRef(uri, 1))
         self.ledger.settle_and_claim([Settlement(job.id, running.lease, outcome)])
@@ -45,10 +45,10 @@ class Bench:
         self.wall.advance(round(seconds * 1000))
 
     @property
-    def stands(self) -> set[str]:
+    def objects(self) -> set[str]:
         """Return all objects below the base URI, relative to it."""
         return {i.uri.removeprefix(self.base) for i in self.stores.for_uri(self.base).list(self.base)}
 
     def folders(self) -> set[str]:
         """Return the folders of all attempts on a disk, relative to the base."""
-        return {os.path.relpath(path, self.base) for path, _, _ in os.walk(self.places.all_attempts)}
+        return {os.path.relpath(path, self.base) for path, _, _ in os.walk(self.paths.all_attempts)}

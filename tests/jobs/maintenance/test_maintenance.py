@@ -12,7 +12,7 @@ from headrace.testing import ManualClock, check_service
 WAIT_S = 20.0
 
 
-class Counted:
+class CountedTask:
     """A task that counts its rounds. `answers` are the results or errors of the first rounds."""
 
     def __init__(self, *answers):
@@ -26,10 +26,10 @@ class Counted:
             raise answer
         return answer
 
-    def was_done(self) -> bool:
+    def ran(self) -> bool:
         return self.rounds.acquire(timeout=WAIT_S)
 
-    def was_not(self) -> bool:
+    def did_not_run(self) -> bool:
         return not self.rounds.acquire(blocking=False)
 
 
@@ -38,11 +38,11 @@ def clock():
     return ManualClock()
 
 
-def keeping(clock, *chores, **given):
-    upkeep = Maintenance(chores, clock=clock, seed=1, **{"hold_off_s": 60.0, **given})
-    upkeep.start()
-    clock.wait_for_sleepers(len(chores))
-    return upkeep
+def start_maintenance(clock, *tasks, **settings):
+    maintenance = Maintenance(tasks, clock=clock, seed=1, **{"hold_off_s": 60.0, **settings})
+    maintenance.start()
+    clock.wait_for_sleepers(len(tasks))
+    return maintenance
 
 
 def test_maintenance_is_a_service():
@@ -54,79 +54,81 @@ def test_maintenance_is_a_service():
 
 
 def test_task_runs_at_its_interval(clock):
-    do = Counted()
-    upkeep = keeping(clock, MaintenanceTask("a", 100.0, do))
+    task = CountedTask()
+    maintenance = start_maintenance(clock, MaintenanceTask("a", 100.0, task))
     for _ in range(4):
-        assert do.was_not()
+        assert task.did_not_run()
         clock.advance(125.0)
-        assert do.was_done()
+        assert task.ran()
         clock.wait_for_sleepers()
     assert all(75.0 <= s <= 125.0 for s in clock.slept_s[1:])
     assert 0.0 <= clock.slept_s[0] <= 100.0
-    upkeep.stop()
+    maintenance.stop()
 
 
 def test_full_round_is_repeated_at_once(clock):
-    do = Counted(10, 10, 3)
-    upkeep = keeping(clock, MaintenanceTask("a", 100.0, do, full=10))
+    task = CountedTask(10, 10, 3)
+    maintenance = start_maintenance(clock, MaintenanceTask("a", 100.0, task, full=10))
     clock.advance(100.0)
     for _ in range(3):
-        assert do.was_done()
+        assert task.ran()
     clock.wait_for_sleepers()
-    assert do.was_not()
-    upkeep.stop()
+    assert task.did_not_run()
+    maintenance.stop()
 
 
 @pytest.mark.parametrize("error", [ConfigError("no"), ZeroDivisionError()])
 def test_failed_round_is_repeated_at_its_next_time(clock, error, caplog):
     caplog.set_level(logging.CRITICAL)
-    do = Counted(error)
-    upkeep = keeping(clock, MaintenanceTask("a", 100.0, do))
+    task = CountedTask(error)
+    maintenance = start_maintenance(clock, MaintenanceTask("a", 100.0, task))
     clock.advance(100.0)
-    assert do.was_done()
+    assert task.ran()
     clock.wait_for_sleepers()
     clock.advance(125.0)
-    assert do.was_done()
-    upkeep.stop()
+    assert task.ran()
+    maintenance.stop()
 
 
 def test_hanging_task_does_not_block_others(clock):
     """Regression: all tasks shared one thread, so a hanging store kept expired leases for hours."""
-    held, begun, other = threading.Event(), threading.Event(), Counted()
+    held, begun, other = threading.Event(), threading.Event(), CountedTask()
 
     def hang():
         begun.set()
         assert held.wait(WAIT_S)
         return 0
 
-    upkeep = keeping(clock, MaintenanceTask("publisher", 5.0, hang), MaintenanceTask("reaper", 5.0, other))
+    maintenance = start_maintenance(
+        clock, MaintenanceTask("publisher", 5.0, hang), MaintenanceTask("reaper", 5.0, other)
+    )
     clock.advance(5.0)
     assert begun.wait(WAIT_S)
     for _ in range(3):
-        assert other.was_done()
+        assert other.ran()
         clock.wait_for_sleepers()
         clock.advance(6.25)
     held.set()
-    upkeep.stop()
+    maintenance.stop()
 
 
 def test_unavailable_ledger_pauses_all_tasks(clock):
-    away, other = Counted(JobLedgerUnavailableError("away")), Counted()
-    upkeep = keeping(
-        clock, MaintenanceTask("a", 1.0, away), MaintenanceTask("b", 50.0, other), hold_off_s=1000.0
+    failing, other = CountedTask(JobLedgerUnavailableError("unavailable")), CountedTask()
+    maintenance = start_maintenance(
+        clock, MaintenanceTask("a", 1.0, failing), MaintenanceTask("b", 50.0, other), hold_off_s=1000.0
     )
     clock.advance(1.0)
-    assert away.was_done()
+    assert failing.ran()
     clock.wait_for_sleepers(2)
     clock.advance(900.0)
     threading.Event().wait(0)
-    assert away.was_not()
+    assert failing.did_not_run()
     clock.wait_for_sleepers(2)
-    assert other.was_not()
+    assert other.did_not_run()
     clock.advance(1000.0)
-    assert away.was_done()
-    assert other.was_done()
-    upkeep.stop()
+    assert failing.ran()
+    assert other.ran()
+    maintenance.stop()
 
 
 def test_stop_does_not_wait_forever_for_a_round(clock, caplog):
@@ -137,9 +139,9 @@ def test_stop_does_not_wait_forever_for_a_round(clock, caplog):
         held.wait(WAIT_S)
         return 0
 
-    upkeep = keeping(clock, MaintenanceTask("sweeper", 5.0, hang), stop_s=0.0)
+    maintenance = start_maintenance(clock, MaintenanceTask("sweeper", 5.0, hang), stop_s=0.0)
     clock.advance(5.0)
     assert begun.wait(WAIT_S)
-    upkeep.stop()
+    maintenance.stop()
     assert "headrace-sweeper" in caplog.text
     held.set()

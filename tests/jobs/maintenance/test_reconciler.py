@@ -24,11 +24,11 @@ def submit(ledger, count=1, **spec):
     return {s.job.id for s in ledger.submit([NewJob(**spec)] * count)}
 
 
-def reconciled(ledger, **given):
-    told: dict[str, list[str]] = {}
-    count = Reconciler(ledger, told.__setitem__, **given).tick()
-    assert count == sum(map(len, told.values()))
-    return {queue: set(ids) for queue, ids in told.items()}
+def reconciled(ledger, **settings):
+    announced: dict[str, list[str]] = {}
+    count = Reconciler(ledger, announced.__setitem__, **settings).tick()
+    assert count == sum(map(len, announced.values()))
+    return {queue: set(ids) for queue, ids in announced.items()}
 
 
 def test_only_overdue_jobs_are_announced(ledger, wall):

@@ -12,14 +12,14 @@ from headrace.testing import ManualClock
 from jobs.maintenance.bench import Bench
 
 
-class Press:
+class FakePublication:
     """A fake `Publication`. `errors` maps an output URI to an error or a published URI."""
 
     def __init__(self, ledger):
-        self.ledger, self.errors, self.asked = ledger, {}, []
+        self.ledger, self.errors, self.attempted = ledger, {}, []
 
     def publish(self, job):
-        self.asked.append(job.spec.output_uri)
+        self.attempted.append(job.spec.output_uri)
         answer = self.errors.get(job.spec.output_uri, "there")
         if isinstance(answer, BaseException):
             raise answer
@@ -34,25 +34,25 @@ def bench():
         yield Bench(stores, "memory://box/", 1_800_000_000_000)
 
 
-def ended(bench, *places):
-    for place in places:
-        bench.end(bench.submit(output_uri=place), fail=True)
+def ended(bench, *output_uris):
+    for uri in output_uris:
+        bench.end(bench.submit(output_uri=uri), fail=True)
         bench.later(0.001)
 
 
-def made(bench, **given):
-    press = Press(bench.ledger)
-    return press, ResultPublisher(bench.ledger, press, **given)
+def new_publisher(bench, **settings):
+    publication = FakePublication(bench.ledger)
+    return publication, ResultPublisher(bench.ledger, publication, **settings)
 
 
 def test_unpublished_end_is_published_after_the_workers_time(bench):
     ended(bench, "s3://a/1", "s3://a/2")
-    press, publisher = made(bench)
+    publication, publisher = new_publisher(bench)
     assert publisher.tick() == 0
     bench.later(11.0)
     assert publisher.tick() == 2
     assert publisher.tick() == 0
-    assert press.asked == ["s3://a/1", "s3://a/2"]
+    assert publication.attempted == ["s3://a/1", "s3://a/2"]
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_unpublishable_end_does_not_block_others(bench, error, caplog):
     ended(bench, "s3://a/1", "s3://b/1", "s3://c/1", "s3://d/1")
     bench.later(11.0)
     clock = ManualClock()
-    press, publisher = made(bench, round_jobs=2, clock=clock)
-    press.errors = {"s3://a/1": error, "s3://b/1": error}
+    publication, publisher = new_publisher(bench, round_jobs=2, clock=clock)
+    publication.errors = {"s3://a/1": error, "s3://b/1": error}
     assert [publisher.tick() for _ in range(3)] == [0, 2, 0]
-    assert press.asked.count("s3://a/1") == 1, "it is not asked for with every round"
+    assert publication.attempted.count("s3://a/1") == 1, "an unpublishable end was tried in every round"
     clock.advance(30.0)
-    press.errors = {}
+    publication.errors = {}
     assert publisher.tick() == 2
 
 
@@ -81,13 +81,13 @@ def test_delay_doubles_up_to_an_hour(bench, caplog):
     ended(bench, "s3://a/1")
     bench.later(11.0)
     clock = ManualClock()
-    press, publisher = made(bench, clock=clock)
-    press.errors = {"s3://a/1": UnavailableError("s3://a", "away")}
+    publication, publisher = new_publisher(bench, clock=clock)
+    publication.errors = {"s3://a/1": UnavailableError("s3://a", "away")}
     times = []
     for _ in range(20_000):
-        before = len(press.asked)
+        before = len(publication.attempted)
         publisher.tick()
-        if len(press.asked) > before:
+        if len(publication.attempted) > before:
             times.append(clock.now())
         clock.advance(10.0)
         if len(times) == 10:
@@ -100,35 +100,35 @@ def test_unavailable_bucket_is_tried_once_per_round(bench, caplog):
     caplog.set_level(logging.CRITICAL)
     ended(bench, "s3://a/1", "s3://a/2", "s3://b/1")
     bench.later(11.0)
-    press, publisher = made(bench)
-    press.errors = dict.fromkeys(("s3://a/1", "s3://a/2"), UnavailableError("s3://a", "away"))
+    publication, publisher = new_publisher(bench)
+    publication.errors = dict.fromkeys(("s3://a/1", "s3://a/2"), UnavailableError("s3://a", "away"))
     assert publisher.tick() == 1
-    assert press.asked == ["s3://a/1", "s3://b/1"]
+    assert publication.attempted == ["s3://a/1", "s3://b/1"]
 
 
 def test_unavailable_ledger_ends_the_round(bench):
     ended(bench, "s3://a/1", "s3://b/1")
     bench.later(11.0)
-    press, publisher = made(bench)
-    press.errors = {"s3://a/1": JobLedgerUnavailableError("away")}
+    publication, publisher = new_publisher(bench)
+    publication.errors = {"s3://a/1": JobLedgerUnavailableError("away")}
     with pytest.raises(JobLedgerUnavailableError):
         publisher.tick()
-    assert press.asked == ["s3://a/1"]
+    assert publication.attempted == ["s3://a/1"]
 
 
 def test_publication_is_given_up_after_a_day_and_notified(bench, caplog):
     caplog.set_level(logging.CRITICAL)
     ended(bench, "s3://a/1")
     clock = ManualClock()
-    press, publisher = made(bench, clock=clock)
-    press.errors = {"s3://a/1": UnavailableError("s3://a", "away")}
+    publication, publisher = new_publisher(bench, clock=clock)
+    publication.errors = {"s3://a/1": UnavailableError("s3://a", "away")}
     given_up = []
 
     def give_up(job):
         given_up.append(job.id)
         bench.ledger.mark_published(job.id, job.lease, "")
 
-    press.give_up = give_up
+    publication.give_up = give_up
     bench.later(11.0)
     publisher.tick()
     assert given_up == []
@@ -138,4 +138,4 @@ def test_publication_is_given_up_after_a_day_and_notified(bench, caplog):
     assert len(given_up) == 1
     clock.advance(86_400.0)
     publisher.tick()
-    assert len(press.asked) == 2
+    assert len(publication.attempted) == 2

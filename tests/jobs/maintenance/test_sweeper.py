@@ -30,40 +30,40 @@ def bench(request, tmp_path):
         yield Bench(stores, base, round(time.time() * 1000))
 
 
-def sweeper(bench, **given) -> Sweeper:
-    return Sweeper(bench.ledger, bench.stores, bench.places, Retention(**given))
+def sweeper(bench, **retention) -> Sweeper:
+    return Sweeper(bench.ledger, bench.stores, bench.paths, Retention(**retention))
 
 
 def test_ended_job_and_its_objects_are_deleted_after_retention(bench):
     job = bench.end(bench.submit())
-    bench.put(bench.places.attempt(job.id, 7) + "parts/a.out")
+    bench.put(bench.paths.attempt(job.id, 7) + "parts/a.out")
     bench.later(30 * DAY_S - 1)
     assert sweeper(bench).tick() == 0
-    assert len(bench.stands) == 2
+    assert len(bench.objects) == 2
     bench.later(2)
     assert sweeper(bench).tick() == 1
-    assert bench.stands == set()
+    assert bench.objects == set()
     assert bench.ledger.get_many([job.id]) == {}
 
 
 def test_only_owned_payloads_are_deleted(bench):
     job_id = new_job_id(bench.wall.now_ms())
-    ours = bench.put(bench.places.input(job_id))
-    theirs = bench.put(f"{bench.base}theirs.csv")
-    bench.end(bench.submit(id=job_id, input_uri=ours, owned_input=True))
-    bench.end(bench.submit(input_uri=theirs))
+    owned = bench.put(bench.paths.input(job_id))
+    foreign = bench.put(f"{bench.base}foreign.csv")
+    bench.end(bench.submit(id=job_id, input_uri=owned, owned_input=True))
+    bench.end(bench.submit(input_uri=foreign))
     # The job claims to own this object, but the name is foreign: the object stays.
-    bench.end(bench.submit(input_uri=theirs, owned_input=True))
+    bench.end(bench.submit(input_uri=foreign, owned_input=True))
     bench.later(31 * DAY_S)
     assert sweeper(bench).tick() == 3
-    assert bench.stands == {"theirs.csv"}
+    assert bench.objects == {"foreign.csv"}
 
 
 def test_concurrently_requeued_job_keeps_its_payload(bench):
     """Regression: objects were deleted first, so a requeued job had lost its input."""
     job_id = new_job_id(bench.wall.now_ms())
-    ours = bench.put(bench.places.input(job_id))
-    job = bench.end(bench.submit(id=job_id, input_uri=ours, owned_input=True))
+    owned = bench.put(bench.paths.input(job_id))
+    job = bench.end(bench.submit(id=job_id, input_uri=owned, owned_input=True))
     bench.later(31 * DAY_S)
     ended_before = bench.ledger.ended_before
 
@@ -74,36 +74,36 @@ def test_concurrently_requeued_job_keeps_its_payload(bench):
 
     bench.ledger.ended_before = meanwhile
     assert sweeper(bench).tick() == 0
-    assert ours.removeprefix(bench.base) in bench.stands
+    assert owned.removeprefix(bench.base) in bench.objects
     assert bench.ledger.get(job.id).state is JobState.PENDING
 
 
 def test_orphans_are_deleted_after_retention_and_other_objects_stay(bench):
     known = bench.end(bench.submit())
     running = bench.submit(queue="other")
-    stranger = new_job_id(bench.wall.now_ms())
+    unknown = new_job_id(bench.wall.now_ms())
     kept = {
-        bench.put(bench.places.attempt(running.id, 1) + "result.out"),
-        bench.put(bench.places.input(known.id)),
+        bench.put(bench.paths.attempt(running.id, 1) + "result.out"),
+        bench.put(bench.paths.input(known.id)),
     }
     kept.add(known.result.uri)
     orphans = {
-        bench.put(bench.places.input(stranger)),
-        bench.put(bench.places.attempt(stranger, 1) + "a/b.out"),
+        bench.put(bench.paths.input(unknown)),
+        bench.put(bench.paths.attempt(unknown, 1) + "a/b.out"),
     }
-    superseded = bench.put(bench.places.attempt(known.id, 9) + "result.out")
-    assert sweeper(bench).orphans() == 0, "they are young: their submission may be on its way"
+    superseded = bench.put(bench.paths.attempt(known.id, 9) + "result.out")
+    assert sweeper(bench).orphans() == 0, "the job of a young object may not be submitted yet"
     bench.later(DAY_S + 60)
     assert sweeper(bench).orphans() == len(orphans) + 1
-    assert bench.stands == {uri.removeprefix(bench.base) for uri in kept}
-    assert superseded.removeprefix(bench.base) not in bench.stands
+    assert bench.objects == {uri.removeprefix(bench.base) for uri in kept}
+    assert superseded.removeprefix(bench.base) not in bench.objects
 
 
 def test_output_of_a_failed_job_is_deleted(bench):
     job = bench.end(bench.submit(), fail=True)
     bench.later(DAY_S + 60)
     assert sweeper(bench).orphans() == 1
-    assert bench.stands == set()
+    assert bench.objects == set()
     assert bench.ledger.get(job.id).state is JobState.FAILED
 
 
@@ -118,14 +118,14 @@ def test_undeletable_objects_become_orphans(bench, monkeypatch):
 
         patch.setattr(store, "delete", refuse)
         assert sweeper(bench).tick() == 1
-    assert len(bench.stands) == 1
+    assert len(bench.objects) == 1
     assert is_job_id(job.id)
     assert sweeper(bench).orphans() == 1
-    assert bench.stands == set()
+    assert bench.objects == set()
 
 
 def test_objects_without_a_date_stay(bench, monkeypatch):
-    bench.put(bench.places.input(new_job_id(0)))
+    bench.put(bench.paths.input(new_job_id(0)))
     store = bench.stores.for_uri(bench.base)
     listed = store.list
     monkeypatch.setattr(store, "list", lambda prefix: (replace(i, modified_s=0.0) for i in listed(prefix)))
@@ -138,8 +138,8 @@ def test_empty_folders_are_deleted_on_a_disk(tmp_path):
     with Stores({}) as stores:
         bench = Bench(stores, f"{tmp_path}/", round(time.time() * 1000))
         bench.end(bench.submit())
-        stranger = bench.places.attempt(new_job_id(0), 1) + "a/b.out"
-        bench.put(stranger)
+        unknown = bench.paths.attempt(new_job_id(0), 1) + "a/b.out"
+        bench.put(unknown)
         draft = tmp_path / "store" / "drafts" / ".headrace-1-a.tmp"
         draft.parent.mkdir()
         draft.write_text("half")
@@ -167,7 +167,7 @@ def test_objects_with_foreign_names_stay(folder, name):
     with Stores({}) as stores:
         bench = Bench(stores, "memory://box/", round(time.time() * 1000))
         try:
-            uri = bench.put(f"{bench.places.store_uri}{folder}{name}")
+            uri = bench.put(f"{bench.paths.store_uri}{folder}{name}")
         except ConfigError:  # no store permits this name
             reject()
         bench.later(99 * DAY_S)
@@ -184,7 +184,7 @@ def test_objects_with_foreign_names_stay(folder, name):
         assert removed == int(ours), uri
 
 
-@for_each("given", [{"jobs_s": 0.0}, {"jobs_s": -1.0}, {"orphans_s": 3599.0}])
-def test_too_short_retention_is_refused(given):
+@for_each("invalid", [{"jobs_s": 0.0}, {"jobs_s": -1.0}, {"orphans_s": 3599.0}])
+def test_too_short_retention_is_refused(invalid):
     with pytest.raises(ConfigError):
-        Retention(**given)
+        Retention(**invalid)

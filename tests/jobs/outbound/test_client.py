@@ -96,16 +96,16 @@ def test_rebinding_name_is_resolved_once(make):
     """
     port = free_port()
     answers = [["127.0.0.2"], ["127.0.0.1"], ["127.0.0.1"]]
-    asked = []
+    resolved = []
 
     def resolve(host, port):
-        asked.append(host)
-        return answers[len(asked) - 1]
+        resolved.append(host)
+        return answers[len(resolved) - 1]
 
     with Receiver(host="127.0.0.2", port=port) as public, Receiver(host="127.0.0.1", port=port) as inner:
         client = make(port, networks=(parse_network("127.0.0.2/32"),), resolve=resolve)
         assert client.send("GET", f"http://{NAME}:{port}/").status == 200
-        assert asked == [NAME]
+        assert resolved == [NAME]
         assert (len(public.requests), len(inner.requests)) == (1, 0)
         with pytest.raises(RefusedAddressError):
             client.send("GET", f"http://{NAME}:{port}/")
@@ -172,10 +172,10 @@ def test_dripping_receiver_costs_the_total_timeout(receiver, make, reply):
 
 
 def test_receiver_that_does_not_read_costs_the_timeout(make):
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        client = make(deaf.getsockname()[1], timeouts=QUICK)
+    with socket.create_server(("127.0.0.1", 0)) as unread:
+        client = make(unread.getsockname()[1], timeouts=QUICK)
         with pytest.raises(OutboundFault):
-            client.send("POST", f"http://127.0.0.1:{deaf.getsockname()[1]}/", body=bytes(50 << 20))
+            client.send("POST", f"http://127.0.0.1:{unread.getsockname()[1]}/", body=bytes(50 << 20))
 
 
 def test_endless_response_is_cut_at_its_limit(receiver, make):
@@ -278,13 +278,13 @@ def trusting(ca: trustme.CA) -> ssl.SSLContext:
 
 
 def test_tls_uses_the_name_for_certificate_and_host(ca, make):
-    asked = []
+    server_names = []
     context = tls(ca.issue_cert(NAME))
-    context.sni_callback = lambda sock, name, context: asked.append(name)
+    context.sni_callback = lambda sock, name, context: server_names.append(name)
     with Receiver(tls=context) as receiver:
         client = make(receiver.port, trust=trusting(ca))
         assert client.send("POST", f"https://{NAME}:{receiver.port}/", body=b"{}").status == 200
-        assert asked == [NAME]
+        assert server_names == [NAME]
         assert receiver.requests[0].headers["host"] == f"{NAME}:{receiver.port}"
 
 

@@ -58,9 +58,9 @@ def test_input_store_meets_the_reading_contract(http_files, client, clock, lacki
 def test_broken_body_resumes_at_its_byte(http_files, store, uri):
     http_files.faults = [Fault(cut_at=1_000_000), CUT_NOW, Fault(status=503)]
     assert b"".join(store.stream(uri)) == DATA
-    asked = http_files.ranges_asked()
-    assert asked[0] == ""
-    assert {a.startswith("bytes=") for a in asked[1:]} == {True}
+    ranges = http_files.ranges_asked()
+    assert ranges[0] == ""
+    assert {a.startswith("bytes=") for a in ranges[1:]} == {True}
 
 
 def test_changed_object_is_detected_by_its_etag(http_files, store, uri):

@@ -9,7 +9,7 @@ from headrace.jobs.job import Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, HeartbeatReply, SettleAndClaimReply
 from headrace.testing import ManualWallClock, MemoryJobLedger
 
-PATIENCE_S = 20.0
+WAIT_S = 20.0
 
 
 class Gate:
@@ -24,10 +24,10 @@ class Gate:
 
     def pass_(self) -> None:
         self.reached.set()
-        assert self._open.wait(PATIENCE_S), "the test never opened the gate"
+        assert self._open.wait(WAIT_S), "the test never opened the gate"
 
     def wait_reached(self) -> None:
-        assert self.reached.wait(PATIENCE_S), "nobody came to the gate"
+        assert self.reached.wait(WAIT_S), "nothing reached the gate"
 
 
 class FaultyLedger(MemoryJobLedger):

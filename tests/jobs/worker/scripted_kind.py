@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import ResultRef
 
-PATIENCE_S = 20.0
+WAIT_S = 20.0
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Running:
     def wait(self) -> ResultRef:
         """Wait, in the attempt's thread, until the test or a stop ends the attempt."""
         self.attempt.add_stop_callback(self._done.set)
-        assert self._done.wait(PATIENCE_S), "the test never ended this attempt"
+        assert self._done.wait(WAIT_S), "the test never ended this attempt"
         if self._error is not None:
             raise self._error
         self.attempt.raise_if_stopped()
@@ -65,7 +65,7 @@ class ScriptedKind:
 
     def next(self) -> Running:
         """Return the next attempt that began. Raise `queue.Empty` if none begins."""
-        return self.began.get(timeout=PATIENCE_S)
+        return self.began.get(timeout=WAIT_S)
 
     def none_began(self) -> bool:
         """Return True if the test has seen every attempt that began."""

@@ -13,7 +13,7 @@ from headrace.jobs.worker.heartbeats import Heartbeats
 from headrace.jobs.worker.running_jobs import RunningJobs
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.testing import ManualClock, ManualWallClock
-from jobs.worker.faulty_ledger import PATIENCE_S, FaultyLedger, Times, cut
+from jobs.worker.faulty_ledger import WAIT_S, FaultyLedger, Times, cut
 
 
 class HeartbeatBench:
@@ -45,7 +45,7 @@ class HeartbeatBench:
 
     def __exit__(self, *_: object) -> None:
         self.heartbeats.end()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
 
     def after(self, seconds: float) -> None:
@@ -62,12 +62,12 @@ class HeartbeatBench:
         self._until_asleep_again(before)
 
     def _until_asleep_again(self, before: int) -> None:
-        for _ in range(round(PATIENCE_S / 0.001)):
+        for _ in range(round(WAIT_S / 0.001)):
             if len(self.clock.slept_s) > before:
                 self.clock.wait_for_sleepers()
                 return
             threading.Event().wait(0.001)
-        raise AssertionError("the beats' thread did nothing")
+        raise AssertionError("the heartbeat thread did nothing")
 
     def claim(self, limit_s: float | None = None, **spec) -> Attempt:
         self.ledger.submit([NewJob(**spec)])
@@ -124,7 +124,7 @@ def test_unexpected_ledger_error_does_not_end_heartbeats(bench, caplog):
     bench.claim()
 
     def odd():
-        raise ValueError("what is this")
+        raise ValueError("an unexpected error")
 
     bench.ledger.before_heartbeat = Times(2, odd)
     bench.after(15.0)
@@ -137,7 +137,7 @@ def test_heartbeats_are_overdue_after_half_a_lease_with_open_attempts(bench):
     bench.after(100.0)
     assert not bench.heartbeats.overdue
     bench.claim()
-    assert not bench.heartbeats.overdue, "its lease is new"
+    assert not bench.heartbeats.overdue, "the lease is new"
     bench.ledger.unavailable = True
     bench.after(30.0)
     assert not bench.heartbeats.overdue
@@ -174,7 +174,7 @@ def test_reply_for_one_lease_does_not_stop_a_later_one(bench):
     def meanwhile(_reply):
         bench.running_jobs.remove(early)
         bench.wall.advance(3_600_000)
-        later.append(pulse_claim_again(bench))
+        later.append(claim_again(bench))
 
     bench.ledger.after_heartbeat = Times(1, meanwhile)
     # The reply reports the lost lease. The worker claims the job again before the reply arrives.
@@ -185,7 +185,7 @@ def test_reply_for_one_lease_does_not_stop_a_later_one(bench):
     assert (early.stopped, later[0].stopped) == (StopReason.LOST, None)
 
 
-def pulse_claim_again(bench: HeartbeatBench) -> Attempt:
+def claim_again(bench: HeartbeatBench) -> Attempt:
     bench.ledger.maintain(10)
     (job,) = bench.ledger.settle_and_claim([], ClaimRequest("w1", ("default",), 1, 60_000)).claimed
     attempt = Attempt(job)
@@ -197,16 +197,17 @@ def test_lost_lease_gets_no_heartbeat(bench):
     lost, other = bench.claim(), bench.claim()
     lost.stop(StopReason.LOST)
     bench.after(15.0)
-    assert [beat.job_id for beat in bench.ledger.heartbeats[0]] == [other.job.id]
+    assert [heartbeat.job_id for heartbeat in bench.ledger.heartbeats[0]] == [other.job.id]
 
 
 def test_changes_trigger_rate_limited_cancellation_checks(bench):
     one = bench.claim()
-    asked: list[float] = []
+    checked_s: list[float] = []
     cancel_requests = bench.ledger.cancel_requests
-    bench.ledger.cancel_requests = lambda worker: (asked.append(bench.clock.now()), cancel_requests(worker))[
-        1
-    ]
+    bench.ledger.cancel_requests = lambda worker: (
+        checked_s.append(bench.clock.now()),
+        cancel_requests(worker),
+    )[1]
     bench.wall.advance(1)
     bench.now(
         lambda: (
@@ -217,9 +218,9 @@ def test_changes_trigger_rate_limited_cancellation_checks(bench):
     )
     assert one.stopped is StopReason.CANCELLED
     bench.now(bench.heartbeats.check_cancellations)
-    assert asked == [0.2]
+    assert checked_s == [0.2]
     bench.after(0.1)
-    assert asked == [0.2, pytest.approx(0.3)]
+    assert checked_s == [0.2, pytest.approx(0.3)]
 
 
 def test_cancellation_check_does_not_stop_later_attempts(bench):
@@ -232,7 +233,7 @@ def test_cancellation_check_does_not_stop_later_attempts(bench):
         bench.ledger.settle_and_claim([Settlement(early.job.id, early.job.lease, Cancelled())])
         bench.ledger.requeue(early.job.id)
         bench.running_jobs.remove(early)
-        later.append(pulse_claim_again(bench))
+        later.append(claim_again(bench))
         return found
 
     bench.ledger.cancel_requests = meanwhile
@@ -273,7 +274,7 @@ def test_attempt_that_ignores_its_stop_is_given_up_once(bench):
     bench.now(lambda: (one.stop(StopReason.CANCELLED), bench.heartbeats.attempts_stopped()))
     bench.after(15.0)
     assert bench.given_up == []
-    assert len(bench.ledger.heartbeats[-1]) == 1, "it is ours until it is given up"
+    assert len(bench.ledger.heartbeats[-1]) == 1, "the attempt was given up too early"
     bench.after(15.0)
     assert bench.given_up == [one]
     bench.after(15.0)

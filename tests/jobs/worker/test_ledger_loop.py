@@ -32,7 +32,7 @@ class LoopBench:
         self.running_jobs, self.clock = RunningJobs(), ManualClock(auto=True)
         self.begun: list[str] = []
         self.settled: list[tuple[Settlement, bool]] = []
-        self.most = 0
+        self.running_max = 0
         self.enough = lambda: False
         self.secure = lambda settlements: settlements
         self.may_claim = lambda: True
@@ -57,17 +57,17 @@ class LoopBench:
     def _begin(self, job) -> None:
         self.running_jobs.add(Attempt(job))
         self.begun.append(job.id)
-        self.most = max(self.most, len(self.running_jobs))
-        self._look()
+        self.running_max = max(self.running_max, len(self.running_jobs))
+        self._check_enough()
 
     def _settled(self, settlement: Settlement, counted: bool) -> None:
         self.settled.append((settlement, counted))
         attempt = self.running_jobs.get(settlement.job_id, settlement.lease)
-        assert attempt is not None, "it was in hand until it was answered"
+        assert attempt is not None, "the settled attempt is not among the running jobs"
         self.running_jobs.remove(attempt)
-        self._look()
+        self._check_enough()
 
-    def _look(self) -> None:
+    def _check_enough(self) -> None:
         if self.enough():
             self.ledger_loop.end()
 
@@ -126,7 +126,7 @@ def test_claim_is_limited_to_free_slots(bench):
     bench.enough = lambda: len(bench.begun) == 1
     bench.ledger_loop.run()
     assert [claim.jobs_max for _, claim in bench.ledger.log] == [1]
-    assert bench.most == 3
+    assert bench.running_max == 3
 
 
 def test_slot_of_a_stuck_thread_is_not_free(bench):
@@ -145,7 +145,7 @@ def test_claim_with_a_lost_reply_occupies_slots(bench):
     bench.ledger.after = Times(1, cut)
     bench.enough = lambda: len(bench.begun) == 3
     bench.ledger_loop.run()
-    assert bench.most == 3
+    assert bench.running_max == 3
     assert bench.ledger.counts("default").running == 3
     assert len(bench.ledger.log) == 1
 
@@ -155,8 +155,8 @@ def test_nothing_is_claimed_beside_a_job_that_runs_alone(bench):
     bench.running_jobs.remove(suspect)
     bench.running_jobs.add(Attempt(replace(suspect.job, crashes=2)))
     bench.submit(5)
-    looks = iter(range(3))
-    bench.may_claim = lambda: next(looks, None) is not None or bench.ledger_loop.end() is not None
+    polls = iter(range(3))
+    bench.may_claim = lambda: next(polls, None) is not None or bench.ledger_loop.end() is not None
     bench.ledger_loop.run()
     assert not bench.ledger.log
 
@@ -188,7 +188,7 @@ def test_busy_worker_polls_the_queues(bench):
         rounds += 1
         if rounds == 2:
             bench.submit(1)  # without an announcement
-        assert rounds < 10, "a worker that is busy never looks"
+        assert rounds < 10, "a busy worker never polls"
 
     def again(*_):
         if not bench.begun:
@@ -221,7 +221,7 @@ def test_unclaimable_due_job_is_polled_with_a_pause(bench):
     """Regression: while another transaction locked the job, the loop polled without a pause."""
     ledger, answers = bench.ledger, iter(range(5))
 
-    class Held:
+    class LockedJobLedger:
         def __getattr__(self, name):
             return getattr(ledger, name)
 
@@ -230,7 +230,7 @@ def test_unclaimable_due_job_is_polled_with_a_pause(bench):
                 bench.ledger_loop.end()
             return replace(ledger.settle_and_claim(settlements, claim), due_in_ms=0)
 
-    bench.ledger_loop._ledger = Held()
+    bench.ledger_loop._ledger = LockedJobLedger()
     bench.ledger_loop.run()
     assert bench.clock.slept_s
     assert min(bench.clock.slept_s[:4]) > 0
@@ -383,9 +383,11 @@ def test_result_that_is_not_durable_is_settled_as_failed(bench, caplog):
     job = bench.ledger.get(one.job.id)
     assert (job.state, job.failure.cause, job.attempt) == (JobState.PENDING, Cause.STORAGE, 1)
     assert job.due_at_ms - bench.wall.now_ms() == 10_000, (
-        "not at once: the disk would have no time to recover"
+        "an immediate retry gives the disk no time to recover"
     )
-    assert isinstance(bench.settled[0][0].outcome, Failed), "told as it was settled, not as it had been"
+    assert isinstance(bench.settled[0][0].outcome, Failed), (
+        "the callback did not receive the recorded settlement"
+    )
     assert bench.settled[1] == (released, True)
 
 
@@ -456,13 +458,13 @@ def test_busy_worker_skips_other_regions():
     bench = LoopBench(region="eu", poll_s=1_000.0)
     (busy,) = bench.claim(1)
     far = bench.submit(region="us")
-    looks = []
+    polls = []
 
     def sleep(seconds, wake=None):
-        looks.append(len(bench.ledger.log))
-        if len(looks) == 1:
+        polls.append(len(bench.ledger.log))
+        if len(polls) == 1:
             bench.settle(busy)
-        elif len(looks) > 5:
+        elif len(polls) > 5:
             bench.ledger_loop.end()
         return True
 
@@ -474,7 +476,7 @@ def test_busy_worker_skips_other_regions():
     assert bench.begun == far
 
 
-def test_worker_with_never_does_not_claim_other_regions():
+def test_worker_with_other_regions_never_claims_no_other_region():
     bench = LoopBench(region="eu", other_regions="never")
     bench.submit(2, region="us")
     (own,) = bench.submit(region="eu")

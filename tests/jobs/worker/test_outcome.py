@@ -12,7 +12,7 @@ from headrace.jobs.worker.outcome import MESSAGE_CHARS_MAX, outcome_of_error
 from jobs.support import attempt_at
 
 
-def judged(error, *, attempt=1, attempts_max=3, hide="", share=1.0, **spec):
+def outcome_for(error, *, attempt=1, attempts_max=3, hide="", share=1.0, **spec):
     at = attempt_at(NewJob(attempts_max=attempts_max, **spec), attempt=attempt)
     return outcome_of_error(at, error, share=share, hide=hide)
 
@@ -60,7 +60,7 @@ def test_exceeded_time_limit_is_a_counted_failure():
     ],
 )
 def test_error_determines_the_retry(error, cause, retry_ms, counted, crashed):
-    failed = judged(error)
+    failed = outcome_for(error)
     assert isinstance(failed, Failed)
     assert failed.failure.cause is cause
     assert failed.failure.error == type(error).__name__
@@ -68,38 +68,38 @@ def test_error_determines_the_retry(error, cause, retry_ms, counted, crashed):
 
 
 def test_last_attempt_fails_for_good_and_counts_its_crash():
-    failed = judged(e.InstanceLostError("m", "died", cause="crash"), attempt=3)
+    failed = outcome_for(e.InstanceLostError("m", "died", cause="crash"), attempt=3)
     assert (failed.retry_ms, failed.crashed) == (None, True)
 
 
 def test_uncounted_failure_is_retried_after_the_last_attempt():
-    failed = judged(e.UnavailableError("s3://b/k", "away"), attempt=3)
+    failed = outcome_for(e.UnavailableError("s3://b/k", "away"), attempt=3)
     assert (failed.retry_ms, failed.counted) == (60_000, False)
 
 
 def test_cancelled_request_does_not_cancel_the_job():
     """Regression: a cancelled request failed the job for good, as if the job was cancelled."""
-    failed = judged(e.CancelledRequestError("whoever asked has gone"))
+    failed = outcome_for(e.CancelledRequestError("the client has disconnected"))
     assert isinstance(failed, Failed)
     assert (failed.failure.cause, failed.retry_ms) == (Cause.DEFECT, 10_000)
 
 
 def test_retry_after_sets_the_delay():
-    assert judged(e.OverloadedError("m", retry_after_s=77.0)).retry_ms == 77_000
+    assert outcome_for(e.OverloadedError("m", retry_after_s=77.0)).retry_ms == 77_000
 
 
 def test_internal_store_is_not_named():
-    failed = judged(e.StorageError("s3://ours/attempts/a/1/x", "no"), hide="s3://ours/")
+    failed = outcome_for(e.StorageError("s3://ours/attempts/a/1/x", "no"), hide="s3://ours/")
     assert failed.failure.message == "store:attempts/a/1/x: no"
 
 
 def test_internal_error_shows_no_details():
-    assert "secret" not in judged(RuntimeError("secret")).failure.message
+    assert "secret" not in outcome_for(RuntimeError("secret")).failure.message
 
 
 @given(text=st.text(max_size=MESSAGE_CHARS_MAX * 2), hide=st.sampled_from(["", "s3://ours/"]))
 def test_messages_have_a_limit(text, hide):
-    message = judged(e.DataError(text), hide=hide).failure.message
+    message = outcome_for(e.DataError(text), hide=hide).failure.message
     assert len(message) <= MESSAGE_CHARS_MAX
     if len(text) <= MESSAGE_CHARS_MAX and not hide:
         assert message == str(e.DataError(text))

@@ -17,7 +17,7 @@ from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger, check_service
 from jobs.worker.faulty_ledger import FaultyLedger, Gate, Times, cut
-from jobs.worker.scripted_kind import PATIENCE_S, ScriptedKind
+from jobs.worker.scripted_kind import WAIT_S, ScriptedKind
 
 
 @pytest.fixture
@@ -49,16 +49,16 @@ def submit(ledger: JobLedger, **fields) -> str:
     return submitted.job.id
 
 
-def until(ledger: JobLedger, job_id: str, wanted: Callable[..., bool]):
+def wait_for_job(ledger: JobLedger, job_id: str, wanted: Callable[..., bool]):
     """Return the job once `wanted` accepts the job."""
     watch = ledger.watch()
     try:
-        for _ in range(round(PATIENCE_S / 0.05)):
+        for _ in range(round(WAIT_S / 0.05)):
             job = ledger.get(job_id)
             if wanted(job):
                 return job
             watch.wait(0.05)
-        raise AssertionError(f"never came to be: {job}")
+        raise AssertionError(f"the job did not reach the state: {job}")
     finally:
         watch.close()
 
@@ -70,7 +70,7 @@ def ended(job) -> bool:
 def test_submitted_job_is_run_and_recorded(ledger):
     kind = ScriptedKind(at_once=True)
     with working(ledger, kind):
-        job = until(ledger, submit(ledger), ended)
+        job = wait_for_job(ledger, submit(ledger), ended)
     assert job.state is JobState.COMPLETED
     assert job.result.uri == f"memory://store/{job.id}/1"
     assert (job.attempt, job.lease) == (1, 1)
@@ -80,7 +80,7 @@ def test_idle_worker_runs_a_job_of_another_region(ledger):
     """The worker does not wait for the next poll."""
     kind = ScriptedKind()
     own = submit(ledger, region="eu")
-    with working(ledger, kind, region="eu", poll_s=PATIENCE_S * 10):
+    with working(ledger, kind, region="eu", poll_s=WAIT_S * 10):
         first = kind.next()
         far = submit(ledger, region="us")
         assert first.id == own
@@ -88,7 +88,7 @@ def test_idle_worker_runs_a_job_of_another_region(ledger):
         second = kind.next()
         assert second.id == far
         second.finish()
-        assert until(ledger, far, ended).worker_region == "eu"
+        assert wait_for_job(ledger, far, ended).worker_region == "eu"
 
 
 def test_concurrency_limits_running_jobs(ledger):
@@ -106,7 +106,7 @@ def test_concurrency_limits_running_jobs(ledger):
         kind.next().finish()
         kind.next().finish()
         for job_id in ids:
-            assert until(ledger, job_id, ended).state is JobState.COMPLETED
+            assert wait_for_job(ledger, job_id, ended).state is JobState.COMPLETED
 
 
 def test_transient_failure_is_retried_and_permanent_one_is_not(ledger, wall):
@@ -114,11 +114,11 @@ def test_transient_failure_is_retried_and_permanent_one_is_not(ledger, wall):
     with working(ledger, kind):
         job_id = submit(ledger)
         kind.next().fail(StorageError("s3://in/a", "try again"))
-        pending = until(ledger, job_id, lambda job: job.state is JobState.PENDING and job.attempt == 1)
+        pending = wait_for_job(ledger, job_id, lambda job: job.state is JobState.PENDING and job.attempt == 1)
         assert pending.failure.message == "s3://in/a: try again"
         wall.advance(3_600_000)
         kind.next().fail(DataError("row 3 is no number"))
-        failed = until(ledger, job_id, ended)
+        failed = wait_for_job(ledger, job_id, ended)
     assert failed.state is JobState.FAILED
     assert failed.failure.cause is Cause.INPUT
     assert failed.failure.message == "row 3 is no number"
@@ -130,7 +130,7 @@ def test_internal_error_is_reported_without_details(ledger):
     with working(ledger, kind):
         job_id = submit(ledger, attempts_max=1)
         kind.next().fail(ZeroDivisionError("secret path"))
-        failed = until(ledger, job_id, ended)
+        failed = wait_for_job(ledger, job_id, ended)
     assert failed.state is JobState.FAILED
     assert "secret" not in failed.failure.message
 
@@ -141,7 +141,7 @@ def test_cancelled_running_job_stops_soon(ledger):
         job_id = submit(ledger)
         running = kind.next()
         ledger.cancel(job_id)
-        job = until(ledger, job_id, ended)
+        job = wait_for_job(ledger, job_id, ended)
     assert job.state is JobState.CANCELLED
     assert running.attempt.stopped is StopReason.CANCELLED
 
@@ -150,7 +150,7 @@ def test_attempt_over_its_time_limit_is_stopped_and_counts(ledger):
     kind = ScriptedKind()
     with working(ledger, kind):
         job_id = submit(ledger, time_limit_s=0.05, attempts_max=1)
-        job = until(ledger, job_id, ended)
+        job = wait_for_job(ledger, job_id, ended)
     assert job.state is JobState.FAILED
     assert job.failure.cause is Cause.TIMEOUT
     assert "0.05 s" in job.failure.message
@@ -169,7 +169,7 @@ def test_attempt_with_a_lost_lease_stops_and_writes_nothing(ledger, wall):
             wall.advance(60_000)
             claimed = ledger.settle_and_claim([], ClaimRequest("w2", ("default",), 1, 60_000)).claimed
             with_other = claimed[0] if claimed else None
-        assert kind.discarded.get(timeout=PATIENCE_S) == f"{job_id}/{running.attempt.job.lease}"
+        assert kind.discarded.get(timeout=WAIT_S) == f"{job_id}/{running.attempt.job.lease}"
     assert running.attempt.stopped is StopReason.LOST
     job = ledger.get(job_id)
     assert (job.state, job.worker, job.lease) == (JobState.RUNNING, "w2", with_other.lease)
@@ -187,7 +187,7 @@ def test_drain_finishes_short_jobs_and_releases_long_ones(ledger):
     stopping.start()
     running[long].attempt.cursor = {"at": 7}
     running[short].finish()
-    stopping.join(PATIENCE_S)
+    stopping.join(WAIT_S)
     assert ledger.get(short).state is JobState.COMPLETED
     back = ledger.get(long)
     assert (back.state, back.attempt, back.cursor) == (JobState.PENDING, 0, {"at": 7})
@@ -213,7 +213,7 @@ def test_job_with_two_crashes_runs_alone(ledger, wall):
         beside = kind.next()
         assert beside.id == other
         beside.finish()
-        until(ledger, other, ended)
+        wait_for_job(ledger, other, ended)
     assert ledger.get(suspect).state is JobState.COMPLETED
 
 
@@ -231,7 +231,7 @@ def test_job_that_runs_alone_waits_for_running_jobs(ledger, wall):
         running = kind.next()
         assert running.id == first
         wall.advance(3_600_000)
-        until(ledger, suspect, lambda job: job.state is JobState.RUNNING)
+        wait_for_job(ledger, suspect, lambda job: job.state is JobState.RUNNING)
         assert kind.none_began()
         running.finish()
         assert kind.next().id == suspect
@@ -253,9 +253,9 @@ def test_long_ledger_outage_stops_no_running_job(ledger):
             return settle_and_claim(*given)
 
         ledger.settle_and_claim = counting
-        assert refused.wait(PATIENCE_S)
+        assert refused.wait(WAIT_S)
         ledger.unavailable = False
-        job = until(ledger, job_id, ended)
+        job = wait_for_job(ledger, job_id, ended)
     assert job.state is JobState.COMPLETED
 
 
@@ -276,11 +276,11 @@ def test_settlement_with_a_lost_reply_is_not_refused(ledger):
     with working(ledger, kind):
         job_id = submit(ledger)
         kind.next().finish()
-        until(ledger, job_id, ended)
+        wait_for_job(ledger, job_id, ended)
         # The worker resolves the lost reply, and then runs another job.
         other = submit(ledger)
         kind.next().finish()
-        until(ledger, other, ended)
+        wait_for_job(ledger, other, ended)
     assert kind.discarded.empty()
 
 
@@ -298,7 +298,7 @@ def test_jobs_of_a_claim_with_a_lost_reply_are_run(ledger):
 
     ledger.settle_and_claim = answer_lost
     with working(ledger, kind):
-        job = until(ledger, submit(ledger), ended)
+        job = wait_for_job(ledger, submit(ledger), ended)
     assert (job.state, job.attempt) == (JobState.COMPLETED, 1)
 
 
@@ -308,7 +308,7 @@ def test_worker_reports_progress(ledger):
         job_id = submit(ledger)
         running = kind.next()
         running.attempt.set_progress_source(lambda: JobProgress(3, 10, "records"))
-        job = until(ledger, job_id, lambda job: job.progress is not None)
+        job = wait_for_job(ledger, job_id, lambda job: job.progress is not None)
         assert job.progress == JobProgress(3, 10, "records")
 
 
@@ -340,18 +340,18 @@ def in_thread(do: Callable[[], None]) -> threading.Thread:
 
 
 @pytest.fixture(autouse=True)
-def others() -> Iterator[None]:
+def record_earlier_threads() -> Iterator[None]:
     """Remember the threads of other tests, some of which outlive their tests."""
-    _OTHERS[:] = threading.enumerate()
+    _EARLIER_THREADS[:] = threading.enumerate()
     yield
-    _OTHERS.clear()
+    _EARLIER_THREADS.clear()
 
 
-_OTHERS: list[threading.Thread] = []
+_EARLIER_THREADS: list[threading.Thread] = []
 
 
-def of_worker() -> list[str]:
-    mine = (t for t in threading.enumerate() if t not in _OTHERS)
+def worker_threads() -> list[str]:
+    mine = (t for t in threading.enumerate() if t not in _EARLIER_THREADS)
     return [t.name for t in mine if t.name.startswith("headrace-") and t.is_alive()]
 
 
@@ -380,17 +380,17 @@ def test_stop_releases_jobs_of_a_running_claim(faulty):
     # The worker has stopped its running jobs, of which it had none, and waits for the claim.
     until_true(lambda: worker._releasing)
     gate.open()
-    stopping.join(PATIENCE_S)
+    stopping.join(WAIT_S)
     job = faulty.get(job_id)
     assert (job.state, job.attempt, job.crashes) == (JobState.PENDING, 0, 0)
 
 
 def until_true(holds: Callable[[], bool]) -> None:
-    for _ in range(round(PATIENCE_S / 0.001)):
+    for _ in range(round(WAIT_S / 0.001)):
         if holds():
             return
         threading.Event().wait(0.001)
-    raise AssertionError("it never came to be")
+    raise AssertionError("the condition did not become true")
 
 
 def test_drain_finishes_jobs_of_a_running_claim(faulty):
@@ -403,7 +403,7 @@ def test_drain_finishes_jobs_of_a_running_claim(faulty):
     stopping = in_thread(worker.stop)
     until_true(lambda: worker._ledger_loop._closed)
     gate.open()
-    stopping.join(PATIENCE_S)
+    stopping.join(WAIT_S)
     assert faulty.get(job_id).state is JobState.COMPLETED
 
 
@@ -419,14 +419,14 @@ def test_two_stops_return_at_the_workers_end(faulty):
     kind.next()
     faulty.before = Times(1, lambda *_: gate.pass_(), lambda settlements, _claim: bool(settlements))
     returned: list[list[str]] = []
-    stops = [in_thread(lambda: (worker.stop(), returned.append(of_worker())))]
+    stops = [in_thread(lambda: (worker.stop(), returned.append(worker_threads())))]
     until_true(lambda: worker._ledger_loop._closed)
-    stops.append(in_thread(lambda: (worker.stop(drain=False), returned.append(of_worker()))))
+    stops.append(in_thread(lambda: (worker.stop(drain=False), returned.append(worker_threads()))))
     gate.wait_reached()
     assert returned == []
     gate.open()
     for stop in stops:
-        stop.join(PATIENCE_S)
+        stop.join(WAIT_S)
     assert returned == [[], []]
     assert faulty.get(job_id).attempt == 0
 
@@ -434,12 +434,12 @@ def test_two_stops_return_at_the_workers_end(faulty):
 def test_job_that_ignores_its_stop_is_released_and_occupies_its_slot(faulty, caplog):
     """Regression: such a job kept its lease without a limit, and the process could not end."""
     caplog.set_level(logging.CRITICAL)
-    deaf, clock, held = Gate(), ManualClock(), threading.Event()
+    gate, clock, held = Gate(), ManualClock(), threading.Event()
     discarded: list[str] = []
 
-    class DeafKind:
+    class UnstoppableKind:
         def run(self, attempt):
-            deaf.pass_()
+            gate.pass_()
             return ScriptedKind(at_once=True).run(attempt)
 
         def discard(self, attempt):
@@ -447,12 +447,12 @@ def test_job_that_ignores_its_stop_is_released_and_occupies_its_slot(faulty, cap
             held.set()
 
     settings = WorkerSettings(name="w1", concurrency=1, stop_s=30.0, lease_s=60.0, heartbeat_s=15.0)
-    worker = Worker(faulty, {"infer": DeafKind()}, settings, clock=clock, seed=1)
+    worker = Worker(faulty, {"infer": UnstoppableKind()}, settings, clock=clock, seed=1)
     worker.start()
     first = submit(faulty)
-    deaf.wait_reached()
+    gate.wait_reached()
     faulty.cancel(first)
-    until_true(lambda: faulty_stops(worker))
+    until_true(lambda: attempt_is_stopped(worker))
     # The attempt is stopped now. `stop_s` limits the time until the job is released.
     until_true(lambda: (clock.advance(1.0), faulty.get(first).state is JobState.CANCELLED)[1])
     assert 30.0 <= clock.now() <= 90.0
@@ -460,40 +460,40 @@ def test_job_that_ignores_its_stop_is_released_and_occupies_its_slot(faulty, cap
     waits = submit(faulty)
     clock.advance(10.0)
     assert faulty.get(waits).state is JobState.PENDING, "there is no slot"
-    deaf.open()
+    gate.open()
     until_true(lambda: (clock.advance(1.0), faulty.get(waits).state is JobState.COMPLETED)[1])
-    assert held.wait(PATIENCE_S)
+    assert held.wait(WAIT_S)
     assert discarded == [first]
     assert faulty.get(first).state is JobState.CANCELLED
     worker.stop(drain=False)
 
 
-def faulty_stops(worker: Worker) -> bool:
+def attempt_is_stopped(worker: Worker) -> bool:
     worker._clock.advance(1.0)
     return any(attempt.stopped is not None for attempt in worker._running_jobs.attempts())
 
 
 def test_drain_releases_a_job_that_ignores_its_stop(faulty, caplog):
     caplog.set_level(logging.CRITICAL)
-    deaf, clock = Gate(), ManualClock()
+    gate, clock = Gate(), ManualClock()
 
-    class DeafKind:
+    class UnstoppableKind:
         def run(self, attempt):
-            deaf.pass_()
-            raise DataError("nobody waits for this")
+            gate.pass_()
+            raise DataError("the worker has given up this attempt")
 
         def discard(self, attempt):
             pass
 
-    worker = Worker(faulty, {"infer": DeafKind()}, WorkerSettings(name="w1"), clock=clock, seed=1)
+    worker = Worker(faulty, {"infer": UnstoppableKind()}, WorkerSettings(name="w1"), clock=clock, seed=1)
     worker.start()
     job_id = submit(faulty)
-    deaf.wait_reached()
+    gate.wait_reached()
     stopping = in_thread(lambda: worker.stop(drain=False))
     until_true(lambda: (clock.advance(1.0), not stopping.is_alive())[1])
     job = faulty.get(job_id)
     assert (job.state, job.attempt, job.crashes) == (JobState.PENDING, 0, 0)
-    deaf.open()
+    gate.open()
 
 
 def test_failing_progress_does_not_affect_the_result(ledger, caplog):
@@ -505,7 +505,7 @@ def test_failing_progress_does_not_affect_the_result(ledger, caplog):
         running = kind.next()
         running.attempt.set_progress_source(lambda: 1 // 0)
         running.finish()
-        assert until(ledger, job_id, ended).state is JobState.COMPLETED
+        assert wait_for_job(ledger, job_id, ended).state is JobState.COMPLETED
 
 
 def test_failing_outcome_decision_is_a_defect(ledger, caplog):
@@ -519,7 +519,9 @@ def test_failing_outcome_decision_is_a_defect(ledger, caplog):
     with working(ledger, kind):
         job_id = submit(ledger)
         kind.next().fail(OddError("x"))
-        job = until(ledger, job_id, lambda job: job.state is JobState.PENDING and job.failure is not None)
+        job = wait_for_job(
+            ledger, job_id, lambda job: job.state is JobState.PENDING and job.failure is not None
+        )
     assert job.failure.cause is Cause.DEFECT
 
 
@@ -535,10 +537,10 @@ def test_job_claimed_again_by_the_same_worker_loses_its_earlier_attempt(faulty, 
         faulty.maintain(10)
         late = kind.next()
         assert (late.id, late.attempt.job.lease) == (job_id, 2)
-        assert kind.discarded.get(timeout=PATIENCE_S) == f"{job_id}/1"
+        assert kind.discarded.get(timeout=WAIT_S) == f"{job_id}/1"
         assert (early.attempt.stopped, late.attempt.stopped) == (StopReason.LOST, None)
         late.finish()
-        assert until(faulty, job_id, ended).state is JobState.COMPLETED
+        assert wait_for_job(faulty, job_id, ended).state is JobState.COMPLETED
         until_true(lambda: worker.statistics().completed == 1)
         assert worker.statistics().lost == 1
     assert kind.discarded.empty()
@@ -563,10 +565,10 @@ def suspects(ledger, wall, count=1) -> list[str]:
     return ids
 
 
-def waiting_suspect(ledger, suspect: str) -> None:
+def resume_suspects(ledger, suspect: str) -> None:
     """Resume the queue, and wait until the worker has claimed the job."""
     ledger.set_queue(QueueSettings(SUSPECTS))
-    until(ledger, suspect, lambda job: job.state is JobState.RUNNING)
+    wait_for_job(ledger, suspect, lambda job: job.state is JobState.RUNNING)
 
 
 def test_waiting_alone_job_is_released_at_once_on_stop(faulty, wall):
@@ -576,21 +578,21 @@ def test_waiting_alone_job_is_released_at_once_on_stop(faulty, wall):
     """
     gate, began = Gate(), threading.Event()
 
-    class DeafKind(ScriptedKind):
+    class UnstoppableKind(ScriptedKind):
         def run(self, attempt):
             began.set()
             gate.pass_()
             return super().run(attempt)
 
     (suspect,) = suspects(faulty, wall)
-    with working(faulty, DeafKind(), queues=BOTH) as worker:
+    with working(faulty, UnstoppableKind(), queues=BOTH) as worker:
         submit(faulty)
-        assert began.wait(PATIENCE_S)
-        waiting_suspect(faulty, suspect)
+        assert began.wait(WAIT_S)
+        resume_suspects(faulty, suspect)
         stopping = in_thread(lambda: worker.stop(drain=False))
-        job = until(faulty, suspect, lambda job: job.state is JobState.PENDING)
+        job = wait_for_job(faulty, suspect, lambda job: job.state is JobState.PENDING)
         gate.open()
-        stopping.join(PATIENCE_S)
+        stopping.join(WAIT_S)
     assert (job.crashes, job.attempt) == (2, 2)
 
 
@@ -600,9 +602,9 @@ def test_waiting_alone_job_can_be_cancelled(faulty, wall):
     with working(faulty, kind, queues=BOTH):
         submit(faulty)
         running = kind.next()
-        waiting_suspect(faulty, suspect)
+        resume_suspects(faulty, suspect)
         faulty.cancel(suspect)
-        assert until(faulty, suspect, ended).state is JobState.CANCELLED
+        assert wait_for_job(faulty, suspect, ended).state is JobState.CANCELLED
         running.finish()
 
 
@@ -618,7 +620,7 @@ def test_waiting_alone_job_begins_when_the_last_other_ends_concurrently(faulty, 
         kind.next()
         (other,) = worker._running_jobs.attempts()
 
-        class AtThatMoment(type(worker._running_jobs)):
+        class RacingRunningJobs(type(worker._running_jobs)):
             """A `RunningJobs` that stops the other attempt directly after counting the attempts."""
 
             def __len__(self):
@@ -631,7 +633,7 @@ def test_waiting_alone_job_begins_when_the_last_other_ends_concurrently(faulty, 
 
         lost, lose = threading.Event(), worker._remove
         worker._remove = lambda attempt: (lose(attempt), lost.set())
-        worker._running_jobs.__class__ = AtThatMoment
+        worker._running_jobs.__class__ = RacingRunningJobs
         faulty.set_queue(QueueSettings(SUSPECTS))
         assert kind.next().id == suspect
 
@@ -647,7 +649,7 @@ def test_jobs_that_run_alone_run_one_after_the_other(faulty, wall):
             assert kind.none_began()
             seen.append(running.id)
             running.finish()
-            until(faulty, running.id, ended)
+            wait_for_job(faulty, running.id, ended)
     assert sorted(seen) == sorted(ids)
 
 
@@ -670,7 +672,7 @@ def test_failed_start_leaves_nothing_and_stop_is_safe(ledger, monkeypatch):
     worker.stop()
     worker.stop(drain=False)
     worker.start()
-    assert of_worker() == []
+    assert worker_threads() == []
 
 
 def test_start_without_the_ledger_raises_and_leaves_nothing(ledger, monkeypatch):
@@ -679,7 +681,7 @@ def test_start_without_the_ledger_raises_and_leaves_nothing(ledger, monkeypatch)
     with pytest.raises(JobLedgerUnavailableError):
         worker.start()
     worker.stop()
-    assert of_worker() == []
+    assert worker_threads() == []
 
 
 def test_raising_wakeup_listener_is_retried(ledger, caplog):
@@ -688,13 +690,13 @@ def test_raising_wakeup_listener_is_retried(ledger, caplog):
 
     class Flaky:
         def __init__(self):
-            self.asked, self._failed = threading.Semaphore(0), False
+            self.waits, self._failed = threading.Semaphore(0), False
 
         def wait(self, timeout_s):
             if not self._failed:
                 self._failed = True
                 raise OSError("the broker has gone")
-            self.asked.release()
+            self.waits.release()
             return threading.Event().wait(min(timeout_s, 0.01))
 
         def wake(self):
@@ -706,16 +708,16 @@ def test_raising_wakeup_listener_is_retried(ledger, caplog):
     flaky = Flaky()
     worker = Worker(ledger, {}, WorkerSettings(name="w1", poll_s=0.01), listen=lambda queues: flaky, seed=1)
     worker.start()
-    assert flaky.asked.acquire(timeout=PATIENCE_S)
+    assert flaky.waits.acquire(timeout=WAIT_S)
     worker.stop()
 
 
-def test_background_task_may_raise(ledger, caplog):
+def test_raising_ended_callback_does_not_affect_jobs(ledger, caplog):
     caplog.set_level(logging.CRITICAL)
-    told: list[str] = []
+    called: list[str] = []
 
     def ended_badly(attempt, _settlement):
-        told.append(attempt.job.id)
+        called.append(attempt.job.id)
         raise ZeroDivisionError
 
     worker = Worker(
@@ -724,13 +726,13 @@ def test_background_task_may_raise(ledger, caplog):
     worker.start()
     ids = [submit(ledger) for _ in range(8)]
     for job_id in ids:
-        assert until(ledger, job_id, ended).state is JobState.COMPLETED
+        assert wait_for_job(ledger, job_id, ended).state is JobState.COMPLETED
     worker.stop()
-    assert sorted(told) == sorted(ids)
+    assert sorted(called) == sorted(ids)
 
 
 def test_unknown_kind_fails_with_the_reason(ledger):
     with working(ledger, ScriptedKind()):
-        job = until(ledger, submit(ledger, kind="stream"), ended)
+        job = wait_for_job(ledger, submit(ledger, kind="stream"), ended)
     assert job.state is JobState.FAILED
     assert "no jobs of kind 'stream'" in job.failure.message

@@ -24,19 +24,19 @@ JOBS = 40
 ROUNDS_MAX = 4_000
 
 
-class RandomlyAway(MemoryJobLedger):
+class RandomlyFailingLedger(MemoryJobLedger):
     """A ledger whose methods fail at random, before or after their work.
 
     `accepted` records the settlements that counted.
     """
 
-    def __init__(self, clock: ManualWallClock, dice: random.Random) -> None:
+    def __init__(self, clock: ManualWallClock, rng: random.Random) -> None:
         super().__init__(clock)
-        self.dice, self.calm = dice, False
+        self.rng, self.healthy = rng, False
         self.accepted: dict[str, list[Settlement]] = defaultdict(list)
 
     def _fails(self) -> bool:
-        return not self.calm and self.dice.random() < 0.125
+        return not self.healthy and self.rng.random() < 0.125
 
     def _cut(self) -> None:
         if self._fails():
@@ -74,48 +74,48 @@ class RandomKind:
     `outputs` are the URIs that were written and not discarded.
     """
 
-    def __init__(self, dice: random.Random) -> None:
-        self.dice = dice
-        self.there: set[str] = set()
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.outputs: set[str] = set()
         self.lock = threading.Lock()
-        self.at_once: Counter[str] = Counter()
-        self.alone_broken = 0
+        self.running: Counter[str] = Counter()
+        self.alone_violations = 0
 
     def run(self, attempt: Attempt) -> ResultRef:
         job = attempt.job
         with self.lock:
-            self.at_once[job.id] += 1
-            if job.alone and sum(self.at_once.values()) > 1:
-                self.alone_broken += 1
+            self.running[job.id] += 1
+            if job.alone and sum(self.running.values()) > 1:
+                self.alone_violations += 1
         try:
             return self._run(attempt)
         finally:
             with self.lock:
-                self.at_once[job.id] -= 1
+                self.running[job.id] -= 1
 
     def _run(self, attempt: Attempt) -> ResultRef:
-        told, roll = threading.Event(), self.dice.random()
-        attempt.add_stop_callback(told.set)
-        told.wait(self.dice.random() * 0.004)
+        stopped, roll = threading.Event(), self.rng.random()
+        attempt.add_stop_callback(stopped.set)
+        stopped.wait(self.rng.random() * 0.004)
         uri = f"memory://store/{attempt.job.id}/{attempt.job.lease}"
         with self.lock:
-            self.there.add(uri)
+            self.outputs.add(uri)
         if roll < 0.1:
             raise DataError("cannot be done")
         if roll < 0.3:
             raise StorageError("s3://b/k", "not now")
         if roll < 0.35:
             raise ZeroDivisionError
-        if told.is_set():
+        if stopped.is_set():
             raise AttemptStoppedError(attempt.stopped)
         return ResultRef(uri, 1)
 
     def discard(self, attempt: Attempt) -> None:
         with self.lock:
-            self.there.discard(f"memory://store/{attempt.job.id}/{attempt.job.lease}")
+            self.outputs.discard(f"memory://store/{attempt.job.id}/{attempt.job.lease}")
 
 
-def worker_over(ledger: RandomlyAway, kind: RandomKind, number: int) -> Worker:
+def worker_over(ledger: RandomlyFailingLedger, kind: RandomKind, number: int) -> Worker:
     settings = WorkerSettings(
         name=f"w{number}",
         concurrency=4,
@@ -129,14 +129,14 @@ def worker_over(ledger: RandomlyAway, kind: RandomKind, number: int) -> Worker:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_faults_every_job_ends_once_with_its_result(seed, caplog):
+def test_every_job_ends_once_despite_random_faults(seed, caplog):
     caplog.set_level(100)
     others = set(threading.enumerate())
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     wall = ManualWallClock()
-    ledger = RandomlyAway(wall, dice)
+    ledger = RandomlyFailingLedger(wall, rng)
     ledger.start()
-    kind = RandomKind(dice)
+    kind = RandomKind(rng)
     answers = ledger.submit([NewJob(attempts_max=3, time_limit_s=1.0)] * JOBS)
     ids = [answer.job.id for answer in answers]
     worker = worker_over(ledger, kind, 0)
@@ -146,48 +146,48 @@ def test_random_faults_every_job_ends_once_with_its_result(seed, caplog):
     for number in range(ROUNDS_MAX):
         pause.wait(0.001)
         if number > 300:
-            ledger.calm = True
-        roll = dice.random()
-        if roll < 0.02 and not ledger.calm:
-            worker.stop(drain=dice.random() < 0.5)
+            ledger.healthy = True
+        roll = rng.random()
+        if roll < 0.02 and not ledger.healthy:
+            worker.stop(drain=rng.random() < 0.5)
             workers += 1
             worker = worker_over(ledger, kind, workers)
             worker.start()
         elif roll < 0.05:
-            _cancel(ledger, dice.choice(ids))
+            _cancel(ledger, rng.choice(ids))
         # The ledger's time passes: leases expire, and retries become due.
-        wall.advance(dice.choice([0, 1, 5, 20, 5_000] if ledger.calm else [0, 1, 5, 20]))
+        wall.advance(rng.choice([0, 1, 5, 20, 5_000] if ledger.healthy else [0, 1, 5, 20]))
         ledger.maintain(10)
         if all(ledger.get(job_id).state.ended for job_id in ids):
             break
-    ledger.calm = True
+    ledger.healthy = True
     worker.stop()
     jobs = [ledger.get(job_id) for job_id in ids]
     assert [job.id for job in jobs if not job.state.ended] == []
     assert worker.statistics().running == 0
     for job in jobs:
         completed = [s for s in ledger.accepted[job.id] if isinstance(s.outcome, Completed)]
-        assert len(completed) == (job.state is JobState.COMPLETED), "it has ended once"
+        assert len(completed) == (job.state is JobState.COMPLETED), "a job did not complete exactly once"
         leases = [s.lease for s in ledger.accepted[job.id]]
-        assert len(set(leases)) == len(leases), "each lease has come to one thing"
+        assert len(set(leases)) == len(leases), "a lease was settled twice"
         if job.state is JobState.COMPLETED:
-            assert job.result.uri in kind.there, "nothing is discarded that counts"
+            assert job.result.uri in kind.outputs, "the result of a completed job was discarded"
     assert not any(t.name.startswith("headrace-job") for t in set(threading.enumerate()) - others)
-    assert +kind.at_once == Counter()
+    assert +kind.running == Counter()
 
 
-def _cancel(ledger: RandomlyAway, job_id: str) -> None:
+def _cancel(ledger: RandomlyFailingLedger, job_id: str) -> None:
     with suppress(JobStateError):
         ledger.cancel(job_id)
 
 
 def test_jobs_that_run_alone_stay_alone_despite_lost_replies(caplog):
     caplog.set_level(100)
-    dice = random.Random(7)
+    rng = random.Random(7)
     wall = ManualWallClock()
-    ledger = RandomlyAway(wall, dice)
+    ledger = RandomlyFailingLedger(wall, rng)
     ledger.start()
-    ledger.calm = True
+    ledger.healthy = True
     for _ in range(4):
         ledger.submit([NewJob(attempts_max=99)])
     for _ in range(2):
@@ -199,8 +199,8 @@ def test_jobs_that_run_alone_stay_alone_despite_lost_replies(caplog):
         ledger.maintain(100)
     ledger.submit([NewJob(attempts_max=99, queue="plain")] * 20)
     ledger.set_queue(QueueSettings("default"))
-    ledger.calm = False
-    kind = RandomKind(dice)
+    ledger.healthy = False
+    kind = RandomKind(rng)
     settings = WorkerSettings(
         name="w", concurrency=4, poll_s=0.01, lease_s=600.0, heartbeat_s=0.05, queues=("plain", "default")
     )
@@ -210,9 +210,9 @@ def test_jobs_that_run_alone_stay_alone_despite_lost_replies(caplog):
     for _ in range(ROUNDS_MAX):
         pause.wait(0.001)
         wall.advance(1_000)
-        ledger.calm = False
+        ledger.healthy = False
         if not ledger.counts("default").backlog and not ledger.counts("plain").backlog:
             break
-    ledger.calm = True
+    ledger.healthy = True
     worker.stop()
-    assert kind.alone_broken == 0
+    assert kind.alone_violations == 0
