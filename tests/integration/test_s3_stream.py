@@ -8,6 +8,7 @@ import pytest
 
 from integration.command import headrace
 from integration.hooked_model import SPEC, Hooked
+from servers.polling import wait_until
 
 pytestmark = pytest.mark.s3
 
@@ -69,6 +70,8 @@ def test_server_restart_in_mid_stream_changes_no_byte(s3_server, bucket, monkeyp
     def stop_and_start(call: int) -> None:
         # In the third object: the engine's queue is limited, so the last objects are not read yet.
         if call == 25:
+            # Parts are written beside the model's calls, late on a busy machine.
+            wait_until(lambda: contents(s3_server, bucket, "disturbed"), "a part")
             parts_before.append(len(contents(s3_server, bucket, "disturbed")))
             s3_server.stop()
             restarts.append(s3_server.start_in_background())

@@ -15,7 +15,6 @@ Times coincide only on purpose: durations are whole seconds, and the clock advan
 seconds and 7 ms.
 """
 
-import os
 import random
 from collections import Counter
 from dataclasses import replace
@@ -59,6 +58,7 @@ from headrace.jobs.ledger import (
 from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
 from jobs.ledger_fixtures import LEDGERS
+from levels import by_level
 
 QUEUES = ("a", "b")
 REGIONS = ("", "", "east", "west")
@@ -67,10 +67,10 @@ LEASE_MS = 60_000
 LIMIT = 1_000
 ROUNDS_MAX = 10
 ODD_MS = 7
-EXAMPLES_USUAL = 60
-# SQLite writes to a disk. On PostgreSQL, each move of the clock also needs a connection.
-EXAMPLES = {"sqlite": 25, "postgres": 10}
-EXAMPLES_LONG = int(os.environ.get("HEADRACE_LEDGER_EXAMPLES", "0"))
+EXAMPLES = by_level(60, 60, 600)
+# Writes go to a disk, and each move of the clock costs a connection to PostgreSQL.
+EXAMPLES_ON_DISK = {"sqlite": by_level(25, 25, 250), "postgres": by_level(10, 10, 100)}
+STEPS = by_level(30, 30, 80)
 
 FILTERS = (
     JobFilter(tags={"team": "blue"}),
@@ -681,20 +681,11 @@ def _under_test(ledger, request):
     return lambda clock: LEDGERS[ledger](clock, request.getfixturevalue)
 
 
+@pytest.mark.timeout(by_level(120, 120, 7200))
 @pytest.mark.parametrize("ledger", LEDGERS)
 def test_ledger_behaves_like_the_reference(ledger, request):
-    examples = EXAMPLES.get(ledger, EXAMPLES_USUAL)
-    _run_machine(_under_test(ledger, request), max_examples=examples, stateful_step_count=30)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-@pytest.mark.skipif(
-    not EXAMPLES_LONG, reason="slow: HEADRACE_LEDGER_EXAMPLES=150 sets the examples per ledger"
-)
-@pytest.mark.parametrize("ledger", LEDGERS)
-def test_ledger_behaves_like_the_reference_for_long(ledger, request):
-    _run_machine(_under_test(ledger, request), max_examples=EXAMPLES_LONG, stateful_step_count=80)
+    examples = EXAMPLES_ON_DISK.get(ledger, EXAMPLES)
+    _run_machine(_under_test(ledger, request), max_examples=examples, stateful_step_count=STEPS)
 
 
 class IgnoresLease(MemoryJobLedger):
