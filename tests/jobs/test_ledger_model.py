@@ -673,7 +673,7 @@ def _run_machine(new_ledgers, **profile):
     checks = list(HealthCheck)
     run_state_machine_as_test(
         Machine,
-        settings=settings(deadline=None, database=None, suppress_health_check=checks, **profile),
+        settings=settings(deadline=None, suppress_health_check=checks, **profile),
     )
 
 
@@ -725,4 +725,6 @@ def test_wrong_ledger_is_detected(kind):
         return lambda: kind(clock, beside=first)
 
     with pytest.raises(AssertionError):
-        _run_machine(new_ledgers, max_examples=200, stateful_step_count=30, phases=[Phase.generate])
+        _run_machine(
+            new_ledgers, max_examples=200, stateful_step_count=30, database=None, phases=[Phase.generate]
+        )

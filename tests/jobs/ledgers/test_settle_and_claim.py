@@ -12,7 +12,7 @@ from headrace.testing import ManualWallClock
 from jobs.copied_jobs import copy_jobs
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 
-CLAIM = {"queue": "default", "room": 10, "taken": 0, "worker": "w", "lease_ms": 1000, "region": "east"}
+CLAIM = {"queue": "default", "row_limit": 10, "taken": 0, "worker": "w", "lease_ms": 1000, "region": "east"}
 
 
 @pytest.fixture(params=SQL_LEDGERS)
@@ -106,7 +106,7 @@ def test_maintenance_uses_the_partial_indices(ledger):
         (maintain._PAST_DEADLINE, "headrace_job_deadline"),
         (maintain._WAKE, "headrace_job_asleep"),
     ):
-        plan = plan_of(ledger, statement, {"room": 100})
+        plan = plan_of(ledger, statement, {"row_limit": 100})
         assert index in plan
         assert "Seq Scan on headrace_job" not in plan
         assert "SCAN job" not in plan.replace(f"SCAN job USING INDEX {index}", "")

@@ -31,7 +31,7 @@ _ENDED_BEFORE = Statement(
     lambda _: (
         f"""
 SELECT {JOB} FROM headrace_job AS job WHERE job.ended_at_ms IS NOT NULL AND job.ended_at_ms < :at_ms
-ORDER BY job.ended_at_ms, job.id LIMIT :room
+ORDER BY job.ended_at_ms, job.id LIMIT :row_limit
 """
     )
 )
@@ -69,7 +69,7 @@ def delete(transaction: Transaction, job_id: str, tenant: str | None) -> Job:
 
 def ended_before(transaction: Transaction, at_ms: int, limit: int) -> list[Job]:
     """Implement `JobLedger.ended_before`."""
-    return [job_of(row) for row in transaction.run(_ENDED_BEFORE, at_ms=at_ms, room=max(limit, 0))]
+    return [job_of(row) for row in transaction.run(_ENDED_BEFORE, at_ms=at_ms, row_limit=max(limit, 0))]
 
 
 def forget(transaction: Transaction, job_ids: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ _HISTORY = Statement(
     lambda _: (
         """
 SELECT at_ms, event, attempt, lease, worker, cause, message, done_by FROM headrace_history
-WHERE job_id = :id ORDER BY number DESC LIMIT :room
+WHERE job_id = :id ORDER BY number DESC LIMIT :row_limit
 """
     )
 )
@@ -25,7 +25,7 @@ _LISTED: Final = [JOB_TABLE.c[name] for name in JOB_COLUMNS]
 
 def history(transaction: Transaction, job_id: str) -> list[HistoryEntry]:
     """Implement `JobLedger.history`; return an empty list for an unknown job."""
-    rows = transaction.run(_HISTORY, id=job_id, room=HISTORY_MAX)
+    rows = transaction.run(_HISTORY, id=job_id, row_limit=HISTORY_MAX)
     return [entry_of(row) for row in rows][::-1]
 
 

@@ -17,7 +17,7 @@ _LOST = Statement(
     lambda dialect: (
         f"""
 SELECT {JOB} FROM headrace_job AS job WHERE job.state = 'running' AND job.lease_until_ms <= {NOW_MS}
-ORDER BY job.queue, job.id LIMIT :room {dialect.lock_free}
+ORDER BY job.queue, job.id LIMIT :row_limit {dialect.lock_free}
 """
     )
 )
@@ -27,7 +27,7 @@ _PAST_TIME_TO_LIVE = Statement(
 SELECT {JOB} FROM headrace_job AS job
 WHERE job.state = 'pending' AND job.started_at_ms IS NULL AND job.expires_at_ms IS NOT NULL
     AND job.expires_at_ms <= {NOW_MS}
-ORDER BY job.expires_at_ms LIMIT :room {dialect.lock_free}
+ORDER BY job.expires_at_ms LIMIT :row_limit {dialect.lock_free}
 """
     )
 )
@@ -36,7 +36,7 @@ _PAST_DEADLINE = Statement(
         f"""
 SELECT {JOB} FROM headrace_job AS job
 WHERE job.state = 'pending' AND job.deadline_at_ms IS NOT NULL AND job.deadline_at_ms <= {NOW_MS}
-ORDER BY job.deadline_at_ms LIMIT :room {dialect.lock_free}
+ORDER BY job.deadline_at_ms LIMIT :row_limit {dialect.lock_free}
 """
     )
 )
@@ -49,7 +49,7 @@ WITH candidate AS MATERIALIZED (
     SELECT job.id AS candidate_id FROM headrace_queue CROSS JOIN headrace_job AS job
     WHERE job.queue = headrace_queue.name AND job.state = 'pending' AND job.asleep
         AND job.due_at_ms <= {NOW_MS}
-    LIMIT :room {dialect.lock_free}
+    LIMIT :row_limit {dialect.lock_free}
 )
 UPDATE headrace_job SET asleep = FALSE FROM candidate
 WHERE headrace_job.id = candidate_id AND {known_by_id("headrace_job", JobState.PENDING)}
@@ -78,10 +78,10 @@ def maintain(transaction: Transaction, limit: int) -> MaintenanceCounts:
 
 def _wake(transaction: Transaction, limit: int) -> int:
     """Make pending jobs that became due claimable. Return their number."""
-    queues = [row[0] for row in transaction.run(_WAKE, room=max(limit, 0))]
+    queues = [row[0] for row in transaction.run(_WAKE, row_limit=max(limit, 0))]
     transaction.notice.queues.update(queues)
     return len(queues)
 
 
 def _read(transaction: Transaction, statement: Statement, limit: int) -> list[Job]:
-    return [job_of(row) for row in transaction.run(statement, room=max(limit, 0))]
+    return [job_of(row) for row in transaction.run(statement, row_limit=max(limit, 0))]

@@ -91,7 +91,7 @@ WHERE endpoint.disabled_why = '' AND endpoint.rests_until_at_ms <= {NOW_MS} AND 
         WHERE n.endpoint_id = endpoint.id AND {_OPEN} AND {_FREE_AT} <= {NOW_MS})
 ORDER BY (SELECT min(n.due_at_ms) FROM headrace_notification AS n
         WHERE n.endpoint_id = endpoint.id AND {_OPEN} AND {_FREE_AT} <= {NOW_MS}), endpoint.id
-LIMIT :room {dialect.locked("endpoint", free=True)}
+LIMIT :row_limit {dialect.locked("endpoint", free=True)}
 """
     )
 )
@@ -187,7 +187,9 @@ _DELIVERY: Final = (
     "SELECT id, endpoint_id, event_id, state, attempts, due_at_ms, why FROM headrace_notification"
 )
 _ONE = Statement(lambda _: f"{_DELIVERY} WHERE id = :id")
-_DEAD = Statement(lambda _: f"{_DELIVERY} WHERE state = 'dead' ORDER BY ended_at_ms DESC, id LIMIT :room")
+_DEAD = Statement(
+    lambda _: f"{_DELIVERY} WHERE state = 'dead' ORDER BY ended_at_ms DESC, id LIMIT :row_limit"
+)
 _OF_JOB = Statement(lambda _: f"{_DELIVERY} WHERE job_id = :job_id ORDER BY id")
 _ENDPOINT = Statement(
     lambda _: (
@@ -299,7 +301,7 @@ class SqlOutbox(Outbox):
     @override
     def claim(self, limit: int, lease_ms: int) -> Sequence[Claim]:
         def work(transaction: Transaction) -> list[Claim]:
-            free = [{"free_id": row[0]} for row in transaction.run(_FREE_ENDPOINTS, room=limit)]
+            free = [{"free_id": row[0]} for row in transaction.run(_FREE_ENDPOINTS, row_limit=limit)]
             if not free:
                 return []
             claimed = [{"claimed_id": row[0]} for row in transaction.run(_CLAIM, free, lease_ms=lease_ms)]
@@ -380,5 +382,5 @@ class SqlOutbox(Outbox):
 
     @override
     def dead_letters(self, limit: int) -> Sequence[DeliveryRecord]:
-        rows = self._database.read(lambda transaction: transaction.run(_DEAD, room=max(limit, 0)))
+        rows = self._database.read(lambda transaction: transaction.run(_DEAD, row_limit=max(limit, 0)))
         return list(map(delivery_of, rows))

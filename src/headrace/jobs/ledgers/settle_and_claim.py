@@ -27,7 +27,7 @@ _CANDIDATE: Final = f"""
     FROM headrace_job AS job
     WHERE job.queue = :queue AND {NOT_OVER}"""
 _AWAKE: Final = "job.state = 'pending' AND NOT job.asleep"
-_IN_ORDER: Final = "ORDER BY job.priority, job.due_at_ms, job.id LIMIT :room"
+_IN_ORDER: Final = "ORDER BY job.priority, job.due_at_ms, job.id LIMIT :row_limit"
 # Only a few: maintenance moves them to the index of jobs that are awake. They are found by the
 # index of sleeping jobs, and then by their ids.
 _SLEEPER: Final = f"""{known_by_id("job", JobState.PENDING)} AND job.asleep AND job.id IN (
@@ -75,8 +75,8 @@ UPDATE headrace_job SET
     worker = :worker, worker_region = :region, started_at_ms = now_ms,
     lease_until_ms = now_ms + :lease_ms, progress = NULL
 FROM numbered, clock
-WHERE headrace_job.id = candidate_id AND {known_by_id("headrace_job", JobState.PENDING)} AND place <= :room
-    AND (place < coalesce((SELECT min(place) FROM numbered WHERE alone), :room + 1)
+WHERE headrace_job.id = candidate_id AND {known_by_id("headrace_job", JobState.PENDING)} AND place <= :row_limit
+    AND (place < coalesce((SELECT min(place) FROM numbered WHERE alone), :row_limit + 1)
         OR (place = 1 AND :taken = 0))
 RETURNING {RETURNED}
 """
@@ -185,15 +185,15 @@ def _settle(transaction: Transaction, settlements: Sequence[Settlement]) -> tupl
 def _claim(transaction: Transaction, claim: ClaimRequest, queues: Sequence[str], *, near: bool) -> list[Job]:
     claimed: list[Job] = []
     for place, queue in enumerate(queues):
-        room = claim.jobs_max - len(claimed)
-        if room <= 0 or (
+        free = claim.jobs_max - len(claimed)
+        if free <= 0 or (
             claimed and place and _alone_is_next(transaction, claim, queues[place - 1], near=near)
         ):
             break
         rows = transaction.run(
             _CLAIM_NEAR if near else _CLAIM,
             queue=queue,
-            room=room,
+            row_limit=free,
             taken=len(claimed),
             worker=clean(claim.worker),
             region=clean(claim.region),
@@ -210,9 +210,9 @@ def _claim(transaction: Transaction, claim: ClaimRequest, queues: Sequence[str],
 def _alone_is_next(transaction: Transaction, claim: ClaimRequest, queue: str, *, near: bool) -> bool:
     """Return True if the next job must run alone: no other job may overtake it."""
     if near:
-        rows = transaction.run(_ALONE_NEXT_NEAR, queue=queue, room=1, region=clean(claim.region))
+        rows = transaction.run(_ALONE_NEXT_NEAR, queue=queue, row_limit=1, region=clean(claim.region))
     else:
-        rows = transaction.run(_ALONE_NEXT, queue=queue, room=1)
+        rows = transaction.run(_ALONE_NEXT, queue=queue, row_limit=1)
     return any(row[0] for row in rows)
 
 

@@ -48,7 +48,7 @@ WITH {CLOCK}, {dialect.records(_NEW)}, open_queue AS MATERIALIZED (
             WHERE job.queue = name AND job.state = 'pending' AND NOT job.asleep)
         - (SELECT count(*) FROM headrace_job AS job
             WHERE job.queue = name AND job.state = 'pending' AND job.asleep)
-    END AS room
+    END AS free_places
     FROM headrace_queue WHERE name IN (SELECT new_queue FROM given) AND NOT draining
 )
 INSERT INTO headrace_job (
@@ -59,7 +59,7 @@ SELECT new_id, '{JobState.PENDING.value}', new_queue, new_model, new_kind, new_t
     new_attempts_max, new_body_digest, new_correlation_id, new_key, new_spec,
     new_region, now_ms, now_ms + delay_ms, delay_ms > 0, now_ms + expires_in_ms, now_ms + deadline_in_ms
 FROM given JOIN open_queue ON open_queue.name = new_queue CROSS JOIN clock
-WHERE open_queue.room IS NULL OR place <= open_queue.room
+WHERE open_queue.free_places IS NULL OR place <= open_queue.free_places
 ORDER BY place
 ON CONFLICT DO NOTHING
 RETURNING {RETURNED}
