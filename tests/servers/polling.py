@@ -1,4 +1,4 @@
-"""Wait for processes outside the test: the one place of the tests that polls."""
+"""Wait for processes and threads that give no event: the one place of the tests that polls."""
 
 import threading
 import time

@@ -14,6 +14,7 @@ from headrace.jobs.worker.running_jobs import RunningJobs
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.testing import ManualClock, ManualWallClock
 from jobs.worker.faulty_ledger import WAIT_S, FaultyLedger, Times, cut
+from servers.polling import wait_until
 
 
 class HeartbeatBench:
@@ -62,12 +63,8 @@ class HeartbeatBench:
         self._until_asleep_again(before)
 
     def _until_asleep_again(self, before: int) -> None:
-        for _ in range(round(WAIT_S / 0.001)):
-            if len(self.clock.slept_s) > before:
-                self.clock.wait_for_sleepers()
-                return
-            threading.Event().wait(0.001)
-        raise AssertionError("the heartbeat thread did nothing")
+        wait_until(lambda: len(self.clock.slept_s) > before, "an action of the heartbeat thread")
+        self.clock.wait_for_sleepers()
 
     def claim(self, limit_s: float | None = None, **spec) -> Attempt:
         self.ledger.submit([NewJob(**spec)])

@@ -18,6 +18,7 @@ from headrace.jobs.worker.worker import Worker
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger, check_service
 from jobs.worker.faulty_ledger import FaultyLedger, Gate, Times, cut
 from jobs.worker.scripted_kind import WAIT_S, ScriptedKind
+from servers.polling import wait_until
 
 
 @pytest.fixture
@@ -378,19 +379,11 @@ def test_stop_releases_jobs_of_a_running_claim(faulty):
     gate.wait_reached()
     stopping = in_thread(worker.stop)
     # The worker has stopped its running jobs, of which it had none, and waits for the claim.
-    until_true(lambda: worker._releasing)
+    wait_until(lambda: worker._releasing)
     gate.open()
     stopping.join(WAIT_S)
     job = faulty.get(job_id)
     assert (job.state, job.attempt, job.crashes) == (JobState.PENDING, 0, 0)
-
-
-def until_true(holds: Callable[[], bool]) -> None:
-    for _ in range(round(WAIT_S / 0.001)):
-        if holds():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("the condition did not become true")
 
 
 def test_drain_finishes_jobs_of_a_running_claim(faulty):
@@ -401,7 +394,7 @@ def test_drain_finishes_jobs_of_a_running_claim(faulty):
     worker.start()
     gate.wait_reached()
     stopping = in_thread(worker.stop)
-    until_true(lambda: worker._ledger_loop._closed)
+    wait_until(lambda: worker._ledger_loop._closed)
     gate.open()
     stopping.join(WAIT_S)
     assert faulty.get(job_id).state is JobState.COMPLETED
@@ -420,7 +413,7 @@ def test_two_stops_return_at_the_workers_end(faulty):
     faulty.before = Times(1, lambda *_: gate.pass_(), lambda settlements, _claim: bool(settlements))
     returned: list[list[str]] = []
     stops = [in_thread(lambda: (worker.stop(), returned.append(worker_threads())))]
-    until_true(lambda: worker._ledger_loop._closed)
+    wait_until(lambda: worker._ledger_loop._closed)
     stops.append(in_thread(lambda: (worker.stop(drain=False), returned.append(worker_threads()))))
     gate.wait_reached()
     assert returned == []
@@ -452,16 +445,16 @@ def test_job_that_ignores_its_stop_is_released_and_occupies_its_slot(faulty, cap
     first = submit(faulty)
     gate.wait_reached()
     faulty.cancel(first)
-    until_true(lambda: attempt_is_stopped(worker))
+    wait_until(lambda: attempt_is_stopped(worker))
     # The attempt is stopped now. `stop_s` limits the time until the job is released.
-    until_true(lambda: (clock.advance(1.0), faulty.get(first).state is JobState.CANCELLED)[1])
+    wait_until(lambda: (clock.advance(1.0), faulty.get(first).state is JobState.CANCELLED)[1])
     assert 30.0 <= clock.now() <= 90.0
     assert worker.statistics().stuck == 1
     waits = submit(faulty)
     clock.advance(10.0)
     assert faulty.get(waits).state is JobState.PENDING, "there is no slot"
     gate.open()
-    until_true(lambda: (clock.advance(1.0), faulty.get(waits).state is JobState.COMPLETED)[1])
+    wait_until(lambda: (clock.advance(1.0), faulty.get(waits).state is JobState.COMPLETED)[1])
     assert held.wait(WAIT_S)
     assert discarded == [first]
     assert faulty.get(first).state is JobState.CANCELLED
@@ -490,7 +483,7 @@ def test_drain_releases_a_job_that_ignores_its_stop(faulty, caplog):
     job_id = submit(faulty)
     gate.wait_reached()
     stopping = in_thread(lambda: worker.stop(drain=False))
-    until_true(lambda: (clock.advance(1.0), not stopping.is_alive())[1])
+    wait_until(lambda: (clock.advance(1.0), not stopping.is_alive())[1])
     job = faulty.get(job_id)
     assert (job.state, job.attempt, job.crashes) == (JobState.PENDING, 0, 0)
     gate.open()
@@ -541,7 +534,7 @@ def test_job_claimed_again_by_the_same_worker_loses_its_earlier_attempt(faulty, 
         assert (early.attempt.stopped, late.attempt.stopped) == (StopReason.LOST, None)
         late.finish()
         assert wait_for_job(faulty, job_id, ended).state is JobState.COMPLETED
-        until_true(lambda: worker.statistics().completed == 1)
+        wait_until(lambda: worker.statistics().completed == 1)
         assert worker.statistics().lost == 1
     assert kind.discarded.empty()
 
