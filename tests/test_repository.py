@@ -193,6 +193,7 @@ def test_separate_environments_are_pinned(extra, name):
     assert f"test-{extra}:" in (ROOT / "Makefile").read_text()
 
 
+@pytest.mark.slow  # needs all extras: make setup-all
 @pytest.mark.parametrize(
     "extra",
     [
