@@ -953,7 +953,7 @@ def test_given_up_instance_takes_no_requests():
     with serving(EchoModel, instances=2) as engine:
         _engine_of_dying(engine, dies=dies, restarts=lambda _: _raise(OSError("no memory")))
         assert asyncio.run(ask(engine)) == [[float(n)] for n in range(10)]
-        assert not engine.alive
+        assert reached(lambda: not engine.alive)
         assert engine.running
         assert _end_counts(engine) == _expected_counts(success=10)
 

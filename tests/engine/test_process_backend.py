@@ -384,7 +384,7 @@ def test_unrestartable_instance_is_given_up(tmp_path):
     with serving(make) as engine:
         with pytest.raises(InstanceLostError, match="weights are gone"):
             engine.submit(request(rows(models.POISON))).result(WAIT_S)
-        assert not engine.alive
+        polling.wait_until(lambda: not engine.alive)
         with pytest.raises(InstanceLostError, match="could not be restarted: ModelLoadError"):
             engine.submit(request()).result(WAIT_S)
 

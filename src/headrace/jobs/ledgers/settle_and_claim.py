@@ -75,7 +75,8 @@ UPDATE headrace_job SET
     worker = :worker, worker_region = :region, started_at_ms = now_ms,
     lease_until_ms = now_ms + :lease_ms, progress = NULL
 FROM numbered, clock
-WHERE headrace_job.id = candidate_id AND {known_by_id("headrace_job", JobState.PENDING)} AND place <= :row_limit
+WHERE headrace_job.id = candidate_id AND {known_by_id("headrace_job", JobState.PENDING)}
+    AND place <= :row_limit
     AND (place < coalesce((SELECT min(place) FROM numbered WHERE alone), :row_limit + 1)
         OR (place = 1 AND :taken = 0))
 RETURNING {RETURNED}
