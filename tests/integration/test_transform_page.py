@@ -96,3 +96,14 @@ def test_command_writes_no_page_by_default(tmp_path):
     assert not any(line.startswith("page ") for line in done.out.splitlines())
     assert not (tmp_path / "out" / "_report.html").exists()
     assert (tmp_path / "out" / "_report.json").exists()
+
+
+def test_retry_command_writes_the_page_again(tmp_path):
+    headrace("transform", _source(tmp_path), f"{tmp_path}/out/", "--model", _MODEL, "--report", "html")
+    before = (tmp_path / "out" / "_report.html").read_bytes()
+    kept = headrace("transform", "retry-failed", f"{tmp_path}/out/")
+    assert (kept.code, "_report.html" in kept.out) == (3, False), "the counts are the same"
+    assert (tmp_path / "out" / "_report.html").read_bytes() == before
+    again = headrace("transform", "retry-failed", f"{tmp_path}/out/", "--report", "html")
+    (line,) = [line for line in again.out.splitlines() if line.startswith("page ")]
+    assert line.split() == ["page", f"{tmp_path}/out/_report.html"]

@@ -32,9 +32,12 @@ from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
+from headrace.transforms.observation import RunObservation
+from headrace.transforms.page import PAGE_NAME
 from headrace.transforms.report import TransformReport
 from headrace.transforms.retry import FailedRecordsRetry
 from headrace.transforms.settings import TransformSettings
+from transforms.page_reader import Element, read_page
 from transforms.support import (
     IN,
     OUT,
@@ -667,3 +670,60 @@ def test_model_error_leaves_the_outputs_unchanged(stores, predictor):
     with pytest.raises((HeadraceError, InjectedError)):
         retry_failed(stores, FailingPredictor(predictor, at=0))
     assert outputs(stores) == before
+
+
+# The page
+
+
+def page(stores: Stores) -> Element:
+    return read_page(stores.for_uri(OUT).get(OUT + PAGE_NAME))
+
+
+def page_counts(stores: Stores) -> list[str]:
+    """Return records in, predicted, failed and suppressed, as the page shows them."""
+    return [e.text for e in page(stores).section("Records").all("b")]
+
+
+def test_retry_writes_an_existing_page_again(stores, predictor):
+    put(stores, {"a.csv": numbered_lines(0, 1, 2, 3, 4)})
+    transform(stores, predictor=predictor, observation=RunObservation())
+    assert page_counts(stores) == ["5", "2", "3", "0"]
+    MODEL.mood = 1
+    retry_failed(stores, predictor)
+    assert page_counts(stores) == ["5", "3", "2", "0"]
+    failures = page(stores).section("Failures").text
+    assert "a.csv, record 2, line 3, byte 8" in failures, "the position in the object, not in the retry"
+    assert "a.csv, record 3, line 4, byte 12" in failures
+    MODEL.mood = 3
+    retry_failed(stores, predictor)
+    assert page(stores).all("h1")[0].text == "Batch transform: complete"
+
+
+def test_retry_that_changes_no_count_keeps_the_page(stores, predictor):
+    put(stores, {"a.csv": numbered_lines(0, 1, 2)})
+    transform(stores, predictor=predictor, observation=RunObservation())
+    before = stores.for_uri(OUT).get(OUT + PAGE_NAME)
+    retry_failed(stores, predictor)
+    assert stores.for_uri(OUT).get(OUT + PAGE_NAME) == before
+    retry_failed(stores, predictor, write_page=True)
+    assert "Resumed" in page(stores).all("header")[0].text
+
+
+def test_retry_writes_no_page_unless_asked(stores, predictor):
+    put(stores, {"a.csv": numbered_lines(0, 1, 2)})
+    transform(stores, predictor=predictor)
+    MODEL.mood = 1
+    retry_failed(stores, predictor)
+    assert not any(PAGE_NAME in info.uri for info in stores.for_uri(OUT).list(OUT))
+    retry_failed(stores, predictor, write_page=True)
+    assert page_counts(stores) == ["3", "2", "1", "0"]
+
+
+def test_page_of_objects_scored_again_as_a_whole(stores, predictor):
+    put(stores, {"a.csv": numbered_lines(0, 1)})
+    run_settings = make_settings(output={"accept": "parquet"})
+    transform(stores, predictor=predictor, settings=run_settings, observation=RunObservation())
+    MODEL.mood = 1
+    retry_failed(stores, predictor)
+    assert page_counts(stores) == ["2", "2", "0", "0"]
+    assert "y" in page(stores).section("Predictions").text

@@ -219,12 +219,14 @@ def retry_failed(
     options: PredictorOptions | None = None,
     other_model: bool = False,
     stores: Stores | None = None,
+    page: bool = False,
     around: Callable[[FailedRecordsRetry, Predictor], AbstractContextManager[Any]] | None = None,
 ) -> TransformReport:
     """Retry the failed records of a finished transform and merge the results into its outputs.
 
     Blocks until the outputs are committed. Without `model` and `endpoint`, the transform's own
     model is opened again by its name. A different model is refused unless `other_model` is true.
+    An existing page is written again if a count changed; with `page`, a page is written in any case.
     The context manager that `around` returns is entered meanwhile. Raises as
     `FailedRecordsRetry.execute` does.
     """
@@ -244,6 +246,7 @@ def retry_failed(
         predictor=opened.predictor,
         model_identity=opened.identity,
         other_model=other_model,
+        write_page=page,
     )
     with RunningPredictor(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
         return retry.execute()

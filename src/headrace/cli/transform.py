@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -176,18 +177,23 @@ def retry_failed_command(destination: str, **params: Any) -> None:
     """Retry the failed records of a finished transform and merge the results into its outputs.
 
     Only the records in DEST/**.failed are sent to the model again. Broken objects, and outputs in
-    Parquet or Arrow, are processed again as a whole.
+    Parquet or Arrow, are processed again as a whole. DEST/_report.json gets the new counts, and so
+    does DEST/_report.html if it is there.
     """
     configure_logs(params["verbose"])
     add_current_folder_to_path()
     json_lines = params["json_lines"]
     progress = RunProgress()
+    page: str | None = None
 
-    def open_display(retry: FailedRecordsRetry, predictor: Predictor) -> ProgressDisplay:
-        nonlocal progress
+    @contextmanager
+    def open_display(retry: FailedRecordsRetry, predictor: Predictor) -> Generator[None]:
+        nonlocal progress, page
         progress = retry.progress
         style = choose_style(json_lines=json_lines, quiet=params["quiet"])
-        return ProgressDisplay(style, retry.progress, predictor.statistics)
+        with ProgressDisplay(style, retry.progress, predictor.statistics):
+            yield
+        page = retry.page
 
     try:
         report = retry_failed(
@@ -195,9 +201,10 @@ def retry_failed_command(destination: str, **params: Any) -> None:
             model=params["model"],
             endpoint=params["endpoint"],
             other_model=params["other_model"],
+            page=params["report"] == "html",
             around=open_display,
         )
-        code = print_transform_report(report, progress, json_lines=json_lines)
+        code = print_transform_report(report, progress, json_lines=json_lines, page=page)
     except HeadraceError as error:
         _log.debug("retry failed", exc_info=True)
         code = print_error(error, json_lines=json_lines)

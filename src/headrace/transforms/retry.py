@@ -18,7 +18,14 @@ import orjson
 
 from headrace.core.block import Failure, FailureKind
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ConfigError, DataError, LedgerError, LimitError, ResumeRefusedError
+from headrace.core.errors import (
+    ConfigError,
+    DataError,
+    LedgerError,
+    LimitError,
+    NotFoundError,
+    ResumeRefusedError,
+)
 from headrace.core.predictor import Predictor
 from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, read_failed_records
@@ -32,7 +39,8 @@ from headrace.storage.resolve import Stores
 from headrace.transforms.encoders import ShardEncoders, resolve_accept
 from headrace.transforms.ledger import TransformLedger
 from headrace.transforms.merge import Outcome, RecoveredRecord, ordered_outcomes, write_merged
-from headrace.transforms.page import PAGE_NAME
+from headrace.transforms.observation import RunObservation
+from headrace.transforms.page import PAGE_NAME, report_page
 from headrace.transforms.plan import TransformPlan, cut_tasks
 from headrace.transforms.reasons import count_reason
 from headrace.transforms.records import RetriedObject
@@ -59,7 +67,8 @@ _ROUND_BYTES: Final = 32 << 20
 class FailedRecordsRetry:
     """The retry of one destination's failed records. Used by one thread; `execute` is called once.
 
-    The predictor must be started.
+    The predictor must be started. A page of the transform is written again if a count changed; with
+    `write_page`, a page is written in any case.
     """
 
     def __init__(
@@ -70,14 +79,19 @@ class FailedRecordsRetry:
         predictor: Predictor,
         model_identity: str,
         other_model: bool = False,
+        write_page: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self.destination = destination.rstrip("/") + "/"
         self.progress = RunProgress()
+        self.page: str | None = None
+        """The URI of the page; set once the page is written."""
         self._stores = stores
         self._predictor = predictor
         self._model_identity = model_identity
         self._other_model = other_model
+        self._write_page_always = write_page
+        self._observation: RunObservation | None = None
         self._clock = clock or SystemClock()
         self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
         self._attempt = uuid.uuid4().hex[:12]
@@ -99,6 +113,8 @@ class FailedRecordsRetry:
         settings = settings_from_identity(identity["settings"])
         plan = self._plan(settings)
         began, cpu_before_s = self._clock.now(), cpu_s()
+        if self._write_page_always or self._has_page():
+            self._observation = RunObservation(began)
         self._retried = self._ledger.retried_objects()
         for retried in list(self._retried.values()):
             self._publish(
@@ -112,6 +128,13 @@ class FailedRecordsRetry:
         for some in _rounds(self._records(plan, by_themselves, settings)):
             self._retry(plan, settings, learned, some)
         return self._report(identity, plan, settings, self._clock.now() - began, cpu_s() - cpu_before_s)
+
+    def _has_page(self) -> bool:
+        try:
+            self._ledger.store.head(self.destination + PAGE_NAME)
+        except NotFoundError:
+            return False
+        return True
 
     def _check_model(self, identity: Mapping[str, Any]) -> None:
         if self._other_model or identity["model"] == self._model_identity:
@@ -214,6 +237,7 @@ class FailedRecordsRetry:
                 learned=learned,
                 progress=self.progress,
                 clock=self._clock,
+                observation=self._observation,
                 replaces=True,
             )
             redo_objects(work, self._predictor, found)
@@ -238,6 +262,8 @@ class FailedRecordsRetry:
         failed: defaultdict[int, list[Failure]] = defaultdict(list)
         headers: dict[int, bytes] = {}
         for batch in flow:
+            if self._observation is not None:
+                self._observation.add_batch(_with_true_positions(batch, objects), self._clock.now())
             for span in batch.spans:
                 failed[span.index].extend(span.failures)
             for number, header, found in _outcomes(batch, objects, encoders):
@@ -327,11 +353,24 @@ class FailedRecordsRetry:
         )
         text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
         self._ledger.publish(REPORT_NAME, text)
-        # The page describes the earlier run; its counts are outdated.
-        self._ledger.store.delete(self.destination + PAGE_NAME)
+        self._write_page(report, settings)
         self._ledger.finish(report.to_record())
         _log.info("failed records retried", extra={"rows_failed": report.rows_failed})
         return report
+
+    def _write_page(self, report: TransformReport, settings: TransformSettings) -> None:
+        """Write the page, unless the existing one has the same counts and the plots of a longer run."""
+        if self._observation is None:
+            return
+        earlier = TransformReport.from_json(self._ledger.final_report() or report.to_record())
+        if self._write_page_always or _counts_of(earlier) != _counts_of(report):
+            page = report_page(report, self._observation, settings=settings)
+            self._ledger.publish(PAGE_NAME, page)
+            self.page = self.destination + PAGE_NAME
+
+
+def _counts_of(report: TransformReport) -> tuple[Any, ...]:
+    return report.records_in, report.rows_out, report.out_bytes, report.failures, report.failed_objects
 
 
 def finished_identity(ledger: TransformLedger) -> Mapping[str, Any]:
@@ -362,6 +401,21 @@ def _rounds(records: Iterable[ObjectFailures]) -> Iterator[list[ObjectFailures]]
             some, held = [], 0
     if some:
         yield some
+
+
+def _with_true_positions(batch: ScoredBatch, objects: Sequence[ObjectFailures]) -> ScoredBatch:
+    """Return the batch with its failures at their positions in the objects."""
+    spans = (
+        replace(
+            span,
+            failures=tuple(
+                replace(f, position=objects[span.index].retryable[f.position.record].failure.position)
+                for f in span.failures
+            ),
+        )
+        for span in batch.spans
+    )
+    return replace(batch, spans=tuple(spans))
 
 
 def _outcomes(
