@@ -16,6 +16,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.predictor import Predictor
 from headrace.engine.engine import Engine
+from headrace.pipeline.destination import check_folder
 from headrace.pipeline.flow import Flow, open_flow
 from headrace.pipeline.ledger import LEDGER_FOLDER
 from headrace.pipeline.plan import plan_objects
@@ -246,14 +247,15 @@ def open_run(
     Enter the result to get the `Run`. Then call `Run.append_notice` for each notice, or
     `Run.execute` once. Raises ConfigError for invalid arguments.
     """
+    chosen_stores, chosen_settings = stores or Stores(), settings or StreamSettings()
+    check_folder(output, chosen_stores, chosen_settings)
     opened = _open_run_predictor(model, endpoint, options, settings)
-    chosen_stores = stores or Stores()
     run = Run(
         source,
         output,
         stores=chosen_stores,
         predictor=opened.predictor,
-        settings=settings or StreamSettings(),
+        settings=chosen_settings,
         model_identity=opened.identity,
         if_exists=if_exists,
     )
@@ -320,7 +322,8 @@ async def run(
 
     Args:
         source: As for `stream`.
-        output: A folder or prefix. Other objects in it are not changed.
+        output: A folder or prefix. Other objects in it are not changed. The name of a file, such as
+            ``out.csv``, is refused unless it is an existing folder or ends in ``/``.
         model: As for `stream`.
         endpoint: As for `stream`.
         settings: Reading, mapping, batching and writing of records.

@@ -56,7 +56,9 @@ _log = logging.getLogger("headrace.cli")
 @click.argument("source", nargs=-1, required=True)
 @click.option("--model", metavar="MODEL", help="Model: model.onnx, file.py, file.py:Class or module:Class.")
 @click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model.")
-@click.option("--output", required=True, metavar="DEST", help="Folder or prefix of the predictions.")
+@click.option(
+    "--output", required=True, metavar="DEST", help="Folder or prefix of the predictions, as in scored/."
+)
 @SOURCE_OPTIONS
 @SEQUENCE_OPTIONS
 @FLOW_OPTIONS

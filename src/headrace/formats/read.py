@@ -154,6 +154,12 @@ def format_name(name: str, options: ReadOptions) -> FormatName | None:
     return _FORMAT_SUFFIXES.get(_layers_from_name(name, options, in_archive=True).suffix)
 
 
+def is_file_name(name: str) -> bool:
+    """Return True if the name has the suffix of a format, a compression or an archive."""
+    layers = _layers_from_name(name, ReadOptions(), in_archive=True)
+    return layers.is_tar or layers.compression is not None or layers.suffix in _FORMAT_SUFFIXES
+
+
 def csv_delimiter(name: str, options: ReadOptions) -> str:
     """Return the delimiter of a CSV object or member."""
     if options.delimiter is not None:

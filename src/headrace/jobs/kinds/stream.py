@@ -9,6 +9,7 @@ from headrace.jobs.job import JobProgress, ResultRef
 from headrace.jobs.kind import AttemptPredictor, KindRunner, Models
 from headrace.jobs.kinds.options import stream_settings
 from headrace.jobs.kinds.transform import REPORT_TYPE, failed_note
+from headrace.pipeline.destination import check_folder
 from headrace.pipeline.run import Run
 from headrace.storage.resolve import Stores
 from headrace.transforms.report import REPORT_NAME
@@ -27,13 +28,15 @@ class StreamKind(KindRunner):
         spec = attempt.job.spec
         if not spec.output_uri:
             raise ConfigError("a stream needs an output_uri: a folder or prefix for its parts")
+        settings = stream_settings(spec)
+        check_folder(spec.output_uri, self._stores, settings)
         predictor = AttemptPredictor(self._models.predictor(spec.model))
         run = Run(
             spec.input_uri,
             spec.output_uri,
             stores=self._stores,
             predictor=predictor,
-            settings=stream_settings(spec),
+            settings=settings,
             model_identity=self._models.identity(spec.model),
             if_exists="resume",
         )
