@@ -106,7 +106,7 @@ def _run(source: Path, name: str) -> float:
         model=str(MODEL.absolute()),
         workers=RayWorkers(2, 2),
         settings=TransformSettings(tasks=TaskSettings(checkpoint_s=0.5, task_bytes=1 << 20)),
-        if_exists="overwrite",
+        overwrite=True,
     )
     if (report.status, report.records_in, report.rows_out) != ("complete", ROWS, ROWS):
         raise BrokenRunError(

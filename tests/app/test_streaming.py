@@ -132,7 +132,7 @@ def test_run_sync_writes_and_reports(stores):
     with pytest.raises(OutputExistsError):
         headrace.run_sync("memory://b/in/", model=Double, output="memory://b/out", stores=stores)
     again = headrace.run_sync(
-        "memory://b/in/", model=Double, output="memory://b/out", stores=stores, if_exists="resume"
+        "memory://b/in/", model=Double, output="memory://b/out", stores=stores, resume=True
     )
     assert again == report
 
@@ -170,7 +170,7 @@ def test_cancelled_run_drains_and_is_resumable(stores):
 
     asyncio.run(cancelled())
     report = headrace.run_sync(
-        "memory://b/in/", model=Held, output="memory://b/out", stores=stores, if_exists="resume"
+        "memory://b/in/", model=Held, output="memory://b/out", stores=stores, resume=True
     )
     assert (report.records_in, report.resumed) == (50, True)
     assert 0 < report.model_calls < 10
@@ -428,7 +428,7 @@ def test_resumed_run_forms_the_same_calls(stores, mapping, stops):
             model=CallSizes,
             output=output,
             settings=settings,
-            if_exists="resume",
+            resume=True,
             stores=stores,
         )
         with opened as run:

@@ -127,10 +127,10 @@ def test_transform_sync_writes_and_handles_existing_outputs(stores):
     assert running_threads() == []
     with pytest.raises(OutputExistsError):
         transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores)
-    assert transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, if_exists="resume") == report
-    assert transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, if_exists="overwrite").rows_out == ROWS
+    assert transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, resume=True) == report
+    assert transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, overwrite=True).rows_out == ROWS
     assert "_report.html" not in object_names(stores)
-    transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, if_exists="overwrite", page=True)
+    transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, overwrite=True, report="html")
     assert "_report.html" in object_names(stores)
     assert running_threads() == []
 
@@ -156,7 +156,7 @@ def test_cancelled_transform_drains_and_resumes(stores):
     assert "a.csv.out" not in object_names(stores)
     settings = TransformSettings(tasks=TaskSettings(checkpoint_s=0), flow=FlowSettings(window_bytes_max=256))
     report = asyncio.run(
-        headrace.transform(IN, OUT, model=GatedModel, stores=stores, settings=settings, if_exists="resume")
+        headrace.transform(IN, OUT, model=GatedModel, stores=stores, settings=settings, resume=True)
     )
     assert (report.rows_out, report.resumed) == (ROWS, True)
     assert GatedModel.calls == ROWS / 4 + 2  # No record is predicted twice, except in the warm-up.

@@ -8,7 +8,6 @@ from headrace.cli.options import (
     OUTPUT_OPTIONS,
     SEQUENCE_OPTIONS,
     SOURCE_OPTIONS,
-    if_exists,
     parse_bytes,
     parse_columns,
     parse_delimiter,
@@ -117,7 +116,7 @@ def test_default_options_give_the_default_settings():
     assert stream_settings(parsed()) == StreamSettings()
     options = predictor_options(parsed())
     assert options == type(options)()
-    assert if_exists(parsed()) == "refuse"
+    assert (parsed()["resume"], parsed()["overwrite"]) == (False, False)
 
 
 def test_every_option_reaches_its_setting():
@@ -150,19 +149,19 @@ def test_every_option_reaches_its_setting():
         "10",
         "--hop-ms",
         "5",
-        "--sample-rate",
+        "--sample-rate-hz",
         "8000",
         "--every-frames",
         "2",
         "--every-ms",
         "40",
-        "--batch-rows",
+        "--batch-rows-max",
         "7",
-        "--batch-bytes",
+        "--batch-bytes-max",
         "2k",
         "--batch-delay-ms",
         "3",
-        "--prefetch-bytes",
+        "--prefetch-bytes-max",
         "3k",
         "--instances",
         "2",
@@ -170,7 +169,7 @@ def test_every_option_reaches_its_setting():
         "oip",
         "--endpoint-model",
         "m",
-        "--in-flight",
+        "--in-flight-max",
         "9",
         "--timeout-s",
         "8",
@@ -181,7 +180,7 @@ def test_every_option_reaches_its_setting():
         "--join",
         "input",
         "--output-header",
-        "--part-bytes",
+        "--part-bytes-max",
         "4k",
         "--checkpoint-s",
         "0",
@@ -211,8 +210,8 @@ def test_every_option_reaches_its_setting():
     options = predictor_options(params)
     assert (options.instances, options.protocol, options.endpoint_model) == (2, "oip", "m")
     assert (options.in_flight_max, options.timeout_s, options.retry_s) == (9, 8, 0)
-    assert if_exists(params) == "resume"
-    assert if_exists(parsed("--overwrite")) == "overwrite"
+    assert params["resume"]
+    assert parsed("--overwrite")["overwrite"]
 
 
 def test_text_column_is_a_name_or_an_index():

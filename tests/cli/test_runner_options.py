@@ -44,7 +44,16 @@ def spec(instances: int | None = None) -> TransformSpec:
         (["--runner", "ray"], RayWorkers()),
         (["--runner", "ray", "--workers", "8", "--workers-min", "2"], RayWorkers(2, 8)),
         (
-            ["--runner", "ray", "--worker-cpus", "0.5", "--worker-gpus", "0.25", "--worker-memory", "2GiB"],
+            [
+                "--runner",
+                "ray",
+                "--worker-cpus",
+                "0.5",
+                "--worker-gpus",
+                "0.25",
+                "--worker-memory-bytes",
+                "2GiB",
+            ],
             RayWorkers(cpus=0.5, gpus=0.25, memory_bytes=2 << 30),
         ),
         (["--runner", "ray", "--ray-address", "head:6379"], RayWorkers(address="head:6379")),

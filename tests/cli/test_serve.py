@@ -134,7 +134,7 @@ def test_every_option_reaches_its_setting(opened):
         "--max-batch-delay-ms", "6", "--queue-rows-max", "7", "--streams-max", "8", "--sequence-limit",
         "live_max=9", "--checkpoints", "memory:", "-O", "factor=5", "--api-keys", "keys.txt",
         "--tls-certificate", "c.pem", "--tls-key", "k.pem", "--tls-client-ca", "ca.pem", "--grpc-carrier",
-        "asgi", "--stream-dialect", "triton", "--insecure", "--body-mib-max", "10", "--drain-notice-s",
+        "asgi", "--stream-dialect", "triton", "--insecure", "--body-bytes-max", "10MiB", "--drain-notice-s",
         "11", "--drain-grace-s", "12", "--access-log",
     )  # fmt: skip
     ((models, options, settings),) = opened

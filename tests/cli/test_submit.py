@@ -32,7 +32,7 @@ def test_file_is_submitted_and_the_job_id_is_printed(served, tmp_path):
         "--tag",
         "day=1=2",
         "-O",
-        "batch_rows=5",
+        "batch_rows_max=5",
         "--priority",
         "0",
         "--delay-s",
@@ -52,7 +52,12 @@ def test_file_is_submitted_and_the_job_id_is_printed(served, tmp_path):
         "text/csv",
         {"day": "1=2"},
     )
-    assert (spec.options, spec.priority, spec.delay_ms, spec.time_limit_s) == ({"batch_rows": 5}, 0, 1500, 60)
+    assert (spec.options, spec.priority, spec.delay_ms, spec.time_limit_s) == (
+        {"batch_rows_max": 5},
+        0,
+        1500,
+        60,
+    )
     assert served.stores.for_uri(spec.input_uri).get(spec.input_uri) == b"1,2\n"
 
 

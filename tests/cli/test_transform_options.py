@@ -56,7 +56,7 @@ def test_default_options_give_the_default_spec():
         **TransformSettings().identity(),
         "mapping": made.settings.mapping.identity(),
     }
-    assert (made.instances, made.max_concurrent, made.timeout_s, made.strict) == (None, None, None, False)
+    assert (made.instances, made.in_flight_max, made.timeout_s, made.strict) == (None, None, None, False)
 
 
 CASES = [
@@ -79,7 +79,7 @@ CASES = [
     (["--image-scale", "1"], "mapping.image_scale", 1.0),
     (["--window-ms", "20"], "read.window_ms", 20.0),
     (["--hop-ms", "10"], "read.hop_ms", 10.0),
-    (["--sample-rate", "8000"], "read.sample_rate_hz", 8000),
+    (["--sample-rate-hz", "8000"], "read.sample_rate_hz", 8000),
     (["--audio-channels", "keep"], "read.audio_channels", "keep"),
     (["--every-frames", "5"], "read.every_frames", 5),
     (["--every-ms", "50"], "read.every_ms", 50.0),
@@ -95,10 +95,10 @@ CASES = [
     (["--max-failed", "7"], "failures", FailurePolicy(failed_rows_max=7)),
     (["--max-failed", "1%"], "failures", FailurePolicy(failed_share_max=0.01)),
     (["--strict"], "failures.on_error", "object"),
-    (["--batch-rows", "5"], "flow.batch_rows_max", 5),
+    (["--batch-rows-max", "5"], "flow.batch_rows_max", 5),
     (["--strategy", "single"], "flow.batch_rows_max", 1),
-    (["--batch-bytes", "3m"], "flow.batch_bytes_max", 3 << 20),
-    (["--prefetch-bytes", "4m"], "flow.prefetch_bytes_max", 4 << 20),
+    (["--batch-bytes-max", "3m"], "flow.batch_bytes_max", 3 << 20),
+    (["--prefetch-bytes-max", "4m"], "flow.prefetch_bytes_max", 4 << 20),
     (["--task-bytes", "5m"], "tasks.task_bytes", 5 << 20),
     (["--checkpoint-s", "0"], "tasks.checkpoint_s", 0.0),
 ]
@@ -106,7 +106,7 @@ OTHER_OPTIONS = {
     "protocol",
     "endpoint_model",
     "retry_s",
-    "max_concurrent",
+    "in_flight_max",
     "timeout_s",
 }
 """Options without a transform setting; other tests of this file cover them."""
@@ -136,7 +136,7 @@ def test_endpoint_options_reach_the_predictor_options():
         "torchserve",
         "--endpoint-model",
         "m",
-        "--max-concurrent",
+        "--in-flight-max",
         "3",
         "--timeout-s",
         "2.5",
@@ -153,7 +153,7 @@ def test_options_override_the_spec_file(tmp_path):
     file = tmp_path / "job.toml"
     file.write_text(
         '[headrace]\njoin = "input"\nbatch_rows = 9\nmembers = ["a"]\ninstances = 4\nwhole_records = false\n'
-        "max_concurrent = 8\noutput_header = true\nretries = 0\n"
+        "in_flight_max = 8\noutput_header = true\nretries = 0\n"
     )
     read = spec(spec_file=file)
     assert (read.settings.output.join, read.settings.flow.batch_rows_max, read.settings.output.header) == (
@@ -167,11 +167,11 @@ def test_options_override_the_spec_file(tmp_path):
     args = [
         "--join",
         "none",
-        "--batch-rows",
+        "--batch-rows-max",
         "2",
         "--members",
         "b",
-        "--max-concurrent",
+        "--in-flight-max",
         "1",
         "--no-output-header",
     ]
@@ -185,7 +185,7 @@ def test_options_override_the_spec_file(tmp_path):
         2,
         False,
     )
-    assert (overridden.settings.read.members, overridden.max_concurrent) == (("b",), 1)
+    assert (overridden.settings.read.members, overridden.in_flight_max) == (("b",), 1)
     assert workers_from(parsed("--workers", "2"), overridden) == Workers(2, "process")
 
 
@@ -217,7 +217,7 @@ def test_option_errors_use_option_names():
     assert with_option_names("headrace.nothing stays") == "headrace.nothing stays"
     assert (
         with_option_names("headrace.sample_rate_hz and headrace.image_size")
-        == "--sample-rate and --image-size"
+        == "--sample-rate-hz and --image-size"
     )
 
 

@@ -345,8 +345,14 @@ def test_output_that_cannot_be_written_is_named():
         (["a.csv", "--output", "out", "--model", "double.py", "--columns", "5-3"], "5-3 is not a range"),
         (["a.csv", "--output", "out", "--model", "double.py", "--columns", "a,1"], "name all columns"),
         (["a.csv", "--output", "out", "--model", "double.py", "--columns", "a,,b"], "an empty column name"),
-        (["a.csv", "--output", "out", "--model", "double.py", "--part-bytes", "inf"], "'inf' is not a size"),
-        (["a.csv", "--output", "out", "--model", "double.py", "--part-bytes", "-5"], "'-5' is not a size"),
+        (
+            ["a.csv", "--output", "out", "--model", "double.py", "--part-bytes-max", "inf"],
+            "'inf' is not a size",
+        ),
+        (
+            ["a.csv", "--output", "out", "--model", "double.py", "--part-bytes-max", "-5"],
+            "'-5' is not a size",
+        ),
         (["a.csv", "--output", "out", "--model", "double.py", "--poll-s", "0"], "--poll-s"),
         (["a.csv", "--output", "out", "--model", "double.py", "--instances", "0"], "--instances"),
         (
@@ -355,8 +361,8 @@ def test_output_that_cannot_be_written_is_named():
         ),
         (["", "--output", "out", "--model", "double.py"], "SOURCE is empty"),
         (
-            ["a.csv", "--output", "out", "--model", "double.py", "--in-flight", "9"],
-            "--in-flight requires --endpoint",
+            ["a.csv", "--output", "out", "--model", "double.py", "--in-flight-max", "9"],
+            "--in-flight-max requires --endpoint",
         ),
         (["a.csv", "--output", "out", "--model", "double.py", "--poll-s", "9"], "--poll-s requires --watch"),
         (

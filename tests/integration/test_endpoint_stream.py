@@ -39,16 +39,16 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def score(url: str, *more: str, output: str = "out") -> CommandResult:
     return headrace(
-        "stream", "in.csv", "--endpoint", url, "--output", output, "--batch-rows", "4",
-        "--part-bytes", "300", *more,
+        "stream", "in.csv", "--endpoint", url, "--output", output, "--batch-rows-max", "4",
+        "--part-bytes-max", "300", *more,
     )  # fmt: skip
 
 
 def local(output: str = "local") -> dict[str, bytes]:
     """Return the output of a local model for the same source and settings."""
     done = headrace(
-        "stream", "in.csv", "--model", "double.py", "--output", output, "--batch-rows", "4",
-        "--part-bytes", "300",
+        "stream", "in.csv", "--model", "double.py", "--output", output, "--batch-rows-max", "4",
+        "--part-bytes-max", "300",
     )  # fmt: skip
     assert done.code == 3
     return contents(Path(output))
@@ -74,7 +74,7 @@ def test_slow_failing_and_reordered_responses_give_a_local_models_output(endpoin
         None,
         BUSY,
     ]
-    done = score(getattr(endpoint, f"{protocol}_url"), "--json", "--in-flight", "8")
+    done = score(getattr(endpoint, f"{protocol}_url"), "--json", "--in-flight-max", "8")
     assert done.code == 3, done.err
     assert contents(Path("out")) == local()
     assert (done.report["records_in"], done.report["rows_out"], done.report["rows_failed"]) == (
@@ -97,7 +97,7 @@ def test_json_only_endpoint_gives_the_same_output(endpoint):
 
 def test_requests_in_flight_are_limited(endpoint):
     endpoint.delay_s = lambda _: 0.002
-    score(endpoint.oip_url, "--in-flight", "3")
+    score(endpoint.oip_url, "--in-flight-max", "3")
     assert endpoint.in_flight_peak == 3
 
 

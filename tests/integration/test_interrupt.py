@@ -36,7 +36,7 @@ class Signalled(Model):
 def command(output: str, *more: str) -> list[str]:
     return [
         sys.executable, "-m", "headrace", "stream", "in.csv", "--model", "model.py", "--output", output,
-        "--part-bytes", "500", "--checkpoint-s", "0", *more,
+        "--part-bytes-max", "500", "--checkpoint-s", "0", *more,
     ]  # fmt: skip
 
 

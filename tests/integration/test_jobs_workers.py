@@ -70,7 +70,7 @@ def test_killed_long_jobs_write_the_output_of_undisturbed_ones(tmp_path):
         # The model waits in this file, until the process is killed.
         lines[300] = "-1,0" if name == "d" else lines[300]
         (source / f"{name}.csv").write_text("\n".join(lines) + "\n")
-    options = {"batch_rows": 8, "checkpoint_s": 0, "max_failed": "100%"}
+    options = {"batch_rows_max": 8, "checkpoint_s": 0, "max_failed": "100%"}
     kinds = [kind for kind in KINDS if kind != "infer"]
 
     def submit(client, kind: str, output: str) -> Job:

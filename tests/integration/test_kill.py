@@ -40,7 +40,7 @@ def make_archive(path: Path) -> None:
 def command(source: Path, output: Path) -> list[str]:
     return [
         sys.executable, "-m", "headrace", "stream", str(source), "--model", MODEL, "--output", str(output),
-        "--join", "input", "--part-bytes", "40k", "--checkpoint-s", "0.05", "--quiet", "--resume",
+        "--join", "input", "--part-bytes-max", "40k", "--checkpoint-s", "0.05", "--quiet", "--resume",
     ]  # fmt: skip
 
 

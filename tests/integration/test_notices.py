@@ -34,12 +34,12 @@ class WatchedBucket:
             "s3": {"bucket": {"name": self.bucket}, "object": described},
         }
 
-    def open_run(self, if_exists="resume"):
+    def open_run(self):
         return headrace.open_run(
             f"s3://{self.bucket}/{self.folder}/in/",
             output=f"s3://{self.bucket}/{self.folder}/out/",
             model=SPEC,
-            if_exists=if_exists,
+            resume=True,
             stores=self.stores,
         )
 

@@ -35,7 +35,7 @@ def archive(seed: int) -> bytes:
 def stream(server, bucket: str, output: str, *more: str):
     return headrace(
         "stream", f"s3://{bucket}/in/", "--model", SPEC, "--output", f"s3://{bucket}/{output}/",
-        "--join", "input", "--part-bytes", "100k", "--prefetch-bytes", "1k", "--json", *more,
+        "--join", "input", "--part-bytes-max", "100k", "--prefetch-bytes-max", "1k", "--json", *more,
         environ=server.environ,
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ def expected_predictions(by: str, *, ends: bool) -> Iterator[str]:
 def command(source: Path, output: Path, options: tuple[str, ...]) -> list[str]:
     return [
         "stream", str(source), "--model", MODEL, "--output", str(output), "--columns", "2",
-        "--part-bytes", "2k", "--checkpoint-s", "0.05", "--json", "--resume", *options,
+        "--part-bytes-max", "2k", "--checkpoint-s", "0.05", "--json", "--resume", *options,
     ]  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def check(output: Path, expected: dict[str, bytes]) -> None:
 WORKERS = {
     "thread": (),
     "processes": ("--workers", "2"),
-    "tiny batches": ("--batch-rows", "1", "--batch-bytes", "1k"),
+    "tiny batches": ("--batch-rows-max", "1", "--batch-bytes-max", "1k"),
 }
 
 

@@ -53,7 +53,7 @@ def make_source(folder: Path, *, small: int) -> dict[str, bytes]:
 def words(*more: str) -> list[str]:
     return [
         "--model", MODEL, "--input-filter", "$[1:]", "--join", "input", "--task-bytes", "60k",
-        "--batch-rows", "500", "--json", *more,
+        "--batch-rows-max", "500", "--json", *more,
     ]  # fmt: skip
 
 
@@ -281,7 +281,7 @@ def assert_zero(code: int) -> None:
 def test_run_ended_by_too_many_failures_continues_where_it_stopped(tmp_path, batch_rows):
     """The batch that ends the run is already written: the checkpoint must include it."""
     make_source(tmp_path / "in", small=10)
-    more = ["--task-bytes", "1m", "--batch-rows", batch_rows]
+    more = ["--task-bytes", "1m", "--batch-rows-max", batch_rows]
     undisturbed = headrace("transform", f"{tmp_path}/in/", tmp_path / "undisturbed", *words(*more))
     assert undisturbed.code == 3
     expected = outputs(tmp_path / "undisturbed")
@@ -332,7 +332,7 @@ def test_object_that_vanishes_or_changes_fails_alone(tmp_path, monkeypatch, task
     output = tmp_path / "out"
     done = headrace(
         "transform", f"{source}/", output, "--model", SPEC, "--task-bytes", task_bytes,
-        "--prefetch-bytes", "1k", "--json",
+        "--prefetch-bytes-max", "1k", "--json",
     )  # fmt: skip
     assert done.code == 1, done.out
     assert done.report["objects_broken"] == len(failed(output / "4.csv.out.failed"))
@@ -369,7 +369,7 @@ def test_object_that_was_away_for_a_while_ends_at_the_first_missing_range(tmp_pa
     output = tmp_path / "out"
     done = headrace(
         "transform", f"{source}/", output, "--model", SPEC, "--task-bytes", "20k",
-        "--prefetch-bytes", "1k", "--json",
+        "--prefetch-bytes-max", "1k", "--json",
     )  # fmt: skip
     assert done.code == 1, done.out
     assert done.report["objects_broken"] == 1

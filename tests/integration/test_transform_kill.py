@@ -45,7 +45,7 @@ def make_source(folder: Path) -> None:
 def command(source: Path, output: Path, isolation: str) -> list[str]:
     return [
         sys.executable, "-m", "headrace", "transform", str(source), str(output), "--model", MODEL,
-        "--input-filter", "$[1:]", "--join", "input", "--task-bytes", "60k", "--batch-rows", "64",
+        "--input-filter", "$[1:]", "--join", "input", "--task-bytes", "60k", "--batch-rows-max", "64",
         "--checkpoint-s", "0.05", "--workers", "2" if isolation == "process" else "1",
         "--isolation", isolation, "--quiet", "--resume",
     ]  # fmt: skip

@@ -54,7 +54,7 @@ def test_observations_of_worker_processes_are_on_one_page(tmp_path):
         model=_MODEL,
         settings=_small_tasks(),
         workers=Workers(2, "process"),
-        page=True,
+        report="html",
     )
     with opened as run:
         run.execute()
@@ -70,7 +70,7 @@ def test_observations_of_a_worker_survive_an_error_of_the_run(tmp_path):
             model=_MODEL,
             settings=_small_tasks(failures=FailurePolicy(on_error="job")),
             workers=Workers(2, "process"),
-            page=True,
+            report="html",
         )
     page = _page(tmp_path)
     assert page.all("h1")[0].text == "Batch transform: stopped by an error"

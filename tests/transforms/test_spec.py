@@ -65,7 +65,7 @@ def test_complete_request_makes_settings():
         "churn.onnx",
         "churn-1",
     )
-    assert (found.instances, found.max_concurrent, found.timeout_s, found.retries, found.strict) == (
+    assert (found.instances, found.in_flight_max, found.timeout_s, found.retries, found.strict) == (
         2,
         4,
         30.0,
@@ -115,7 +115,7 @@ def test_toml_and_json_are_equivalent():
 
 def test_sagemaker_fields_imply_sagemaker_defaults():
     found = spec({"TransformJobName": "a"})
-    assert (found.timeout_s, found.retries, found.max_concurrent, found.instances) == (600.0, 3, None, None)
+    assert (found.timeout_s, found.retries, found.in_flight_max, found.instances) == (600.0, 3, None, None)
     settings = found.settings
     assert (settings.read.record_bytes_max, settings.flow.batch_bytes_max) == (6 * MIB, 6 * MIB)
     assert settings.flow.batch_rows_max is None
@@ -149,7 +149,7 @@ def test_own_content_type_selects_the_split():
     [
         ({"MaxPayloadInMB": 100}, 100 * MIB, 100 * MIB),
         ({"MaxPayloadInMB": 0}, 100 * MIB, FlowSettings().batch_bytes_max),
-        ({"MaxPayloadInMB": 1, "headrace": {"batch_bytes": 5}}, MIB, 5),
+        ({"MaxPayloadInMB": 1, "headrace": {"batch_bytes_max": 5}}, MIB, 5),
         ({"MaxPayloadInMB": 1, "headrace": {"record_bytes_max": 5}}, 5, MIB),
     ],
 )
@@ -161,7 +161,7 @@ def test_payload_limits_records_and_batches(values, record_bytes, batch_bytes):
 def test_single_record_is_a_batch():
     document = {"BatchStrategy": "SingleRecord", "TransformInput": {"SplitType": "Line"}}
     assert spec(document).settings.flow.batch_rows_max == 1
-    assert spec({**document, "headrace": {"batch_rows": 8}}).settings.flow.batch_rows_max == 8
+    assert spec({**document, "headrace": {"batch_rows_max": 8}}).settings.flow.batch_rows_max == 8
 
 
 def test_sagemaker_fields_imply_whole_records():
@@ -171,7 +171,7 @@ def test_sagemaker_fields_imply_whole_records():
 
 
 def test_zero_concurrent_transforms_is_unset():
-    assert spec({"MaxConcurrentTransforms": 0}).max_concurrent is None
+    assert spec({"MaxConcurrentTransforms": 0}).in_flight_max is None
 
 
 def test_manifest_is_the_source():
@@ -187,7 +187,7 @@ def test_headrace_table_takes_precedence():
         "output": "out/",
         "job_name": "mine",
         "instances": 3,
-        "max_concurrent": 8,
+        "in_flight_max": 8,
         "timeout_s": 0.5,
         "retries": 9,
         "data_type": "auto",
@@ -200,12 +200,12 @@ def test_headrace_table_takes_precedence():
         "join": "none",
         "accept": "jsonl",
         "assemble": "none",
-        "batch_rows": 2,
+        "batch_rows_max": 2,
     }
     found = spec({**REQUEST, "headrace": values})
     settings = found.settings
     assert (found.model, found.source, found.output, found.job_name) == ("m.py:M", "in/", "out/", "mine")
-    assert (found.instances, found.max_concurrent, found.timeout_s, found.retries) == (3, 8, 0.5, 9)
+    assert (found.instances, found.in_flight_max, found.timeout_s, found.retries) == (3, 8, 0.5, 9)
     assert (settings.data_type, settings.read.format, settings.read.compression) == ("auto", "jsonl", "zstd")
     assert (settings.mapping.input_filter, settings.mapping.slice_end) == ("$.a", "inclusive")
     output = settings.output
@@ -288,7 +288,7 @@ def test_rejection_names_the_file():
         {
             "MaxConcurrentTransforms": 2,
             "MaxPayloadInMB": 51,
-            "headrace": {"record_bytes_max": 1, "batch_bytes": 1},
+            "headrace": {"record_bytes_max": 1, "batch_bytes_max": 1},
         }
     )
     assert_refused({"BatchStrategy": "MultiRecord"}, "BatchStrategy MultiRecord without")

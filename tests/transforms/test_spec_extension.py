@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.transforms.document import SpecTable
+from headrace.transforms.spec import spec_of
 from headrace.transforms.spec_extension import (
     EXTENSION_FIELDS,
     SpecExtension,
@@ -24,7 +25,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "output": ("s3://out", "s3://out"),
     "job_name": ("nightly", "nightly"),
     "instances": (2, 2),
-    "max_concurrent": (16, 16),
+    "in_flight_max": (16, 16),
     "timeout_s": (1, 1.0),
     "retries": (10, 10),
     "strict": (True, True),
@@ -57,9 +58,9 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "output_header": (False, False),
     "on_error": ("job", "job"),
     "max_failed": ("1%", (None, 0.01)),
-    "batch_rows": (64, 64),
-    "batch_bytes": (1000, 1000),
-    "prefetch_bytes": ("8m", 8 << 20),
+    "batch_rows_max": (64, 64),
+    "batch_bytes_max": (1000, 1000),
+    "prefetch_bytes_max": ("8m", 8 << 20),
     "task_bytes": ("1g", 1 << 30),
     "task_objects": (5, 5),
     "checkpoint_s": (0, 0.0),
@@ -94,7 +95,7 @@ def test_empty_table_sets_nothing():
     [
         ("source", "ftp://x", "unknown scheme"),
         ("instances", 0, "at least 1"),
-        ("max_concurrent", 0, "at least 1"),
+        ("in_flight_max", 0, "at least 1"),
         ("timeout_s", 0, "must be a number"),
         ("strict", "yes", "true or false"),
         ("data_type", "S3Prefix", "must be one of auto, prefix, manifest"),
@@ -181,3 +182,20 @@ def test_any_max_failed_is_parsed_or_refused(text):
 def test_any_values_are_read_or_refused(values):
     with suppress(ConfigError):
         assert isinstance(read_values(**values), SpecExtension)
+
+
+def test_old_fields_are_renamed_with_a_warning(caplog):
+    old = {"batch_rows": 3, "batch_bytes": 4, "prefetch_bytes": 5, "max_concurrent": 6, "task_bytes": 7}
+    found = spec_of({"headrace": {**old, "batch_bytes_max": 8}}, "s.json")
+    flow = found.settings.flow
+    assert (flow.batch_rows_max, flow.batch_bytes_max, flow.prefetch_bytes_max) == (3, 8, 5)
+    assert (found.in_flight_max, found.settings.tasks.task_bytes) == (6, 7)
+    assert caplog.messages == [
+        f"headrace.{name} is deprecated: use headrace.{new}"
+        for name, new in (
+            ("batch_rows", "batch_rows_max"),
+            ("batch_bytes", "batch_bytes_max"),
+            ("prefetch_bytes", "prefetch_bytes_max"),
+            ("max_concurrent", "in_flight_max"),
+        )
+    ]

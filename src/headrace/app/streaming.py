@@ -11,6 +11,7 @@ from math import inf
 from types import TracebackType
 from typing import Any, Final
 
+from headrace.app.renamed import accepts_old_names
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.model import Model
@@ -203,7 +204,7 @@ class OpenedRun:
 
     ::
 
-        with headrace.open_run("s3://in/", model="m.onnx", output="s3://out/", if_exists="resume") as run:
+        with headrace.open_run("s3://in/", model="m.onnx", output="s3://out/", resume=True) as run:
             for notice in notices:
                 report = run.append_notice(notice)
     """
@@ -231,6 +232,14 @@ class OpenedRun:
         self.predictor.stop(drain=False)
 
 
+def action_if_exists(*, resume: bool, overwrite: bool) -> IfExists:
+    """Return the action for earlier output. Raise ConfigError for both flags."""
+    if resume and overwrite:
+        raise ConfigError("--resume and --overwrite cannot be combined")
+    return "resume" if resume else "overwrite" if overwrite else "refuse"
+
+
+@accepts_old_names
 def open_run(
     source: str | Sequence[str],
     *,
@@ -239,7 +248,8 @@ def open_run(
     endpoint: str | None = None,
     settings: StreamSettings | None = None,
     options: PredictorOptions | None = None,
-    if_exists: IfExists = "refuse",
+    resume: bool = False,
+    overwrite: bool = False,
     stores: Stores | None = None,
 ) -> OpenedRun:
     """Build a run without starting it, for step-by-step use such as event notices.
@@ -247,6 +257,7 @@ def open_run(
     Enter the result to get the `Run`. Then call `Run.append_notice` for each notice, or
     `Run.execute` once. Raises ConfigError for invalid arguments.
     """
+    if_exists = action_if_exists(resume=resume, overwrite=overwrite)
     chosen_stores, chosen_settings = stores or Stores(), settings or StreamSettings()
     check_folder(output, chosen_stores, chosen_settings)
     opened = _open_run_predictor(model, endpoint, options, settings)
@@ -262,6 +273,7 @@ def open_run(
     return OpenedRun(run, opened.predictor, chosen_stores)
 
 
+@accepts_old_names
 def run_sync(
     source: str | Sequence[str],
     *,
@@ -270,7 +282,8 @@ def run_sync(
     endpoint: str | None = None,
     settings: StreamSettings | None = None,
     options: PredictorOptions | None = None,
-    if_exists: IfExists = "refuse",
+    resume: bool = False,
+    overwrite: bool = False,
     stores: Stores | None = None,
 ) -> Report:
     """Run `run` for callers without an event loop; block until all predictions are committed."""
@@ -281,7 +294,8 @@ def run_sync(
         endpoint=endpoint,
         settings=settings,
         options=options,
-        if_exists=if_exists,
+        resume=resume,
+        overwrite=overwrite,
         stores=stores,
     )
     return execute(opened)
@@ -296,6 +310,7 @@ def execute(opened: OpenedRun, around: AbstractContextManager[Any] | None = None
         return run.execute()
 
 
+@accepts_old_names
 async def run(
     source: str | Sequence[str],
     *,
@@ -304,7 +319,8 @@ async def run(
     endpoint: str | None = None,
     settings: StreamSettings | None = None,
     options: PredictorOptions | None = None,
-    if_exists: IfExists = "refuse",
+    resume: bool = False,
+    overwrite: bool = False,
     stores: Stores | None = None,
 ) -> Report:
     """Score a source and write the predictions below `output`.
@@ -318,7 +334,7 @@ async def run(
     appears whole or not at all. Before `run` returns, it checks from the ledger that records in =
     rows out + failed. Failed records do not raise an error; see `Report.exit_code`. Cancellation
     drains, as Ctrl-C does for the command: records that were read are delivered, and
-    ``if_exists="resume"`` continues the run.
+    ``resume=True`` continues the run.
 
     Args:
         source: As for `stream`.
@@ -328,9 +344,9 @@ async def run(
         endpoint: As for `stream`.
         settings: Reading, mapping, batching and writing of records.
         options: As for `stream`.
-        if_exists: The action for an earlier run at the output. "refuse" raises an error. "resume"
-            continues it to identical bytes, or returns the report of a finished run. "overwrite"
-            deletes it first.
+        resume: Continue an earlier run at the output to identical bytes, or return the report of a
+            finished run. Without `resume` and `overwrite`, an earlier run is an error.
+        overwrite: Delete an earlier run at the output first.
         stores: As for `stream`.
 
     Raises:
@@ -345,7 +361,8 @@ async def run(
         endpoint=endpoint,
         settings=settings,
         options=options,
-        if_exists=if_exists,
+        resume=resume,
+        overwrite=overwrite,
         stores=stores,
     )
     execution = asyncio.ensure_future(asyncio.to_thread(execute, opened))

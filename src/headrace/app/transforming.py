@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
+from headrace.app.renamed import accepts_old_names
 from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_options, open_runner
-from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor
+from headrace.app.streaming import ModelLike, PredictorOptions, action_if_exists, open_predictor
 from headrace.app.transform_worker import RunningPredictor, model_reference
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
@@ -20,8 +21,11 @@ from headrace.transforms.plan import TransformPlan, make_plan
 from headrace.transforms.probe import ProbedRecord, first_records
 from headrace.transforms.report import TransformReport
 from headrace.transforms.retry import FailedRecordsRetry, finished_identity
-from headrace.transforms.run import IfExists, Transform
+from headrace.transforms.run import Transform
 from headrace.transforms.settings import TransformSettings
+
+ReportFormat = Literal["html"]
+"""The format of an additional report, besides ``_report.json``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class OpenedTransform:
         self.runner.__exit__(kind, error, trace)
 
 
+@accepts_old_names
 def open_transform(
     source: str | Sequence[str],
     destination: str,
@@ -62,11 +67,13 @@ def open_transform(
     options: PredictorOptions | None = None,
     workers: AnyWorkers | None = None,
     regions: DataRegions | None = None,
-    if_exists: IfExists = "refuse",
+    resume: bool = False,
+    overwrite: bool = False,
     stores: Stores | None = None,
-    page: bool = False,
+    report: ReportFormat | None = None,
 ) -> OpenedTransform:
     """Build a transform without starting it. Raise ConfigError for invalid arguments."""
+    if_exists = action_if_exists(resume=resume, overwrite=overwrite)
     chosen_stores, chosen_workers = stores or Stores(), workers or Workers()
     predictor_options = instance_options(chosen_workers, options or PredictorOptions())
     opened = open_predictor(model, endpoint, predictor_options)
@@ -91,12 +98,13 @@ def open_transform(
         model_identity=opened.identity,
         if_exists=if_exists,
         model_reference=model_reference(model, endpoint, predictor_options),
-        observation=RunObservation() if page else None,
+        observation=RunObservation() if report == "html" else None,
         region_of=chosen_regions.region_of(chosen_stores),
     )
     return OpenedTransform(run, runner.around, chosen_stores)
 
 
+@accepts_old_names
 def transform_sync(
     source: str | Sequence[str],
     destination: str,
@@ -107,9 +115,10 @@ def transform_sync(
     options: PredictorOptions | None = None,
     workers: AnyWorkers | None = None,
     regions: DataRegions | None = None,
-    if_exists: IfExists = "refuse",
+    resume: bool = False,
+    overwrite: bool = False,
     stores: Stores | None = None,
-    page: bool = False,
+    report: ReportFormat | None = None,
 ) -> TransformReport:
     """Run `transform` for callers without an event loop; block until all outputs are committed."""
     return execute(
@@ -122,9 +131,10 @@ def transform_sync(
             options=options,
             workers=workers,
             regions=regions,
-            if_exists=if_exists,
+            resume=resume,
+            overwrite=overwrite,
             stores=stores,
-            page=page,
+            report=report,
         )
     )
 
@@ -138,6 +148,7 @@ def execute(opened: OpenedTransform, around: AbstractContextManager[Any] | None 
         return run.execute()
 
 
+@accepts_old_names
 async def transform(
     source: str | Sequence[str],
     destination: str,
@@ -148,9 +159,10 @@ async def transform(
     options: PredictorOptions | None = None,
     workers: AnyWorkers | None = None,
     regions: DataRegions | None = None,
-    if_exists: IfExists = "refuse",
+    resume: bool = False,
+    overwrite: bool = False,
     stores: Stores | None = None,
-    page: bool = False,
+    report: ReportFormat | None = None,
 ) -> TransformReport:
     """Score every object of a source and write one predictions file for each of them.
 
@@ -165,7 +177,7 @@ async def transform(
     Before `transform` returns, it checks from the ledger in ``out/_headrace/`` that, for every
     object and for the run, records in = rows out + failed (+ suppressed). Failed records do not
     raise an error; see `TransformReport.exit_code`. Cancellation drains, as Ctrl-C does for the
-    command: finished tasks stay, and ``if_exists="resume"`` continues the run.
+    command: finished tasks stay, and ``resume=True`` continues the run.
 
     Args:
         source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
@@ -177,11 +189,11 @@ async def transform(
         workers: The number of instances in threads or processes; or `RayWorkers` or `BeamWorkers`, which
             send the tasks to other machines.
         regions: The regions of data and workers. By default regions are ignored.
-        if_exists: The action for an earlier transform at the destination. "refuse" raises an error.
-            "resume" continues it to identical bytes, or returns the report of a finished transform.
-            "overwrite" deletes it first.
+        resume: Continue an earlier transform at the destination to identical bytes, or return the
+            report of a finished one. Without `resume` and `overwrite`, an earlier transform is an error.
+        overwrite: Delete an earlier transform at the destination first.
         stores: The object stores. By default all URI schemes, with credentials from the environment.
-        page: Write ``_report.html``, too: a summary with plots of throughput and predictions.
+        report: "html" also writes ``_report.html``: a summary with plots of throughput and predictions.
 
     Raises:
         ConfigError: Invalid arguments; OutputExistsError if the destination holds a transform.
@@ -198,9 +210,10 @@ async def transform(
         options=options,
         workers=workers,
         regions=regions,
-        if_exists=if_exists,
+        resume=resume,
+        overwrite=overwrite,
         stores=stores,
-        page=page,
+        report=report,
     )
     execution = asyncio.ensure_future(asyncio.to_thread(execute, opened))
     try:
@@ -219,14 +232,14 @@ def retry_failed(
     options: PredictorOptions | None = None,
     other_model: bool = False,
     stores: Stores | None = None,
-    page: bool = False,
+    report: ReportFormat | None = None,
     around: Callable[[FailedRecordsRetry, Predictor], AbstractContextManager[Any]] | None = None,
 ) -> TransformReport:
     """Retry the failed records of a finished transform and merge the results into its outputs.
 
     Blocks until the outputs are committed. Without `model` and `endpoint`, the transform's own
     model is opened again by its name. A different model is refused unless `other_model` is true.
-    An existing page is written again if a count changed; with `page`, a page is written in any case.
+    An existing page is written again if a count changed; with `report` "html", a page is written in any case.
     The context manager that `around` returns is entered meanwhile. Raises as
     `FailedRecordsRetry.execute` does.
     """
@@ -246,7 +259,7 @@ def retry_failed(
         predictor=opened.predictor,
         model_identity=opened.identity,
         other_model=other_model,
-        write_page=page,
+        write_page=report == "html",
     )
     with RunningPredictor(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
         return retry.execute()

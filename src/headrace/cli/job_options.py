@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from headrace.cli.options import combined_options
+from headrace.cli.options import combined_options, parse_bytes
+from headrace.cli.renamed import old_option_name
 from headrace.core.errors import ConfigError
 from headrace.engine.settings import ServeSettings
 
@@ -75,7 +75,7 @@ WORKER_OPTIONS = combined_options(
     click.option(
         "--heartbeat-s", type=float, default=15.0, show_default=True, help="Heartbeat interval in seconds."
     ),
-    click.option("--beat-s", type=float, hidden=True, help="Deprecated name of --heartbeat-s."),
+    old_option_name("--beat-s", "--heartbeat-s"),
     click.option(
         "--drain-grace-s",
         type=float,
@@ -110,7 +110,10 @@ JOB_MODEL_OPTIONS = combined_options(
         help="Longest wait of a job's rows for other jobs' rows in milliseconds.  [default: the model's own]",
     ),
     click.option("--call-timeout-s", type=float, help="Timeout of a model call in seconds."),
-    click.option("--memory-mib-max", type=int, help="Memory limit of a model process in MiB."),
+    click.option(
+        "--memory-bytes-max", callback=parse_bytes, metavar="SIZE", help="Memory limit of a model process."
+    ),
+    old_option_name("--memory-mib-max", "--memory-bytes-max", "{}MiB".format),
     click.option(
         "-O",
         "--option",
@@ -145,17 +148,9 @@ def worker_settings(params: dict[str, Any]) -> Any:
         other_regions=params["other_regions"] or place.other_regions,
         concurrency=params["concurrency"],
         lease_s=params["lease_s"],
-        heartbeat_s=_heartbeat_s(params),
+        heartbeat_s=params["heartbeat_s"],
         drain_grace_s=params["drain_grace_s"],
     )
-
-
-def _heartbeat_s(params: dict[str, Any]) -> float:
-    if params["beat_s"] is None:
-        return params["heartbeat_s"]
-    click.echo("warning: --beat-s is deprecated: use --heartbeat-s", err=True)
-    source = click.get_current_context().get_parameter_source("heartbeat_s")
-    return params["beat_s"] if source is ParameterSource.DEFAULT else params["heartbeat_s"]
 
 
 def retention(params: dict[str, Any]) -> Any:
@@ -167,11 +162,10 @@ def retention(params: dict[str, Any]) -> Any:
 
 def serve_settings(params: dict[str, Any]) -> ServeSettings:
     """Return the model settings of the options."""
-    mib = params["memory_mib_max"]
     return ServeSettings(
         instances=params["instances"],
         max_batch_rows=params["max_batch_rows"],
         max_batch_delay_ms=params["max_batch_delay_ms"],
         call_timeout_s=params["call_timeout_s"],
-        memory_bytes_max=None if mib is None else mib << 20,
+        memory_bytes_max=params["memory_bytes_max"],
     )

@@ -11,8 +11,8 @@ import click
 from click.core import ParameterSource
 
 from headrace.app.streaming import PredictorOptions
+from headrace.cli.renamed import old_option_name
 from headrace.formats.read import FormatName, ReadOptions
-from headrace.pipeline.run import IfExists
 from headrace.pipeline.settings import BY_PLACE, FlowSettings, MappingOptions, OutputSettings, StreamSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -27,7 +27,7 @@ _REQUIRED_OPTIONS = {
     "instances": "model",
     "protocol": "endpoint",
     "endpoint_model": "endpoint",
-    "in_flight": "endpoint",
+    "in_flight_max": "endpoint",
     "timeout_s": "endpoint",
     "retry_s": "endpoint",
     "poll_s": "watch",
@@ -146,9 +146,8 @@ MEDIA_OPTIONS = combined_options(
         type=_POSITIVE,
         help="Time between the starts of two audio windows in milliseconds.  [default: --window-ms]",
     ),
-    click.option(
-        "--sample-rate", "sample_rate_hz", type=_COUNT, help="Audio sample rate in Hz after resampling."
-    ),
+    click.option("--sample-rate-hz", type=_COUNT, help="Audio sample rate in Hz after resampling."),
+    old_option_name("--sample-rate", "--sample-rate-hz"),
     click.option(
         "--audio-channels",
         default="mono",
@@ -228,12 +227,20 @@ SEQUENCE_OPTIONS = combined_options(
     ),
 )
 
+OLD_FLOW_NAMES = combined_options(
+    old_option_name("--batch-rows", "--batch-rows-max"),
+    old_option_name("--batch-bytes", "--batch-bytes-max"),
+    old_option_name("--prefetch-bytes", "--prefetch-bytes-max"),
+)
+
 FLOW_OPTIONS = combined_options(
+    OLD_FLOW_NAMES,
+    old_option_name("--in-flight", "--in-flight-max"),
     click.option(
-        "--batch-rows", type=_COUNT, help="Batch size in records.  [default: the model's max_batch_rows]"
+        "--batch-rows-max", type=_COUNT, help="Batch size in records.  [default: the model's max_batch_rows]"
     ),
     click.option(
-        "--batch-bytes",
+        "--batch-bytes-max",
         default="64MiB",
         show_default=True,
         callback=parse_bytes,
@@ -246,7 +253,7 @@ FLOW_OPTIONS = combined_options(
         help="Longest wait of a batch's first record in milliseconds.  [default: no limit]",
     ),
     click.option(
-        "--prefetch-bytes",
+        "--prefetch-bytes-max",
         default="32MiB",
         show_default=True,
         callback=parse_bytes,
@@ -269,7 +276,7 @@ FLOW_OPTIONS = combined_options(
     ),
     click.option("--endpoint-model", metavar="NAME", help="Model name, for an endpoint URL without one."),
     click.option(
-        "--in-flight",
+        "--in-flight-max",
         type=_COUNT,
         default=16,
         show_default=True,
@@ -311,8 +318,9 @@ OUTPUT_OPTIONS = combined_options(
         default=None,
         help="Write a header line in CSV parts.  [default: with --header names]",
     ),
+    old_option_name("--part-bytes", "--part-bytes-max"),
     click.option(
-        "--part-bytes",
+        "--part-bytes-max",
         default="16MiB",
         show_default=True,
         callback=parse_bytes,
@@ -372,17 +380,17 @@ def stream_settings(params: Mapping[str, Any]) -> StreamSettings:
             sequence_end=_name_or_index(params["sequence_end"]),
         ),
         flow=FlowSettings(
-            batch_rows_max=params["batch_rows"],
-            batch_bytes_max=params["batch_bytes"],
+            batch_rows_max=params["batch_rows_max"],
+            batch_bytes_max=params["batch_bytes_max"],
             batch_delay_ms=params["batch_delay_ms"],
-            prefetch_bytes_max=params["prefetch_bytes"],
+            prefetch_bytes_max=params["prefetch_bytes_max"],
             sequences_live_max=params["sequences_live_max"],
         ),
         output=OutputSettings(
             format=params["output_format"],
             join=params["join"],
             header=params["output_header"],
-            part_bytes_max=params["part_bytes"],
+            part_bytes_max=params["part_bytes_max"],
             checkpoint_s=params["checkpoint_s"],
         ),
     )
@@ -398,15 +406,10 @@ def predictor_options(params: Mapping[str, Any]) -> PredictorOptions:
         instances=params["instances"],
         protocol=params["protocol"],
         endpoint_model=params["endpoint_model"],
-        in_flight_max=params["in_flight"],
+        in_flight_max=params["in_flight_max"],
         timeout_s=params["timeout_s"],
         retry_s=params["retry_s"],
     )
-
-
-def if_exists(params: Mapping[str, Any]) -> IfExists:
-    """Return the action for an existing run at the output."""
-    return "resume" if params["resume"] else "overwrite" if params["overwrite"] else "refuse"
 
 
 def check_usage(context: click.Context) -> None:

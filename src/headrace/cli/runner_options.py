@@ -8,6 +8,7 @@ import click
 
 from headrace.app.runners import AnyWorkers, DataRegions, Workers
 from headrace.cli.options import combined_options, parse_bytes
+from headrace.cli.renamed import old_option_name
 from headrace.core.errors import ConfigError
 from headrace.storage.regions import RegionRules, require_region
 from headrace.transforms.locality import OtherRegions
@@ -44,7 +45,10 @@ RUNNER_OPTIONS = combined_options(
         type=click.FloatRange(min=0),
         help="On Ray: GPUs of a worker, fractions allowed.  [default: 0]",
     ),
-    click.option("--worker-memory", callback=parse_bytes, metavar="SIZE", help="On Ray: memory of a worker."),
+    old_option_name("--worker-memory", "--worker-memory-bytes"),
+    click.option(
+        "--worker-memory-bytes", callback=parse_bytes, metavar="SIZE", help="On Ray: memory of a worker."
+    ),
     click.option(
         "--ray-address",
         metavar="ADDRESS",
@@ -78,7 +82,7 @@ RUNNER_OPTIONS = combined_options(
 
 _OPTIONS_BY_RUNNER: Final[Mapping[str, tuple[str, ...]]] = {
     "local": ("isolation",),
-    "ray": ("workers_min", "worker_cpus", "worker_gpus", "worker_memory", "ray_address"),
+    "ray": ("workers_min", "worker_cpus", "worker_gpus", "worker_memory_bytes", "ray_address"),
     "beam": ("beam_options",),
 }
 
@@ -108,7 +112,7 @@ def _ray_workers(params: Mapping[str, Any], count: int | None) -> RayWorkers:
     fields = {
         "cpus": "worker_cpus",
         "gpus": "worker_gpus",
-        "memory_bytes": "worker_memory",
+        "memory_bytes": "worker_memory_bytes",
         "address": "ray_address",
     }
     set_options = {field: params[name] for field, name in fields.items() if params[name] is not None}

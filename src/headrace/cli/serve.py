@@ -8,7 +8,8 @@ import click
 
 from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
-from headrace.cli.options import log_format_option
+from headrace.cli.options import log_format_option, parse_bytes
+from headrace.cli.renamed import old_option_name
 from headrace.cli.reports import print_error
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.engine.settings import ServeSettings
@@ -128,12 +129,14 @@ Examples:
     "--insecure", is_flag=True, help="Allow a public address without API keys and client certificates."
 )
 @click.option(
-    "--body-mib-max",
-    type=int,
-    default=64,
+    "--body-bytes-max",
+    callback=parse_bytes,
+    default="64MiB",
     show_default=True,
-    help="Size limit of a decompressed request body in MiB.",
+    metavar="SIZE",
+    help="Size limit of a decompressed request body.",
 )
+@old_option_name("--body-mib-max", "--body-bytes-max", "{}MiB".format)
 @click.option(
     "--drain-notice-s",
     type=float,
@@ -185,7 +188,7 @@ def _options(params: dict[str, Any]) -> Any:
         api_keys=params["api_keys"],
         tls=_tls(params),
         insecure=params["insecure"],
-        limits=RestLimits(body_bytes_max=params["body_mib_max"] << 20),
+        limits=RestLimits(body_bytes_max=params["body_bytes_max"]),
         grpc_carrier=params["grpc_carrier"],
         stream_dialect=params["stream_dialect"],
         drain=DrainSettings(params["drain_notice_s"], params["drain_grace_s"]),

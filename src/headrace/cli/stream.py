@@ -15,7 +15,6 @@ from headrace.cli.options import (
     SEQUENCE_OPTIONS,
     SOURCE_OPTIONS,
     check_usage,
-    if_exists,
     predictor_options,
     stream_settings,
 )
@@ -34,7 +33,7 @@ Examples:
         --output-format jsonl --output scored/
   Use a model endpoint with 32 concurrent requests:
     headrace stream data.jsonl --endpoint http://host:8080/v2/models/churn \\
-        --in-flight 32 --output scored/
+        --in-flight-max 32 --output scored/
   Use a model with a state for each user, until the last record of a session:
     headrace stream events.csv --model sessions.py --header names --sequence user \\
         --sequence-end closed --output scored/
@@ -89,7 +88,8 @@ def _stream(source: str | list[str], params: dict[str, Any]) -> int:
         endpoint=params["endpoint"],
         settings=stream_settings(params),
         options=predictor_options(params),
-        if_exists=if_exists(params),
+        resume=params["resume"],
+        overwrite=params["overwrite"],
     )
     json_lines: bool = params["json_lines"]
     style = choose_style(json_lines=json_lines, quiet=params["quiet"])

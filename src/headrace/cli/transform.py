@@ -39,7 +39,6 @@ from headrace.core.predictor import Predictor
 from headrace.pipeline.progress import RunProgress
 from headrace.storage.resolve import Stores
 from headrace.transforms.retry import FailedRecordsRetry
-from headrace.transforms.run import IfExists
 from headrace.transforms.spec import TransformSpec
 
 _EPILOG = """\b
@@ -201,7 +200,7 @@ def retry_failed_command(destination: str, **params: Any) -> None:
             model=params["model"],
             endpoint=params["endpoint"],
             other_model=params["other_model"],
-            page=params["report"] == "html",
+            report=params["report"],
             around=open_display,
         )
         code = print_transform_report(report, progress, json_lines=json_lines, page=page)
@@ -242,15 +241,15 @@ def _transform(arguments: tuple[str, ...], params: dict[str, Any]) -> int:
     if params["dry_run"]:
         found: DryRun = dry_run(source, destination, **common, records=_DRY_RECORDS)
         return print_dry_run(found, spec.settings, json_lines=params["json_lines"])
-    if_exists: IfExists = "resume" if params["resume"] else "overwrite" if params["overwrite"] else "refuse"
     opened = open_transform(
         source,
         destination,
         **common,
         workers=workers_from(params, spec),
         regions=regions_from(params),
-        if_exists=if_exists,
-        page=params["report"] == "html",
+        resume=params["resume"],
+        overwrite=params["overwrite"],
+        report=params["report"],
     )
     return _run(opened, params)
 

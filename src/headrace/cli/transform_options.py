@@ -13,11 +13,13 @@ import click
 from headrace.app.streaming import PredictorOptions
 from headrace.cli.options import (
     MEDIA_OPTIONS,
+    OLD_FLOW_NAMES,
     combined_options,
     parse_bytes,
     parse_columns,
     parse_delimiter,
 )
+from headrace.cli.renamed import old_option_name
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path_grammar import SliceEnd
 from headrace.transforms.document import read_document
@@ -140,19 +142,24 @@ FAILURE_OPTIONS = combined_options(
 )
 
 WORK_OPTIONS = combined_options(
+    OLD_FLOW_NAMES,
+    old_option_name("--max-concurrent", "--in-flight-max"),
     click.option(
         "--strategy",
         type=click.Choice(["multi", "single"]),
         help="Records per model call: many (multi) or one (single).  [default: multi]",
     ),
     click.option(
-        "--batch-rows", type=_COUNT, help="Batch size in records.  [default: the model's max_batch_rows]"
+        "--batch-rows-max", type=_COUNT, help="Batch size in records.  [default: the model's max_batch_rows]"
     ),
     click.option(
-        "--batch-bytes", callback=parse_bytes, metavar="SIZE", help="Batch size in bytes.  [default: 64MiB]"
+        "--batch-bytes-max",
+        callback=parse_bytes,
+        metavar="SIZE",
+        help="Batch size in bytes.  [default: 64MiB]",
     ),
     click.option(
-        "--prefetch-bytes",
+        "--prefetch-bytes-max",
         callback=parse_bytes,
         metavar="SIZE",
         help="Size of the read-ahead.  [default: 32MiB]",
@@ -177,7 +184,7 @@ WORK_OPTIONS = combined_options(
     ),
     click.option("--endpoint-model", metavar="NAME", help="Model name, for an endpoint URL without one."),
     click.option(
-        "--max-concurrent", type=_COUNT, help="Limit of concurrent requests to the endpoint.  [default: 16]"
+        "--in-flight-max", type=_COUNT, help="Limit of concurrent requests to the endpoint.  [default: 16]"
     ),
     click.option(
         "--timeout-s", type=_POSITIVE, help="Timeout of a request to the endpoint in seconds.  [default: 60]"
@@ -220,26 +227,24 @@ _SPEC_KEYS: Final = [
     "on_error",
     "max_failed",
     "strict",
-    "batch_rows",
-    "batch_bytes",
-    "prefetch_bytes",
+    "batch_rows_max",
+    "batch_bytes_max",
+    "prefetch_bytes_max",
     "task_bytes",
     "checkpoint_s",
-    "max_concurrent",
+    "in_flight_max",
     "timeout_s",
 ]
 
 
 _COMMAND_LINE: Final = "the command line"
 _SPEC_KEY: Final = re.compile(rf"\b{EXTENSION_TABLE}\.({'|'.join([*_SPEC_KEYS, 'image_size'])})\b")
-_OPTION_NAMES: Final = {"sample_rate_hz": "--sample-rate"}
-"""Options whose names differ from their spec keys."""
 
 
 def with_option_names(message: str) -> str:
     """Return an error message about a spec with option names in place of spec keys."""
     text = message.removeprefix(f"{_COMMAND_LINE}: ")
-    return _SPEC_KEY.sub(lambda key: _OPTION_NAMES.get(key[1], "--" + key[1].replace("_", "-")), text)
+    return _SPEC_KEY.sub(lambda key: "--" + key[1].replace("_", "-"), text)
 
 
 def spec_from(params: Mapping[str, Any], spec_file: str | None) -> TransformSpec:
@@ -278,7 +283,7 @@ def _spec_values(params: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(text, str) and text.isdecimal():
         values["text_column"] = int(text)
     if params["strategy"] == "single":
-        values["batch_rows"] = 1
+        values["batch_rows_max"] = 1
     return values
 
 
@@ -288,7 +293,7 @@ def predictor_options_from(params: Mapping[str, Any], spec: TransformSpec) -> Pr
     return PredictorOptions(
         protocol=params["protocol"],
         endpoint_model=params["endpoint_model"],
-        in_flight_max=spec.max_concurrent or default.in_flight_max,
+        in_flight_max=spec.in_flight_max or default.in_flight_max,
         timeout_s=spec.timeout_s or default.timeout_s,
         retry_s=0.0 if spec.retries == 0 else params["retry_s"],
     )

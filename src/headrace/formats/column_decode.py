@@ -69,7 +69,7 @@ class ColumnDecoder(Decoder):
             self._model,
             f"input {self._spec.name!r} takes {list(shape)}, but the {self._column} at {block.first} is "
             f"{[-1, *data.shape[1:]]}; set the model's image size (--image-size, --image-mode) "
-            "or audio window (--window-ms, --sample-rate, --audio-channels)",
+            "or audio window (--window-ms, --sample-rate-hz, --audio-channels)",
         )
 
 

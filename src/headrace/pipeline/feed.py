@@ -154,7 +154,7 @@ def _joined(model: str, name: str, tensors: list[Mapping[str, Array]]) -> Array:
         raise ModelInputError(
             model,
             f"records of one batch have different shapes, {one} and {other}, for input {name!r}: "
-            "resize images with --image-size, or predict one record at a time with --batch-rows 1",
+            "resize images with --image-size, or predict one record at a time with --batch-rows-max 1",
         )
     return np.concatenate(arrays)
 

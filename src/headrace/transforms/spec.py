@@ -52,7 +52,12 @@ from headrace.transforms.settings import (
     TransformOutput,
     TransformSettings,
 )
-from headrace.transforms.spec_extension import EXTENSION_FIELDS, SpecExtension, read_extension
+from headrace.transforms.spec_extension import (
+    EXTENSION_FIELDS,
+    SpecExtension,
+    read_extension,
+    rename_old_fields,
+)
 
 T = TypeVar("T")
 
@@ -72,13 +77,13 @@ class TransformSpec:
         model: The model as a file, folder or class.
         job_name: The name of the job.
         instances: Machines of the SageMaker request, or loaded copies of the ``headrace`` table.
-        max_concurrent: The number of concurrent requests.
+        in_flight_max: The number of concurrent requests.
         timeout_s: The timeout of a request in seconds.
         retries: The number of retries of a request.
         strict: Behave as SageMaker does.
         ignored_fields: Dotted names of valid fields without a meaning here, to report to the user.
 
-    `instances`, `max_concurrent`, `timeout_s` and `retries` do not change the output.
+    `instances`, `in_flight_max`, `timeout_s` and `retries` do not change the output.
     """
 
     settings: TransformSettings = field(default_factory=TransformSettings)
@@ -87,7 +92,7 @@ class TransformSpec:
     model: str | None = None
     job_name: str | None = None
     instances: int | None = None
-    max_concurrent: int | None = None
+    in_flight_max: int | None = None
     timeout_s: float | None = None
     retries: int | None = None
     strict: bool = False
@@ -116,6 +121,8 @@ def read_spec(text: str, name: str, *, strict: bool = False) -> TransformSpec:
 
 def spec_of(values: Mapping[str, Any], name: str, *, strict: bool = False) -> TransformSpec:
     """Return the spec of a document that was read; see `read_spec`. `name` is for messages."""
+    if EXTENSION_TABLE in values:
+        values = {**values, EXTENSION_TABLE: rename_old_fields(values[EXTENSION_TABLE])}
     document = SpecTable.from_value(name, "", values, (*FIELDS, EXTENSION_TABLE))
     job = read_job(document)
     extension = read_extension(document.table(EXTENSION_TABLE, EXTENSION_FIELDS))
@@ -132,7 +139,7 @@ def spec_of(values: Mapping[str, Any], name: str, *, strict: bool = False) -> Tr
         model=_first_set(extension.model, job.model),
         job_name=_first_set(extension.job_name, job.job_name),
         instances=_first_set(extension.instances, job.instances),
-        max_concurrent=_first_set(extension.max_concurrent, job.max_concurrent or None),
+        in_flight_max=_first_set(extension.in_flight_max, job.max_concurrent or None),
         timeout_s=_first_set(extension.timeout_s, job.timeout_s, TIMEOUT_S if job.has_fields else None),
         retries=_first_set(extension.retries, job.retries, RETRIES if job.has_fields else None),
         strict=strictly,
@@ -143,7 +150,9 @@ def spec_of(values: Mapping[str, Any], name: str, *, strict: bool = False) -> Tr
 def _overridden_fields(extension: SpecExtension) -> frozenset[str]:
     """Return the values that SageMaker's rules do not apply to, because the ``headrace`` table sets them."""
     sizes = (
-        ("payload",) if extension.record_bytes_max is not None and extension.batch_bytes is not None else ()
+        ("payload",)
+        if extension.record_bytes_max is not None and extension.batch_bytes_max is not None
+        else ()
     )
     return extension.set_fields("content_type", "split", "accept", "assemble").union(sizes)
 
@@ -213,9 +222,9 @@ def _mapping(job: SageMakerJob, extension: SpecExtension) -> MappingOptions:
 def _flow(job: SageMakerJob, extension: SpecExtension) -> FlowSettings:
     return _replace_set(
         FlowSettings(),
-        batch_rows_max=_first_set(extension.batch_rows, 1 if job.single_record else None),
-        batch_bytes_max=_first_set(extension.batch_bytes, _payload_bytes(job, None)),
-        prefetch_bytes_max=extension.prefetch_bytes,
+        batch_rows_max=_first_set(extension.batch_rows_max, 1 if job.single_record else None),
+        batch_bytes_max=_first_set(extension.batch_bytes_max, _payload_bytes(job, None)),
+        prefetch_bytes_max=extension.prefetch_bytes_max,
     )
 
 

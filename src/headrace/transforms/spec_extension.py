@@ -3,9 +3,10 @@
 Each field is checked by itself, as in `headrace.transforms.sagemaker`; the settings check the rest.
 """
 
+import logging
 import re
 from dataclasses import dataclass, fields
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
 from headrace.core.errors import ConfigError
 from headrace.formats.contract import AudioChannels
@@ -15,6 +16,8 @@ from headrace.storage.uri import parse
 from headrace.transforms.document import SpecTable, format_value
 from headrace.transforms.media_types import COMPRESSIONS, SPLITS, accept_of, kind_of
 from headrace.transforms.settings import Accept, Assemble, DataType, Join, OnError
+
+_log = logging.getLogger("headrace.transform")
 
 W = TypeVar("W", bound=str)
 
@@ -35,7 +38,7 @@ class SpecExtension:
     output: str | None
     job_name: str | None
     instances: int | None
-    max_concurrent: int | None
+    in_flight_max: int | None
     timeout_s: float | None
     retries: int | None
     strict: bool | None
@@ -68,9 +71,9 @@ class SpecExtension:
     output_header: bool | None
     on_error: OnError | None
     max_failed: tuple[int | None, float | None]
-    batch_rows: int | None
-    batch_bytes: int | None
-    prefetch_bytes: int | None
+    batch_rows_max: int | None
+    batch_bytes_max: int | None
+    prefetch_bytes_max: int | None
     task_bytes: int | None
     task_objects: int | None
     checkpoint_s: float | None
@@ -78,6 +81,27 @@ class SpecExtension:
     def set_fields(self, *names: str) -> frozenset[str]:
         """Return those of the fields that the table sets."""
         return frozenset(name for name in names if getattr(self, name) is not None)
+
+
+_RENAMED: Final = {
+    "batch_rows": "batch_rows_max",
+    "batch_bytes": "batch_bytes_max",
+    "prefetch_bytes": "prefetch_bytes_max",
+    "max_concurrent": "in_flight_max",
+}
+"""Old names of fields, for one release."""
+
+
+def rename_old_fields(table: Any) -> Any:
+    """Return the table with new names of its fields, and log a warning for each old one."""
+    if not isinstance(table, dict):
+        return table
+    values = cast("dict[str, Any]", table)
+    old = {name: values[name] for name in _RENAMED if name in values}
+    for name in old:
+        _log.warning("headrace.%s is deprecated: use headrace.%s", name, _RENAMED[name])
+    renamed = {_RENAMED[name]: value for name, value in old.items()}
+    return renamed | {name: value for name, value in values.items() if name not in old}
 
 
 EXTENSION_FIELDS: Final = tuple(each.name for each in fields(SpecExtension))
@@ -94,7 +118,7 @@ def read_extension(table: SpecTable) -> SpecExtension:
         output=table.checked_text("output", parse),
         job_name=table.text("job_name"),
         instances=table.integer("instances", 1),
-        max_concurrent=table.integer("max_concurrent", 1),
+        in_flight_max=table.integer("in_flight_max", 1),
         timeout_s=table.number("timeout_s", _POSITIVE_MIN),
         retries=table.integer("retries", 0),
         strict=table.flag("strict"),
@@ -127,9 +151,9 @@ def read_extension(table: SpecTable) -> SpecExtension:
         output_header=table.flag("output_header"),
         on_error=_one_of(table, "on_error", get_args(OnError)),
         max_failed=_max_failed(table),
-        batch_rows=table.integer("batch_rows", 1),
-        batch_bytes=table.size_bytes("batch_bytes"),
-        prefetch_bytes=table.size_bytes("prefetch_bytes"),
+        batch_rows_max=table.integer("batch_rows_max", 1),
+        batch_bytes_max=table.size_bytes("batch_bytes_max"),
+        prefetch_bytes_max=table.size_bytes("prefetch_bytes_max"),
         task_bytes=table.size_bytes("task_bytes"),
         task_objects=table.integer("task_objects", 1),
         checkpoint_s=table.number("checkpoint_s", 0),

@@ -21,7 +21,7 @@ def test_options_override_fields_of_the_job():
     assert transform_settings(over) != transform_settings(NewJob(content_type="text/csv"))
 
 
-@for_each("name", ["source", "output", "model", "job_name", "instances", "max_concurrent"])
+@for_each("name", ["source", "output", "model", "job_name", "instances", "max_concurrent", "in_flight_max"])
 def test_fields_of_the_job_are_refused_as_options(name):
     with pytest.raises(ConfigError, match=f"'{name}' is a field of the job"):
         transform_settings(NewJob(options={name: "x"}))
@@ -35,7 +35,7 @@ def test_unknown_option_is_named(make):
 
 def test_stream_options_limit_parts():
     settings = stream_settings(
-        NewJob(options={"part_rows_max": 10, "part_bytes_max": 1 << 20, "batch_rows": 5})
+        NewJob(options={"part_rows_max": 10, "part_bytes_max": 1 << 20, "batch_rows_max": 5})
     )
     assert (settings.output.part_rows_max, settings.output.part_bytes_max) == (10, 1 << 20)
     assert settings.output.format == "csv"

@@ -20,7 +20,7 @@ def test_part_limits_are_applied(tmp_path):
         model="m",
         input_uri=f"{tmp_path}/in.csv",
         output_uri=f"{tmp_path}/out/",
-        options={"part_rows_max": 40, "batch_rows": 10, "accept": "application/jsonlines"},
+        options={"part_rows_max": 40, "batch_rows_max": 10, "accept": "application/jsonlines"},
     )
     with Stores() as stores, one_model() as models:
         StreamKind(models, stores).run(attempt_at(spec))

@@ -56,7 +56,7 @@ def test_next_attempt_resumes(tmp_path, source, make_kind):
         model="m",
         input_uri=source,
         output_uri=f"{tmp_path}/out/",
-        options={"batch_rows": 10, "checkpoint_s": 0},
+        options={"batch_rows_max": 10, "checkpoint_s": 0},
     )
     (tmp_path / "in" / "b.csv").unlink()
     for i in range(10):

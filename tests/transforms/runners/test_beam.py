@@ -53,7 +53,7 @@ def transform(source: Path, to: str, workers, **more):
 
 def assert_local_outputs(source: Path, to: str) -> None:
     """Assert that the outputs equal those of one process."""
-    report = transform(source, "here", Workers(), if_exists="overwrite")
+    report = transform(source, "here", Workers(), overwrite=True)
     assert report.status == "complete"
     assert outputs(source.parent / to) == outputs(source.parent / "here")
 
@@ -138,7 +138,7 @@ def test_drained_run_resumes(source):
         run._runner._update = drained
         report = run.execute()
     assert report.status in {"drained", "complete"}
-    assert transform(source, "out", IN_MEMORY, if_exists="resume").status == "complete"
+    assert transform(source, "out", IN_MEMORY, resume=True).status == "complete"
     assert_local_outputs(source, "out")
 
 
@@ -169,7 +169,7 @@ def test_tasks_of_other_regions_are_left(source):
     first = transform(source, "out", IN_MEMORY, regions=DataRegions(rules, "eu", "never"))
     assert first.status == "partial"
     assert (first.objects_done, set(first.tasks_left)) == (4, {"us"})
-    last = transform(source, "out", IN_MEMORY, regions=DataRegions(rules, "us", "never"), if_exists="resume")
+    last = transform(source, "out", IN_MEMORY, regions=DataRegions(rules, "us", "never"), resume=True)
     assert last.status == "complete"
     regions = {record.region for record in ledger_of(source, "out").tasks().values()}
     assert regions == {"eu", "us"}

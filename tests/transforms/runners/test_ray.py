@@ -277,7 +277,7 @@ def test_fatal_record_is_excluded_and_named(nodes, tmp_path):
     assert sorted(n for n in outputs(out) if n.endswith(".out")) == [f"{n}.csv.out" for n in (0, 1, 2, 4, 5)]
     # Where the record is harmless, such as on another machine, the rest is scored.
     (tmp_path / "harmless").touch()
-    report = execute(open_run(source, out, model=model, workers=one, settings=tasks, if_exists="resume"))
+    report = execute(open_run(source, out, model=model, workers=one, settings=tasks, resume=True))
     assert (report.status, report.resumed, report.records_in) == ("complete", True, 6 * 120 + 1)
 
 
@@ -293,7 +293,7 @@ def test_drained_run_resumes(nodes, source, expected, tmp_path, at_progress):
     report = execute(run)
     assert drained
     assert (report.status, report.objects_done < report.objects) == ("drained", True)
-    resumed = execute(open_run(source, tmp_path / "out", if_exists="resume"))
+    resumed = execute(open_run(source, tmp_path / "out", resume=True))
     assert resumed.bytes_read < report.bytes_read + resumed.bytes_read
     assert_complete(resumed, tmp_path / "out", expected)
 
@@ -335,7 +335,7 @@ def test_workers_run_tasks_of_their_region(nodes, tmp_path):
 
     partial = transform_in_region("eu", out, "never")
     assert (partial.status, partial.tasks_left, partial.objects_done) == ("partial", {"us": 4}, 3)
-    whole = transform_in_region("us", out, "never", if_exists="resume")
+    whole = transform_in_region("us", out, "never", resume=True)
     assert_complete(whole, out, outputs(tmp_path / "local"))
     assert (whole.bytes_across_regions, whole.tasks_left, whole.records_in) == ([], {}, local.records_in)
     ledger = TransformLedger(LocalStore(), f"{out}/")

@@ -13,7 +13,9 @@ from headrace.transforms.spec import EXTENSION_TABLE, spec_of
 
 _PARTS: Final = ("part_bytes_max", "part_rows_max")
 _WHERE: Final = "options"
-_JOB_FIELDS: Final = frozenset({"source", "output", "model", "job_name", "instances", "max_concurrent"})
+_JOB_FIELDS: Final = frozenset(
+    {"source", "output", "model", "job_name", "instances", "in_flight_max", "max_concurrent"}
+)
 """Options of a spec file that are fields of the job instead."""
 
 
