@@ -1,15 +1,59 @@
 """Command groups with a default command."""
 
 import click
+from click.shell_completion import CompletionItem
+from typing_extensions import override
 
 
-class DefaultListGroup(click.Group):
-    """A group whose default command is ``list``: ``headrace models`` is ``headrace models list``."""
+class DefaultCommandGroup(click.Group):
+    """A group that runs its default command unless the first argument names another command.
 
+    Shells complete the names of its commands and everything that the default command completes.
+    """
+
+    default_command = "run"
+
+    @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert ``list`` if the arguments are empty or begin with an option other than help."""
-        options_only = not args or (args[0].startswith("-") and args[0] not in ("-h", "--help"))
-        return super().parse_args(ctx, ["list", *args] if options_only else args)
+        if ctx.resilient_parsing and not args:
+            return super().parse_args(ctx, args)  # a shell completes the first argument
+        if self.is_for_default(args):
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
+
+    def is_for_default(self, args: list[str]) -> bool:
+        """Return True if the arguments do not begin with the name of a command."""
+        return not args or args[0] not in self.commands
+
+    @override
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        default = self.commands[self.default_command]
+        found: list[CompletionItem] = []
+        with click.Context(default, parent=ctx, info_name=default.name) as context:
+            first = next((p for p in default.params if isinstance(p, click.Argument)), None)
+            if first is not None and not incomplete.startswith("-"):
+                found += first.shell_complete(context, incomplete)
+            found += default.shell_complete(context, incomplete)
+        found += super().shell_complete(ctx, incomplete)
+        return list({item.value: item for item in found}.values())  # both have --help
+
+
+class DefaultListGroup(DefaultCommandGroup):
+    """A group whose default command is ``list``: ``headrace models`` is ``headrace models list``.
+
+    Another word than a command is an error.
+    """
+
+    default_command = "list"
+
+    @override
+    def is_for_default(self, args: list[str]) -> bool:
+        return not args or (args[0].startswith("-") and args[0] not in ("-h", "--help"))
+
+
+def complete_files(_context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete file names, for a parameter that takes a path or a URI."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 def examples(*commands: str) -> str:

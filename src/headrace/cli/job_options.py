@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from headrace.cli.groups import complete_files
 from headrace.cli.options import combined_options, parse_bytes
 from headrace.cli.renamed import old_option_name
 from headrace.core.errors import ConfigError
@@ -17,6 +18,7 @@ JOB_LOCATION_OPTIONS = combined_options(
         default="headrace-data",
         show_default=True,
         metavar="FOLDER",
+        shell_complete=complete_files,
         help="Folder of the jobs: an SQLite file and the stored objects.",
     ),
     click.option(

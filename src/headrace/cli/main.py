@@ -3,6 +3,7 @@
 import click
 
 import headrace
+from headrace.cli.completion import completion_command
 from headrace.cli.infer import infer_command
 from headrace.cli.init import init_command
 from headrace.cli.jobs import jobs_command
@@ -53,3 +54,4 @@ main.add_command(jobs_command)
 main.add_command(queues_command)
 main.add_command(init_command)
 main.add_command(keys_command)
+main.add_command(completion_command)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from headrace.cli.groups import complete_files
 from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
 from headrace.cli.options import log_format_option, parse_bytes
@@ -30,7 +31,7 @@ Examples:
 
 
 @click.command("serve", epilog=_EPILOG, context_settings={"auto_envvar_prefix": "HEADRACE_SERVE"})
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_files)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--rest-port",

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from headrace.app.streaming import OpenedRun, add_current_folder_to_path, execute, open_run, open_watch
+from headrace.cli.groups import complete_files
 from headrace.cli.interrupt import InterruptHandler
 from headrace.cli.logs import configure_logs
 from headrace.cli.options import (
@@ -52,11 +53,20 @@ _log = logging.getLogger("headrace.cli")
 
 
 @click.command("stream", epilog=_EPILOG, short_help="Score objects as a stream.")
-@click.argument("source", nargs=-1, required=True)
-@click.option("--model", metavar="MODEL", help="Model: model.onnx, file.py, file.py:Class or module:Class.")
+@click.argument("source", nargs=-1, required=True, shell_complete=complete_files)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    shell_complete=complete_files,
+    help="Model: model.onnx, file.py, file.py:Class or module:Class.",
+)
 @click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model.")
 @click.option(
-    "--output", required=True, metavar="DEST", help="Folder or prefix of the predictions, as in scored/."
+    "--output",
+    required=True,
+    metavar="DEST",
+    shell_complete=complete_files,
+    help="Folder or prefix of the predictions, as in scored/.",
 )
 @SOURCE_OPTIONS
 @SEQUENCE_OPTIONS

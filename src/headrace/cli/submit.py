@@ -7,6 +7,7 @@ from typing import Any, get_args
 import click
 import orjson
 
+from headrace.cli.groups import complete_files
 from headrace.cli.job_server import job_server_options, run_job_command
 from headrace.cli.key_values import key_values
 from headrace.core.errors import ConfigError
@@ -55,7 +56,7 @@ _SECONDS = click.FloatRange(min=0)
 
 
 @click.command("submit", epilog=_EPILOG, short_help="Submit a job.")
-@click.argument("payload", required=False)
+@click.argument("payload", required=False, shell_complete=complete_files)
 @click.option("--model", "-m", default="", help="Model name, or NAME@VERSION.")
 @click.option(
     "--input", "-i", "inline_input", metavar="JSON", help="Payload as a JSON value, instead of PAYLOAD."

@@ -18,6 +18,7 @@ from headrace.app.transforming import (
     open_transform,
     retry_failed,
 )
+from headrace.cli.groups import DefaultCommandGroup, complete_files
 from headrace.cli.interrupt import InterruptHandler
 from headrace.cli.logs import configure_logs
 from headrace.cli.options import combined_options
@@ -103,19 +104,7 @@ REPORT_OPTIONS = combined_options(
 )
 
 
-class _Transform(click.Group):
-    """A group whose default command is ``run``, unless the first argument names another command."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or args[0] not in self.commands:
-            args = [_RUN, *args]
-        return super().parse_args(ctx, args)
-
-
-_RUN: Final = "run"
-
-
-@click.group("transform", cls=_Transform, short_help="Score files, with one predictions file each.")
+@click.group("transform", cls=DefaultCommandGroup, short_help="Score files, with one predictions file each.")
 def transform_command() -> None:
     """Score files, with one predictions file each."""
 
@@ -129,15 +118,21 @@ class _Run(click.Command):
         formatter.write_usage(path, "retry-failed [OPTIONS] DEST", prefix="       ")
 
 
-@transform_command.command(_RUN, cls=_Run, epilog=_EPILOG)
-@click.argument("source", nargs=-1)
+@transform_command.command(DefaultCommandGroup.default_command, cls=_Run, epilog=_EPILOG)
+@click.argument("source", nargs=-1, shell_complete=complete_files)
 @click.option(
     "--spec",
     "spec_file",
     metavar="FILE",
+    shell_complete=complete_files,
     help="Spec file (.toml, .json) in the format of SageMaker; options override it.",
 )
-@click.option("--model", metavar="MODEL", help="Model: model.onnx, file.py, file.py:Class or module:Class.")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    shell_complete=complete_files,
+    help="Model: model.onnx, file.py, file.py:Class or module:Class.",
+)
 @click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model.")
 @INPUT_OPTIONS
 @OUTPUT_OPTIONS
@@ -167,8 +162,13 @@ def run_command(source: tuple[str, ...], **params: Any) -> None:
 
 
 @transform_command.command("retry-failed", epilog=_RETRY_EPILOG)
-@click.argument("destination", metavar="DEST")
-@click.option("--model", metavar="MODEL", help="Current name of the model.  [default: its name in the run]")
+@click.argument("destination", metavar="DEST", shell_complete=complete_files)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    shell_complete=complete_files,
+    help="Current name of the model.  [default: its name in the run]",
+)
 @click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model.")
 @click.option("--other-model", is_flag=True, help="Allow a model that differs from the model of the run.")
 @REPORT_OPTIONS

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from headrace.cli.groups import complete_files
 from headrace.cli.job_options import (
     JOB_LOCATION_OPTIONS,
     JOB_MODEL_OPTIONS,
@@ -39,7 +40,7 @@ Examples:
     short_help="Run the job API and a worker.",
     context_settings={"auto_envvar_prefix": "HEADRACE_UP"},
 )
-@click.argument("models", nargs=-1, metavar="[MODEL...]")
+@click.argument("models", nargs=-1, metavar="[MODEL...]", shell_complete=complete_files)
 @JOB_LOCATION_OPTIONS
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from headrace.cli.groups import complete_files
 from headrace.cli.job_options import (
     JOB_LOCATION_OPTIONS,
     JOB_MODEL_OPTIONS,
@@ -34,7 +35,7 @@ Examples:
 
 
 @click.command("work", epilog=_EPILOG, context_settings={"auto_envvar_prefix": "HEADRACE_WORK"})
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_files)
 @JOB_LOCATION_OPTIONS
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
