@@ -3,8 +3,12 @@ import json
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
+
+import click
 
 from cases import for_each
+from headrace.cli import main
 from headrace.cli.logs import JsonFormatter, TextFormatter, configure_logs, configure_server_logs
 
 
@@ -44,22 +48,27 @@ def test_exception_stays_on_its_json_line():
 
 @for_each(("verbosity", "levels"), [(1, ["info", "warning"]), (5, ["debug", "info", "warning"])])
 def test_verbosity_selects_the_levels(verbosity, levels, capsys):
-    configure_logs(verbosity)
-    configure_logs(verbosity)  # A second call must not add a second handler.
+    configure_logs("json", verbosity)
+    configure_logs("json", verbosity)  # A second call must not add a second handler.
     for level in ("debug", "info", "warning"):
         getattr(logging.getLogger("headrace.pipeline"), level)("hello")
     logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["level"] for line in logged] == levels
 
 
-def test_default_logs_are_plain_warnings_on_the_current_standard_error(monkeypatch):
-    configure_logs(0)
+def test_default_logs_are_warnings_on_the_current_standard_error(monkeypatch):
+    configure_logs("text")
     now = io.StringIO()
     monkeypatch.setattr(sys, "stderr", now)
     log = logging.getLogger("headrace.client")
     log.info("asking again")
-    log.warning("endpoint failed, %s", "retrying")
-    assert now.getvalue() == "warning: endpoint failed, retrying\n"
+    try:
+        raise ValueError("no")
+    except ValueError:
+        log.warning("endpoint failed, %s", "retrying", exc_info=True)
+    time, line = now.getvalue().split(" ", 1)
+    assert line == "warning headrace.client: endpoint failed, retrying\n", "without a traceback"
+    assert time.endswith("+00:00")
 
 
 def text_line(message: str, *args, **more) -> str:
@@ -120,3 +129,26 @@ def test_server_logs_all_loggers_of_its_process(capsys, log_format, verbosity, a
         )
     else:
         assert all(expected in line for expected, line in zip(logged, lines, strict=True))
+
+
+def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield path + name, command
+
+
+def test_commands_that_log_have_the_same_format_option():
+    found = {
+        path: {p.name: p for p in command.params if p.name in ("log_format", "verbose")}
+        for path, command in commands(main)
+    }
+    logging_commands = {path: options for path, options in found.items() if options}
+    assert set(logging_commands) == {
+        "stream", "transform run", "transform retry-failed", "serve", "up", "work"
+    }  # fmt: skip
+    formats = [options["log_format"].to_info_dict() for options in logging_commands.values()]
+    assert formats == formats[:1] * len(formats)
+    assert (formats[0]["default"], list(formats[0]["type"]["choices"])) == ("text", ["text", "json"])
+    assert all("verbose" in options for options in logging_commands.values())

@@ -23,14 +23,14 @@ from headrace.jobs.maintenance.sweeper import Retention
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.transforms.runners.engines import BeamWorkers, RayWorkers
 
-TERMINAL = {
-    "json": "prints on the terminal",
-    "quiet": "prints on the terminal",
-    "verbose": "logs of the process; Python programs configure logging themselves",
-}
 LOGS = {
     "verbose": "logs of the process; Python programs configure logging themselves",
     "log_format": "logs of the process; Python programs configure logging themselves",
+}
+TERMINAL = {
+    "json": "prints on the terminal",
+    "quiet": "prints on the terminal",
+    **LOGS,
 }
 MEDIA = {"image_size": "ReadOptions.size_px; ledgers of finished runs record the field under this name"}
 RUN = {

@@ -180,10 +180,10 @@ def test_objects_are_selected_by_name_prefix_glob_or_manifest(sources, source, w
 # Logs
 
 
-def test_v_logs_json_lines():
+def test_v_logs_the_steps_of_a_run():
     put("in/a.csv", "1,0\n")
     put("in/b.csv.gz", "no gzip")
-    done = headrace("stream", "in/", "--model", "double.py", "--output", OUT, "-v")
+    done = headrace("stream", "in/", "--model", "double.py", "--output", OUT, "-v", "--log-format", "json")
     assert done.code == 1
     logged = [json.loads(line) for line in done.err.splitlines()]
     assert [line["message"] for line in logged if not line["message"].startswith("object broken")] == [

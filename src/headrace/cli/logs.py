@@ -1,7 +1,7 @@
 """Configure logs on standard error.
 
-A run logs JSON lines with ``-v``, and plain warnings without. A server always logs, as JSON or
-text, everything that its process logs.
+All commands log in the same form: text for people, or JSON lines. A run logs warnings, and more
+with ``-v``. A server always logs, everything that its process logs.
 """
 
 import json
@@ -39,15 +39,21 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """A formatter of lines for people: time, level, logger, message and ``key=value`` extras.
 
-    A traceback follows in lines of its own.
+    A traceback follows in lines of its own, if `tracebacks` is true.
     """
+
+    def __init__(self, *, tracebacks: bool = True) -> None:
+        super().__init__()
+        self._tracebacks = tracebacks
 
     @override
     def format(self, record: logging.LogRecord) -> str:
         extras = "".join(f" {k}={_quoted(v)}" for k, v in _extras(record).items())
         message = record.getMessage().replace("\n", "\\n")
         line = f"{_time(record)} {record.levelname.lower():<7} {record.name}: {message}{extras}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if record.exc_info and self._tracebacks:
+            return f"{line}\n{self.formatException(record.exc_info)}"
+        return line
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -65,12 +71,8 @@ def _quoted(value: Any) -> str:
     return text if text and text.isprintable() and not set(text) & {" ", '"', "="} else json.dumps(text)
 
 
-class PlainFormatter(logging.Formatter):
-    """A formatter of one line with level and message, without tracebacks."""
-
-    @override
-    def format(self, record: logging.LogRecord) -> str:
-        return f"{record.levelname.lower()}: {record.getMessage()}"
+def _formatter(log_format: LogFormat, *, tracebacks: bool = True) -> logging.Formatter:
+    return JsonFormatter() if log_format == "json" else TextFormatter(tracebacks=tracebacks)
 
 
 class _StandardError(logging.Handler):
@@ -80,13 +82,13 @@ class _StandardError(logging.Handler):
         sys.stderr.write(self.format(record) + "\n")
 
 
-def configure_logs(verbosity: int) -> None:
+def configure_logs(log_format: LogFormat, verbosity: int = 0) -> None:
     """Configure headrace's own loggers for a run.
 
-    Verbosity 0 logs warnings as plain text, 1 info and 2 debug messages as JSON.
+    Verbosity 0 logs warnings, as text without tracebacks, 1 info and 2 debug messages.
     """
     handler = _StandardError()
-    handler.setFormatter(JsonFormatter() if verbosity else PlainFormatter())
+    handler.setFormatter(_formatter(log_format, tracebacks=verbosity > 0))
     logger = logging.getLogger("headrace")
     logger.handlers = [handler]
     logger.setLevel([logging.WARNING, logging.INFO, logging.DEBUG][min(verbosity, 2)])
@@ -116,7 +118,7 @@ def configure_server_logs(log_format: LogFormat, verbosity: int = 0, *, access: 
     too. `access` enables the access log at any verbosity.
     """
     handler = _StandardError()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.setFormatter(_formatter(log_format))
     handler.addFilter(_RequestIdFilter())
     root = logging.getLogger()
     root.handlers = [handler]

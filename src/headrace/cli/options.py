@@ -119,6 +119,23 @@ def combined_options(*parts: Callable[[Command], Command]) -> Callable[[Command]
     return decorate
 
 
+def _log_options(verbose_help: str) -> Callable[[Command], Command]:
+    """Return the options for logs, which all commands that log have."""
+    return combined_options(
+        click.option(
+            "--log-format",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            help="Format of logs on standard error: for people (text), or a JSON object per line (json).",
+        ),
+        click.option("-v", "--verbose", count=True, help=verbose_help),
+    )
+
+
+RUN_LOG_OPTIONS = _log_options("Log what the run does, not only warnings; -vv includes debug logs.")
+SERVER_LOG_OPTIONS = _log_options("Include debug logs.")
+
 MEDIA_OPTIONS = combined_options(
     click.option(
         "--image-size",
@@ -347,9 +364,7 @@ OUTPUT_OPTIONS = combined_options(
         help="Print progress and report as JSON lines on standard output.",
     ),
     click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
-    click.option(
-        "-v", "--verbose", count=True, help="Write JSON logs to standard error; -vv includes debug logs."
-    ),
+    RUN_LOG_OPTIONS,
 )
 
 
@@ -435,14 +450,3 @@ def check_usage(context: click.Context) -> None:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and missing:
             option, required_option = (f"--{n.replace('_', '-')}" for n in (name, required))
             raise click.UsageError(f"{option} requires {required_option}")
-
-
-def log_format_option(default: str) -> Callable[[Command], Command]:
-    """Return the option for the format of a server's logs."""
-    return click.option(
-        "--log-format",
-        type=click.Choice(["json", "text"]),
-        default=default,
-        show_default=True,
-        help="Format of logs on standard error.",
-    )

@@ -9,7 +9,7 @@ import click
 from headrace.cli.groups import complete_files
 from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
-from headrace.cli.options import log_format_option, parse_bytes
+from headrace.cli.options import SERVER_LOG_OPTIONS, parse_bytes
 from headrace.cli.renamed import old_option_name
 from headrace.cli.reports import print_error
 from headrace.core.errors import ConfigError, HeadraceError
@@ -152,9 +152,8 @@ Examples:
     show_default=True,
     help="Seconds after that in which running requests may finish.",
 )
-@log_format_option("json")
+@SERVER_LOG_OPTIONS
 @click.option("--access-log", is_flag=True, help="Log every request with its id when it ends.")
-@click.option("-v", "--verbose", count=True, help="Include debug logs.")
 def serve_command(models: tuple[str, ...], **params: Any) -> None:
     """Serve MODEL... over REST, event streams and gRPC.
 

@@ -79,7 +79,7 @@ def stream_command(source: tuple[str, ...], **params: Any) -> None:
     http(s)://, file://, or a plain path. Objects are streamed, never downloaded whole.
     """
     check_usage(click.get_current_context())
-    configure_logs(params["verbose"])
+    configure_logs(params["log_format"], params["verbose"])
     try:
         code = _stream(source[0] if len(source) == 1 else list(source), params)
     except HeadraceError as error:

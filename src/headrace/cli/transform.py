@@ -21,7 +21,7 @@ from headrace.app.transforming import (
 from headrace.cli.groups import DefaultCommandGroup, complete_files
 from headrace.cli.interrupt import InterruptHandler
 from headrace.cli.logs import configure_logs
-from headrace.cli.options import combined_options
+from headrace.cli.options import RUN_LOG_OPTIONS, combined_options
 from headrace.cli.progress import ProgressDisplay, choose_style
 from headrace.cli.reports import print_error
 from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, workers_from
@@ -98,9 +98,7 @@ REPORT_OPTIONS = combined_options(
         help="Print progress and report as JSON lines on standard output.",
     ),
     click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
-    click.option(
-        "-v", "--verbose", count=True, help="Write JSON logs to standard error; -vv includes debug logs."
-    ),
+    RUN_LOG_OPTIONS,
 )
 
 
@@ -150,7 +148,7 @@ def run_command(source: tuple[str, ...], **params: Any) -> None:
     outside SOURCE. Both are on s3://, gs://, az://, file://, or a plain path; SOURCE can also be on
     http(s)://. More than one SOURCE can precede DEST.
     """
-    configure_logs(params["verbose"])
+    configure_logs(params["log_format"], params["verbose"])
     add_current_folder_to_path()
     try:
         code = _transform(source, params)
@@ -179,7 +177,7 @@ def retry_failed_command(destination: str, **params: Any) -> None:
     Parquet or Arrow, are processed again as a whole. DEST/_report.json gets the new counts, and so
     does DEST/_report.html if it is there.
     """
-    configure_logs(params["verbose"])
+    configure_logs(params["log_format"], params["verbose"])
     add_current_folder_to_path()
     json_lines = params["json_lines"]
     progress = RunProgress()

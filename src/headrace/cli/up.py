@@ -18,7 +18,7 @@ from headrace.cli.job_options import (
 )
 from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
-from headrace.cli.options import log_format_option
+from headrace.cli.options import SERVER_LOG_OPTIONS
 from headrace.cli.reports import print_error
 from headrace.core.errors import ConfigError, HeadraceError
 
@@ -81,8 +81,7 @@ Examples:
 @click.option("--insecure", is_flag=True, help="Allow a public address without API keys.")
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
-@log_format_option("text")
-@click.option("-v", "--verbose", count=True, help="Include debug logs.")
+@SERVER_LOG_OPTIONS
 def up_command(models: tuple[str, ...], **params: Any) -> None:
     """Run the job API and a worker, with the ledger and the results in a folder.
 

@@ -17,7 +17,7 @@ from headrace.cli.job_options import (
 )
 from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
-from headrace.cli.options import log_format_option
+from headrace.cli.options import SERVER_LOG_OPTIONS
 from headrace.cli.reports import print_error
 from headrace.core.errors import HeadraceError
 
@@ -39,8 +39,7 @@ Examples:
 @JOB_LOCATION_OPTIONS
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
-@log_format_option("json")
-@click.option("-v", "--verbose", count=True, help="Include debug logs.")
+@SERVER_LOG_OPTIONS
 def work_command(models: tuple[str, ...], **params: Any) -> None:
     """Run a worker for the jobs of MODEL...
 
