@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 from cases import for_each
 from headrace.batching.dynamic import CloseReason
+from headrace.cli.reports import print_report
 from headrace.core.predictor import PredictorStatistics
 from headrace.pipeline.ledger import Counts
 from headrace.pipeline.progress import RunProgress
 from headrace.pipeline.report import make_report
+from transforms.page_reader import read_page
 
 TEN = Counts(10, 10)
 
@@ -50,3 +54,32 @@ def test_rates_are_of_this_process_and_counts_of_the_run():
 
 def test_run_without_elapsed_time_has_no_rate():
     assert report_of(elapsed_s=0.0).rows_per_s == 0.0
+
+
+# In notebooks
+
+
+def table_of(report) -> dict[str, str]:
+    """Return the figures of a report's table by name."""
+    (table,) = read_page(report._repr_html_()).children
+    assert table.name == "table"
+    return {row.all("th")[0].text: row.all("td")[0].text for row in table.all("tr")}
+
+
+def test_table_has_the_figures_that_the_command_prints(capsys):
+    progress = RunProgress(records=1_200)
+    report = report_of(Counts(1_200, 1_199, 1), progress=progress)
+    print_report(report, progress, json_lines=False)
+    printed = [line.split("  ", 1)[0] for line in capsys.readouterr().out.splitlines()]
+    shown = table_of(report)
+    assert list(shown) == printed
+    assert shown["records in"] == "1,200 = 1,199 out + 1 failed"
+    assert shown["predictions"] == "o/ (1 part)"
+    assert shown["failures"] == "o/part-*.failed.jsonl"
+
+
+def test_table_escapes_its_values():
+    bad = "<script>alert(1)</script>&'\""
+    report = replace(report_of(), output=bad)
+    assert "<script" not in report._repr_html_()
+    assert table_of(report)["predictions"] == f"{bad} (1 part)"

@@ -7,6 +7,7 @@ import pytest
 from cases import for_each
 from headrace.transforms.report import TransformReport
 from transforms.observation_support import report as make_report
+from transforms.page_reader import read_page
 from transforms.support import (
     IN,
     OUT,
@@ -135,3 +136,26 @@ def test_record_of_the_ledger_keeps_the_old_names():
     assert not [name for name in record if "suppressed" in name]
     assert (record["objects_withheld"], record["rows_withheld"]) == (0, 0)
     assert record["failed_objects"] == [{"object": "a", "withheld": True}]
+
+
+def test_table_for_notebooks_has_the_printed_figures_and_reasons():
+    report = make_report(
+        rows_out=1_234_560,
+        rows_failed=7,
+        objects_with_failures=1,
+        failures={'decode: "<b>" is not a number': 6, "model: a & b": 1},
+        status="drained",
+        objects_done=2,
+    )
+    markup = report._repr_html_()
+    assert "<b>" not in markup
+    (table,) = read_page(markup).children
+    shown = {row.all("th")[0].text: row.all("td")[0] for row in table.all("tr")}
+    assert list(shown) == list(report.figures())
+    assert shown["predictions"].text == "s3://b/out/ (2 of 3 objects)"
+    assert shown["records in"].text == "1,234,567 = 1,234,560 out + 7 failed"
+    assert shown["status"].text == "stopped: continue with --resume"
+    first, second, third = (line.strip() for line in shown["failures"].texts)
+    assert first == "s3://b/out/**.failed, 1 object(s); by reason:"
+    assert second.split("  ") == ["6", 'decode: "<b>" is not a number']
+    assert third.split("  ") == ["1", "model: a & b"]

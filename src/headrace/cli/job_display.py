@@ -15,11 +15,11 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from headrace.cli.reports import one_line
 from headrace.cli.responses import plain_table, print_table, printable
 from headrace.jobs.documents import job_document
 from headrace.jobs.job import HistoryEntry, Job, JobProgress
 from headrace.jobs.state import JobState
+from headrace.pipeline.figures import one_line
 
 _COLOURS: Final = {
     JobState.PENDING: "yellow",

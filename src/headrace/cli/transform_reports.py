@@ -7,7 +7,8 @@ import numpy as np
 import orjson
 
 from headrace.app.transforming import DryRun
-from headrace.cli.reports import INTERRUPTED, broken_line, one_line
+from headrace.cli.reports import INTERRUPTED
+from headrace.pipeline.figures import one_line
 from headrace.pipeline.progress import RunProgress
 from headrace.transforms.probe import ProbedRecord
 from headrace.transforms.report import TransformReport
@@ -16,7 +17,6 @@ from headrace.transforms.settings import TransformSettings
 _OBJECTS_SHOWN: Final = 5
 _TEXT_SHOWN: Final = 100
 _VALUES_SHOWN: Final = 8
-_REASONS_SHOWN: Final = 5
 
 
 def print_transform_report(
@@ -30,7 +30,7 @@ def print_transform_report(
     if json_lines:
         click.echo(orjson.dumps({"event": "report", **report.to_json(), "exit_code": status}))
         return status
-    _print_figures(_figures(report, progress) | {"page": page or ""})
+    _print_figures(report.figures(progress) | {"page": page or ""})
     return status
 
 
@@ -41,59 +41,6 @@ def _print_figures(figures: dict[str, str]) -> None:
             click.echo(f"{click.style(f'{name:<14}', bold=True)}  {first}")
             for line in more:
                 click.echo(f"{'':<14}  {line}")
-
-
-def _figures(report: TransformReport, progress: RunProgress) -> dict[str, str]:
-    failure, broken = progress.first_failure, progress.first_broken
-    suppressed = f" + {report.rows_suppressed:,} suppressed" if report.rows_suppressed else ""
-    done = (
-        f"{report.objects_done:,} of {report.objects:,}"
-        if report.status in _STATUS_TEXTS
-        else f"{report.objects:,}"
-    )
-    return {
-        "predictions": f"{report.output} ({done} object{'s' if report.objects != 1 else ''})",
-        "records in": f"{report.records_in:,} = {report.rows_out:,} out "
-        f"+ {report.rows_failed:,} failed{suppressed}",
-        "failures": _failures(report),
-        "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
-        "broken objects": f"{report.objects_broken:,}" if report.objects_broken else "",
-        "first broken": broken_line(broken) if broken else "",
-        "no output": f"{report.objects_suppressed:,} objects, since one of their records failed"
-        if report.objects_suppressed
-        else "",
-        "across regions": _across_regions(report),
-        "rows/s": f"{report.rows_per_s:,.0f} over {report.elapsed_s:.2f} s",
-        "instances busy": f"{report.instance_busy_share:.0%}, {report.model_calls:,} calls",
-        "peak memory": f"{report.peak_memory_mb:,.0f} MB",
-        "status": _STATUS_TEXTS.get(report.status, report.status),
-    }
-
-
-_STATUS_TEXTS: Final = {
-    "drained": "stopped: continue with --resume",
-    "partial": "tasks are left for workers in other regions: continue there with --resume",
-}
-
-
-def _across_regions(report: TransformReport) -> str:
-    """Return the bytes transferred between regions and the tasks left in them."""
-    lines = [f"{c['bytes']:,} bytes from {c['from']} to {c['to']}" for c in report.bytes_across_regions]
-    if report.status == "partial":
-        lines += [f"{count:,} task(s) left in {region}" for region, count in report.tasks_left.items()]
-    return "\n".join(lines)
-
-
-def _failures(report: TransformReport) -> str:
-    """Return the most frequent failure reasons, one per line."""
-    if not report.failures:
-        return ""
-    shown = list(report.failures.items())[:_REASONS_SHOWN]
-    lines = [f"{report.output}**.failed, {report.objects_with_failures:,} object(s); by reason:"]
-    lines += [f"{count:>9,}  {one_line(reason)}" for reason, count in shown]
-    if len(report.failures) > len(shown):
-        lines.append(f"           … and {len(report.failures) - len(shown)} more reasons, in _report.json")
-    return "\n".join(lines)
 
 
 def print_dry_run(found: DryRun, settings: TransformSettings, *, json_lines: bool) -> int:

@@ -4,7 +4,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from headrace.core.predictor import PredictorStatistics
+from headrace.pipeline.figures import failure_figures
 from headrace.pipeline.ledger import LEDGER_VERSION, Counts
+from headrace.pipeline.markup import summary
 from headrace.pipeline.progress import RunProgress
 from headrace.pipeline.usage import peak_memory_mb
 
@@ -57,6 +59,35 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report for ``report.json`` and ``--json``."""
         return {"v": LEDGER_VERSION, **asdict(self), "exit_code": self.exit_code}
+
+    def figures(self, progress: RunProgress | None = None) -> dict[str, str]:
+        """Return the figures of the run for people, by name, as the command prints them.
+
+        `progress` adds the first failures.
+        """
+        failed, calls = f"{self.rows_failed:,}", self.model_calls
+        first = failure_figures(progress or RunProgress())
+        replayed = f"{self.records_replayed:,} records, to restore sequence states"
+        figures = {
+            "predictions": f"{self.output} ({self.parts} part{'s' if self.parts != 1 else ''})",
+            "records in": f"{self.records_in:,} = {self.rows_out:,} out + {failed} failed",
+            "failures": f"{self.output}part-*.failed.jsonl"
+            if self.rows_failed or self.objects_broken
+            else "",
+            "first failure": first["first failure"],
+            "broken objects": f"{self.objects_broken:,}" if self.objects_broken else "",
+            "first broken": first["first broken"],
+            "replayed": replayed if self.records_replayed else "",
+            "rows/s": f"{self.rows_per_s:,.0f} over {self.elapsed_s:.2f} s",
+            "instances busy": f"{self.instance_busy_share:.0%}, {calls:,} call{'s' if calls != 1 else ''}",
+            "peak memory": f"{self.peak_memory_mb:,.0f} MB",
+            "status": self.status if self.status == "complete" else "stopped: continue with --resume",
+        }
+        return {name: value for name, value in figures.items() if value}
+
+    def _repr_html_(self) -> str:
+        """Return the figures as a table, for notebooks."""
+        return summary("Stream run", self.figures().items())
 
 
 def make_report(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from headrace.transforms.markup import (
+from headrace.pipeline.markup import (
     Html,
     count,
     document,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from headrace.transforms.markup import Html, count, element, facts, figure, pluralize, section, share
+from headrace.pipeline.markup import Html, count, element, facts, figure, pluralize, section, share
 from headrace.transforms.observation import RunObservation
 from headrace.transforms.plots import histogram, value_bar
 from headrace.transforms.series import COLUMNS_MAX, TEXT_CHARACTERS_MAX, Series

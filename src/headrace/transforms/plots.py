@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from itertools import count as numbers
 from typing import Final
 
+from headrace.pipeline.markup import Html, count, duration, element, figure, join, pluralize, share
 from headrace.transforms.distribution import BinCounts, Distribution
-from headrace.transforms.markup import Html, count, duration, element, figure, join, pluralize, share
 from headrace.transforms.timeline import Timeline
 
 _HEIGHT: Final = 100

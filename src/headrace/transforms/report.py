@@ -8,7 +8,9 @@ from itertools import groupby
 from typing import Any, Final, Literal
 
 from headrace.core.predictor import PredictorStatistics
+from headrace.pipeline.figures import failure_figures, one_line
 from headrace.pipeline.ledger import Counts
+from headrace.pipeline.markup import summary
 from headrace.pipeline.progress import RunProgress
 from headrace.transforms.plan import TransformPlan
 from headrace.transforms.records import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
@@ -18,6 +20,7 @@ from headrace.transforms.settings import TransformSettings
 REPORT_VERSION: Final = 1
 REPORT_NAME: Final = "_report.json"
 _WORST_MAX: Final = 20
+_REASONS_SHOWN: Final = 5
 
 Status = Literal["complete", "failed", "drained", "partial"]
 
@@ -135,6 +138,70 @@ class TransformReport:
         values = {_RENAMED.get(k, k): v for k, v in data.items() if k not in ("v", "exit_code")}
         values["failed_objects"] = [{**e, "suppressed": e["withheld"]} for e in values["failed_objects"]]
         return cls(**values)
+
+    def figures(self, progress: RunProgress | None = None) -> dict[str, str]:
+        """Return the figures of the transform for people, by name, as the command prints them.
+
+        A figure may have several lines. `progress` adds the first failures.
+        """
+        first = failure_figures(progress or RunProgress())
+        figures = {
+            "predictions": f"{self.output} ({_objects(self)})",
+            "records in": _records(self),
+            "failures": _failures(self),
+            "first failure": first["first failure"],
+            "broken objects": f"{self.objects_broken:,}" if self.objects_broken else "",
+            "first broken": first["first broken"],
+            "no output": f"{self.objects_suppressed:,} objects, since one of their records failed"
+            if self.objects_suppressed
+            else "",
+            "across regions": _across_regions(self),
+            "rows/s": f"{self.rows_per_s:,.0f} over {self.elapsed_s:.2f} s",
+            "instances busy": f"{self.instance_busy_share:.0%}, {self.model_calls:,} calls",
+            "peak memory": f"{self.peak_memory_mb:,.0f} MB",
+            "status": _STATUS_TEXTS.get(self.status, self.status),
+        }
+        return {name: value for name, value in figures.items() if value}
+
+    def _repr_html_(self) -> str:
+        """Return the figures as a table, for notebooks."""
+        return summary("Batch transform", self.figures().items())
+
+
+_STATUS_TEXTS: Final = {
+    "drained": "stopped: continue with --resume",
+    "partial": "tasks are left for workers in other regions: continue there with --resume",
+}
+
+
+def _objects(report: TransformReport) -> str:
+    done = f"{report.objects_done:,} of " if report.status in _STATUS_TEXTS else ""
+    return f"{done}{report.objects:,} object{'s' if report.objects != 1 else ''}"
+
+
+def _records(report: TransformReport) -> str:
+    suppressed = f" + {report.rows_suppressed:,} suppressed" if report.rows_suppressed else ""
+    return f"{report.records_in:,} = {report.rows_out:,} out + {report.rows_failed:,} failed{suppressed}"
+
+
+def _across_regions(report: TransformReport) -> str:
+    """Return the bytes transferred between regions and the tasks left in them."""
+    lines = [f"{c['bytes']:,} bytes from {c['from']} to {c['to']}" for c in report.bytes_across_regions]
+    if report.status == "partial":
+        lines += [f"{count:,} task(s) left in {region}" for region, count in report.tasks_left.items()]
+    return "\n".join(lines)
+
+
+def _failures(report: TransformReport) -> str:
+    """Return the most frequent failure reasons, one per line."""
+    if not report.failures:
+        return ""
+    shown = list(report.failures.items())[:_REASONS_SHOWN]
+    lines = [f"{report.output}**.failed, {report.objects_with_failures:,} object(s); by reason:"]
+    lines += [f"{count:>9,}  {one_line(reason)}" for reason, count in shown]
+    if len(report.failures) > len(shown):
+        lines.append(f"           … and {len(report.failures) - len(shown)} more reasons, in _report.json")
+    return "\n".join(lines)
 
 
 _RENAMED: Final = {"objects_withheld": "objects_suppressed", "rows_withheld": "rows_suppressed"}

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.transforms.markup import (
+from headrace.pipeline.markup import (
     Figure,
     Html,
     count,

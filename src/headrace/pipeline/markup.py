@@ -154,6 +154,24 @@ def facts(rows: Iterable[tuple[str, str]], *, wide: bool = False) -> Html:
     return element("dl", cells, class_="wide" if wide else None)
 
 
+def summary(caption: str, rows: Iterable[tuple[str, str]]) -> Html:
+    """Return a small table of names and values that needs no style sheet, for notebooks.
+
+    A value may have several lines.
+    """
+    left = "text-align:left;vertical-align:top"
+    shown = join(
+        element("tr", element("th", name, scope="row", style=left), element("td", _lines(value), style=left))
+        for name, value in rows
+    )
+    head = element("caption", element("strong", caption), style="text-align:left")
+    return element("table", head, element("tbody", shown))
+
+
+def _lines(value: str) -> Html:
+    return Html("<br>".join(map(text, value.splitlines())))
+
+
 def section(title: str, *content: str) -> Html:
     """Return a section of the page with a heading."""
     anchor = re.sub(r"[^a-z]+", "-", title.lower())
