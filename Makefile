@@ -13,6 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(PIP) install --no-compile --constraint constraints.txt
 SETUP := .venv/setup.stamp
 SETUP_ALL := .venv/setup-all.stamp
+SETUP_DOCS := .venv/setup-docs.stamp
 # The demo installs less, unless all packages are installed already.
 DEMO_SETUP := $(if $(wildcard $(SETUP_ALL)),$(SETUP_ALL),.venv/demo.stamp)
 DEMO_REPEAT := 800
@@ -45,7 +46,7 @@ MOONSHINE := useful_moonshine_onnx-20251121
 SPEECH_TO := .venv/share/speech
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers docs-test clean
+.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers docs docs-test clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -99,7 +100,7 @@ test-clients: $(SETUP_ALL) $(MLSERVER_SETUP) ## Test a real server with other pr
 	$(BIN)/python tests/environments/serve_for_clients.py mlserver=$(MLSERVER_BIN)/python \
 		$(foreach client,$(CLIENTS),$(client)=.venv-clients/$(client)/bin/python) -- $(ARGS)
 
-check: lint test-all test-mlserver test-clients ## Run lint and all tests, as CI does
+check: lint docs test-all test-mlserver test-clients ## Run lint, the documentation's build and all tests, as CI does
 
 faults: $(SETUP_ALL) ## Run the fault tests of jobs and count their costs (ARGS='--full --json 1 5')
 	@$(BIN)/python tests/faults $(ARGS)
@@ -123,6 +124,11 @@ bench-clusters: $(SETUP_ALL) ## Compare transforms on processes, Ray and Beam
 	$(BIN)/python benchmarks/clusters $(ARGS)
 
 peers: $(PEER_SETUPS) ## Install the peers of the benchmarks, each in its own environment
+
+# A fresh environment: pages that did not change report their broken links again.
+docs: $(SETUP_DOCS) ## Build the documentation's site in build/site; broken links and anchors are errors
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d build/doctrees docs build/site
+	@echo 'The first page is build/site/index.html'
 
 docs-test: $(SETUP_ALL) ## Run the snippets of README.md and docs/
 	$(BIN)/pytest README.md docs $(ARGS)
@@ -181,6 +187,12 @@ $(MLSERVER_SETUP): pyproject.toml constraints-mlserver.txt | $(MLSERVER_BIN)/pyt
 	@$(PYTHON) -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --no-compile --constraint $< \
 		$(PEER_$*) $(if $(filter $*,$(SCORERS)),numpy onnxruntime psutil)
+	@touch $@
+
+$(SETUP_DOCS): pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing Sphinx into .venv (less than a minute, once)'
+	@$(INSTALL) setuptools
+	@$(INSTALL) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 .venv/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python

@@ -1,4 +1,4 @@
-"""Write constraints.txt: the versions of the requirements of `headrace[dev]` in this environment.
+"""Write constraints.txt: the versions of the requirements of `headrace[dev,docs]` in this environment.
 
 Run it with the environment that passed the tests::
 
@@ -27,7 +27,7 @@ UNPINNED = frozenset({"headrace", "pip"})
 BUILDS_OF_A_RELEASE = frozenset({"torch"})
 
 HEADER = """\
-# Exact versions of everything that headrace[dev] needs; see docs/adr/0002-constraints-not-lock.md.
+# Exact versions of everything that headrace[dev,docs] needs; see docs/adr/0002-constraints-not-lock.md.
 # Written by scripts/pin_constraints.py, not by hand.
 """
 
@@ -80,7 +80,7 @@ def constraints(pyproject: Path) -> str:
         importlib.metadata.PackageNotFoundError: A required distribution is not installed.
     """
     build_system = tomllib.loads(pyproject.read_text())["build-system"]["requires"]
-    roots = [Requirement("headrace[dev]"), *map(Requirement, build_system)]
+    roots = [Requirement("headrace[dev,docs]"), *map(Requirement, build_system)]
     names = sorted(_needed(roots) - UNPINNED)
     return HEADER + "".join(f"{name}=={_version(name)}\n" for name in names)
 

@@ -39,6 +39,7 @@ _EXTRAS_WITHOUT_ADAPTER = {
     "test": "for tests only",
     "examples": "for examples/serving and examples/sequences only",
     "dev": "tools and tests only",
+    "docs": "for the site only",
     "http2": "a parser that uvicorn looks up by its name",
 }
 
@@ -322,7 +323,11 @@ def test_ci_installs_programs_before_the_tests(tmp_path, user, installs):
     status, calls = _run_ci(tmp_path, id=f"echo {user}", **{"apt-get": f"exit {0 if installs else 100}"})
     apt = [call for call in calls if call.startswith("apt-get")]
     assert status == 0
-    assert [call for call in calls if call.startswith("make")][:2] == ["make lint", "make test-all"]
+    assert [call for call in calls if call.startswith("make")][:3] == [
+        "make lint",
+        "make docs",
+        "make test-all",
+    ]
     if user:
         assert apt == []
         return
@@ -342,7 +347,11 @@ def test_ci_uses_programs_that_are_installed(tmp_path):
 def test_ci_stops_at_the_first_failing_command(tmp_path):
     status, calls = _run_ci(tmp_path, make='[ "$1" != test-all ]', id="echo 1000")
     assert status != 0
-    assert [call for call in calls if call.startswith("make")] == ["make lint", "make test-all"]
+    assert [call for call in calls if call.startswith("make")] == [
+        "make lint",
+        "make docs",
+        "make test-all",
+    ]
 
 
 def test_ci_runs_lint_tests_and_separate_environments():
@@ -351,6 +360,7 @@ def test_ci_runs_lint_tests_and_separate_environments():
     assert "set -euo pipefail" in lines
     assert [line for line in lines if line.startswith("make ")] == [
         "make lint",
+        "make docs",
         "make test-all",
         *(f"make test-{extra}" for extra in _SEPARATE_EXTRAS),
         "make test-clients",

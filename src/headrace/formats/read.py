@@ -25,7 +25,17 @@ from headrace.formats.recordio import RecordIOFormat
 from headrace.formats.whole import WholeFormat
 
 FormatName = Literal[
-    "csv", "jsonl", "json", "line", "whole", "tfrecord", "recordio", "parquet", "image", "audio", "video"
+    "csv",
+    "jsonl",
+    "json",
+    "line",
+    "whole",
+    "tfrecord",
+    "recordio",
+    "parquet",
+    "image",
+    "audio",
+    "video",
 ]
 AUTO = "auto"
 
