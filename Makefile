@@ -46,7 +46,7 @@ MOONSHINE := useful_moonshine_onnx-20251121
 SPEECH_TO := .venv/share/speech
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers docs docs-test clean
+.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers pictures docs docs-test clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -124,6 +124,10 @@ bench-clusters: $(SETUP_ALL) ## Compare transforms on processes, Ray and Beam
 	$(BIN)/python benchmarks/clusters $(ARGS)
 
 peers: $(PEER_SETUPS) ## Install the peers of the benchmarks, each in its own environment
+
+pictures: $(SETUP) ## Draw the pictures of README.md, one of them from a real run
+	$(BIN)/python scripts/draw_data_flow.py
+	$(BIN)/python scripts/record_stream.py
 
 # A fresh environment: pages that did not change report their broken links again.
 docs: $(SETUP_DOCS) ## Build the documentation's site in build/site; broken links and anchors are errors
