@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "headrace"
-FOLDERS = ("src", "tests", "benchmarks", "examples", "scripts")
+FOLDERS = ("src", "tests", "benchmarks", "docs", "examples", "scripts")
 LINE_COLUMNS_MAX = 110
 
 QUESTION_WORDS = re.compile(
