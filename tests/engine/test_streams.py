@@ -393,7 +393,7 @@ def test_stream_only_model_refuses_batches():
 
     async def use(engine):
         assert not engine.metadata.can_predict
-        with pytest.raises(ModelInputError, match="it has a predict_stream but no predict"):
+        with pytest.raises(ModelInputError, match="has a predict_stream but no predict"):
             await engine.infer(request())
         return await _all(engine.stream(request()))
 

@@ -37,6 +37,7 @@ from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetada
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.loop_thread import LoopThread
 from headrace.engine.model_errors import describe_error
+from headrace.engine.model_methods import check_methods
 from headrace.engine.outputs import OutputCheck, Outputs, concatenate
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import DeliverStep, SequenceEnding, StepOrder, Stepper, StepResult
@@ -195,8 +196,12 @@ class LocalBackend(Backend):
         )
 
     def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
+        check_methods(model, self._name)
         if has_step(model):
-            self._check_step_only(model, inline=inline)
+            if inline:
+                raise ConfigError(
+                    f"model {self._name}: a model with a step cannot run inline; set isolation to thread"
+                )
             self._stepper = Stepper(model, self._name)
         if has_predict_stream(model):
             self._stream_model = StreamModel(
@@ -225,21 +230,6 @@ class LocalBackend(Backend):
         self._run(model.warm_up)
         if type(model).warm_up is Model.warm_up and (has_predict(model) or has_step(model)):
             self._call_with_zeros()
-
-    def _check_step_only(self, model: Model, *, inline: bool) -> None:
-        others = {
-            "predict": has_predict(model),
-            "predict_stream": has_predict_stream(model),
-            "predict_request": model.predict_request is not None,
-        }
-        if has := ", ".join(name for name, there in others.items() if there):
-            raise ModelLoadError(
-                self._name, f"it defines both step and {has}: step alone serves all requests"
-            )
-        if inline:
-            raise ConfigError(
-                f"model {self._name}: a model with a step cannot run inline; set isolation to thread"
-            )
 
     def zeros(self, rows: int) -> dict[str, Array] | None:
         """Return inputs of zeros, or None if the declared row shapes are not fixed."""

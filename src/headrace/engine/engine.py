@@ -535,7 +535,10 @@ class Engine(Predictor):
     def _check_rows(self, backend: Backend, request: InferRequest) -> int:
         if not backend.metadata.can_predict:
             raise ModelInputError(
-                self.name, "it has a predict_stream but no predict: send the request as a stream"
+                self.name,
+                f"its class {backend.metadata.platform} has a predict_stream but no predict, which records, "
+                "files and jobs need: write def predict(self, x), or serve the model and send the request "
+                "as a stream",
             )
         if backend.metadata.is_stateful:
             return count_steps(request, backend.inputs)
