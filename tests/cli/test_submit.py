@@ -119,7 +119,7 @@ def test_wait_for_a_failed_job_shows_the_reason(served, monkeypatch):
         (("nowhere.csv",), 1, "the file does not exist"),
         (("--input", "1", "--tag", "x"), 1, "--tag 'x' must be NAME=VALUE"),
         (("--input", "1", "--notify", "{"), 1, "--notify is not valid JSON"),
-        (("s3://elsewhere/k",), 1, "is not permitted for this key"),
+        (("s3://elsewhere/k",), 1, "is not permitted; permitted inputs: "),
     ],
 )
 def test_invalid_submission_is_one_line(served, arguments, status, reason):

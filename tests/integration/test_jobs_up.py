@@ -112,6 +112,20 @@ def test_result_of_an_object_is_published_below_the_output_prefix(client, s3_ser
     )
 
 
+def test_command_submits_an_object_and_names_the_option_for_a_refused_one(up, s3_server, bucket):
+    s3_server.client().put_object(Bucket=bucket, Key="in/day.csv", Body=b"1,0\n2,0\n")
+    submit = ("submit", "--model", "model", "--server", up.url)
+    done = headrace(*submit, f"s3://{bucket}/in/day.csv", "--output-uri", f"s3://{bucket}/out/", "--wait")
+    assert (done.code, done.out) == (0, "2.0\n4.0\n"), done.err
+    refused = headrace(*submit, f"s3://{bucket}/day.csv", "--output-uri", f"s3://{bucket}/out/")
+    assert refused.code == 1
+    assert f"permitted inputs: 's3://{bucket}/in': start headrace up with --allow-input s3://{bucket}/" in (
+        refused.err
+    )
+    refused = headrace(*submit, f"s3://{bucket}/in/day.csv", "--output-uri", f"s3://{bucket}/")
+    assert f"start headrace up with --allow-output s3://{bucket}/" in refused.err
+
+
 def wait_for_object(s3, bucket, key):
     """Return an object that is published soon after its job's end."""
     s3.get_waiter("object_exists").wait(

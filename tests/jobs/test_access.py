@@ -23,6 +23,7 @@ from headrace.jobs.access import (
     key_lines,
     parse_job_keys,
 )
+from headrace.jobs.paths import UriAllowList
 
 WEB, WEB_NEW, OPS = "hr_web-0123456789", "hr_web-new-0123456789", "hr_ops-0123456789"
 FILE = f"""
@@ -143,6 +144,61 @@ def test_without_keys_clients_have_all_scopes_but_no_uris():
     key = JobKey("", "", frozenset({Scope.READ}))
     with pytest.raises(ForbiddenError, match="a request without an API key lacks the required scope submit"):
         JobAccess(anonymous=key).check(None, Scope.SUBMIT)
+
+
+BUCKET_FOLDER = UriAllowList.of(["s3://b/in/"])
+
+
+@for_each(
+    ("key", "uri", "message"),
+    [
+        (
+            JobKey("", "", frozenset(Scope)),
+            "s3://b/day.csv",
+            (
+                "'s3://b/day.csv' is not permitted; permitted {role}s: none: start headrace up with "
+                "--allow-{role} s3://b/, or add it to {role}s of [anyone] in its --config file"
+            ),
+        ),
+        (
+            JobKey("", "", frozenset(Scope), inputs=BUCKET_FOLDER, outputs=BUCKET_FOLDER),
+            "s3://b/a/b$(x)/c",
+            (
+                "'s3://b/a/b$(x)/c' is not permitted; permitted {role}s: 's3://b/in/': start "
+                "headrace up with --allow-{role} PREFIX"
+            ),
+        ),
+        (
+            JobKey("web", "shop", frozenset(Scope), inputs=BUCKET_FOLDER, outputs=BUCKET_FOLDER),
+            "s3://b/out/",
+            (
+                "'s3://b/out/' is not permitted; permitted {role}s: 's3://b/in/': add s3://b/out/ "
+                "to {role}s of [keys.web] in the server's --config file"
+            ),
+        ),
+        (
+            JobKey("ops.eu", "shop", frozenset(Scope)),
+            "s3://b/out/",
+            'permitted {role}s: none: add s3://b/out/ to {role}s of [keys."ops.eu"] in the',
+        ),
+        (
+            JobKey("", "", frozenset(Scope), outputs=UriAllowList.of([], reserved=["s3://b/jobs"])),
+            "https://h.example/x",
+            "'https://h.example/x': web addresses are permitted only as inputs, below prefixes that",
+        ),
+    ],
+)
+def test_refused_location_names_the_setting_that_permits_it(key, uri, message):
+    for role, require in (("input", key.require_input), ("output", key.require_output)):
+        with pytest.raises((ForbiddenError, ConfigError)) as caught:
+            require(uri)
+        assert message.format(role=role) in str(caught.value)
+
+
+def test_location_in_the_own_store_is_never_permitted():
+    key = JobKey("", "", frozenset(Scope), inputs=UriAllowList.of(["s3://b"], reserved=["s3://b/jobs"]))
+    with pytest.raises(ForbiddenError, match="lies in headrace's own store"):
+        key.require_input("s3://b/jobs/x")
 
 
 def test_empty_key_does_not_admit_clients_without_a_key(access):

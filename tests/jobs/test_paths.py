@@ -185,7 +185,7 @@ def test_uris_outside_of_the_list_are_forbidden():
     assert allowed.require("s3://bucket/in/k", "input") == "s3://bucket/in/k"
     assert allowed.require("gs://other/k", "input") == "gs://other/k"
     for uri in ("s3://bucket/inner/k", "s3://bucket/", "s3://other/k"):
-        with pytest.raises(ForbiddenError, match=r"the input .* is not permitted for this key"):
+        with pytest.raises(ForbiddenError, match=r"the input .* is not permitted; permitted inputs: "):
             allowed.require(uri, "input")
     with pytest.raises(ForbiddenError):
         UriAllowList().require("s3://bucket/in/k", "output")
@@ -436,7 +436,7 @@ def test_addresses_below_a_prefix_are_permitted(uri, normalized):
     ],
 )
 def test_other_addresses_are_forbidden(uri):
-    with pytest.raises(ForbiddenError, match="is not permitted for this key"):
+    with pytest.raises(ForbiddenError, match="is not permitted; permitted inputs: "):
         WEB.require(uri, "input")
 
 

@@ -38,6 +38,8 @@ QUOTA_RETRY_AFTER_S: Final = 10.0
 """The suggested retry delay of a tenant with an exhausted quota; the actual time is unknown."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PLAIN_PREFIX: Final = re.compile(r"[a-z0-9]+://[A-Za-z0-9._/=-]{1,200}/")
+"""Prefixes that a shell, a message and a TOML file show unchanged."""
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -117,6 +119,30 @@ class JobKey:
         name = model.partition("@")[0]
         if self.models is not None and name not in self.models:
             raise ForbiddenError(f"{self._display_name()} may not use the model {name!r:.80}")
+
+    def require_input(self, uri: str) -> str:
+        """Return the normalized URI of an input.
+
+        Raise ForbiddenError if the key may not read it, with the setting that would permit it, and
+        ConfigError for a URI that nobody may name.
+        """
+        return self.inputs.require(uri, "input", self._advice("input", uri))
+
+    def require_output(self, uri: str) -> str:
+        """Return the normalized URI of an output; see `require_input` for the errors."""
+        return self.outputs.require(uri, "output", self._advice("output", uri))
+
+    def _advice(self, role: str, uri: str) -> str:
+        """Return the setting with which the server's operator permits a location."""
+        prefix = f"{uri.rpartition('/')[0]}/"
+        if not _PLAIN_PREFIX.fullmatch(prefix):
+            prefix = "PREFIX"
+        if self.name:
+            return f"add {prefix} to {role}s of [{_table_name(self.name)}] in the server's --config file"
+        return (
+            f"start headrace up with --allow-{role} {prefix}, "
+            f"or add it to {role}s of [anyone] in its --config file"
+        )
 
     def require_quota(self, pending: int, more: int = 1) -> None:
         """Raise QueueFullError if `more` jobs besides the tenant's `pending` ones exceed its quota."""
@@ -214,15 +240,18 @@ def key_lines(name: str, digest: bytes, *, tenant: str = "", scopes: Sequence[Sc
         _check_name(f"tenant {tenant!r:.80}", tenant)
     if not scopes:
         raise ConfigError(f"key {name!r}: a key needs at least one scope")
-    shown = name if _BARE_KEY.fullmatch(name) else f'"{name}"'
     listed = ", ".join(f'"{scope}"' for scope in dict.fromkeys(scopes))
     lines = (
-        f"[keys.{shown}]",
+        f"[{_table_name(name)}]",
         f'digest = "{format_digest(digest)}"',
         f'tenant = "{tenant or name}"',
         f"scopes = [{listed}]",
     )
     return "".join(f"{line}\n" for line in lines)
+
+
+def _table_name(name: str) -> str:
+    return f"keys.{name}" if _BARE_KEY.fullmatch(name) else f'keys."{name}"'
 
 
 class _Table:

@@ -25,6 +25,8 @@ RESULT_SUFFIX: Final = ".out"
 ERROR_SUFFIX: Final = ".error"
 
 _SHOWN_CHARS: Final = 80
+_LISTED_MAX: Final = 5
+"""Limit of the permitted locations in an error."""
 _BUCKET: Final = re.compile(r"[a-z0-9$][a-z0-9._-]{0,221}")
 # Bidirectional overrides and zero-width characters: a displayed URI must not deceive.
 _INVISIBLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -55,9 +57,15 @@ def normalize_uri(uri: str) -> str:
     location = parse(uri)
     if location.scheme == "file":
         raise ConfigError(
-            f"{_shown(uri)}: files of the server are not permitted; write the object to a bucket"
+            f"{_shown(uri)}: files of the server are permitted only in folders that its operator allowed "
+            "(--allow-input, --allow-output); write the object to a bucket"
         )
     if location.scheme not in CLOUD_SCHEMES:
+        if is_web_url(uri):
+            raise ConfigError(
+                f"{_shown(uri)}: web addresses are permitted only as inputs, below prefixes that "
+                "the server's operator allowed (--allow-input https://HOST/PREFIX)"
+            )
         known = ", ".join(f"{scheme}://" for scheme in sorted(CLOUD_SCHEMES))
         raise ConfigError(f"{_shown(uri)}: {location.scheme}:// is not supported; use {known}")
     if not _BUCKET.fullmatch(location.bucket) or ".." in location.bucket:
@@ -162,33 +170,43 @@ class UriAllowList:
             tuple(map(normalize_uri, prefixes)), tuple(map(normalize_file_path, local_roots)), tuple(own)
         )
 
-    def require(self, uri: str, what: str) -> str:
+    def require(self, uri: str, what: str, advice: str = "") -> str:
         """Return the normalized URI if it is allowed.
 
-        `what`, the URI's role, begins the error message.
+        `what`, the URI's role, begins the error message; `advice` on how to permit it ends it.
 
         Raise ConfigError for URIs that nobody may name (`normalize_uri`), and ForbiddenError for
         URIs outside of this list. Links inside a local root are not checked: a user with write
         access could create one that leads out.
         """
         if self.addresses and is_web_url(uri):
-            return self._require_address(uri, what)
+            return self._require_address(uri, what, advice)
         if self.local_roots and _is_file(uri):
             location, roots = normalize_file_path(uri), self.local_roots
         else:
             location, roots = normalize_uri(uri), self.prefixes
-        own = any(is_below(location, root) for root in self.reserved)
-        if own or not any(is_below(location, root) for root in roots):
-            raise ForbiddenError(f"the {what} {_shown(location)} is not permitted for this key")
+        if any(is_below(location, root) for root in self.reserved):
+            raise ForbiddenError(
+                f"the {what} {_shown(location)} is not permitted: it lies in headrace's own store"
+            )
+        if not any(is_below(location, root) for root in roots):
+            raise self._forbidden(location, what, advice)
         return location
 
-    def _require_address(self, uri: str, what: str) -> str:
+    def _forbidden(self, location: str, what: str, advice: str) -> ForbiddenError:
+        permitted = [*self.prefixes, *self.local_roots, *self.addresses]
+        more = ", …" if len(permitted) > _LISTED_MAX else ""
+        listed = ", ".join(map(_shown, permitted[:_LISTED_MAX])) + more
+        reason = f"the {what} {_shown(location)} is not permitted; permitted {what}s: {listed or 'none'}"
+        return ForbiddenError(f"{reason}: {advice}" if advice else reason)
+
+    def _require_address(self, uri: str, what: str, advice: str) -> str:
         address = normalize_web_url(uri, self.policy)
         location = without_query(address)
         if not any(
             location.startswith(p) if p in _SCHEMES else is_below(location, p) for p in self.addresses
         ):
-            raise ForbiddenError(f"the {what} {_shown(location)} is not permitted for this key")
+            raise self._forbidden(location, what, advice)
         return address
 
 

@@ -103,11 +103,11 @@ def authorize_job(key: JobKey, job: NewJob, *, trusted_output: bool = False) -> 
     key.require_model(job.model)
     output_uri = job.output_uri
     if output_uri and not trusted_output:
-        output_uri = key.outputs.require(output_uri, "output")
+        output_uri = key.require_output(output_uri)
     return replace(
         job,
         tenant=key.tenant,
-        input_uri=key.inputs.require(job.input_uri, "input") if job.input_uri else "",
+        input_uri=key.require_input(job.input_uri) if job.input_uri else "",
         output_uri=output_uri,
     )
 

@@ -111,7 +111,15 @@ def test_concurrent_submissions_with_one_key_make_one_job(served):
             "DataError",
             "priority: a submission as JSON takes no query",
         ),
-        ({"json": {"model": "m", "input_uri": "s3://elsewhere/k"}}, 403, "ForbiddenError", "the input"),
+        (
+            {"json": {"model": "m", "input_uri": "s3://elsewhere/k"}},
+            403,
+            "ForbiddenError",
+            (
+                "the input 's3://elsewhere/k' is not permitted; permitted inputs: 's3://in', 's3://out': "
+                "start headrace up with --allow-input s3://elsewhere/"
+            ),
+        ),
         ({"json": {"model": "m", "input_uri": "file:///etc/passwd"}}, 400, "ConfigError", ""),
         ({"json": {"model": "m", "input_uri": "http://169.254.169.254/"}}, 400, "ConfigError", ""),
         ({"json": {"model": "m", "input_uri": "s3://in/../out/k"}}, 400, "ConfigError", ""),
