@@ -1,6 +1,9 @@
 """The OpenAPI document and the documentation page of the REST server."""
 
+import html
+
 from headrace.core import Model, ModelMetadata, TensorSpec
+from headrace.server.http import Exchange, HttpTimeouts
 from headrace.server.openapi import docs_page, openapi_document
 from server.support import EchoAll, Linear, Texts, Typed, Words, serving
 
@@ -71,9 +74,44 @@ def test_page_shows_each_model_and_escapes_scripts():
             ModelMetadata(evil, "1", inputs=(large,)),
             ModelMetadata("typed", None, inputs=Typed.inputs),
         ],
+        "http://localhost:8080",
     )
     assert "<script" not in page
     assert "n x 3 x 224 x 224" in page
     assert len(page) < 40_000
     for name in MODELS:
         assert f"<h3>{name}" in page
+
+
+def test_page_shows_the_address_of_the_request():
+    """A Host header that is no host does not reach the page."""
+    with serving({"linear": Linear}) as server:
+        own = f"http://127.0.0.1:{server.port}"
+        for host, shown in (
+            (f"localhost:{server.port}", f"http://localhost:{server.port}"),
+            ("models.example.com", "http://models.example.com"),
+            ("[::1]:8443", "'http://[::1]:8443/"),
+            ("<script>alert(1)</script>", own),
+            ("a.example;$(id)", own),
+            ("a.example/'\"><b>", own),
+            ("", own),
+        ):
+            page = html.unescape(server.get("/docs", Host=host).body.decode())
+            assert f"curl {shown}" in page, host
+            assert "<script" not in page
+            assert "$(id)" not in page
+            assert "<b>" not in page
+            assert "localhost:8080" not in page
+        assert server.get("/openapi.json").json["servers"] == [{"url": "/"}]
+
+
+def test_page_of_a_server_with_tls_shows_https():
+    scope = {"method": "GET", "path": "/docs", "query_string": b"", "scheme": "https"}
+    for headers, server, origin in (
+        ([(b"host", b"h.example:8443")], ("10.0.0.1", 8443), "https://h.example:8443"),
+        ([], ("10.0.0.1", 8443), "https://10.0.0.1:8443"),
+        ([], ("::1", 8443), "https://[::1]:8443"),
+        ([], None, "https://localhost"),
+    ):
+        exchange = Exchange({**scope, "headers": headers, "server": server}, None, None, HttpTimeouts())
+        assert exchange.origin == origin

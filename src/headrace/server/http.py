@@ -32,6 +32,7 @@ INLINE_BYTES_MAX: Final = 64 << 10
 thread.
 """
 
+_HOST: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _REFUSES_GZIP = re.compile(rb"(?:gzip|\*)\s*;\s*q=0(?:\.0*)?\s*(?:,|$)")
 
 
@@ -62,6 +63,7 @@ class Exchange:
     __slots__ = (
         "_read",
         "_receive",
+        "_scope",
         "_send",
         "_timeouts",
         "action",
@@ -82,6 +84,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self._scope = scope
         self._receive = receive
         self._send = send
         self._timeouts = timeouts
@@ -102,6 +105,20 @@ class Exchange:
         """Return a header by its lower-case name, or None."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    @property
+    def origin(self) -> str:
+        """The scheme, host and port under which the client sent the request.
+
+        The client chooses the ``Host`` header. A header that is no host and port is replaced by the
+        address of the socket.
+        """
+        host = self.header(b"host") or ""
+        if not _HOST.fullmatch(host):
+            name, port = self._scope.get("server") or ("localhost", None)
+            name = f"[{name}]" if ":" in name else name
+            host = name if port is None else f"{name}:{port}"
+        return f"{self._scope.get('scheme', 'http')}://{host}"
 
     # Request
 

@@ -86,6 +86,8 @@ def openapi_document(version: str, models: Sequence[ModelMetadata] = ()) -> _Jso
                 "repository."
             ),
         },
+        # Relative to the address from which the client read the document.
+        "servers": [{"url": "/"}],
         "paths": _paths(models),
         "components": {
             "schemas": _schemas(),
@@ -411,9 +413,12 @@ pre { background: #1c2733; color: #e8eef4; padding: .8rem 1rem; overflow-x: auto
 """
 
 
-def docs_page(version: str, models: Sequence[ModelMetadata]) -> str:
-    """Return the HTML page: the ready models with an example request each, and every route."""
-    described = "".join(map(_model_section, models)) or "<p>No model is ready.</p>"
+def docs_page(version: str, models: Sequence[ModelMetadata], origin: str) -> str:
+    """Return the HTML page: the ready models with an example request each, and every route.
+
+    The examples call the server at `origin`, such as ``http://localhost:8080``.
+    """
+    described = "".join(_model_section(model, origin) for model in models) or "<p>No model is ready.</p>"
     rows = "".join(
         f"<tr><td><span class=verb>{verb.upper()}</span> <code>{escape(path)}</code></td>"
         f"<td>{escape(operation['summary'])}</td></tr>"
@@ -434,7 +439,7 @@ def docs_page(version: str, models: Sequence[ModelMetadata]) -> str:
     )
 
 
-def _model_section(model: ModelMetadata) -> str:
+def _model_section(model: ModelMetadata, origin: str) -> str:
     version = f" <small>version {escape(model.version)}</small>" if model.version else ""
     rows = "".join(
         f"<tr><td>{kind}</td><td><code>{escape(s.name)}</code></td><td>{escape(s.datatype)}</td>"
@@ -446,7 +451,7 @@ def _model_section(model: ModelMetadata) -> str:
         f"<table><tr><th></th><th>name</th><th>datatype</th><th>shape</th></tr>{rows}</table>" if rows else ""
     )
     verb = "infer" if model.can_predict else "infer_stream"
-    return f"<h3>{escape(model.name)}{version}</h3>{table}<pre>{escape(_curl(model, verb))}</pre>"
+    return f"<h3>{escape(model.name)}{version}</h3>{table}<pre>{escape(_curl(model, origin, verb))}</pre>"
 
 
 def _shape(spec: TensorSpec) -> str:
@@ -457,11 +462,11 @@ def _shape(spec: TensorSpec) -> str:
     )
 
 
-def _curl(model: ModelMetadata, verb: str) -> str:
+def _curl(model: ModelMetadata, origin: str, verb: str) -> str:
     inputs = [_example(s) for s in model.inputs or (TensorSpec("x", "FP32", (-1, 1)),)]
-    path = quote(f"/v2/models/{model.name}/{verb}")
+    url = shlex.quote(origin + quote(f"/v2/models/{model.name}/{verb}"))
     body = shlex.quote(json.dumps({"inputs": inputs}, ensure_ascii=False))
-    return f"curl localhost:8080{path} -H 'Content-Type: application/json' \\\n  -d {body}"
+    return f"curl {url} -H 'Content-Type: application/json' \\\n  -d {body}"
 
 
 def _example(spec: TensorSpec) -> _Json:

@@ -303,7 +303,7 @@ class RestApp:
         await exchange.respond(200, orjson.dumps(document))
 
     async def _docs(self, exchange: Exchange, _model: str, _version: str) -> None:
-        page = docs_page(self._dataplane.version, self._visible_models(exchange))
+        page = docs_page(self._dataplane.version, self._visible_models(exchange), exchange.origin)
         policy = b"default-src 'none'; style-src 'unsafe-inline'"
         await exchange.respond(200, page.encode(), _HTML, ((b"content-security-policy", policy),))
 
