@@ -21,6 +21,7 @@ def served():
 
 def test_file_is_submitted_and_the_job_id_is_printed(served, tmp_path):
     (tmp_path / "rows.csv").write_bytes(b"1,2\n")
+    served.ledger.report_models(["night"], ["churn"])
     done = run_command(
         served,
         "submit",
@@ -87,6 +88,7 @@ def test_wait_prints_or_saves_the_result(served, tmp_path, monkeypatch):
         served.complete(job, b"0.5\n", "text/csv")
 
     work_after_first_event(monkeypatch, served, work)
+    served.ledger.report_models(["default"], ["m"])
     done = run_command(served, "submit", "-m", "m", "--input", "[1]", "--wait")
     assert (done.code, done.out) == (0, "0.5\n")
     assert done.err.splitlines()[0].startswith("submitted ")
@@ -126,6 +128,20 @@ def test_invalid_submission_is_one_line(served, arguments, status, reason):
     done = run_command(served, "submit", "-m", "m", *arguments)
     assert (done.code, done.out) == (status, "")
     assert reason in done.err
+
+
+def test_unknown_model_is_wrong_usage_and_an_unserved_queue_a_warning(served):
+    served.ledger.report_models(["default"], ["churn"])
+    refused = run_command(served, "submit", "-m", "chrun", "--input", "1", "--json")
+    assert refused.code == 2
+    assert "did you mean churn?" in refused.err
+    assert refused.lines[0]["exit_code"] == 2
+    done = run_command(served, "submit", "-m", "churn", "--input", "1", "-q", "other")
+    assert done.code == 0
+    assert "warning: no worker has served queue other" in done.err
+    (job,) = served.ledger.find(JobFilter()).jobs
+    assert done.out.strip() == job.id
+    assert run_command(served, "submit", "-m", "churn", "--input", "1").err == ""
 
 
 def test_help_has_examples():

@@ -129,7 +129,7 @@ def test_webhook_is_signed_and_names_the_result(client, receiver, moto_server, b
 def test_named_endpoint_gets_only_its_events(client, receiver):
     notify = [{"endpoint": "billing", "events": ["failed"]}]
     good = client.submit("model", request(1), notify=notify)
-    bad = client.submit("nothing", request(1), notify=notify, attempts_max=1)
+    bad = client.submit("model", {"unknown_input": [1]}, notify=notify, attempts_max=1)
     wait_completed(client, good.id)
     (sent,) = wait_for_request(receiver, bad.id)
     assert json.loads(sent.body)["type"] == "job.failed"

@@ -6,7 +6,13 @@ import sqlite3
 import httpx
 import pytest
 
-from headrace.core.errors import ConfigError, JobNotFoundError, JobStateError, QueueFullError
+from headrace.core.errors import (
+    ConfigError,
+    JobNotFoundError,
+    JobStateError,
+    ModelNotFoundError,
+    QueueFullError,
+)
 from headrace.jobs.client import Client
 from headrace.jobs.client.base import ClientSettings
 from headrace.jobs.client.submit_request import INLINE_BYTES_MAX
@@ -211,11 +217,13 @@ def test_full_queue_refuses_with_a_retry_time(up, client):
     assert client.scale("small")["desired"] == 0
 
 
-def test_job_of_an_unknown_model_fails_and_names_the_known_ones(client):
-    job = client.submit("nothing", request(1), attempts_max=1)
-    failed = client.wait(job.id, WAIT_S)
-    assert failed.state is JobState.FAILED
-    assert "it has model" in failed.failure.message
+def test_unknown_model_is_refused_and_an_unserved_queue_is_a_warning(client):
+    with pytest.raises(ModelNotFoundError, match=r"did you mean model\?.*known models: model$"):
+        client.submit("models", request(1))
+    job = client.submit("model", request(1), queue="nobody")
+    assert "no worker has served queue nobody" in job.warnings[0]
+    client.cancel(job.id)
+    assert client.submit("model@1", request(1)).warnings == ()
 
 
 def test_models_are_served_too(up):

@@ -59,6 +59,7 @@ def fill(path: Path) -> None:
     (pending,) = ledger.settle_and_claim([], claim).claimed
     ledger.settle_and_claim([Settlement("pending", pending.lease, Released({"chunk": 7}))])
     ledger.heartbeat("w", [Heartbeat("running", running.lease, JobProgress(3, 9, "records"))], 60_000)
+    ledger.report_models(["default"], ["m", "m@1"])
     ledger.stop()
 
 

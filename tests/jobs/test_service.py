@@ -12,6 +12,7 @@ from headrace.core.errors import (
     JobLedgerUnavailableError,
     JobStateError,
     LimitError,
+    ModelNotFoundError,
     QueueFullError,
     StoppedError,
 )
@@ -116,6 +117,34 @@ def test_trusted_output_is_not_checked_against_the_key():
         authorize_job(key, job)
     assert authorize_job(key, job, trusted_output=True).output_uri == "s3://other/out"
     assert authorize_job(key, NewJob(model="m", tenant="other")).tenant == "a"
+
+
+def test_model_that_no_worker_reported_is_refused_before_anything_is_stored(service, ledger, stores):
+    job = NewJob(model="old", owned_input=True, idempotency_key="k", body_digest="d")
+    first = service.submit(TEST_KEY, Submission(job, b"payload")).result(WAIT_S)
+    assert first.job.warnings == (
+        "no worker has served queue default in the last 30 days: the job waits for one",
+    )
+    ledger.report_models(["default"], ["new"])
+    # A repeated submission gets its job, whatever the workers have by now.
+    assert service.submit(TEST_KEY, Submission(job, b"payload")).result(WAIT_S).job.id == first.job.id
+    before = stored(stores)
+    for refused in (INLINE, Submission(NewJob(model="old"), b"payload")):
+        with pytest.raises(ModelNotFoundError, match="known models: new"):
+            service.submit(TEST_KEY, refused)
+    assert stored(stores) == before
+    assert not service._arriving
+    assert service.submit(TEST_KEY, Submission(NewJob(model="new"), b"x")).result(WAIT_S).job.warnings == ()
+
+
+def test_job_of_an_event_is_queued_with_a_logged_warning(service, ledger, caplog):
+    ledger.report_models(["default"], ["new"])
+    job = NewJob(model="old", input_uri="s3://in/k", correlation_id="trigger:t")
+    made = service.submit_internal(job).result(WAIT_S).job
+    assert ledger.get(made.id).spec.model == "old"
+    (record,) = caplog.records
+    assert "model old: no worker of queue default has had it" in record.getMessage()
+    assert record.correlation_id == "trigger:t"
 
 
 def test_options_are_checked_before_anything_is_stored(service, stores):

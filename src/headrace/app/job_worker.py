@@ -180,11 +180,18 @@ def join_worker(components: JobComponents, repository: ModelRepository, settings
         components.ledger,
         kinds,
         settings,
+        models=_model_names(repository),
         listen=None if components.dispatcher is None else components.dispatcher.listener,
         secure=_DurableResults(components.stores, components.paths).secure,
         ended=_ResultPublication(components.ledger, components.publication).ended,
         hide=components.paths.store_uri,
     )
+
+
+def _model_names(repository: ModelRepository) -> list[str]:
+    """Return the names by which jobs can call the models: NAME and NAME@VERSION."""
+    index = repository.index()
+    return sorted({e.name for e in index} | {f"{e.name}@{e.version}" for e in index if e.version})
 
 
 def job_repository(

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from headrace.cli.reports import INTERRUPTED, print_error
-from headrace.core.errors import HeadraceError
+from headrace.cli.reports import INTERRUPTED, WRONG_USAGE, print_error
+from headrace.core.errors import HeadraceError, ModelNotFoundError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -46,7 +46,8 @@ def job_server_options(command: Command) -> Command:
 def run_job_command(params: dict[str, Any], call: Callable[[Any], int | None]) -> None:
     """Call `call` with a job client and exit with its status.
 
-    An error is printed and exits with its status. Ctrl-C exits with status 130.
+    An error is printed and exits with status 1, for an unknown model with that of wrong usage.
+    Ctrl-C exits with status 130.
     """
     json_lines = params["json_lines"]
     try:
@@ -59,7 +60,8 @@ def run_job_command(params: dict[str, Any], call: Callable[[Any], int | None]) -
     except HeadraceError as error:
         with suppress(BrokenPipeError):
             sys.stdout.flush()
-        sys.exit(print_error(error, json_lines=json_lines))
+        status = WRONG_USAGE if isinstance(error, ModelNotFoundError) else 1
+        sys.exit(print_error(error, json_lines=json_lines, exit_code=status))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     if status:

@@ -10,6 +10,8 @@ from headrace.pipeline.report import Report
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in shells: 128 plus the number of SIGINT."""
+WRONG_USAGE = 2
+"""The exit status for wrong usage, as click exits."""
 _EXIT_FAILED = 1
 
 
@@ -18,17 +20,17 @@ def exit_status(report: Report) -> int:
     return INTERRUPTED if report.status == "drained" else report.exit_code
 
 
-def print_error(error: HeadraceError, *, json_lines: bool) -> int:
+def print_error(error: HeadraceError, *, json_lines: bool, exit_code: int = _EXIT_FAILED) -> int:
     """Print an error as one line to standard error and return the exit status.
 
     With `json_lines`, also print a JSON line to standard output.
     """
     text = one_line(str(error))
     if json_lines:
-        line = {"event": "error", "type": type(error).__name__, "message": text, "exit_code": _EXIT_FAILED}
+        line = {"event": "error", "type": type(error).__name__, "message": text, "exit_code": exit_code}
         click.echo(orjson.dumps(line))
     click.echo(f"{click.style('error:', fg='red', bold=True)} {text}", err=True)
-    return _EXIT_FAILED
+    return exit_code
 
 
 def print_report(report: Report, progress: RunProgress | None = None, *, json_lines: bool) -> int:

@@ -10,6 +10,7 @@ import orjson
 from headrace.cli.groups import complete_files
 from headrace.cli.job_server import job_server_options, run_job_command
 from headrace.cli.key_values import key_values
+from headrace.cli.reports import one_line
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import Kind
 
@@ -33,7 +34,7 @@ Examples:
 
 \b
 Exit status: 0 submitted, with --wait completed; 1 refused, failed, cancelled or expired;
-2 wrong usage; 130 stopped by Ctrl-C, while the job continues.
+2 wrong usage or an unknown model; 130 stopped by Ctrl-C, while the job continues.
 """
 _FIELDS = (
     "kind",
@@ -112,6 +113,8 @@ def submit_command(**params: Any) -> None:
 
     def call(client: Any) -> int:
         job = client.submit(params["model"], **_payload(params), **_options(params))
+        for warning in job.warnings:
+            click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {one_line(warning)}", err=True)
         if params["wait"]:
             return _wait(client, job, params)
         if params["json_lines"]:

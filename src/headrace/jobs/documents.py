@@ -46,6 +46,7 @@ def job_document(job: Job) -> Document:
         "progress": None if job.progress is None else progress_document(job.progress),
         "result": None if job.result is None else _result_document(job.result),
         "failure": None if job.failure is None else _failure_document(job.failure),
+        "warnings": list(job.warnings),
     }
 
 
@@ -72,6 +73,7 @@ def read_job(document: Mapping[str, Any]) -> Job:
         progress=_maybe(document["progress"], read_progress),
         result=_maybe(document["result"], _read_result),
         failure=_maybe(document["failure"], _read_failure),
+        warnings=tuple(document.get("warnings", ())),
     )
 
 

@@ -172,6 +172,8 @@ class Job:
     result: ResultRef | None = None
     failure: JobFailure | None = None
     """The failure of a failed job; of a pending one, that of the last attempt."""
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """Reasons why the job may wait for long; only in the reply to its submission."""
 
     @property
     def needs_publication(self) -> bool:

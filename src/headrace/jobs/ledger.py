@@ -20,11 +20,14 @@ the database does not respond. An operation that raised it may be repeated: repe
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from headrace.core.service import Service
 from headrace.jobs.job import HistoryEntry, Job, JobProgress, NewJob, Settlement
 from headrace.jobs.state import JobState
+
+REPORTED_MODELS_KEPT_DAYS: Final = 30
+"""Days for which a ledger keeps a worker's report of its models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +361,19 @@ class JobLedger(Service, Protocol):
 
     def count_pending(self, tenant: str, *, limit: int) -> int:
         """Return the number of a tenant's pending jobs, counted up to `limit`."""
+        ...
+
+    # Models of workers
+
+    def report_models(self, queues: Sequence[str], models: Sequence[str]) -> None:
+        """Record that a worker of each of these queues has these models.
+
+        A report is kept for `REPORTED_MODELS_KEPT_DAYS` after it was last made.
+        """
+        ...
+
+    def reported_models(self) -> Mapping[str, frozenset[str]]:
+        """Return the models that workers of each queue have reported, by queue."""
         ...
 
     # Retention

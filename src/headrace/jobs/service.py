@@ -15,13 +15,21 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.core.errors import DataError, IdempotencyError, JobStateError, LimitError, QueueFullError
+from headrace.core.errors import (
+    DataError,
+    IdempotencyError,
+    JobStateError,
+    LimitError,
+    ModelNotFoundError,
+    QueueFullError,
+)
 from headrace.core.service import Service
 from headrace.jobs.access import JobKey, Scope
 from headrace.jobs.documents import oldest_seconds
 from headrace.jobs.follower import FOLLOWERS_MAX, Follower, JobCondition, JobWaiter
 from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, NewJob, new_job_id
 from headrace.jobs.kinds.options import check_options
+from headrace.jobs.known_models import KnownModels
 from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings, SubmitReply
 from headrace.jobs.payloads import BoundedWriter, Payloads, ResultStream, Upload
 from headrace.jobs.state import JobState
@@ -139,6 +147,7 @@ class JobService(Service):
             stores, settings.store_uri, upload_bytes_max=settings.upload_bytes_max, sign=settings.sign
         )
         self._submitter = Submitter(ledger, waiting_max=settings.submissions_waiting_max, announce=announce)
+        self._known_models = KnownModels(ledger)
         self._follower = Follower(ledger, followers_max=settings.followers_max)
         self._life = threading.Lock()
         self._lock = threading.Lock()
@@ -186,7 +195,10 @@ class JobService(Service):
 
         With `trusted_output` the server's operator named the output, not the client.
 
-        Raises, or completes the future with: ForbiddenError; QueueFullError for a queue or tenant
+        The job of the reply has `warnings` if no worker serves its queue.
+
+        Raises, or completes the future with: ForbiddenError; ModelNotFoundError for a model that no
+        worker of the queue has reported; QueueFullError for a queue or tenant
         with too many pending jobs; QueueClosedError; IdempotencyError; UnavailableError if the
         payload cannot be stored; JobLedgerUnavailableError. Except for the last, nothing was
         queued. A submission that is repeated with its idempotency key is never queued twice.
@@ -198,9 +210,10 @@ class JobService(Service):
         self._check_notified(submission.job)
         job = authorize_job(key, submission.job, trusted_output=trusted_output)
         try:
+            warnings = self._known_models.check(job, key)
             self._admit(key)
-        except QueueFullError:
-            # A job in the ledger needs no quota: a client that lost the response and retries
+        except (ModelNotFoundError, QueueFullError):
+            # A job in the ledger is not checked again: a client that lost the response and retries
             # receives it.
             existing = self._existing_reply(job, submission.upload)
             if existing is None:
@@ -217,7 +230,7 @@ class JobService(Service):
                 stored = self._payloads.store_payload(job_id, submission.payload)
                 job = replace(job, id=job_id, input_uri=stored)
             # An inline payload is small and may be processed in any region.
-            future = self._submitter.submit(job if stored else self._with_region(job))
+            future = self._submitter.submit(job if stored else self._with_region(job), warnings)
         except BaseException:
             self._arrived(key)
             if stored:
@@ -250,8 +263,22 @@ class JobService(Service):
             self._check_notify(target)
 
     def submit_internal(self, job: NewJob) -> "Future[SubmitReply]":
-        """Queue a job on behalf of the server's operator, such as one that a trigger creates."""
-        return self._submitter.submit(self._with_region(job))
+        """Queue a job on behalf of the server's operator, such as one that a trigger creates.
+
+        A job of an unknown model or queue is queued too, because its event is not repeated, and the
+        log has a warning.
+        """
+        try:
+            warnings = self._known_models.check(job)
+        except ModelNotFoundError as error:
+            warnings = (str(error),)
+        for warning in warnings:
+            _log.warning(
+                "a job of the server's configuration may wait or fail: %s",
+                warning,
+                extra={"correlation_id": job.correlation_id},
+            )
+        return self._submitter.submit(self._with_region(job), warnings)
 
     def _with_region(self, job: NewJob) -> NewJob:
         """Return the job with its region: the submitted one, else the region of its input."""

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from typing_extensions import override
@@ -33,6 +33,7 @@ Announce = Callable[[str, Sequence[str]], None]
 @dataclass(frozen=True, slots=True)
 class _PendingSubmission:
     job: NewJob
+    warnings: tuple[str, ...]
     future: "Future[SubmitReply]"
 
 
@@ -97,8 +98,10 @@ class Submitter(Service):
                 self._thread.join()
                 self._thread = None
 
-    def submit(self, job: NewJob) -> "Future[SubmitReply]":
+    def submit(self, job: NewJob, warnings: tuple[str, ...] = ()) -> "Future[SubmitReply]":
         """Submit a job. The future completes with the ledger's reply or error.
+
+        The job of the reply has these warnings.
 
         Raise OverloadedError if too many submissions wait, and StoppedError before `start` and
         after `stop`.
@@ -113,7 +116,7 @@ class Submitter(Service):
                     f"{self._waiting_max} submissions wait for the ledger already: try again later",
                     retry_after_s=RETRY_AFTER_S,
                 )
-            self._pending.append(_PendingSubmission(job, future))
+            self._pending.append(_PendingSubmission(job, warnings, future))
             self._changed.notify()
         return future
 
@@ -172,6 +175,8 @@ class Submitter(Service):
 
 
 def _resolve(pending: _PendingSubmission, reply: SubmitReply) -> None:
+    if pending.warnings:
+        reply = replace(reply, job=replace(reply.job, warnings=pending.warnings))
     if pending.future.set_running_or_notify_cancel():
         pending.future.set_result(reply)
 

@@ -28,6 +28,7 @@ from headrace.testing.job_checks.listing import LISTING_CHECKS
 from headrace.testing.job_checks.lookup import LOOKUP_CHECKS
 from headrace.testing.job_checks.maintenance import MAINTENANCE_CHECKS
 from headrace.testing.job_checks.regions import REGION_CHECKS
+from headrace.testing.job_checks.reported_models import REPORTED_MODEL_CHECKS
 from headrace.testing.job_checks.settling import SETTLING_CHECKS
 from headrace.testing.job_checks.submitting import SUBMITTING_CHECKS
 from headrace.testing.job_checks.wakeups import WAKEUP_CHECKS
@@ -44,6 +45,7 @@ JOB_LEDGER_CHECKS: Final[tuple[JobLedgerCheck, ...]] = (
     *LISTING_CHECKS,
     *WAKEUP_CHECKS,
     *LOOKUP_CHECKS,
+    *REPORTED_MODEL_CHECKS,
 )
 """Every check of a job ledger."""
 

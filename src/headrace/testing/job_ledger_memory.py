@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Final
 
 from typing_extensions import override
@@ -23,6 +24,7 @@ from headrace.core.errors import (
 )
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, NewJob, Settlement, new_job_id
 from headrace.jobs.ledger import (
+    REPORTED_MODELS_KEPT_DAYS,
     ClaimRequest,
     Heartbeat,
     HeartbeatReply,
@@ -93,6 +95,8 @@ class _Table:
     asleep: set[str] = field(default_factory=set[str])
     published: set[str] = field(default_factory=set[str])
     listeners: list[_Listener] = field(default_factory=list[_Listener])
+    reported: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """The time of the last report of each queue and model."""
 
 
 def lost_delay_ms(job: Job) -> int:
@@ -423,6 +427,18 @@ class MemoryJobLedger(JobLedger):
         with self._locked() as table:
             table.queues[settings.name] = settings
             self._notify(settings.name)
+
+    @override
+    def report_models(self, queues: Sequence[str], models: Sequence[str]) -> None:
+        with self._locked() as table:
+            table.reported |= dict.fromkeys(product(queues, models), self.now_ms())
+
+    @override
+    def reported_models(self) -> Mapping[str, frozenset[str]]:
+        with self._locked() as table:
+            first_ms = self.now_ms() - REPORTED_MODELS_KEPT_DAYS * 86_400_000
+            kept = [pair for pair, at_ms in table.reported.items() if at_ms >= first_ms]
+            return {queue: frozenset(m for q, m in kept if q == queue) for queue, _ in kept}
 
     @override
     def counts(self, queue: str) -> QueueCounts:

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.jobs.attempt import Attempt, StopReason
 from headrace.jobs.job import Cancelled, JobProgress, NewJob, Settlement
-from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.worker.heartbeats import Heartbeats
+from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, ClaimRequest
+from headrace.jobs.worker.heartbeats import MODELS_REPORT_S, Heartbeats
 from headrace.jobs.worker.running_jobs import RunningJobs
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.testing import ManualClock, ManualWallClock
@@ -31,7 +31,12 @@ class HeartbeatBench:
         self.given_up: list[Attempt] = []
         settings = WorkerSettings(name="w1", lease_s=60.0, heartbeat_s=15.0, stop_s=30.0)
         self.heartbeats = Heartbeats(
-            self.ledger, settings, self.running_jobs, give_up=self._give_up, clock=self.clock
+            self.ledger,
+            settings,
+            self.running_jobs,
+            give_up=self._give_up,
+            clock=self.clock,
+            models=("m", "m@1"),
         )
         self._thread = threading.Thread(target=self.heartbeats.run)
 
@@ -92,6 +97,27 @@ def test_heartbeat_extends_leases_and_reports_progress(bench):
     for _ in range(8):
         bench.after(15.0)
     assert bench.ledger.maintain(10).total == 0, "no lease has run out"
+
+
+def test_models_are_reported_at_once_and_then_now_and_again(bench):
+    assert bench.ledger.reported_models() == {}
+    bench.heartbeats.report_models()
+    kept_s = REPORTED_MODELS_KEPT_DAYS * 86_400
+    for passed_s in (MODELS_REPORT_S, kept_s - 60.0):
+        assert bench.ledger.reported_models() == {"default": {"m", "m@1"}}
+        bench.after(passed_s)
+    bench.wall.advance(60_001)
+    assert bench.ledger.reported_models() == {"default": {"m", "m@1"}}
+
+
+def test_report_of_models_is_repeated_after_an_outage(bench, caplog):
+    caplog.set_level(logging.CRITICAL)
+    bench.ledger.unavailable = True
+    bench.heartbeats.report_models()
+    bench.ledger.unavailable = False
+    assert bench.ledger.reported_models() == {}
+    bench.after(15.0)
+    assert bench.ledger.reported_models() == {"default": {"m", "m@1"}}
 
 
 def test_failing_progress_does_not_stop_heartbeats(bench, caplog):

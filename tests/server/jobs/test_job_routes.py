@@ -31,6 +31,7 @@ def submit(http, **given):
 
 
 def test_submission_is_accepted_with_its_location(served, http):
+    served.ledger.report_models(["default"], ["m"])
     response = http.post("/v1/jobs", json={"model": "m", "input": {"x": [1]}, "tags": {"a": "b"}})
     job = response.json()
     assert response.status_code == 202
@@ -306,6 +307,24 @@ def test_delete_removes_stored_objects(served, http):
     assert http.delete(f"/v1/jobs/{job['id']}").json()["state"] == "completed"
     assert http.get(f"/v1/jobs/{job['id']}").status_code == 404
     assert list(served.stores.for_uri(STORE).list(STORE)) == []
+
+
+# Models of workers
+
+
+def test_unknown_model_is_refused_and_an_unserved_queue_is_a_warning(served, http):
+    first = http.post("/v1/jobs", json={"model": "chrun", "input": 1})
+    assert (first.status_code, len(first.json()["warnings"])) == (202, 1)
+    served.ledger.report_models(["default"], ["churn", "churn@1"])
+    refused = http.post("/v1/jobs", json={"model": "chrun", "input": 1})
+    assert (refused.status_code, refused.json()["type"]) == (404, "ModelNotFoundError")
+    assert "did you mean churn?" in refused.json()["error"]
+    assert "known models: churn" in refused.json()["error"]
+    known = http.post("/v1/jobs", json={"model": "churn@1", "input": 1})
+    assert (known.status_code, known.json()["warnings"]) == (202, [])
+    other = http.post("/v1/jobs", json={"model": "churn", "input": 1, "queue": "other"}).json()
+    assert "no worker has served queue other" in other["warnings"][0]
+    assert http.get(f"/v1/jobs/{other['id']}").json()["warnings"] == []
 
 
 # Access

@@ -146,6 +146,14 @@ def test_unavailable_ledger_has_sagemakers_503(served):
     assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
 
 
+def test_unknown_endpoint_is_a_validation_error(served):
+    served.ledger.report_models(["default"], ["fraud"])
+    with pytest.raises(ClientError) as refused:
+        runtime(served.url).invoke_endpoint_async(EndpointName="churn", InputLocation="s3://in/k")
+    assert refused.value.response["Error"]["Code"] == "ValidationError"
+    assert "known models: fraud" in refused.value.response["Error"]["Message"]
+
+
 def test_sdk_can_send_an_api_key():
     text, digest, known = key_of("shop", Scope.SUBMIT, inputs=UriAllowList(prefixes=("s3://shop",)))
     with served_jobs(keys=[(text, digest, known)], sagemaker=SETTINGS) as served:

@@ -21,6 +21,7 @@ _ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
         e.JobNotFoundError,
         e.JobStateError,
         e.LimitError,
+        e.ModelNotFoundError,
         e.OverloadedError,
         e.QueueClosedError,
         e.QueueFullError,
@@ -82,4 +83,6 @@ def _remade(kind: type[HeadraceError], why: str, document: Mapping[str, Any]) ->
         setattr(error, name, value if isinstance(value, type(default)) else default)
     if isinstance(error, e.StorageError):
         error.uri, error.why = "", why
+    if isinstance(error, e.ModelError):
+        error.model, error.why = "", why
     return error

@@ -158,6 +158,15 @@ CREATE INDEX headrace_job_region ON headrace_job (queue, region, priority, due_a
     WHERE state = 'pending' AND NOT asleep AND length(region) >= 0
 """
 
+_WORKER_MODELS: Final = """
+CREATE TABLE headrace_worker_model (
+    queue {text} NOT NULL,
+    model {text} NOT NULL,
+    reported_at_ms BIGINT NOT NULL,
+    PRIMARY KEY (queue, model)
+)
+"""
+
 # Rows are updated in place a few times, so pages keep room for that. Dead rows must be removed
 # soon, because every claim would have to skip them.
 _POSTGRES_JOB_OPTIONS: Final = """WITH (
@@ -209,6 +218,13 @@ STEPS: Final = (
         min_reader=1,
         sqlite=_statements(_REGIONS, text="TEXT"),
         postgres=_statements(_REGIONS, text='TEXT COLLATE "C"'),
+    ),
+    # Workers of older programs do not report their models.
+    MigrationStep(
+        number=3,
+        min_reader=1,
+        sqlite=_statements(_WORKER_MODELS, text="TEXT"),
+        postgres=_statements(_WORKER_MODELS, text='TEXT COLLATE "C"'),
     ),
 )
 

@@ -8,6 +8,8 @@
 
 ``headrace_queue``         the settings of every queue that ever had a job
 
+``headrace_worker_model``  the models that workers of each queue have reported
+
 ``headrace_schema``        the applied migrations
 """
 

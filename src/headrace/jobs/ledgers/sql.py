@@ -40,6 +40,7 @@ from headrace.jobs.ledgers.lookup import (
 )
 from headrace.jobs.ledgers.maintain import maintain
 from headrace.jobs.ledgers.outbox import SqlOutbox
+from headrace.jobs.ledgers.reported_models import read_reported_models, report_models
 from headrace.jobs.ledgers.rows import clean
 from headrace.jobs.ledgers.settle_and_claim import settle_and_claim
 from headrace.jobs.ledgers.submit import submit
@@ -220,6 +221,16 @@ class SqlJobLedger(JobLedger, ABC):
     @override
     def count_pending(self, tenant: str, *, limit: int) -> int:
         return self._database.read(lambda transaction: queues.count_pending(transaction, tenant, limit))
+
+    # Models of workers
+
+    @override
+    def report_models(self, queues: Sequence[str], models: Sequence[str]) -> None:
+        self._database.write(lambda transaction: report_models(transaction, queues, models))
+
+    @override
+    def reported_models(self) -> Mapping[str, frozenset[str]]:
+        return self._database.read(read_reported_models)
 
     # Retention
 

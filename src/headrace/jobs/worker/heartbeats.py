@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,8 @@ _RETRY_S: Final = 1.0
 """Seconds until the next try with an unavailable ledger: leases expire meanwhile."""
 PROGRESS_NOTIFY_S: Final = 30.0
 """The shortest time between two notifications of a job's progress."""
+MODELS_REPORT_S: Final = 3600.0
+"""Seconds between two reports of the worker's models, which the ledger keeps much longer."""
 _CANCEL_CHECK_S: Final = 0.1
 """The shortest time between two checks for cancellations."""
 
@@ -38,6 +40,7 @@ class Heartbeats:
         give_up: Called in the heartbeat thread, once or more often, with an attempt that has not
             stopped `stop_s` after it was told to.
         clock: The clock of waits.
+        models: The worker's models, as jobs name them. The ledger keeps a report of them.
     """
 
     def __init__(
@@ -48,12 +51,16 @@ class Heartbeats:
         *,
         give_up: Callable[[Attempt], None],
         clock: Clock,
+        models: Sequence[str] = (),
     ) -> None:
         self._ledger = ledger
         self._settings = settings
         self._running_jobs = running_jobs
         self._give_up = give_up
         self._clock = clock
+        self._models = tuple(models)
+        self._report_s = clock.now()
+        """The time of the next report of the models."""
         self._notified: WeakKeyDictionary[Attempt, tuple[float, JobProgress]] = WeakKeyDictionary()
         self._wake = threading.Event()
         self._ended = False
@@ -96,6 +103,22 @@ class Heartbeats:
         self._ended = True
         self._wake.set()
 
+    def report_models(self) -> None:
+        """Report the worker's models to the ledger if the time has come.
+
+        If the ledger does not respond, a later heartbeat repeats the report.
+        """
+        now_s = self._clock.now()
+        if not self._models or now_s < self._report_s:
+            return
+        try:
+            self._ledger.report_models(self._settings.queues, self._models)
+        except JobLedgerUnavailableError as error:
+            self._report_s = now_s + _RETRY_S
+            _log.warning("the models could not be reported, retrying: %s", error)
+            return
+        self._report_s = now_s + MODELS_REPORT_S
+
     # The heartbeat thread
 
     def run(self) -> None:
@@ -117,6 +140,7 @@ class Heartbeats:
             self._give_up(attempt)
         if now_s >= self._next_s:
             self._send_heartbeats()
+            self.report_models()
         elif self._check_due and now_s >= self._checked_s + _CANCEL_CHECK_S:
             self._check_cancellations()
 

@@ -73,6 +73,8 @@ class Worker(Service):
         ledger: A started ledger; the caller stops it after the worker.
         kinds: The runners by kind.
         settings: Queues, concurrency, lease.
+        models: The names of all models of the worker, as jobs name them; without any, submissions
+            are not checked against this worker.
         listen: Returns a waiter beside the ledger's own for some queues, such as a wakeup broker's
             listener. The worker closes it.
         secure: Makes results durable before they are settled; see `LedgerLoop`.
@@ -89,6 +91,7 @@ class Worker(Service):
         kinds: Mapping[Kind, KindRunner],
         settings: WorkerSettings,
         *,
+        models: Sequence[str] = (),
         listen: Listen | None = None,
         secure: Secure = lambda settlements: settlements,
         ended: Ended = lambda _attempt, _settlement: None,
@@ -107,7 +110,7 @@ class Worker(Service):
         self._random = random.Random(seed)  # noqa: S311 - jitter
         self._running_jobs = RunningJobs()
         self._heartbeats = Heartbeats(
-            ledger, settings, self._running_jobs, give_up=self._give_up, clock=self._clock
+            ledger, settings, self._running_jobs, give_up=self._give_up, clock=self._clock, models=models
         )
         self._ledger_loop = LedgerLoop(
             ledger,
@@ -159,6 +162,8 @@ class Worker(Service):
 
     def _begin_threads(self) -> None:
         self._wakeups.append(self._ledger.wakeup(self.settings.queues))
+        # Before the worker is ready, so that no submission precedes the first report.
+        self._heartbeats.report_models()
         if self._listen_to is not None:
             self._wakeups.append(self._listen_to(self.settings.queues))
         self._slots.start()

@@ -26,7 +26,7 @@ _ERROR_DESCRIPTIONS: Final = {
     400: "The request is malformed; `error` names the field.",
     401: "The key is missing or unknown.",
     403: "The key lacks the permission.",
-    404: "No job has this id, or it belongs to another tenant.",
+    404: "No job has this id, or it belongs to another tenant; or no worker of the queue has the model.",
     408: "The body did not arrive in time.",
     409: "The state of the job does not allow the operation.",
     410: "The result was moved or deleted.",

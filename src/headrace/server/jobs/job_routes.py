@@ -76,14 +76,15 @@ def job_routes(api: Api) -> APIRouter:
                 "model": JobModel,
                 "description": "The job of an earlier submission with the same idempotency key.",
             },
-            **error_responses(408, 413, 422),
+            **error_responses(404, 408, 413, 422),
         },
     )
     async def submit(request: Request) -> Response:
         """Submit a job.
 
         `Location` is the URL of the job. The status is 200 instead of 202 if an earlier submission
-        with the same idempotency key made the job.
+        with the same idempotency key made the job. `warnings` of the job say why it may wait: no
+        worker serves its queue. A model that no worker of the queue has is refused with 404.
         """
         key = api.authorize(request, Scope.SUBMIT)
         body = await api.body(

@@ -126,6 +126,8 @@ class JobModel(BaseModel):
     progress: ProgressModel | None
     result: ResultModel | None
     failure: FailureModel | None
+    warnings: list[str]
+    """Reasons why the job may wait for long. Only the response to a submission has any."""
 
 
 class PageModel(BaseModel):

@@ -154,7 +154,7 @@ def _error_response(error: Exception) -> Response:
     status = status_of(error)
     if isinstance(error, AccessError):
         kind, code = "AccessDeniedException", status.http
-    elif isinstance(error, DataError | ConfigError | LimitError) or status.http in (400, 409, 413, 422):
+    elif isinstance(error, DataError | ConfigError | LimitError) or status.http in (400, 404, 409, 413, 422):
         kind, code = "ValidationError", 400
     elif status.http in (429, 503):
         kind, code = "ServiceUnavailable", 503

@@ -226,6 +226,8 @@ def _operations(ledger: JobLedger, job_id: str) -> dict[str, Callable[[], object
         "set_queue": lambda: ledger.set_queue(QueueSettings("default")),
         "counts": lambda: ledger.counts("default"),
         "count_pending": lambda: ledger.count_pending("", limit=1),
+        "report_models": lambda: ledger.report_models(["default"], ["m"]),
+        "reported_models": ledger.reported_models,
         "ended_before": lambda: ledger.ended_before(0, limit=1),
         "forget": lambda: ledger.forget([job_id]),
     }
