@@ -52,7 +52,6 @@ _SEVERAL_ADAPTERS = {
     "grpc": "the server's listener and the client: a client imports no server",
     "boto3": "credentials and bucket regions of the object store; AWS queues and notifications of jobs",
     "redis": "a wakeup broker of jobs, and a checkpoint store: each is used without the other",
-    "httpx": "the guarded client for addresses from outside, and the client of the job API",
 }
 
 

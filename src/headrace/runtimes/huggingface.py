@@ -20,11 +20,13 @@ from headrace.core.tensor import Array, InferRequest, TensorSpec, text_array
 from headrace.runtimes.huggingface_folder import read_sentence_settings, read_task
 from headrace.runtimes.text import decode_text, encode_json_texts, summarize_error
 from headrace.runtimes.token_stream import TokenQueue, decode_token_stream
-from headrace.runtimes.torch import inference_mode, parse_device, parse_dtype, to_numpy
 
 try:
     import transformers as _transformers
-except ImportError as _error:
+
+    # This module has an extra of its own, which would be named first and is included in this one.
+    from headrace.runtimes.torch import inference_mode, parse_device, parse_dtype, to_numpy
+except (ImportError, MissingExtraError) as _error:
     raise MissingExtraError("huggingface", "a Hugging Face model") from _error
 
 transformers: Any = _transformers  # Its types are made at import.

@@ -14,7 +14,6 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import Array, InferRequest, TensorSpec, datatype_of, text_array
-from headrace.runtimes.frames import columns_from_frame, frame_from_columns, is_frame
 from headrace.runtimes.text import decode_text, encode_json_texts, summarize_error
 
 # mlflow sends usage data unless this is set before its import.
@@ -25,7 +24,10 @@ try:
         warnings.simplefilter("ignore")
         import mlflow.pyfunc as _pyfunc
         import mlflow.types as _types
-except ImportError as _error:
+
+    # This module has an extra of its own, which would be named first and is included in this one.
+    from headrace.runtimes.frames import columns_from_frame, frame_from_columns, is_frame
+except (ImportError, MissingExtraError) as _error:
     raise MissingExtraError("mlflow", "an MLflow model") from _error
 
 pyfunc: Any = _pyfunc

@@ -6,8 +6,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-import httpx
-
 from headrace.jobs.client.base import ClientBase, ResultFile
 from headrace.jobs.client.core import (
     ApiCall,
@@ -30,6 +28,7 @@ from headrace.jobs.client.transport import (
     api_response,
     base_url,
     connection_lost,
+    httpx,
     httpx_options,
     timeouts,
 )

@@ -1,6 +1,7 @@
 """The settings of both clients, and the use of httpx that they share.
 
-Adapter module of httpx, with `sync` and `aio`.
+Adapter module of httpx: `sync` and `aio` take httpx from here, so that this module alone reports
+its absence.
 """
 
 from dataclasses import dataclass
