@@ -35,6 +35,7 @@ _MACHINE_PATH = re.compile(rf"(?<![\w./:$}}-])/(?:{'|'.join(_MACHINE_FOLDERS)})/
 
 _EXTRAS_WITHOUT_ADAPTER = {
     "all": "names other extras",
+    "up": "names other extras",
     "demo": "for examples/demo only",
     "test": "for tests only",
     "examples": "for examples/serving and examples/sequences only",

@@ -11,7 +11,8 @@ import pytest
 
 from app.served import ALL_PORTS, REST_PORT, WAIT_S, served
 from cases import for_each
-from headrace.app.serving import DrainSettings, ServerOptions, TlsFiles, open_repository, open_server
+from headrace.app.models import open_repository
+from headrace.app.serving import DrainSettings, ServerOptions, TlsFiles, open_server
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.engine.settings import ServeSettings
 from headrace.testing import EchoModel, HeldModel

@@ -14,7 +14,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.app.job_components import JobComponents, JobLocations, open_job_components
-from headrace.app.serving import ServedModel, open_repository
+from headrace.app.models import ServedModel, open_repository
 from headrace.config.jobs_file import JobsFile
 from headrace.core.errors import HeadraceError, ModelNotFoundError
 from headrace.core.model import Isolation

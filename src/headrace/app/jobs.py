@@ -11,7 +11,8 @@ from typing import Any, Final
 import headrace
 from headrace.app.job_components import JobComponents, JobLocations, open_job_components
 from headrace.app.job_worker import job_repository, join_worker
-from headrace.app.serving import ServedModel, ServerOptions, open_listeners
+from headrace.app.models import ServedModel
+from headrace.app.server_options import ServerOptions
 from headrace.config.jobs_file import JobsFile, anonymous_key, read_jobs_file
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
@@ -173,6 +174,8 @@ def open_jobs(
     )
     listeners: dict[str, Listener] = {"jobs": HttpListener(app, options.host, options.port, options.tls)}
     if options.model_server is not None and models:
+        from headrace.app.serving import open_listeners  # noqa: PLC0415 - extra `serve`
+
         listeners |= open_listeners(dataplane, options.model_server)
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
     server = Serving(_ServiceGroup(services), dataplane, list(listeners.values()), drain=drain)

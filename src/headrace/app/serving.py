@@ -3,27 +3,20 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import headrace
-from headrace.config.model_file import (
-    MODEL_FILE,
-    ModelsFolder,
-    definition_of,
-    is_models_folder,
-    read_definition,
-)
+from headrace.app.models import ServedModel, open_repository
+from headrace.app.server_options import ServerOptions
 from headrace.core.errors import ConfigError
-from headrace.core.model import Model
-from headrace.engine.repository import FindDefinitions, ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings, Tls
 from headrace.server.grpc_http2 import GrpcHttp2Server
 from headrace.server.grpc_service import GrpcService
-from headrace.server.grpc_streams import GrpcStreamSettings, StreamDialect
+from headrace.server.grpc_streams import GrpcStreamSettings
 from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
 from headrace.server.listener import Listener
 from headrace.server.metrics import Metrics, MetricsApp
@@ -41,45 +34,8 @@ __all__ = [
     "ServerOptions",
     "TlsFiles",
     "open_listeners",
-    "open_repository",
     "open_server",
 ]
-
-GrpcCarrier = Literal["grpcio", "asgi"]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """The listeners, access rules, limits and drain settings of a model server.
-
-    A port of None opens no listener; 0 takes a free port.
-    """
-
-    host: str = "127.0.0.1"
-    rest_port: int | None = 8080
-    grpc_port: int | None = 8081
-    metrics_port: int | None = 8082
-    api_keys: Path | None = None
-    """The path of a key file with one line ``ROLE NAME KEY`` for each key."""
-    tls: TlsFiles | None = None
-    insecure: bool = False
-    """Allow a public address without API keys and client certificates."""
-    limits: RestLimits = field(default_factory=RestLimits)
-    """The body limit applies to gRPC messages, too."""
-    grpc_carrier: GrpcCarrier = "grpcio"
-    """The gRPC transport: grpcio, or an ASGI server, which is faster and has limits (docs/adr/0010)."""
-    stream_dialect: StreamDialect = "mlserver"
-    """The default response format of gRPC streams: MLServer's or Triton's. A client may choose."""
-    drain: DrainSettings = field(default_factory=DrainSettings)
-    access_log: bool = False
-    """Log every request when it ends; see `headrace.server.request_log`."""
-
-
-ServedModel = str | type[Model] | Callable[[], Model]
-"""A class or factory, or a name: a model file, ``file.py:Class``, ``module:Class`` or a models folder.
-
-A name may have the prefix ``NAME=``.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,38 +133,6 @@ def _open_observation(options: ServerOptions) -> _Observation:
         # The request log comes last, so that it ends first and knows the trace id.
         observers.append(RequestLog())
     return _Observation(observers or None, close)
-
-
-def open_repository(
-    models: Sequence[ServedModel], settings: ServeSettings, model_options: Mapping[str, Any] | None = None
-) -> tuple[ModelRepository, bool]:
-    """Return the models, and True if they can be loaded and unloaded at run time.
-
-    Only the models of a models folder can.
-    """
-    definitions: list[ModelDefinition] = []
-    find: FindDefinitions | None = None
-    for model in models:
-        if isinstance(model, str) and is_models_folder(Path(model)):
-            path = Path(model)
-            if (path / MODEL_FILE).is_file():
-                definitions.append(read_definition(path / MODEL_FILE))
-                continue
-            if find is not None:
-                raise ConfigError(f"{model} is a second models folder: put all models into one folder")
-            folder = ModelsFolder(path)
-            definitions += folder.all()
-            find = folder.find
-        elif isinstance(model, str):
-            definitions.append(definition_of(model, settings, model_options))
-        else:
-            name = getattr(model, "__name__", type(model).__name__)
-            if not name.isidentifier():
-                raise ConfigError(f"{model!r} has no name for its URL: give a class or a named function")
-            definitions.append(ModelDefinition(name, "1", model, settings=settings))
-    if not definitions:
-        raise ConfigError("no model to serve: name a model or a folder of models")
-    return ModelRepository(definitions, find=find), find is not None
 
 
 def _keys(path: Path | None) -> tuple[ApiKey, ...]:

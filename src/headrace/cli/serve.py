@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from headrace.cli.extras import require_extras
 from headrace.cli.groups import complete_files
 from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
@@ -163,6 +164,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
     """
     configure_server_logs(params["log_format"], params["verbose"], access=params["access_log"])
     try:
+        require_extras("headrace serve", "serve")
         # Serving is an optional dependency: the other commands work without it.
         from headrace.app.serving import open_server  # noqa: PLC0415
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from headrace.cli.extras import job_extras, require_extras
 from headrace.cli.groups import complete_files
 from headrace.cli.job_options import (
     JOB_LOCATION_OPTIONS,
@@ -91,6 +92,7 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
     """
     configure_server_logs(params["log_format"], params["verbose"])
     try:
+        _require_extras(models, params)
         # Jobs are an optional dependency: the other commands work without it.
         from headrace.app.jobs import open_jobs  # noqa: PLC0415
 
@@ -107,9 +109,17 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
         sys.exit(print_error(error, json_lines=False))
 
 
+def _require_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
+    if models and not params["no_serve"]:
+        hint = "with --no-serve, 'headrace[jobs]' is enough"
+        require_extras("headrace up MODEL", *job_extras(params, "up"), hint=hint)
+    else:
+        require_extras("headrace up", *job_extras(params))
+
+
 def _options(params: dict[str, Any]) -> Any:
     from headrace.app.jobs import JobsOptions  # noqa: PLC0415
-    from headrace.app.serving import ServerOptions, TlsFiles  # noqa: PLC0415
+    from headrace.app.server_options import ServerOptions, TlsFiles  # noqa: PLC0415
 
     certificate, key = params["tls_certificate"], params["tls_key"]
     if (certificate is None) != (key is None):

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from headrace.cli.extras import job_extras, require_extras
 from headrace.cli.groups import complete_files
 from headrace.cli.job_options import (
     JOB_LOCATION_OPTIONS,
@@ -49,6 +50,7 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
     """
     configure_server_logs(params["log_format"], params["verbose"])
     try:
+        require_extras("headrace work", *job_extras(params))
         # Jobs are an optional dependency: the other commands work without it.
         from headrace.app.job_worker import open_worker  # noqa: PLC0415
         from headrace.config.jobs_file import read_jobs_file  # noqa: PLC0415

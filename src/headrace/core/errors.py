@@ -95,11 +95,13 @@ class ConfigError(HeadraceError):
 class MissingExtraError(ConfigError):
     """An optional dependency is not installed.
 
-    `extra` is the name to install, as in ``pip install 'headrace[extra]'``.
+    `extra` is the name to install, as in ``pip install 'headrace[extra]'``. The `hint` follows in
+    parentheses.
     """
 
-    def __init__(self, extra: str, needed_for: str) -> None:
-        super().__init__(f"{needed_for} needs an extra: pip install 'headrace[{extra}]'")
+    def __init__(self, extra: str, needed_for: str, *, hint: str = "") -> None:
+        ending = f" ({hint})" if hint else ""
+        super().__init__(f"{needed_for} needs an extra: pip install 'headrace[{extra}]'{ending}")
         self.extra = extra
         self.needed_for = needed_for
 

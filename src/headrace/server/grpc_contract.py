@@ -2,7 +2,10 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+StreamDialect = Literal["mlserver", "triton"]
+"""The response formats of gRPC streams."""
 
 
 class GrpcCall(Protocol):

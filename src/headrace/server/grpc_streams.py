@@ -10,17 +10,15 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from headrace.core.errors import ConfigError, DataError, SequenceError
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.protocols.oip_grpc.requests import GrpcWireRequest
 from headrace.protocols.oip_grpc.responses import encode_stream_error, wrap_stream_response
 from headrace.server.errors import ERROR_KIND, status_of
-from headrace.server.grpc_contract import GrpcCall
+from headrace.server.grpc_contract import GrpcCall, StreamDialect
 from headrace.server.grpc_inference import GrpcInference
-
-StreamDialect = Literal["mlserver", "triton"]
 
 DIALECT_KEY: Final = "headrace-stream-dialect"
 """The key of the call metadata that selects the format of one stream."""
