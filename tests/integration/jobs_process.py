@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +18,7 @@ from headrace.jobs.state import JobState
 
 READY_S = 60.0
 WAIT_S = 40.0
-_LISTENER = re.compile(r"(jobs|rest) +(http\S+)")
+_LISTENER = re.compile(r"(\w+) +(\w+://\S+)")
 
 # Two numbers per record. A record with a negative first number waits until the file `go` exists.
 MODEL = """
@@ -40,12 +40,18 @@ class Double(Model):
 class CommandProcess:
     """A command that runs in a folder; `log` has its lines. `kill` also kills its children."""
 
-    def __init__(self, folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        environ: Mapping[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "headrace"),
+    ) -> None:
         self.log: list[str] = []
         self.urls: dict[str, str] = {}
         self._ready = threading.Event()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", *arguments],
+            [*program, *arguments],
             cwd=folder,
             env={**os.environ, **(environ or {})},
             stdin=subprocess.DEVNULL,
