@@ -16,6 +16,8 @@ import orjson
 _LENGTH: Final = struct.Struct("<I")
 _PIECE_BYTES: Final = 16 * 1024
 _FD_BYTES: Final = socket.CMSG_SPACE(4)
+_CLOEXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+"""On systems without the flag, a received file is made uninheritable afterwards."""
 
 
 def pack_message(message: Mapping[str, Any]) -> bytes:
@@ -73,7 +75,7 @@ class CallSocket:
 
     def _receive_chunk(self) -> tuple[bytes, int | None]:
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_PIECE_BYTES, _FD_BYTES, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = self._socket.recvmsg(_PIECE_BYTES, _FD_BYTES, _CLOEXEC)
         except TimeoutError:
             raise
         except OSError as error:
@@ -81,6 +83,8 @@ class CallSocket:
         if not data:
             raise EOFError("the other end of the socket is closed")
         fd = array.array("i", ancillary[0][2])[0] if ancillary else None
+        if fd is not None and not _CLOEXEC:
+            os.set_inheritable(fd, False)
         return data, fd
 
     def shutdown(self) -> None:

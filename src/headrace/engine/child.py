@@ -319,8 +319,14 @@ class _ChildProcess:
 
 
 def _die_with_parent(parent_pid: int) -> None:
-    """Kill this process when the thread that started it ends, for any reason."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Kill this process when the thread that started it ends, for any reason.
+
+    Only Linux can do so. Elsewhere the end of the wire ends this process, unless code that holds the
+    interpreter lock keeps the wire's thread from running.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         _exit_now()
 

@@ -47,7 +47,7 @@ class ContainedProcess:
             self._limits.remove()
             raise ModelLoadError(model, f"its process cannot be started: {error}") from error
         try:
-            self.pidfd = os.pidfd_open(self._process.pid)
+            self.exit_fd = _open_exit_file(self._process)
         except OSError as error:
             self._process.kill()
             self._process.wait()
@@ -80,7 +80,7 @@ class ContainedProcess:
 
     def terminate(self) -> None:
         """Send SIGTERM to the process."""
-        with self._reap_lock:
+        with self._reap_lock, suppress(ProcessLookupError):
             if not self._reaped:
                 os.kill(self.pid, signal.SIGTERM)
 
@@ -99,9 +99,9 @@ class ContainedProcess:
         return self._exit_info
 
     def release(self) -> None:
-        """Free the pidfd and the limits of a process that has exited."""
+        """Free the file and the limits of a process that has exited."""
         self._limits.remove()
-        os.close(self.pidfd)
+        os.close(self.exit_fd)
 
     @property
     def _reaped(self) -> bool:
@@ -109,7 +109,7 @@ class ContainedProcess:
 
     def _has_exited(self, timeout_s: float | None) -> bool:
         poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
+        poll.register(self.exit_fd, select.POLLIN)
         return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def _signal_all(self) -> None:
@@ -125,3 +125,19 @@ class ContainedProcess:
         self._limits.end_session(self.pid)
         status = self._process.wait()
         self._exit_info = explain_exit(status, self._kill_reason, memory, self._settings.memory_bytes_max)
+
+
+def _open_exit_file(process: subprocess.Popen[bytes]) -> int:
+    """Return a file that becomes readable when the process exits. The caller closes it then."""
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(process.pid)
+    # Elsewhere a thread waits. It also reaps the process, so its pid may be given to another process
+    # before the rest of its group is killed: unlikely, and accepted outside Linux.
+    readable, writable = os.pipe()
+
+    def wait() -> None:
+        process.wait()
+        os.close(writable)
+
+    threading.Thread(target=wait, name="headrace-exit", daemon=True).start()
+    return readable

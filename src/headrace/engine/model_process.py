@@ -41,6 +41,7 @@ from headrace.engine.settings import ServeSettings
 from headrace.engine.shared_arrays import Arena, ArenaMapping
 from headrace.engine.stream_codec import encode_json, pack_request, unpack_responses
 from headrace.engine.streams import StreamCall
+from headrace.engine.unnamed_memory import open_unnamed_memory
 from headrace.engine.wire import Frame, FrameKind, Wire
 from headrace.engine.wire_errors import error_from_wire
 
@@ -89,7 +90,7 @@ class ModelProcess:
                 on_frames=self._on_frames,
                 before_send=self._relay.send_ready,
                 on_end=self._on_wire_end,
-                watch=self._process.pidfd,
+                watch=self._process.exit_fd,
             )
             self._relay.wire = self._wire
             undo.callback(self._shut_down, 0.0)
@@ -99,8 +100,7 @@ class ModelProcess:
     def _spawn(self, settings: ServeSettings) -> socket.socket:
         calls, child_calls = socket.socketpair()
         wire, child_wire = socket.socketpair()
-        control_fd = os.memfd_create("headrace-control", os.MFD_CLOEXEC)
-        os.ftruncate(control_fd, CONTROL_BYTES)
+        control_fd = open_unnamed_memory("control", CONTROL_BYTES)
         self.control = mmap.mmap(control_fd, CONTROL_BYTES)
         try:
             fds = (child_calls.fileno(), child_wire.fileno(), control_fd)

@@ -80,8 +80,6 @@ class ProcessBackend(Backend):
         version: str | None = None,
         settings: ServeSettings = _DEFAULTS,
     ) -> None:
-        if not hasattr(os, "pidfd_open"):
-            raise ConfigError(f"model {name}: isolation in a process needs Linux; set isolation to thread")
         self._name = name
         self._clock = clock or SystemClock()
         self._timeout_s = settings.call_timeout_s

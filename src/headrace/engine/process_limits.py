@@ -20,6 +20,7 @@ from headrace.engine.settings import ServeSettings
 
 _NEAR_LIMIT_SHARE: Final = 0.95
 """Share of the memory limit from which a killed process was probably out of memory."""
+_PROC: Final = Path("/proc")
 _KILL_ATTEMPTS_MAX: Final = 100
 _KILL_WAIT_S: Final = 1.0
 """Seconds to wait for a killed process in each attempt."""
@@ -73,6 +74,11 @@ class ProcessLimits:
         return group
 
     def _check_effective(self) -> None:
+        limited = (self._memory_bytes_max, self._processes_max) != (None, None)
+        if limited and not self._groups and not hasattr(resource, "prlimit"):
+            raise ConfigError(
+                f"model {self._model}: memory_bytes_max and processes_max need Linux: leave them out"
+            )
         if self._processes_max is not None and "pids" not in self._groups and os.geteuid() == 0:
             self.remove()
             raise ConfigError(
@@ -190,14 +196,15 @@ def count_threads(user: int) -> int:
     count = 0
     for pid, fields in _process_stats():
         with suppress(OSError):
-            if Path(f"/proc/{pid}").stat().st_uid == user:
+            if (_PROC / str(pid)).stat().st_uid == user:
                 count += int(fields[17])
     return count
 
 
 def _process_stats() -> list[tuple[int, list[str]]]:
+    """Return the pids and status fields of all processes; none on systems without ``/proc``."""
     pids: list[tuple[int, list[str]]] = []
-    for entry in os.scandir("/proc"):
+    for entry in os.scandir(_PROC) if _PROC.is_dir() else ():
         if not entry.name.isdigit():
             continue
         with suppress(OSError):

@@ -1,7 +1,7 @@
 """Arrays in memory that two processes share: one writes them, the other reads them without a copy.
 
-An arena has no name: it is an anonymous file in memory. The kernel frees it with its last mapping,
-so that nothing is left of it however the processes end.
+An arena is unnamed memory (`headrace.engine.unnamed_memory`): nothing is left of it however the
+processes end.
 """
 
 import mmap
@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.core.errors import LimitError
 from headrace.core.tensor import Array
+from headrace.engine.unnamed_memory import open_unnamed_memory
 from headrace.protocols.tensors import array_from_binary, binary_values
 
 ARENA_BYTES_MAX: Final = 4 * 2**30
@@ -34,7 +35,7 @@ class ArenaMapping:
     """A mapping of an arena. Its arrays keep it alive."""
 
     def __init__(self, fd: int, size: int) -> None:
-        mapped = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        mapped = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         self._bytes: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(mapped, np.uint8)
         self._references = sys.getrefcount(self._bytes)
         self.size = size
@@ -95,18 +96,15 @@ class Arena:
     def _replace(self, size: int) -> None:
         self.drop()
         capacity = min(max(ARENA_BYTES_MIN, 1 << (size - 1).bit_length() if size else 0), self._bytes_max)
-        fd = os.memfd_create("headrace-arrays", os.MFD_CLOEXEC)
         try:
-            # Allocated now, where failure is an error. A page missing later would be a fatal
-            # signal.
-            os.posix_fallocate(fd, 0, capacity)
-            self._memory = ArenaMapping(fd, capacity)
+            fd = open_unnamed_memory("arrays", capacity)
+            try:
+                self._memory = ArenaMapping(fd, capacity)
+            except BaseException:
+                os.close(fd)
+                raise
         except OSError as error:
-            os.close(fd)
             raise MemoryError(f"no memory for {capacity} bytes of arrays: {error.strerror}") from error
-        except BaseException:
-            os.close(fd)
-            raise
         self._fd = fd
 
     @property

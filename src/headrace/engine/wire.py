@@ -73,7 +73,7 @@ class Wire:
         self._posted: deque[bytes] = deque()
         self._unsent = memoryview(b"")
         self._received_bytes = bytearray()
-        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup_fd, self._wakeup_writer = os.pipe()
         self._wakeup_pending = False
         self._lock = threading.Lock()
         self._closing = False
@@ -101,7 +101,7 @@ class Wire:
         with self._lock:
             if not self._wakeup_pending and self._wakeup_fd >= 0:
                 self._wakeup_pending = True
-                os.eventfd_write(self._wakeup_fd, 1)
+                os.write(self._wakeup_writer, b"\0")
 
     def close(self) -> None:
         """Handle what was received, end the thread and wait for it, then close the socket.
@@ -128,6 +128,7 @@ class Wire:
                 self._socket.close()
                 with self._lock:
                     os.close(self._wakeup_fd)
+                    os.close(self._wakeup_writer)
                     self._wakeup_fd = -1
 
     def _transfer(self) -> None:
@@ -166,7 +167,7 @@ class Wire:
         if self._wakeup_fd in ready:
             with self._lock:
                 self._wakeup_pending = False
-                os.eventfd_read(self._wakeup_fd)
+                os.read(self._wakeup_fd, 1)
         peer_closed = self._watch in ready
         if peer_closed or ready.get(self._socket.fileno(), 0) & ~select.POLLOUT:
             peer_closed = self._read(to_the_end=peer_closed) or peer_closed

@@ -333,7 +333,7 @@ class _FileDraft(Draft):
 
 def _flush(file: int) -> None:
     with contextlib.suppress(OSError):  # publishing flushes again and raises the error
-        os.fdatasync(file)
+        getattr(os, "fdatasync", os.fsync)(file)  # macOS has no fdatasync
     os.close(file)
 
 
