@@ -5,6 +5,7 @@ This module is the public API. Importing it imports numpy and `headrace.core` on
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from headrace.core import (
     TensorSpec,
     current_call,
 )
+from headrace.core.platform import WINDOWS_REFUSAL
 
 if TYPE_CHECKING:
     from headrace.app.runners import DataRegions, Workers
@@ -119,9 +121,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import and return a lazy name of the public API."""
+    """Import and return a lazy name of the public API. Raises ImportError on Windows."""
     if name not in _LAZY_MODULES:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    if sys.platform == "win32":
+        raise ImportError(WINDOWS_REFUSAL)
     return getattr(import_module(_LAZY_MODULES[name]), name)
 
 

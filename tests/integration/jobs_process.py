@@ -68,6 +68,11 @@ class CommandProcess:
         assert any(line.startswith("ready") for line in self.log), "\n".join(self.log)
         return self
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
     def terminate(self) -> int:
         """Send SIGTERM. Return the exit status."""
         self._process.send_signal(signal.SIGTERM)
