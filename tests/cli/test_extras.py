@@ -16,6 +16,7 @@ from integration.command import headrace
 OPTIONAL = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"][
     "optional-dependencies"
 ]
+_PACKAGES = {package for packages in PACKAGES.values() for package in packages}
 UP = (
     "headrace up MODEL needs an extra: pip install 'headrace[up{}]' "
     "(with --no-serve, 'headrace[jobs]' is enough)"
@@ -55,7 +56,13 @@ def test_client_of_jobs_needs_one_extra(without, command):
             "headrace serve needs an extra: pip install 'headrace[serve]'",
         ),
         ("serve m.py", "aiohttp", "headrace serve needs an extra: pip install 'headrace[serve]'"),
+        (
+            "serve m.py --grpc-carrier asgi",
+            "grpc zttp",
+            "headrace serve needs an extra: pip install 'headrace[serve,http2]'",
+        ),
         ("up m.py", "grpc", UP.format("")),
+        ("up m.py --events-queue http://q --dispatcher sqs://", "grpc boto3", UP.format(",aws")),
         ("up m.py", "sqlalchemy fastapi grpc", UP.format("")),
         ("up m.py --ledger postgresql://h/d --store s3://b/", "psycopg grpc", UP.format(",postgres")),
         ("up m.py --no-serve", "httpx grpc", "headrace up needs an extra: pip install 'headrace[jobs]'"),
@@ -84,16 +91,16 @@ def test_command_names_everything_that_it_needs_at_once(tmp_path, command, hidde
     assert list(tmp_path.iterdir()) == []
 
 
-@for_each("extra", PACKAGES)
-def test_checked_packages_are_those_of_the_extra(extra):
+def test_checked_packages_are_those_of_the_extras():
     provided = importlib.metadata.packages_distributions()
-    checked = {
-        canonicalize_name(owner)
-        for package in PACKAGES[extra]
-        for owner in provided[package.partition(".")[0]]
-        if package.partition(".")[0] != "google" or owner == "protobuf"
+    # Several distributions share the package `google`.
+    owners = {
+        package: "protobuf" if package == "google.protobuf" else provided[package][0] for package in _PACKAGES
     }
-    assert checked == _distributions(extra)
+    checked = {
+        extra: {canonicalize_name(owners[p]) for p in packages} for extra, packages in PACKAGES.items()
+    }
+    assert checked == {extra: _distributions(extra) for extra in PACKAGES}
 
 
 def _distributions(extra):

@@ -1,6 +1,7 @@
 """Arrays in shared memory: placed, joined, read without a copy, and kept arrays detected."""
 
 import gc
+import mmap
 import os
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from headrace.core.errors import DataError, LimitError
 from headrace.engine.shared_arrays import ARENA_BYTES_MIN, Arena, ArenaMapping, read_arrays, write_arrays
+from headrace.engine.unnamed_memory import open_unnamed_memory
 
 
 def _seen(arena: Arena) -> ArenaMapping:
@@ -113,3 +115,18 @@ def test_arena_leaves_no_file():
     del held
     assert psutil.Process().num_fds() == before
     arena.drop()
+
+
+def test_memory_without_memfd_has_no_name_left(monkeypatch):
+    """As on macOS: the arena grows too, and its memory is no entry of a file system."""
+    for name in ("memfd_create", "posix_fallocate"):
+        monkeypatch.delattr(os, name)
+    monkeypatch.delattr(mmap, "MAP_POPULATE")
+    arena = Arena()
+    for rows in (2, ARENA_BYTES_MIN):
+        headers = write_arrays(arena, ({"x": np.arange(float(rows))},))
+        memory = _seen(arena)
+        assert read_arrays(memory, headers, copy=True)["x"].tolist() == list(range(rows))
+    fd = open_unnamed_memory("test", 1)
+    assert os.fstat(fd).st_nlink == 0
+    os.close(fd)

@@ -19,6 +19,17 @@ for module in pkgutil.walk_packages(headrace.__path__, "headrace.", onerror=lamb
         except MissingExtraError as error:
             print(module.name, error.extra)
 """
+_PUBLIC = """
+import headrace, headrace.jobs
+from headrace.core.errors import MissingExtraError
+
+for module in (headrace, headrace.jobs):
+    for name in module.__all__:
+        try:
+            getattr(module, name)
+        except MissingExtraError as error:
+            print(name, error.extra)
+"""
 _HELP = """
 import click
 from click.testing import CliRunner
@@ -53,6 +64,11 @@ def test_modules_import_or_name_their_extra(base, folder):
     assert missing["headrace.runtimes.mlflow"] == "mlflow"
 
 
+def test_public_names_need_no_extra_but_clients_of_jobs(base, folder):
+    missing = dict(line.split() for line in base.script(_PUBLIC, folder).splitlines())
+    assert missing == dict.fromkeys(("AsyncClient", "Client", "ClientSettings"), "jobs")
+
+
 def test_python_model_streams_and_transforms(base, folder):
     done = base.run("stream", "rows.csv", "--model", "model.py", "--output", "out/", folder=folder)
     assert done.returncode == 0, done.stderr
@@ -62,7 +78,8 @@ def test_python_model_streams_and_transforms(base, folder):
     assert (folder / "done" / "rows.csv.out").read_bytes() == b"3.0\n7.0\n"
 
 
-def test_project_and_keys_are_made(base, folder):
+def test_project_keys_and_completion_are_made(base, folder):
+    assert "headrace" in base.script("from headrace.cli import main; main(['completion', 'bash'])", folder)
     assert base.run("init", "churn", folder=folder).returncode == 0
     assert base.run("keys", "new", "shop", folder=folder).returncode == 0
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 PROMISES = {}
 """The tests of promises by extra."""
-_NOT_PROMISED = {"all", "demo", "dev", "examples", "test", "mlserver"}
+_NOT_PROMISED = {"all", "demo", "dev", "docs", "examples", "test", "mlserver"}
 """Extras that add no feature, and one whose packages exclude others: make test-mlserver."""
 
 _MEAN = """

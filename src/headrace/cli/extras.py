@@ -7,6 +7,7 @@ needs several of them would report one after the other, each after another insta
 from importlib.util import find_spec
 from typing import Any, Final
 
+from headrace.core.address import REDIS_SCHEMES
 from headrace.core.errors import MissingExtraError
 
 _JOBS: Final = ("sqlalchemy", "fastapi", "uvicorn", "httptools", "uvloop", "httpx", "httpcore")
@@ -16,18 +17,15 @@ PACKAGES: Final = {
     "serve": _SERVE,
     "up": tuple(dict.fromkeys((*_SERVE, *_JOBS))),
     "postgres": (*_JOBS, "psycopg"),
+    "http2": ("zttp",),
     "redis": ("redis",),
     "rabbitmq": ("pika",),
     "aws": ("boto3",),
 }
 """The packages that headrace imports by the extra that installs them."""
 _BROKERS: Final = {
-    "redis": "redis",
-    "rediss": "redis",
-    "valkey": "redis",
-    "valkeys": "redis",
-    "amqp": "rabbitmq",
-    "amqps": "rabbitmq",
+    **dict.fromkeys(REDIS_SCHEMES, "redis"),
+    **dict.fromkeys(("amqp", "amqps"), "rabbitmq"),
     "sqs": "aws",
 }
 
@@ -40,7 +38,7 @@ def require_extras(needed_for: str, *extras: str, hint: str = "") -> None:
 
 
 def job_extras(params: dict[str, Any], base: str = "jobs") -> list[str]:
-    """Return the extras of a command with the ledger and the wakeup broker of its options.
+    """Return the extras of a command with the ledger, wakeup broker and event queue of its options.
 
     `base` is left out if another extra includes it.
     """
@@ -49,8 +47,11 @@ def job_extras(params: dict[str, Any], base: str = "jobs") -> list[str]:
     extras = [base]
     if ledger.startswith("postgres"):
         extras = ["postgres"] if base == "jobs" else [base, "postgres"]
-    broker = _BROKERS.get(dispatcher.partition("://")[0])
-    return [*extras, broker] if broker else extras
+    if (scheme := dispatcher.partition("://")[0]) in _BROKERS:
+        extras.append(_BROKERS[scheme])
+    if params.get("events_queue"):
+        extras.append("aws")
+    return list(dict.fromkeys(extras))
 
 
 def _is_installed(package: str) -> bool:

@@ -164,7 +164,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
     """
     configure_server_logs(params["log_format"], params["verbose"], access=params["access_log"])
     try:
-        require_extras("headrace serve", "serve")
+        require_extras("headrace serve", "serve", *(["http2"] if params["grpc_carrier"] == "asgi" else []))
         # Serving is an optional dependency: the other commands work without it.
         from headrace.app.serving import open_server  # noqa: PLC0415
 
