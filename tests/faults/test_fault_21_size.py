@@ -76,7 +76,7 @@ def _plan(bench: Bench) -> str:
     with database._engines.writing.connect() as connection:
         values = {
             "queue": "default",
-            "room": CLAIMED_JOBS,
+            "row_limit": CLAIMED_JOBS,
             "taken": 0,
             "worker": "w",
             "region": "",
@@ -85,7 +85,7 @@ def _plan(bench: Bench) -> str:
         statement = _CLAIM.on(POSTGRES)
         rows = connection.exec_driver_sql(
             "EXPLAIN (ANALYZE, BUFFERS) "
-            + str(statement.compile(dialect=connection.dialect)).replace(":room", "%(room)s"),
+            + str(statement.compile(dialect=connection.dialect)).replace(":row_limit", "%(row_limit)s"),
             values,
         ).all()
         connection.rollback()
