@@ -8,9 +8,12 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
+
+Amount = TypeVar("Amount", int, str)
 
 VARIABLE = "HEADRACE_TEST_LEVEL"
 LEVELS = ("test", "all", "soak")
@@ -35,7 +38,7 @@ def soaking() -> bool:
     return level() == "soak"
 
 
-def by_level(test: int, thorough: int, soak: int) -> int:
+def by_level(test: Amount, thorough: Amount, soak: Amount) -> Amount:
     """Return the amount (kills, rounds, rows) for this run's level."""
     return {"test": test, "all": thorough, "soak": soak}[level()]
 

@@ -165,7 +165,7 @@ def main() -> int:
     arguments = parser.parse_args()
     models = [f"{name.lower()}={HERE / 'models.py'}:{name}" for name in ("Echo", "Slow", "Words")]
     command = [sys.executable, "-m", "headrace", "serve", *models]
-    command += ["--rest-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    command += ["--rest-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--log-format", "json"]
     server = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     )

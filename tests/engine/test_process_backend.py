@@ -89,8 +89,19 @@ _DTYPES = st.one_of(
     npst.floating_dtypes(endianness="?"),
     npst.unicode_string_dtypes(min_len=1, max_len=5),
 )
+# A lone surrogate cannot be sent to another process.
+_CHARACTERS = st.characters(codec="utf-8")
 _SIZES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
-_TEXTS = st.one_of(st.text(st.characters(codec="utf-8")), st.binary())
+_TEXTS = st.one_of(st.text(_CHARACTERS), st.binary())
+
+
+@st.composite
+def _arrays(draw, shape):
+    dtype = draw(_DTYPES)
+    if dtype.kind != "U":
+        return draw(npst.arrays(dtype, shape))
+    texts = st.text(_CHARACTERS, max_size=dtype.itemsize // 4)
+    return draw(npst.arrays(dtype, shape, elements=texts))
 
 
 @st.composite
@@ -99,7 +110,7 @@ def _parts(draw):
     count = draw(st.integers(0, 4))
     shapes = [(count, *sizes) for sizes in draw(st.lists(_SIZES, min_size=1, max_size=3))]
     return {
-        f"n{i}": draw(st.one_of(npst.arrays(_DTYPES, shape), npst.arrays(object, shape, elements=_TEXTS)))
+        f"n{i}": draw(st.one_of(_arrays(shape), npst.arrays(object, shape, elements=_TEXTS)))
         for i, shape in enumerate(shapes)
     }
 

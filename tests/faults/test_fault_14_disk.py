@@ -13,6 +13,8 @@ from servers.polling import wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 JOBS = levels.by_level(40, 40, 400)
+LEDGER_DISK = levels.by_level("3m", "3m", "12m")
+"""The size of the ledger's disk, which has space for all jobs."""
 
 
 @contextlib.contextmanager
@@ -67,7 +69,7 @@ def test_fault_14_disk_of_the_store_is_full(tmp_path, record):
 def test_fault_14_disk_of_the_ledger_is_full(tmp_path, record):
     """Fault 14: the file stays intact, no worker exits, and jobs continue once there is space."""
     with (
-        _small_disk(tmp_path / "disk", "3m") as disk,
+        _small_disk(tmp_path / "disk", LEDGER_DISK) as disk,
         Bench(tmp_path, f"sqlite:///{disk / 'jobs.db'}", f"{tmp_path / 'objects'}/", record=record) as bench,
     ):
         workers = bench.start_workers(2)

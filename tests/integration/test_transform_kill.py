@@ -56,16 +56,20 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in listed.read_text().split()] if listed.exists() else []
 
 
+RUN_FAILED = 1
+"""The exit status of a run that can be resumed after an error."""
+
+
 def kill_at_random(process: subprocess.Popen[bytes], output: Path, rng: random.Random) -> bool:
     """Kill the run after a few changes of its ledger. Return False if it ended before."""
     if not wait_for_random_moment(process, output, rng, changes=range(1, 12)):
         return False
     workers = children(process.pid)
     if workers and rng.random() < 0.4:
-        # A worker alone dies first: the run replaces it.
+        # A worker alone dies first: the run replaces it, or ends if the worker was still loading.
         os.kill(rng.choice(workers), signal.SIGKILL)
         if not wait_for_random_moment(process, output, rng, changes=range(1, 3)):
-            return False
+            return process.returncode == RUN_FAILED
     kill(process)
     return True
 

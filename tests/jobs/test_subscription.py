@@ -69,6 +69,9 @@ def test_endpoint_id_does_not_depend_on_events():
         ({"sns": {}}, "needs a success_topic"),
         ({"sns": {"topic": "arn"}}, "unknown member 'topic' in sns"),
         ({"sns": {"success_topic": "arn", "include_response": ["all"]}}, "include_response"),
+        ({"sns": {"success_topic": "arn", "include_response": [[]]}}, "include_response"),
+        ({"sns": 1 << 64}, "sns must be an object"),  # more than JSON writers accept
+        ({**HOOK, "format": [1]}, "format must be one of"),
         ({"email": []}, "email must be an address"),
         ({"email": ["a@h.example\r\nBcc: b@h.example"]}, "notify"),
     ],

@@ -330,11 +330,15 @@ class SequenceTable(Generic[T]):
         sequence. Others end; a running step finishes first.
         """
         self._placement.retire(instance)
+        moving: list[LiveSequence[T]] = []
         for sequence in self._on_instance(instance):
             if sequence.stage is not SequenceStage.STEPPING and self._detach_state(sequence):
-                self._move(sequence)
+                moving.append(sequence)
             else:
                 self._end(sequence, SequenceEnd.INSTANCE_LOST, now)
+        # After the ends, which make instances emptier.
+        for sequence in moving:
+            self._move(sequence)
 
     def _on_instance(self, instance: int) -> list[LiveSequence[T]]:
         return [s for s in self._live.values() if s.instance == instance]

@@ -14,7 +14,7 @@ progress.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import orjson
@@ -34,6 +34,8 @@ PROGRESS: Final = "progress"
 EVENTS: Final = (*ENDS, PROGRESS)
 SUBSCRIPTIONS_MAX: Final = 8
 _KINDS: Final = ("webhook", "sns", "email", "endpoint")
+_UNNAMED: Final = ""
+"""The endpoint id of a target until its entry is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,10 @@ def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Su
         # Not for jobs that are in the ledger already: they become visible dead letters.
         if entry.get("format", STANDARD) == STANDARD and not entry.get("secret"):
             raise ConfigError("a standard webhook needs a secret (whsec_…); give one, or another format")
-    target = read(_id_of(entry, kind), entry)
-    return Subscription(target.endpoint_id, target, events)
+    target = read(entry)
+    # After the checks, so that the entry has strings and lists of strings only.
+    endpoint_id = _id_of(entry, kind)
+    return Subscription(endpoint_id, replace(target, endpoint_id=endpoint_id), events)
 
 
 def _events(entry: Mapping[str, Any]) -> frozenset[str]:
@@ -108,19 +112,19 @@ def _id_of(entry: Mapping[str, Any], kind: str) -> str:
     return f"{kind}-{digest[:32]}"
 
 
-def _webhook(endpoint_id: str, entry: Mapping[str, Any]) -> WebhookTarget:
+def _webhook(entry: Mapping[str, Any]) -> WebhookTarget:
     form = entry.get("format", STANDARD)
-    if form not in FORMATS:
+    if not isinstance(form, str) or form not in FORMATS:
         raise ConfigError(f"format must be one of {', '.join(sorted(FORMATS))}, not {form!r}")
     secret = entry.get("secret")
     if secret is not None:
         if not isinstance(secret, str):
             raise ConfigError("secret must be a string that begins with whsec_")
         decode_secret(secret)
-    return WebhookTarget(endpoint_id, _text(entry, "webhook"), (secret,) if secret else (), form)
+    return WebhookTarget(_UNNAMED, _text(entry, "webhook"), (secret,) if secret else (), form)
 
 
-def _sns(endpoint_id: str, entry: Mapping[str, Any]) -> SnsTarget:
+def _sns(entry: Mapping[str, Any]) -> SnsTarget:
     value = entry["sns"]
     if not isinstance(value, Mapping):
         raise ConfigError("sns must be an object with success_topic, error_topic or both")
@@ -132,17 +136,19 @@ def _sns(endpoint_id: str, entry: Mapping[str, Any]) -> SnsTarget:
     if not (isinstance(success, str) and isinstance(error, str)) or not (success or error):
         raise ConfigError("sns needs a success_topic or an error_topic, by its ARN")
     include: Any = topics.get("include_response", [])
-    if not isinstance(include, list) or not set(cast("list[Any]", include)) <= {"success", "error"}:
+    if not isinstance(include, list) or any(
+        each not in ("success", "error") for each in cast("list[Any]", include)
+    ):
         raise ConfigError("include_response must be a list of success, error or both")
-    return SnsTarget(endpoint_id, success, error, frozenset(cast("list[str]", include)))
+    return SnsTarget(_UNNAMED, success, error, frozenset(cast("list[str]", include)))
 
 
-def _email(endpoint_id: str, entry: Mapping[str, Any]) -> EmailTarget:
+def _email(entry: Mapping[str, Any]) -> EmailTarget:
     value = entry["email"]
     addresses = cast("list[Any]", value) if isinstance(value, list) else [value]
     if not addresses or not all(isinstance(each, str) for each in addresses):
         raise ConfigError("email must be an address, or a list of them")
-    return EmailTarget(endpoint_id, tuple(map(require_mailbox, addresses)))
+    return EmailTarget(_UNNAMED, tuple(map(require_mailbox, addresses)))
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
