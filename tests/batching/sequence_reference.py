@@ -50,6 +50,8 @@ class ReferenceSequence:
     held: bool = False
     abandoned: Item | None = None
     idle_since_s: float = 0.0
+    idle_number: int = 0
+    """The place in the order in which sequences became idle, also at the same time."""
     end_reason: SequenceEnd | None = None
     over: bool = False
     replaced: bool = False
@@ -98,6 +100,7 @@ class Reference:
         self.reported: list[ReferenceSequence] = []
         self.end_counts: Counter[SequenceEnd] = Counter()
         self.recent: dict[str, tuple[SequenceEnd, float]] = {}
+        self.idle_count = 0
 
     # Lookups
 
@@ -173,12 +176,11 @@ class Reference:
 
     def _evict(self, now: float) -> None:
         idle = [sequence for sequence in self.live if sequence.stage == "idle"]
-        idlest = min(idle, key=lambda sequence: sequence.idle_since_s, default=None)
+        idlest = min(idle, key=lambda sequence: (sequence.idle_since_s, sequence.idle_number), default=None)
         if idlest is None or self.limits.evict_idle_ms is None:
             raise Refused("many")
         if now < idlest.idle_since_s + self.limits.evict_idle_ms / 1000:
             raise Refused("many")
-        # Tests have few ids, so no two sequences are idle for equally long.
         self.end(idlest, SequenceEnd.EVICTED, now)
 
     def _advance(self, sequence: ReferenceSequence, now: float) -> None:
@@ -191,7 +193,8 @@ class Reference:
                 self.end(sequence, SequenceEnd.ENDED, now)
                 return
         if not sequence.items:
-            sequence.idle_since_s = now
+            self.idle_count += 1
+            sequence.idle_since_s, sequence.idle_number = now, self.idle_count
             if sequence.replaced:
                 self.end(sequence, SequenceEnd.RESTARTED, now)
 
