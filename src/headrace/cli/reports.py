@@ -1,4 +1,6 @@
-"""Print the result of a run, or its error."""
+"""Print the result of a run or a transform, or its error."""
+
+from typing import TYPE_CHECKING
 
 import click
 import orjson
@@ -8,6 +10,9 @@ from headrace.pipeline.figures import one_line
 from headrace.pipeline.progress import RunProgress
 from headrace.pipeline.report import Report
 
+if TYPE_CHECKING:  # streams do not need transforms
+    from headrace.transforms.report import TransformReport
+
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in shells: 128 plus the number of SIGINT."""
 WRONG_USAGE = 2
@@ -15,7 +20,7 @@ WRONG_USAGE = 2
 _EXIT_FAILED = 1
 
 
-def exit_status(report: Report) -> int:
+def exit_status(report: "Report | TransformReport") -> int:
     """Return the command's exit status: the report's exit code, or 130 after an interruption."""
     return INTERRUPTED if report.status == "drained" else report.exit_code
 
@@ -33,17 +38,32 @@ def print_error(error: HeadraceError, *, json_lines: bool, exit_code: int = _EXI
     return exit_code
 
 
-def print_report(report: Report, progress: RunProgress | None = None, *, json_lines: bool) -> int:
+def print_report(
+    report: "Report | TransformReport",
+    progress: RunProgress | None = None,
+    *,
+    json_lines: bool,
+    page: str | None = None,
+) -> int:
     """Print a report to standard output and return the exit status.
 
     The report is one JSON line, or one line for each figure. `progress` adds the first failure,
-    since it is often the cause of all failures.
+    since it is often the cause of all failures. `page` is the URI of the HTML report.
     """
     status = exit_status(report)
     if json_lines:
         line = {"event": "report", **report.to_json(), "exit_code": status}
         click.echo(orjson.dumps(line))
         return status
-    for name, value in report.figures(progress).items():
-        click.echo(f"{click.style(f'{name:<14}', bold=True)}  {value}")
+    print_figures(report.figures(progress) | {"page": page or ""})
     return status
+
+
+def print_figures(figures: dict[str, str]) -> None:
+    """Print the figures that are not empty by name. A figure may have several lines."""
+    for name, value in figures.items():
+        if value:
+            first, *more = value.splitlines()
+            click.echo(f"{click.style(f'{name:<14}', bold=True)}  {first}")
+            for line in more:
+                click.echo(f"{'':<14}  {line}")

@@ -23,7 +23,7 @@ from headrace.cli.interrupt import InterruptHandler
 from headrace.cli.logs import configure_logs
 from headrace.cli.options import RUN_LOG_OPTIONS, combined_options
 from headrace.cli.progress import ProgressDisplay, choose_style
-from headrace.cli.reports import print_error
+from headrace.cli.reports import print_error, print_report
 from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, workers_from
 from headrace.cli.transform_options import (
     FAILURE_OPTIONS,
@@ -34,7 +34,7 @@ from headrace.cli.transform_options import (
     spec_from,
     with_option_names,
 )
-from headrace.cli.transform_reports import print_dry_run, print_transform_report
+from headrace.cli.transform_reports import print_dry_run
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.pipeline.progress import RunProgress
@@ -201,7 +201,7 @@ def retry_failed_command(destination: str, **params: Any) -> None:
             report=params["report"],
             around=open_display,
         )
-        code = print_transform_report(report, progress, json_lines=json_lines, page=page)
+        code = print_report(report, progress, json_lines=json_lines, page=page)
     except HeadraceError as error:
         _log.debug("retry failed", exc_info=True)
         code = print_error(error, json_lines=json_lines)
@@ -258,7 +258,7 @@ def _run(opened: OpenedTransform, params: dict[str, Any]) -> int:
     display = ProgressDisplay(style, run.progress, run.statistics, reading=run.reading)
     with InterruptHandler(run.drain):
         report = execute(opened, display)
-    return print_transform_report(report, run.progress, json_lines=json_lines, page=run.page)
+    return print_report(report, run.progress, json_lines=json_lines, page=run.page)
 
 
 def _source_and_destination(arguments: tuple[str, ...], spec: TransformSpec) -> tuple[str | list[str], str]:

@@ -1,4 +1,4 @@
-"""Print the report of a transform, or the plan of a dry run."""
+"""Print the plan of a dry run."""
 
 from typing import Any, Final, cast
 
@@ -7,40 +7,14 @@ import numpy as np
 import orjson
 
 from headrace.app.transforming import DryRun
-from headrace.cli.reports import INTERRUPTED
+from headrace.cli.reports import print_figures
 from headrace.pipeline.figures import one_line
-from headrace.pipeline.progress import RunProgress
 from headrace.transforms.probe import ProbedRecord
-from headrace.transforms.report import TransformReport
 from headrace.transforms.settings import TransformSettings
 
 _OBJECTS_SHOWN: Final = 5
 _TEXT_SHOWN: Final = 100
 _VALUES_SHOWN: Final = 8
-
-
-def print_transform_report(
-    report: TransformReport, progress: RunProgress, *, json_lines: bool, page: str | None = None
-) -> int:
-    """Print a report to standard output and return the exit status.
-
-    The report is one JSON line, or one line for each figure. `page` is the URI of the HTML report.
-    """
-    status = INTERRUPTED if report.status == "drained" else report.exit_code
-    if json_lines:
-        click.echo(orjson.dumps({"event": "report", **report.to_json(), "exit_code": status}))
-        return status
-    _print_figures(report.figures(progress) | {"page": page or ""})
-    return status
-
-
-def _print_figures(figures: dict[str, str]) -> None:
-    for name, value in figures.items():
-        if value:
-            first, *more = value.splitlines()
-            click.echo(f"{click.style(f'{name:<14}', bold=True)}  {first}")
-            for line in more:
-                click.echo(f"{'':<14}  {line}")
 
 
 def print_dry_run(found: DryRun, settings: TransformSettings, *, json_lines: bool) -> int:
@@ -62,7 +36,7 @@ def print_dry_run(found: DryRun, settings: TransformSettings, *, json_lines: boo
         "read": _read_text(settings),
         "written": _output_text(settings),
     }
-    _print_figures(figures)
+    print_figures(figures)
     for number, seen in enumerate(found.seen, 1):
         click.echo(click.style(f"\nrecord {number}", bold=True) + f"  {seen.position}")
         click.echo(f"  as read           {_excerpt(seen.record)}")
