@@ -14,7 +14,7 @@ progress.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import orjson
@@ -34,8 +34,6 @@ PROGRESS: Final = "progress"
 EVENTS: Final = (*ENDS, PROGRESS)
 SUBSCRIPTIONS_MAX: Final = 8
 _KINDS: Final = ("webhook", "sns", "email", "endpoint")
-_UNNAMED: Final = ""
-"""The endpoint id of a target until its entry is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +85,7 @@ def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Su
         if entry.get("format", STANDARD) == STANDARD and not entry.get("secret"):
             raise ConfigError("a standard webhook needs a secret (whsec_…); give one, or another format")
     target = read(entry)
-    # After the checks, so that the entry has strings and lists of strings only.
-    endpoint_id = _id_of(entry, kind)
-    return Subscription(endpoint_id, replace(target, endpoint_id=endpoint_id), events)
+    return Subscription(target.endpoint_id, target, events)
 
 
 def _events(entry: Mapping[str, Any]) -> frozenset[str]:
@@ -106,7 +102,10 @@ def _events(entry: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _id_of(entry: Mapping[str, Any], kind: str) -> str:
-    """Return an id that is equal for equal targets and secrets, so that jobs share its health."""
+    """Return an id that is equal for equal targets and secrets, so that jobs share its health.
+
+    The entry is already checked: other values than texts and lists of texts may have no JSON.
+    """
     identity = {key: value for key, value in entry.items() if key != "events"}
     digest = hashlib.sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return f"{kind}-{digest[:32]}"
@@ -121,7 +120,8 @@ def _webhook(entry: Mapping[str, Any]) -> WebhookTarget:
         if not isinstance(secret, str):
             raise ConfigError("secret must be a string that begins with whsec_")
         decode_secret(secret)
-    return WebhookTarget(_UNNAMED, _text(entry, "webhook"), (secret,) if secret else (), form)
+    url = _text(entry, "webhook")
+    return WebhookTarget(_id_of(entry, "webhook"), url, (secret,) if secret else (), form)
 
 
 def _sns(entry: Mapping[str, Any]) -> SnsTarget:
@@ -140,7 +140,7 @@ def _sns(entry: Mapping[str, Any]) -> SnsTarget:
         each not in ("success", "error") for each in cast("list[Any]", include)
     ):
         raise ConfigError("include_response must be a list of success, error or both")
-    return SnsTarget(_UNNAMED, success, error, frozenset(cast("list[str]", include)))
+    return SnsTarget(_id_of(entry, "sns"), success, error, frozenset(cast("list[str]", include)))
 
 
 def _email(entry: Mapping[str, Any]) -> EmailTarget:
@@ -148,7 +148,7 @@ def _email(entry: Mapping[str, Any]) -> EmailTarget:
     addresses = cast("list[Any]", value) if isinstance(value, list) else [value]
     if not addresses or not all(isinstance(each, str) for each in addresses):
         raise ConfigError("email must be an address, or a list of them")
-    return EmailTarget(_UNNAMED, tuple(map(require_mailbox, addresses)))
+    return EmailTarget(_id_of(entry, "email"), tuple(map(require_mailbox, addresses)))
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
