@@ -28,7 +28,7 @@ def test_reported_model_is_accepted(model, queue):
         (
             "chrun",
             (
-                "model chrun: no worker of queue default has had it in the last 30 days; "
+                "model chrun: no worker of queue default has reported it in the last 30 days; "
                 "did you mean churn?; before the first job of a new model, start a worker with it; "
                 "known models: churn, fraud"
             ),

@@ -143,7 +143,7 @@ def test_job_of_an_event_is_queued_with_a_logged_warning(service, ledger, caplog
     made = service.submit_internal(job).result(WAIT_S).job
     assert ledger.get(made.id).spec.model == "old"
     (record,) = caplog.records
-    assert "model old: no worker of queue default has had it" in record.getMessage()
+    assert "model old: no worker of queue default has reported it" in record.getMessage()
     assert record.correlation_id == "trigger:t"
 
 

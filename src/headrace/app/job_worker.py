@@ -27,6 +27,7 @@ from headrace.jobs.kind import KindRunner, Models
 from headrace.jobs.kinds.infer import InferKind
 from headrace.jobs.kinds.stream import StreamKind
 from headrace.jobs.kinds.transform import TransformKind
+from headrace.jobs.known_models import listed
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.maintenance.sweeper import Retention
 from headrace.jobs.paths import JobPaths
@@ -48,8 +49,6 @@ _SECRET_NAME: Final = re.compile(
 
 _log = logging.getLogger("headrace.jobs")
 
-_SHOWN_MODELS: Final = 20
-
 
 class ServedModels(Models):
     """The models of a repository, as job kinds look them up: ``NAME`` or ``NAME@VERSION``."""
@@ -63,11 +62,11 @@ class ServedModels(Models):
         try:
             return self._repository.engine(name, version)
         except ModelNotFoundError as error:
-            names = sorted({entry.name for entry in self._repository.index()})
+            names = {entry.name for entry in self._repository.index()}
             if name in names:
                 raise
-            shown = ", ".join(names[:_SHOWN_MODELS]) + (", …" if len(names) > _SHOWN_MODELS else "")
-            raise ModelNotFoundError(name, f"this worker has no such model (it has {shown})") from error
+            why = f"this worker has no such model (it has {listed(names)})"
+            raise ModelNotFoundError(name, why) from error
 
     @override
     def identity(self, model: str) -> str:

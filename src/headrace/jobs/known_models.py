@@ -65,7 +65,7 @@ def _unserved_queue(job: NewJob, reports: Reports) -> tuple[str, ...]:
     waits = f"no worker has served queue {job.queue} {_RECENTLY}: the job waits for one"
     if not reports:
         return (waits,)
-    waits += f"{_similar(job.queue, reports)}; served queues: {_listed(reports)}"
+    waits += f"{_similar(job.queue, reports)}; served queues: {listed(reports)}"
     models = frozenset[str]().union(*reports.values())
     if not job.model or job.model in models:
         return (waits,)
@@ -73,7 +73,7 @@ def _unserved_queue(job: NewJob, reports: Reports) -> tuple[str, ...]:
         waits,
         (
             f"no worker of any queue has model {job.model}{_similar(job.model, models)}"
-            f"; known models: {_listed(_without_versions(models))}"
+            f"; known models: {listed(_without_versions(models))}"
         ),
     )
 
@@ -85,11 +85,13 @@ def _unknown_model(job: NewJob, models: Collection[str], reports: Reports) -> st
     known = versions if name in models else _without_versions(models)
     elsewhere = [queue for queue, others in reports.items() if job.model in others]
     advice = (
-        f"; submit it to queue {_listed(elsewhere)}, where workers have it"
+        f"; submit it to queue {listed(elsewhere)}, where workers have it"
         if elsewhere
         else f"{_similar(job.model, known)}; before the first job of a new model, start a worker with it"
     )
-    return f"no worker of queue {job.queue} has had it {_RECENTLY}{advice}; known models: {_listed(known)}"
+    return (
+        f"no worker of queue {job.queue} has reported it {_RECENTLY}{advice}; known models: {listed(known)}"
+    )
 
 
 def _similar(name: str, known: Iterable[str]) -> str:
@@ -101,9 +103,10 @@ def _without_versions(models: Iterable[str]) -> list[str]:
     return [model for model in models if "@" not in model]
 
 
-def _listed(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    return ", ".join(listed[:_LISTED_MAX]) + (", …" if len(listed) > _LISTED_MAX else "")
+def listed(names: Iterable[str]) -> str:
+    """Return the names for a message, sorted, 20 at most."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:_LISTED_MAX]) + (", …" if len(ordered) > _LISTED_MAX else "")
 
 
 def _permitted(reports: Reports, key: JobKey | None) -> Reports:
