@@ -29,7 +29,7 @@ from headrace.core.tensor import text_array
 from headrace.engine import Engine
 from headrace.engine.settings import ServeSettings
 from headrace.testing import EchoModel, HeldModel, ManualClock, PickyModel
-from servers.polling import reached
+from servers import polling
 
 X_SPEC = (TensorSpec("x", "FP32", (-1, 1)),)
 
@@ -774,7 +774,7 @@ def test_inline_model_is_not_closed_during_call():
         assert entered.wait(WAIT_S)
         stopper = threading.Thread(target=engine.stop)
         stopper.start()
-        reached(lambda: engine._session.state.name == "STOPPING")
+        polling.wait_until(lambda: engine._session.state.name == "STOPPING")
         instance_thread = engine._session.threads[0]
         instance_thread.join(0.05)
         release.set()
@@ -953,7 +953,7 @@ def test_given_up_instance_takes_no_requests():
     with serving(EchoModel, instances=2) as engine:
         _engine_of_dying(engine, dies=dies, restarts=lambda _: _raise(OSError("no memory")))
         assert asyncio.run(ask(engine)) == [[float(n)] for n in range(10)]
-        assert reached(lambda: not engine.alive)
+        polling.wait_until(lambda: not engine.alive)
         assert engine.running
         assert _end_counts(engine) == _expected_counts(success=10)
 

@@ -38,7 +38,7 @@ from headrace.engine.steps.state_loader import StateLoader
 from headrace.engine.steps.step_calls import StepCall, StepCaller
 from headrace.engine.steps.step_committer import StepCommitter
 from headrace.engine.steps.step_queue import StepQueue
-from servers.polling import reached
+from servers import polling
 
 ISOLATIONS = ("thread", pytest.param("process", marks=pytest.mark.slow))
 
@@ -193,7 +193,7 @@ def test_engine_without_threads_fails_at_once(isolation, breaks, caplog):
             engine.submit(request())
         with pytest.raises((InstanceLostError, StoppedError)):
             run(engine.infer(request()))
-        assert reached(lambda: not engine.alive)  # its thread ends by itself
+        polling.wait_until(lambda: not engine.alive)  # its thread ends by itself
     assert logged_errors(caplog) == ["boom"]
 
 
@@ -202,7 +202,7 @@ def test_other_instances_take_over_batches(breaks):
         breaks(BatchQueue, "poll")
         for value in range(4):
             assert values(submit_and_wait(engine, rows(value))) == [value]
-        assert reached(lambda: not engine.alive)  # its thread ends by itself
+        polling.wait_until(lambda: not engine.alive)  # its thread ends by itself
 
 
 # Steps
@@ -338,7 +338,7 @@ def test_failing_failure_handling_ends_thread(model, rows_max, times, breaks, ca
         assert other is None or isinstance(other, (InstanceLostError, SequenceLostError, PredictError))
         # The thread ends by itself, possibly a moment later.
         assert isinstance(failed_commits(engine), InstanceLostError)
-        assert reached(lambda: not engine.alive)  # its thread ends by itself
+        polling.wait_until(lambda: not engine.alive)  # its thread ends by itself
     assert "boom" in logged_errors(caplog)
     assert "worse" in logged_errors(caplog)
 
@@ -364,7 +364,7 @@ def test_step_requests_fail_without_threads(isolation, breaks, caplog):
         breaks(StepQueue, "_poll")
         assert isinstance(submit_error(engine, more("a", 1)), (InstanceLostError, SequenceLostError))
         assert isinstance(failed_commits(engine), InstanceLostError)
-        assert reached(lambda: not engine.alive)  # its thread ends by itself
+        polling.wait_until(lambda: not engine.alive)  # its thread ends by itself
     assert logged_errors(caplog) == ["boom"]
 
 
@@ -377,7 +377,7 @@ def test_other_instances_take_over_sequences(breaks):
         assert submit_result(engine, more("b", 5)) == [7.0]
         for value in (1, 2, 3):
             assert submit_result(engine, start(f"c{value}", value)) == [value]
-        assert reached(lambda: not engine.alive)  # its thread ends by itself
+        polling.wait_until(lambda: not engine.alive)  # its thread ends by itself
 
 
 def test_failing_end_sequences_does_not_stop_service(model, breaks):
@@ -463,7 +463,7 @@ def test_lost_thread_loses_no_checkpointed_step(breaks):
         assert sums(engine, 1, sequence_id="s", sequence_start=True) == [1]
         breaks(StepQueue, "_poll")
         assert sums(engine, 2, sequence_id="s") == [3]
-        assert reached(lambda: not engine.alive)  # its thread ends by itself
+        polling.wait_until(lambda: not engine.alive)  # its thread ends by itself
 
 
 @pytest.mark.slow
