@@ -235,7 +235,7 @@ class OpenedRun:
 def action_if_exists(*, resume: bool, overwrite: bool) -> IfExists:
     """Return the action for earlier output. Raise ConfigError for both flags."""
     if resume and overwrite:
-        raise ConfigError("--resume and --overwrite cannot be combined")
+        raise ConfigError("resume and overwrite cannot be combined: give one of them")
     return "resume" if resume else "overwrite" if overwrite else "refuse"
 
 

@@ -50,7 +50,7 @@ class TorchServeProtocol(EndpointProtocol):
         return ModelMetadata(address.model, address.version, "torchserve", max_batch_rows=ROWS_MAX)
 
     async def infer(self, client: RetryingClient, request: InferRequest, rows: int) -> InferResponse:
-        """Send each row.
+        """Send each row in a request of its own, and return the joined predictions.
 
         Raises EndpointError for failures that concern no single row, ModelContractError for an
         invalid output.

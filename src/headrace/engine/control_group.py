@@ -49,7 +49,7 @@ class ControlGroup:
     # Changes; each raises OSError if it is not permitted
 
     def limit_memory(self, limit_bytes: int) -> None:
-        """Limit its memory, without swap."""
+        """Limit the memory of the group's processes to `limit_bytes`, without swap."""
         if self.version == 1:
             self._write("memory.limit_in_bytes", limit_bytes)
             self._write_if_exists("memory.memsw.limit_in_bytes", limit_bytes)
@@ -60,7 +60,7 @@ class ControlGroup:
         self._write_if_exists("memory.oom.group", 1)
 
     def limit_processes(self, limit: int) -> None:
-        """Limit the number of its processes and threads."""
+        """Limit the number of processes and threads in the group."""
         self._write("pids.max", limit)
 
     def add(self, pid: int) -> None:

@@ -198,10 +198,10 @@ class JobService(Service):
         The job of the reply has `warnings` if no worker serves its queue.
 
         Raises, or completes the future with: ForbiddenError; ModelNotFoundError for a model that no
-        worker of the queue has reported; QueueFullError for a queue or tenant
-        with too many pending jobs; QueueClosedError; IdempotencyError; UnavailableError if the
-        payload cannot be stored; JobLedgerUnavailableError. Except for the last, nothing was
-        queued. A submission that is repeated with its idempotency key is never queued twice.
+        worker of the queue has reported; QueueFullError for a queue or tenant with too many pending
+        jobs; QueueClosedError; IdempotencyError; UnavailableError if the payload cannot be stored;
+        JobLedgerUnavailableError. Except for the last, nothing was queued. A submission that is
+        repeated with its idempotency key is never queued twice.
         """
         key.require(Scope.SUBMIT)
         if submission.payload is not None:

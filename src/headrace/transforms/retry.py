@@ -117,9 +117,8 @@ class FailedRecordsRetry:
             self._observation = RunObservation(began)
         self._retried = self._ledger.retried_objects()
         for retried in list(self._retried.values()):
-            self._publish(
-                plan, retried
-            )  # a killed process may have committed the merge without publishing it
+            # A killed process may have committed the merge without publishing it.
+            self._publish(plan, retried)
         learned = self._ledger.learned() or {}
         failed = self._failed_objects(plan)
         plan, whole = self._redo_objects(plan, settings, learned, set(failed))
