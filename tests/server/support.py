@@ -81,7 +81,8 @@ class Words(Model):
     async def predict_stream(self, requests):
         """Yield a response for each word."""
         async for request in requests:
-            text = request["text"][0]
+            texts = request["text"].tolist()
+            text = texts[0] if texts else ""
             for word in (text.decode() if isinstance(text, bytes) else text).split():
                 if word == "boom":
                     raise ValueError("boom at /secret/weights.bin")
