@@ -61,7 +61,10 @@ RUN_FAILED = 1
 
 
 def kill_at_random(process: subprocess.Popen[bytes], output: Path, rng: random.Random) -> bool:
-    """Kill the run after a few changes of its ledger. Return False if it ended before."""
+    """Kill the run after a few changes of its ledger. Return False if it ended by itself before.
+
+    A run that ends because a worker was killed while it loaded the model counts as killed.
+    """
     if not wait_for_random_moment(process, output, rng, changes=range(1, 12)):
         return False
     workers = children(process.pid)
@@ -69,6 +72,9 @@ def kill_at_random(process: subprocess.Popen[bytes], output: Path, rng: random.R
         # A worker alone dies first: the run replaces it, or ends if the worker was still loading.
         os.kill(rng.choice(workers), signal.SIGKILL)
         if not wait_for_random_moment(process, output, rng, changes=range(1, 3)):
+            if process.returncode == RUN_FAILED:
+                assert process.stderr is not None
+                assert b"while it loaded" in process.stderr.read()
             return process.returncode == RUN_FAILED
     kill(process)
     return True
