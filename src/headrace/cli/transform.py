@@ -18,6 +18,7 @@ from headrace.app.transforming import (
     open_transform,
     retry_failed,
 )
+from headrace.cli.dry_run import print_dry_run
 from headrace.cli.groups import DefaultCommandGroup, complete_files
 from headrace.cli.interrupt import InterruptHandler
 from headrace.cli.logs import configure_logs
@@ -34,7 +35,6 @@ from headrace.cli.transform_options import (
     spec_from,
     with_option_names,
 )
-from headrace.cli.transform_reports import print_dry_run
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.pipeline.progress import RunProgress
