@@ -5,8 +5,8 @@
 The mix: inference, bad requests, unknown models, streams read to the end, streams closed after an
 event, requests whose client disconnects before the response, and cancelled gRPC calls. One server
 has three models. The output is the memory (USS in MB: private memory) after every tenth, and the
-counts of responses. The exit status is 1 if the memory after the first fifth grows by more than
-10 %: a leak of 20 bytes per request would.
+counts of responses. The exit status is 1 if the memory grows by more than 10 % after the first
+fifth, as it does with a leak of 20 bytes per request.
 """
 
 import argparse

@@ -336,7 +336,7 @@ class SequenceTable(Generic[T]):
                 moving.append(sequence)
             else:
                 self._end(sequence, SequenceEnd.INSTANCE_LOST, now)
-        # After the ends, which make instances emptier.
+        # Placement chooses the instance with the fewest sequences, so count the ended ones first.
         for sequence in moving:
             self._move(sequence)
 

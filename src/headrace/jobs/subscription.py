@@ -102,9 +102,9 @@ def _events(entry: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _id_of(entry: Mapping[str, Any], kind: str) -> str:
-    """Return an id that is equal for equal targets and secrets, so that jobs share its health.
+    """Return an id that is equal for equal targets and secrets, so that jobs share the target's health.
 
-    The entry is already checked: other values than texts and lists of texts may have no JSON.
+    Check the entry first: an invalid one can have values that orjson refuses.
     """
     identity = {key: value for key, value in entry.items() if key != "events"}
     digest = hashlib.sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
