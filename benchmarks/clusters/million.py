@@ -5,8 +5,9 @@ from statistics import median
 
 from competition import BrokenRunError
 from inputs import MODEL, make_input
-from runs import output_files, run_transform
 from targets import Target, spread
+
+from runs import output_files, run_transform
 
 ROWS = 1_000_000
 RUNNERS = ("process", "ray", "beam")

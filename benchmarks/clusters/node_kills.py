@@ -18,12 +18,12 @@ from competition import BrokenRunError
 from inputs import FOLDER, MODEL, make_input
 from million import ROWS
 from ray.cluster_utils import Cluster
-from runs import output_files, output_folder
 from targets import Target, spread
 
 from headrace.app.runners import RayWorkers
 from headrace.app.transforming import transform_sync
-from headrace.transforms.settings import TaskSettings, TransformSettings
+from headrace.runs.settings import TaskSettings, TransformSettings
+from runs import output_files, output_folder
 
 KILLS = 6
 EVERY_S = (2.0, 5.0)

@@ -11,8 +11,9 @@ from statistics import median
 
 from competition import BrokenRunError
 from inputs import make_input
-from runs import RunUsage, run_transform
 from targets import Target, spread
+
+from runs import RunUsage, run_transform
 
 AT_LEAST = 1.7
 SMALL_ROWS = 20_000

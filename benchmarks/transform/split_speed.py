@@ -16,7 +16,7 @@ from pathlib import Path
 from headrace.core.block import Position
 from headrace.formats.csv import CsvFormat
 from headrace.formats.jsonl import JsonLinesFormat
-from headrace.pipeline.prefetch import LOCAL_RANGE_BYTES
+from headrace.runs.prefetch import LOCAL_RANGE_BYTES
 
 FORMATS = {"csv": CsvFormat, "jsonl": JsonLinesFormat}
 CSV_MODULE_BYTES = 20_000_000

@@ -37,33 +37,33 @@ if TYPE_CHECKING:
     from headrace.app.streaming import open_run, run, run_sync, stream
     from headrace.app.transforming import retry_failed, transform, transform_sync
     from headrace.formats.read import ReadOptions
-    from headrace.pipeline.report import Report
-    from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+    from headrace.runs.report import TransformReport
+    from headrace.runs.runners.engines import BeamWorkers, RayWorkers
+    from headrace.runs.settings import FailurePolicy, TaskSettings, TransformOutput, TransformSettings
+    from headrace.runs.stream_report import Report
+    from headrace.runs.stream_settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
     from headrace.storage.regions import RegionRules
-    from headrace.transforms.report import TransformReport
-    from headrace.transforms.runners.engines import BeamWorkers, RayWorkers
-    from headrace.transforms.settings import FailurePolicy, TaskSettings, TransformOutput, TransformSettings
 
 __version__ = "0.1.0.dev0"
 
 # Imported at first use: a model file's `import headrace` must stay cheap.
 _LAZY_MODULES = {
-    "BeamWorkers": "headrace.transforms.runners.engines",
+    "BeamWorkers": "headrace.runs.runners.engines",
     "DataRegions": "headrace.app.runners",
-    "FailurePolicy": "headrace.transforms.settings",
-    "FlowSettings": "headrace.pipeline.settings",
-    "MappingOptions": "headrace.pipeline.settings",
-    "OutputSettings": "headrace.pipeline.settings",
+    "FailurePolicy": "headrace.runs.settings",
+    "FlowSettings": "headrace.runs.stream_settings",
+    "MappingOptions": "headrace.runs.stream_settings",
+    "OutputSettings": "headrace.runs.stream_settings",
     "PredictorOptions": "headrace.app.streaming",
-    "RayWorkers": "headrace.transforms.runners.engines",
+    "RayWorkers": "headrace.runs.runners.engines",
     "ReadOptions": "headrace.formats.read",
     "RegionRules": "headrace.storage.regions",
-    "Report": "headrace.pipeline.report",
-    "StreamSettings": "headrace.pipeline.settings",
-    "TaskSettings": "headrace.transforms.settings",
-    "TransformOutput": "headrace.transforms.settings",
-    "TransformReport": "headrace.transforms.report",
-    "TransformSettings": "headrace.transforms.settings",
+    "Report": "headrace.runs.stream_report",
+    "StreamSettings": "headrace.runs.stream_settings",
+    "TaskSettings": "headrace.runs.settings",
+    "TransformOutput": "headrace.runs.settings",
+    "TransformReport": "headrace.runs.report",
+    "TransformSettings": "headrace.runs.settings",
     "Workers": "headrace.app.runners",
     "open_run": "headrace.app.streaming",
     "retry_failed": "headrace.app.transforming",

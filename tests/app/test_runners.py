@@ -9,13 +9,13 @@ from cases import for_each
 from headrace.app.runners import BeamWorkers, DataRegions, RayWorkers, Workers, instance_options, open_runner
 from headrace.app.streaming import PredictorOptions, open_predictor
 from headrace.core.errors import ConfigError
+from headrace.runs.ledger import TransformLedger
+from headrace.runs.locality import Locality
+from headrace.runs.runner import InProcessRunner
+from headrace.runs.runners.processes import ProcessRunner
+from headrace.runs.settings import TransformSettings
 from headrace.storage.regions import RegionRules
 from headrace.storage.resolve import Stores
-from headrace.transforms.ledger import TransformLedger
-from headrace.transforms.locality import Locality
-from headrace.transforms.runner import InProcessRunner
-from headrace.transforms.runners.processes import ProcessRunner
-from headrace.transforms.settings import TransformSettings
 
 MODEL = "import headrace\n\n\nclass Twice(headrace.Model):\n    def predict(self, x):\n        return x * 2\n"
 

@@ -16,11 +16,11 @@ from headrace.core.model import Model
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.engine.steps import multi_row_request
-from headrace.pipeline.report import Report
-from headrace.pipeline.run import Run
-from headrace.pipeline.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+from headrace.runs.stream_report import Report
+from headrace.runs.stream_run import Run
+from headrace.runs.stream_settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 from headrace.storage.resolve import Stores
-from pipeline.support import ScriptedPredictor
+from runs.stream_support import ScriptedPredictor
 
 
 class Double(Model):

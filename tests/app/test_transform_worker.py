@@ -17,8 +17,8 @@ from headrace.app.transform_worker import (
 )
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model
+from headrace.runs.settings import TransformSettings
 from headrace.storage.resolve import Stores
-from headrace.transforms.settings import TransformSettings
 
 MODEL = (
     "import headrace\n\n\nclass Twice(headrace.Model):\n    def predict(self, x):\n        return x * {}\n"

@@ -14,9 +14,9 @@ from headrace.app.transforming import dry_run, open_transform, retry_failed, tra
 from headrace.core.errors import ConfigError, EmptySourceError, OutputExistsError, ResumeRefusedError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
-from headrace.pipeline.settings import FlowSettings
+from headrace.runs.settings import TaskSettings, TransformSettings
+from headrace.runs.stream_settings import FlowSettings
 from headrace.storage.resolve import Stores
-from headrace.transforms.settings import TaskSettings, TransformSettings
 
 IN, OUT = "memory://b/in/", "memory://b/out/"
 ROWS = 40

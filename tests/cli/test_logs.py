@@ -51,7 +51,7 @@ def test_verbosity_selects_the_levels(verbosity, levels, capsys):
     configure_logs("json", verbosity)
     configure_logs("json", verbosity)  # A second call must not add a second handler.
     for level in ("debug", "info", "warning"):
-        getattr(logging.getLogger("headrace.pipeline"), level)("hello")
+        getattr(logging.getLogger("headrace.runs"), level)("hello")
     logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["level"] for line in logged] == levels
 

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from cases import for_each
 from headrace.app.runners import DataRegions, Workers
 from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, workers_from
+from headrace.runs.runners.engines import BeamWorkers, RayWorkers
+from headrace.runs.spec import TransformSpec, spec_of
 from headrace.storage.regions import RegionRules
-from headrace.transforms.runners.engines import BeamWorkers, RayWorkers
-from headrace.transforms.spec import TransformSpec, spec_of
 
 
 def parsed(*args: str) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from headrace.cli.transform_options import (
     with_option_names,
 )
 from headrace.core.errors import ConfigError
-from headrace.transforms.settings import FailurePolicy, TransformSettings
-from headrace.transforms.spec import TransformSpec
-from headrace.transforms.spec_extension import EXTENSION_FIELDS
+from headrace.runs.settings import FailurePolicy, TransformSettings
+from headrace.runs.spec import TransformSpec
+from headrace.runs.spec_extension import EXTENSION_FIELDS
 
 
 def parsed(*args: str) -> dict[str, Any]:

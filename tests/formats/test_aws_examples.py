@@ -17,8 +17,8 @@ from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.read import ReadOptions
 from headrace.formats.transform_csv import TransformCsvEncoder
 from headrace.formats.transform_json import TransformJsonEncoder
-from headrace.pipeline.mapping import Mapper
-from headrace.pipeline.settings import MappingOptions
+from headrace.runs.mapping import Mapper
+from headrace.runs.stream_settings import MappingOptions
 
 
 def predict(blocks, input_filter, slice_end, output):

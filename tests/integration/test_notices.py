@@ -8,7 +8,7 @@ import pytest
 
 import headrace
 from headrace.core.errors import DataError
-from headrace.pipeline.plan import select_objects
+from headrace.runs.objects import select_objects
 from headrace.storage.resolve import Stores
 from integration.hooked_model import SPEC
 

@@ -8,9 +8,9 @@ import pytest
 from headrace.app.runners import Workers
 from headrace.app.transforming import open_transform, transform_sync
 from headrace.core.errors import TooManyFailuresError
-from headrace.transforms.settings import FailurePolicy, TaskSettings, TransformSettings
+from headrace.runs.settings import FailurePolicy, TaskSettings, TransformSettings
 from integration.command import headrace
-from transforms.page_reader import Element, read_page
+from runs.page_reader import Element, read_page
 
 _MODEL = "integration.hooked_model:Hooked"
 _ROWS = 300

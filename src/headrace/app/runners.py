@@ -15,16 +15,16 @@ from headrace.app.transform_worker import (
     worker_spec,
 )
 from headrace.core.errors import ConfigError
+from headrace.runs.ledger import TransformLedger
+from headrace.runs.locality import Locality, OtherRegions
+from headrace.runs.plan import no_region
+from headrace.runs.runner import InProcessRunner, Runner
+from headrace.runs.runners.beam import BeamRunner
+from headrace.runs.runners.engines import BeamWorkers, RayWorkers
+from headrace.runs.runners.processes import ProcessRunner
+from headrace.runs.settings import TransformSettings
 from headrace.storage.regions import RegionResolver, RegionRules
 from headrace.storage.resolve import Stores
-from headrace.transforms.ledger import TransformLedger
-from headrace.transforms.locality import Locality, OtherRegions
-from headrace.transforms.plan import no_region
-from headrace.transforms.runner import InProcessRunner, Runner
-from headrace.transforms.runners.beam import BeamRunner
-from headrace.transforms.runners.engines import BeamWorkers, RayWorkers
-from headrace.transforms.runners.processes import ProcessRunner
-from headrace.transforms.settings import TransformSettings
 
 Isolation = Literal["thread", "process"]
 
@@ -139,7 +139,7 @@ def open_runner(
         else copy_model(spec.model, options.model_options)
     )
     if isinstance(workers, RayWorkers):
-        from headrace.transforms.runners.ray import RayRunner  # noqa: PLC0415 - optional dependency
+        from headrace.runs.runners.ray import RayRunner  # noqa: PLC0415 - optional dependency
 
         opener = WorkerOpener(remote_spec, stores.environ, model_copy)
         ray_runner = RayRunner(opener, workers, model=name, locality=locality)

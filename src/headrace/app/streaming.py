@@ -17,15 +17,15 @@ from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.predictor import Predictor
 from headrace.engine.engine import Engine
-from headrace.pipeline.destination import check_folder
-from headrace.pipeline.flow import Flow, open_flow
-from headrace.pipeline.ledger import LEDGER_FOLDER
-from headrace.pipeline.plan import plan_objects
-from headrace.pipeline.report import Report
-from headrace.pipeline.run import IfExists, Run
-from headrace.pipeline.settings import StreamSettings
-from headrace.pipeline.stream import Stream
-from headrace.pipeline.watch import SourceWatcher
+from headrace.runs.destination import check_folder
+from headrace.runs.flow import Flow, open_flow
+from headrace.runs.objects import plan_objects
+from headrace.runs.part_ledger import LEDGER_FOLDER
+from headrace.runs.stream import Stream
+from headrace.runs.stream_report import Report
+from headrace.runs.stream_run import IfExists, Run
+from headrace.runs.stream_settings import StreamSettings
+from headrace.runs.watch import SourceWatcher
 from headrace.runtimes.load import model_factory
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores

@@ -22,13 +22,13 @@ from headrace.app.streaming import (
 )
 from headrace.core.errors import ConfigError, HeadraceError, ModelLoadError
 from headrace.core.predictor import Predictor
+from headrace.runs.runners.connected import ConnectedWorker
+from headrace.runs.runners.messages import Message
+from headrace.runs.runners.worker import TaskWorker
+from headrace.runs.settings import TransformSettings, settings_from_identity
 from headrace.runtimes.load import model_files
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
-from headrace.transforms.runners.connected import ConnectedWorker
-from headrace.transforms.runners.messages import Message
-from headrace.transforms.runners.worker import TaskWorker
-from headrace.transforms.settings import TransformSettings, settings_from_identity
 
 
 class RunningPredictor(AbstractContextManager[None]):

@@ -13,16 +13,16 @@ from headrace.app.streaming import ModelLike, PredictorOptions, action_if_exists
 from headrace.app.transform_worker import RunningPredictor, model_reference
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
+from headrace.runs.ledger import TransformLedger
+from headrace.runs.observation import RunObservation
+from headrace.runs.plan import TransformPlan, make_plan
+from headrace.runs.probe import ProbedRecord, first_records
+from headrace.runs.report import TransformReport
+from headrace.runs.retry import FailedRecordsRetry, finished_identity
+from headrace.runs.run import Transform
+from headrace.runs.settings import TransformSettings
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
-from headrace.transforms.ledger import TransformLedger
-from headrace.transforms.observation import RunObservation
-from headrace.transforms.plan import TransformPlan, make_plan
-from headrace.transforms.probe import ProbedRecord, first_records
-from headrace.transforms.report import TransformReport
-from headrace.transforms.retry import FailedRecordsRetry, finished_identity
-from headrace.transforms.run import Transform
-from headrace.transforms.settings import TransformSettings
 
 ReportFormat = Literal["html"]
 """The format of an additional report, besides ``_report.json``."""

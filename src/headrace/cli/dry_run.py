@@ -8,9 +8,9 @@ import orjson
 
 from headrace.app.transforming import DryRun
 from headrace.cli.reports import print_figures
-from headrace.pipeline.figures import one_line
-from headrace.transforms.probe import ProbedRecord
-from headrace.transforms.settings import TransformSettings
+from headrace.runs.figures import one_line
+from headrace.runs.probe import ProbedRecord
+from headrace.runs.settings import TransformSettings
 
 _OBJECTS_SHOWN: Final = 5
 _TEXT_SHOWN: Final = 100

@@ -13,7 +13,13 @@ from click.core import ParameterSource
 from headrace.app.streaming import PredictorOptions
 from headrace.cli.renamed import old_option_name
 from headrace.formats.read import FormatName, ReadOptions
-from headrace.pipeline.settings import BY_PLACE, FlowSettings, MappingOptions, OutputSettings, StreamSettings
+from headrace.runs.stream_settings import (
+    BY_PLACE,
+    FlowSettings,
+    MappingOptions,
+    OutputSettings,
+    StreamSettings,
+)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

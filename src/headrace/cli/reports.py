@@ -6,12 +6,12 @@ import click
 import orjson
 
 from headrace.core.errors import HeadraceError
-from headrace.pipeline.figures import one_line
-from headrace.pipeline.progress import RunProgress
-from headrace.pipeline.report import Report
+from headrace.runs.figures import one_line
+from headrace.runs.progress import RunProgress
+from headrace.runs.stream_report import Report
 
 if TYPE_CHECKING:  # streams do not need transforms
-    from headrace.transforms.report import TransformReport
+    from headrace.runs.report import TransformReport
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in shells: 128 plus the number of SIGINT."""

@@ -10,10 +10,10 @@ from headrace.app.runners import AnyWorkers, DataRegions, Workers
 from headrace.cli.options import combined_options, parse_bytes
 from headrace.cli.renamed import old_option_name
 from headrace.core.errors import ConfigError
+from headrace.runs.locality import OtherRegions
+from headrace.runs.runners.engines import BeamWorkers, RayWorkers
+from headrace.runs.spec import TransformSpec
 from headrace.storage.regions import RegionRules, require_region
-from headrace.transforms.locality import OtherRegions
-from headrace.transforms.runners.engines import BeamWorkers, RayWorkers
-from headrace.transforms.spec import TransformSpec
 
 _COUNT = click.IntRange(min=1)
 

@@ -22,7 +22,7 @@ from headrace.cli.options import (
 from headrace.cli.progress import ProgressDisplay, choose_style
 from headrace.cli.reports import exit_status, print_error, print_report
 from headrace.core.errors import HeadraceError
-from headrace.pipeline.report import Report
+from headrace.runs.stream_report import Report
 
 _EPILOG = """\b
 Examples:

@@ -37,10 +37,10 @@ from headrace.cli.transform_options import (
 )
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Predictor
-from headrace.pipeline.progress import RunProgress
+from headrace.runs.progress import RunProgress
+from headrace.runs.retry import FailedRecordsRetry
+from headrace.runs.spec import TransformSpec
 from headrace.storage.resolve import Stores
-from headrace.transforms.retry import FailedRecordsRetry
-from headrace.transforms.spec import TransformSpec
 
 _EPILOG = """\b
 Examples:

@@ -22,10 +22,10 @@ from headrace.cli.options import (
 from headrace.cli.renamed import old_option_name
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path_grammar import SliceEnd
-from headrace.transforms.document import read_document
-from headrace.transforms.media_types import COMPRESSIONS, SPLITS
-from headrace.transforms.settings import Accept, Assemble, DataType, Join, OnError
-from headrace.transforms.spec import EXTENSION_TABLE, TransformSpec, spec_of
+from headrace.runs.document import read_document
+from headrace.runs.media_types import COMPRESSIONS, SPLITS
+from headrace.runs.settings import Accept, Assemble, DataType, Join, OnError
+from headrace.runs.spec import EXTENSION_TABLE, TransformSpec, spec_of
 
 _COUNT = click.IntRange(min=1)
 _POSITIVE = click.FloatRange(min=0, min_open=True)

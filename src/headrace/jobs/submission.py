@@ -15,7 +15,7 @@ import orjson
 from headrace.core.errors import DataError, LimitError
 from headrace.jobs.job import NewJob
 from headrace.jobs.submission_fields import FIELDS, SHAPES, SubmissionLimits, check_nesting, format_value
-from headrace.transforms.media_types import bare_type
+from headrace.runs.media_types import bare_type
 
 JSON: Final = "application/json"
 _IDEMPOTENCY_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")

@@ -21,13 +21,13 @@ from headrace.jobs.kinds.transform import bind_to_attempt, failed_note
 from headrace.jobs.paths import JobPaths
 from headrace.protocols.oip_json import JsonWireRequest, decode_request, encode_response, parse_header_length
 from headrace.protocols.plain_json import request_from_json
+from headrace.runs.media_types import bare_type
+from headrace.runs.run import Transform
+from headrace.runs.runner import InProcessRunner
 from headrace.storage.contract import Store
 from headrace.storage.folder import remove_folder
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
-from headrace.transforms.media_types import bare_type
-from headrace.transforms.run import Transform
-from headrace.transforms.runner import InProcessRunner
 
 REQUEST_BYTES_MAX: Final = 64 << 20
 """A request is held in memory, several times; larger payloads need a format that is streamed."""

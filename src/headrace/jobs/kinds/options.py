@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import NewJob
-from headrace.pipeline.settings import OutputSettings, StreamSettings
-from headrace.transforms.sagemaker import FIELDS
-from headrace.transforms.settings import TransformSettings
-from headrace.transforms.spec import EXTENSION_TABLE, spec_of
+from headrace.runs.sagemaker import FIELDS
+from headrace.runs.settings import TransformSettings
+from headrace.runs.spec import EXTENSION_TABLE, spec_of
+from headrace.runs.stream_settings import OutputSettings, StreamSettings
 
 _PARTS: Final = ("part_bytes_max", "part_rows_max")
 _WHERE: Final = "options"

@@ -9,10 +9,10 @@ from headrace.jobs.job import JobProgress, ResultRef
 from headrace.jobs.kind import AttemptPredictor, KindRunner, Models
 from headrace.jobs.kinds.options import stream_settings
 from headrace.jobs.kinds.transform import REPORT_TYPE, failed_note
-from headrace.pipeline.destination import check_folder
-from headrace.pipeline.run import Run
+from headrace.runs.destination import check_folder
+from headrace.runs.report import REPORT_NAME
+from headrace.runs.stream_run import Run
 from headrace.storage.resolve import Stores
-from headrace.transforms.report import REPORT_NAME
 
 
 class StreamKind(KindRunner):

@@ -10,11 +10,11 @@ from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import JobProgress, NewJob, ResultRef
 from headrace.jobs.kind import AttemptPredictor, KindRunner, Models
 from headrace.jobs.kinds.options import transform_settings
+from headrace.runs.locality import Locality
+from headrace.runs.report import REPORT_NAME, TransformReport
+from headrace.runs.run import Transform
+from headrace.runs.runner import InProcessRunner
 from headrace.storage.resolve import Stores
-from headrace.transforms.locality import Locality
-from headrace.transforms.report import REPORT_NAME, TransformReport
-from headrace.transforms.run import Transform
-from headrace.transforms.runner import InProcessRunner
 
 REPORT_TYPE: Final = "application/json"
 

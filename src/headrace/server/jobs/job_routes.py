@@ -11,6 +11,7 @@ from headrace.jobs.ledger import JobFilter
 from headrace.jobs.service import CHANGE_SCOPES, PAGE_MAX
 from headrace.jobs.state import JobState
 from headrace.jobs.submission import JSON, Submission, SubmissionHeaders, read_document, read_raw
+from headrace.runs.media_types import bare_type
 from headrace.server.jobs.api import (
     DOCUMENT_BYTES_MAX,
     WAIT_S_MAX,
@@ -22,7 +23,6 @@ from headrace.server.jobs.api import (
 )
 from headrace.server.jobs.models import HistoryModel, JobModel, PageModel, SubmissionModel
 from headrace.server.jobs.submission import submit_job
-from headrace.transforms.media_types import bare_type
 
 Wait = Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the end of the job.")]
 Moment = Annotated[int | None, Query(ge=0, le=2**53)]

@@ -1,0 +1,368 @@
+"""The stream: source, prefetch, batching, prediction, ordered delivery.
+
+::
+
+    prefetch threads ─▶ feeder ──────────────────────────▶ window ─▶ the caller
+                        (decompress, split, decode, batch,           (waits for the oldest
+                         submit)                                     response, in order)
+
+The predictor may complete batches in any order. The window is a queue in source order, and the
+caller waits for its head. So delivery is ordered, and the limit of the window is the back-pressure.
+
+A model with a state between records gets one batch at a time. So the records of a sequence are
+stepped in source order whatever happens to a request, and the rows of a step depend on the source
+alone.
+
+One thread does all work from chunk to batch. Prefetching already hides the latency, and another
+thread would only compete for the interpreter lock. Batches that close by delay need a separate
+reader thread, because the feeder must not be blocked in a read when a delay ends.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from headrace.core.block import Failure, FailureKind
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import CountMismatchError, ModelContractError, SequenceGoneError
+from headrace.core.predictor import Predictor
+from headrace.core.tensor import InferRequest, InferResponse
+from headrace.formats.contract import BlockSelection
+from headrace.runs.channel import Channel, ChannelClosedError, EndOfChannelError
+from headrace.runs.feed import Batch, Feed
+from headrace.runs.items import (
+    BlockSource,
+    Cursor,
+    ReadBlock,
+    ScoredBatch,
+    ScoredSpan,
+    Span,
+    selected_rows,
+)
+from headrace.runs.mapping import Mapper
+from headrace.runs.progress import RunProgress
+from headrace.runs.reader import Reader
+from headrace.runs.sequences import Sequencer
+from headrace.runs.step_requests import end_request, join_responses, split_request
+from headrace.runs.stream_settings import FlowSettings, StreamSettings
+from headrace.runs.window import Window
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.resolve import Stores
+
+_FAILURE_BYTES = 1024
+"""The approximate memory of a failed record in addition to its bytes: an object and an output line."""
+
+
+class Flow:
+    """An iterator of scored batches in source order.
+
+    The owner of the predictor starts and stops it. One thread iterates; any thread may call `drain`
+    and `close`. The settings limit the memory whatever the size of the source. An error of the run
+    is raised after all earlier batches. If the source of a `resumable` flow breaks or is drained,
+    the flow holds back records that fill no batch, so that a resumption makes the same batches.
+
+    A model with a `step` receives the sequence of each record from `sequencer`, which knows the
+    state of the predictor's sequences; without one, the predictor is taken as new.
+
+    Raises:
+        ConfigError: The model does not support the sequences of the mapping.
+    """
+
+    def __init__(
+        self,
+        source: BlockSource,
+        mapper: Mapper,
+        predictor: Predictor,
+        settings: FlowSettings,
+        *,
+        resumable: bool = False,
+        progress: RunProgress | None = None,
+        clock: Clock | None = None,
+        start: Cursor | None = None,
+        sequencer: Sequencer | None = None,
+        is_replay: bool = False,
+    ) -> None:
+        if sequencer is None and (predictor.metadata.is_stateful or mapper.by_sequence):
+            sequencer = Sequencer(predictor.metadata, mapper.options, settings)
+        self._sequencer = sequencer
+        self._start_cursor = start
+        self._is_replay = is_replay
+        self._last: Future[InferResponse] | None = None
+        self._settings = settings
+        self._predictor = predictor
+        self._clock = clock or SystemClock()
+        self._progress = progress or RunProgress()
+        self._reader = source
+        self.mapper = mapper
+        self._window = Window(settings.window_bytes_max)
+        self._draining = threading.Event()
+        self._threads = [threading.Thread(target=self._feed, name="headrace-feeder", daemon=True)]
+        self._blocks: Channel[ReadBlock] | None = None
+        if settings.batch_delay_ms is not None:
+            self._blocks = blocks = Channel[ReadBlock](settings.blocks_bytes_max)
+            reader = threading.Thread(
+                target=self._read_ahead, args=(blocks,), name="headrace-reader", daemon=True
+            )
+            self._threads.append(reader)
+        self._resumable = resumable
+        self._broken: Exception | None = None
+        self._started = False
+
+    @property
+    def drained(self) -> bool:
+        """True if `drain` stopped the source early."""
+        return self._draining.is_set()
+
+    def __iter__(self) -> Iterator[ScoredBatch]:
+        """Yield all batches. Close the flow at the end, also if the caller stops early."""
+        self._start()
+        try:
+            while (batch := self.next_batch()) is not None:
+                yield batch
+        finally:
+            self.close()
+
+    def next_batch(self) -> ScoredBatch | None:
+        """Return the next batch in source order once its response is ready, or None at the end."""
+        self._start()
+        try:
+            batch, response = self._window.receive()
+        except EndOfChannelError:
+            return None
+        scored = _score_batch(batch, response)
+        self._progress.batch_delivered(scored)
+        return scored
+
+    def drain(self) -> None:
+        """Stop reading. The flow delivers its pending batches and ends.
+
+        A resumption reads the rest of the source.
+        """
+        self._draining.set()
+
+    def cancel(self) -> None:
+        """Begin to close: read and deliver nothing more. Return at once."""
+        if self._blocks is not None:
+            self._blocks.close()
+        self._window.close()
+        self._reader.close()
+
+    def close(self) -> None:
+        """Stop, and wait for the threads. Pending batches are dropped. A second call does nothing.
+
+        A thread that is blocked in `Predictor.submit` is waited for. To end at once, call `cancel`,
+        then stop the predictor.
+        """
+        self.cancel()
+        if self._started:
+            for thread in self._threads:
+                thread.join()
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+
+    def _read(self) -> Iterator[ReadBlock]:
+        """Yield the source's blocks until it ends or breaks or the flow drains."""
+        try:
+            for read in self._reader.blocks():
+                self._progress.set_read(self._reader.bytes_read, self._reader.objects_read)
+                yield read
+                if self._draining.is_set():
+                    break
+        except Exception as error:  # noqa: BLE001 - raised again after all earlier batches
+            self._broken = error
+        self._progress.set_read(self._reader.bytes_read, self._reader.objects_read)
+
+    def _read_ahead(self, blocks: Channel[ReadBlock]) -> None:
+        """Run the reader thread, if batches close by delay."""
+        try:
+            for read in self._read():
+                blocks.send(read, max(len(read.block.data), _columns_bytes(read)))
+            blocks.finish()
+        except ChannelClosedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - passed to the feeder
+            blocks.fail(error)
+
+    def _feed(self) -> None:
+        """Run the feeder thread."""
+        metadata = self._predictor.metadata
+        feed = Feed(self.mapper, metadata, self._settings, self._sequencer, start=self._start_cursor)
+        try:
+            self._feed_blocks(feed)
+            # The rest of a broken source fills no batch: a resumption reads it again.
+            if self._broken is None or not self._resumable:
+                self._flush(feed)
+                self._finish_sequences()
+            if self._broken is None:
+                self._window.finish()
+            else:
+                self._window.fail(self._broken)
+        except ChannelClosedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - passed to the iterating thread
+            self._window.fail(error)
+
+    def _feed_blocks(self, feed: Feed) -> None:
+        if self._blocks is None:
+            for read in self._read():
+                self._add(feed, read)
+            return
+        try:
+            while True:
+                due = feed.due()
+                read = self._blocks.receive(None if due is None else max(0.0, due - self._clock.now()))
+                late = feed.poll(self._clock.now())
+                if late is not None:
+                    self._submit_batch(late)
+                if read is not None:
+                    self._add(feed, read)
+        except EndOfChannelError:
+            return
+
+    def _add(self, feed: Feed, read: ReadBlock) -> None:
+        for batch in feed.add(read, self._clock.now()):
+            self._submit_batch(batch)
+        if read.ends_batch:
+            self._flush(feed)
+
+    def _flush(self, feed: Feed) -> None:
+        rest = feed.flush(self._clock.now())
+        if rest is not None:
+            self._submit_batch(rest)
+
+    def _submit_batch(self, batch: Batch) -> None:
+        """Submit a batch and add it to the window. Both may block. Do nothing once draining."""
+        if self._draining.is_set():
+            return
+        self._end_sequences(batch.endings)
+        future = self._submit(batch.request, batch.cuts) if batch.request else None
+        self._progress.batch_submitted(batch.reason)
+        # A batch without bytes has a weight, too, so that the number of batches in the window is
+        # limited.
+        failures = sum(len(s.failures) for s in batch.spans) * _FAILURE_BYTES
+        weight = max(batch.nbytes + failures, self._settings.window_bytes_max // 256)
+        self._window.send(batch, future, weight)
+
+    def _submit(self, request: InferRequest, cuts: tuple[int, ...]) -> "Future[InferResponse]":
+        if self._sequencer is not None:
+            self._wait_for_last()
+        if not cuts:
+            self._last = future = self._predictor.submit(request)
+            return future
+        responses: list[InferResponse] = []
+        for part in split_request(request, cuts):
+            self._last = self._predictor.submit(part)
+            responses.append(self._last.result())
+        future = Future[InferResponse]()
+        future.set_result(join_responses(request, cuts, responses))
+        return future
+
+    def _wait_for_last(self) -> None:
+        """Wait for the previous request.
+
+        Raise its error, because later steps would build other states.
+        """
+        if self._last is None:
+            return
+        error = self._last.exception()
+        if error is not None:
+            raise error
+
+    def _end_sequences(self, ids: Sequence[str]) -> None:
+        """End sequences that have no row of their own for it."""
+        for id in ids:
+            self._wait_for_last()
+            error = self._predictor.submit(end_request(id)).exception()
+            # The model may have ended the sequence itself.
+            if error is not None and not isinstance(error, SequenceGoneError):
+                raise error
+
+    def _finish_sequences(self) -> None:
+        """End the open sequences, except after a replay: the source continues there."""
+        if self._sequencer is not None and not self._is_replay and not self._draining.is_set():
+            self._end_sequences(self._sequencer.finish())
+
+
+def open_flow(
+    plan: Sequence[ObjectInfo],
+    stores: Stores,
+    predictor: Predictor,
+    settings: StreamSettings,
+    *,
+    start: Cursor | None = None,
+    stop: Cursor | None = None,
+    resumable: bool = False,
+    appended: bool = False,
+    learned: Mapping[str, Any] | None = None,
+    progress: RunProgress | None = None,
+    clock: Clock | None = None,
+    sequencer: Sequencer | None = None,
+) -> Flow:
+    """Return a flow over whole objects, from the cursor `start` on.
+
+    The predictor is already started. With `stop` the flow ends there and is a replay; afterwards
+    `sequencer` has the state at `stop`. With `appended` the plan has the objects that arrived so
+    far, and an empty archive is a failure instead of an error. `learned` is the `Mapper.learned` of
+    an earlier flow.
+    """
+    return Flow(
+        Reader(stores, plan, settings.read, settings.flow, start or Cursor(), stop=stop, appended=appended),
+        Mapper(predictor.metadata, settings.mapping, settings.read, learned),
+        predictor,
+        settings.flow,
+        resumable=resumable,
+        progress=progress,
+        clock=clock,
+        start=start,
+        sequencer=sequencer,
+        is_replay=stop is not None,
+    )
+
+
+def _columns_bytes(read: ReadBlock) -> int:
+    return sum(c.nbytes for c in read.block.columns.values())
+
+
+def _score_batch(batch: Batch, response: InferResponse | None) -> ScoredBatch:
+    """Join a batch with its response, and check that entries equal rows plus failures."""
+    spans = tuple(ScoredSpan(s.selection, s.failures, s.index) for s in batch.spans)
+    outputs = {} if response is None else {t.name: t.data for t in response.outputs}
+    if response is not None and response.failures:
+        spans = _without_failed_rows(batch.spans, response)
+    scored = ScoredBatch(spans, outputs, batch.entries, batch.end, batch.replay)
+    rows, failed = scored.rows, len(scored.failures)
+    for name, data in outputs.items():
+        if len(data) != rows:
+            why = f"output {name!r} of batch {batch.number} has {len(data)} rows for {rows} records"
+            raise ModelContractError(response.model_name if response else "?", why)
+    if rows + failed != batch.entries:
+        raise CountMismatchError(f"batch {batch.number}", records_in=batch.entries, out=rows, failed=failed)
+    return scored
+
+
+def _without_failed_rows(spans: tuple[Span, ...], response: InferResponse) -> tuple[ScoredSpan, ...]:
+    """Return the spans with refused rows moved from the selections to the failures."""
+    found: list[ScoredSpan] = []
+    base = 0
+    for span in spans:
+        rows = selected_rows(span.selection)
+        refused = {f.row - base: f for f in response.failures if base <= f.row < base + len(rows)}
+        base += len(rows)
+        if not refused:
+            found.append(ScoredSpan(span.selection, span.failures, span.index))
+            continue
+        block = span.selection.block
+        failures: list[Failure] = [
+            block.failure(int(rows[i]), FailureKind.MODEL, f.why, f.attempts) for i, f in refused.items()
+        ]
+        failures.extend(span.failures)
+        failures.sort(key=lambda f: f.position.record)
+        kept = rows[[i for i in range(len(rows)) if i not in refused]]
+        selection = BlockSelection(block, span.selection.start, span.selection.stop, kept)
+        found.append(ScoredSpan(selection, tuple(failures), span.index))
+    return tuple(found)

@@ -1,0 +1,153 @@
+"""Collect the output of one shard: predictions in order, failed records, and the counts of both."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from headrace.core.block import Block, Failure, FailureKind
+from headrace.core.errors import DataError
+from headrace.core.tensor import Array
+from headrace.formats.contract import BlockSelection, Encoder
+from headrace.formats.failures import FailedRecord, failed_record_line
+from headrace.runs.items import ScoredSpan, selected_rows
+from headrace.runs.part_ledger import Counts
+from headrace.runs.reasons import count_reason
+from headrace.runs.spooled_output import SpooledOutput
+
+EncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
+"""A function that makes a shard's encoder from its first outputs and their block."""
+
+
+class ShardOutput:
+    """The output of one shard, filled with its scored records in order. Used by one thread.
+
+    Args:
+        make_encoder: See `EncoderFactory`.
+        out: The predictions.
+        failed: The lines of the failed records.
+        writes_begin: Write the header before the first record. False if an earlier range has it.
+        begin_bytes: Bytes that precede the first record in `out`, from an earlier process.
+        counts: Counts of the records that are already in both outputs.
+        failures: Numbers of failed records by reason.
+    """
+
+    def __init__(
+        self,
+        *,
+        make_encoder: EncoderFactory,
+        out: SpooledOutput,
+        failed: SpooledOutput,
+        writes_begin: bool = True,
+        begin_bytes: int = 0,
+        counts: Counts | None = None,
+        failures: Mapping[str, int] | None = None,
+    ) -> None:
+        self.out = out
+        self.failed = failed
+        self.begin_bytes = begin_bytes
+        self._writes_begin = writes_begin
+        self.counts = counts or Counts()
+        self.failures = Counter(failures or {})
+        self.entries = 0
+        """The number of records and failures that this process added."""
+        self._make_encoder = make_encoder
+        self._encoder: Encoder | None = None
+
+    @property
+    def has_failures(self) -> bool:
+        """True if a record failed or the object is broken."""
+        return bool(self.counts.rows_failed or self.counts.objects_broken)
+
+    def add(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
+        """Add consecutive records; row i of every output belongs to the i-th predicted record."""
+        if any(span.failures for span in spans):
+            self._add_with_failures(spans, outputs)
+            return
+        selections = [span.selection for span in spans if len(span.selection)]
+        try:
+            self._encode(selections, outputs)
+        except DataError:
+            self._add_with_failures(spans, outputs)
+            return
+        self._count(sum(map(len, selections)), ())
+
+    def _add_with_failures(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
+        """Write up to each failure, so that the failure gets its position in the output."""
+        row = 0
+        for span in spans:
+            rows = selected_rows(span.selection)
+            first = span.selection.block.first.record
+            at = 0
+            for failure in span.failures:
+                cut = int(np.searchsorted(rows, failure.position.record - first))
+                self._add_rows(span, rows, slice(at, cut), outputs, row)
+                at = cut
+                self._add_failure(failure)
+            self._add_rows(span, rows, slice(at, len(rows)), outputs, row)
+            row += len(rows)
+
+    def _add_rows(
+        self, span: ScoredSpan, rows: Array, part: slice, outputs: Mapping[str, Array], base: int
+    ) -> None:
+        chosen = rows[part]
+        if not len(chosen):
+            return
+        block = span.selection.block
+        selection = BlockSelection(block, int(chosen[0]), int(chosen[-1]) + 1, chosen)
+        rows_outputs = {n: data[base + part.start : base + part.stop] for n, data in outputs.items()}
+        try:
+            self._encode([selection], rows_outputs)
+        except DataError as error:
+            # The output filter selects a value that some record lacks: halve the rows to find the
+            # record.
+            if len(chosen) == 1:
+                self._add_failure(block.failure(int(chosen[0]), FailureKind.FORMAT, str(error)))
+                return
+            middle = part.start + len(chosen) // 2
+            self._add_rows(span, rows, slice(part.start, middle), outputs, base)
+            self._add_rows(span, rows, slice(middle, part.stop), outputs, base)
+            return
+        self._count(len(chosen), ())
+
+    def _add_failure(self, failure: Failure) -> None:
+        record = FailedRecord(failure, self.counts.rows_out, self.out.nbytes)
+        self.failed.write(failed_record_line(record))
+        self._count(0, (failure,))
+
+    def _count(self, rows: int, failures: Sequence[Failure]) -> None:
+        broken = sum(f.kind is FailureKind.OBJECT for f in failures)
+        failed = len(failures) - broken
+        self.entries += rows + len(failures)
+        self.counts = self.counts.plus(Counts(rows + failed, rows, failed, broken))
+        for failure in failures:
+            count_reason(self.failures, failure)
+
+    def _encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> None:
+        if not selections:
+            return
+        self.out.write(self._opened_encoder(outputs, selections[0].block).encode(selections, outputs))
+
+    def _opened_encoder(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
+        if self._encoder is None:
+            self._encoder = self._make_encoder(outputs, block)
+            begin = self._encoder.begin()
+            if self._writes_begin and not self.counts.rows_out:  # else an earlier process has written it
+                self.out.write(begin)
+                self.begin_bytes = len(begin)
+        return self._encoder
+
+    def end(self, empty_outputs: Mapping[str, Array] | None) -> None:
+        """Finish the output.
+
+        `empty_outputs` are the model's outputs for no rows, for table formats.
+        """
+        if self._encoder is None and empty_outputs is not None:
+            self._opened_encoder(empty_outputs, None)
+        if self._encoder is not None:
+            self.out.write(self._encoder.finish())
+
+    def close(self) -> None:
+        """Release the drafts; their persisted part stays."""
+        self.out.close()
+        self.failed.close()

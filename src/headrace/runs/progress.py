@@ -1,0 +1,72 @@
+"""The progress of a stream: counters that the stages write and any thread may read."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from headrace.batching.dynamic import CloseReason
+from headrace.core.block import Failure, FailureKind
+from headrace.runs.items import ScoredBatch
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """The counters of one run. One thread writes each of them; readers may see slightly old values.
+
+    `records` counts delivered records: ``records == rows_out + rows_failed``. The counts of a
+    resumed run include the earlier ones.
+    """
+
+    bytes_total: int = 0
+    objects_total: int = 0
+    bytes_read: int = 0
+    objects_read: int = 0
+    records: int = 0
+    rows_out: int = 0
+    rows_failed: int = 0
+    objects_broken: int = 0
+    batches: int = 0
+    closed_by: Counter[CloseReason] = field(default_factory=Counter[CloseReason])
+    parts: int = 0
+    objects_before: int = 0
+    """Objects that an earlier process or append read to their ends."""
+    bytes_before: int = 0
+    """The bytes of these objects."""
+    records_before: int = 0
+    """Records that were delivered earlier; they do not count for the rate."""
+    records_to_replay: int = 0
+    """Records that the model receives again before new ones, to rebuild its sequences."""
+    records_replayed: int = 0
+    """The number of replayed records so far."""
+    first_failure: Failure | None = None
+    """The first failed record of this process or append."""
+    first_broken: Failure | None = None
+    """The first object or member that was not read to its end."""
+
+    def begin(self, *, objects_before: int, bytes_before: int) -> None:
+        """Start a new part of the run: what follows is new. The run calls it."""
+        self.objects_before, self.bytes_before = objects_before, bytes_before
+        self.records_before = self.records
+        self.objects_read = self.bytes_read = 0
+        self.first_failure = self.first_broken = None
+
+    def set_read(self, bytes_read: int, objects_read: int) -> None:
+        """Set the read position. The reader calls it."""
+        self.bytes_read = bytes_read
+        self.objects_read = objects_read
+
+    def batch_submitted(self, reason: CloseReason) -> None:
+        """Count a closed batch. The feeder calls it."""
+        self.closed_by[reason] += 1
+
+    def batch_delivered(self, batch: ScoredBatch) -> None:
+        """Count a delivered batch. The iterating thread calls it."""
+        broken, failures = batch.broken, batch.failures
+        self.batches += 1
+        self.records += batch.entries - broken
+        self.rows_out += batch.rows
+        self.rows_failed += len(failures) - broken
+        self.objects_broken += broken
+        if failures and self.first_failure is None:
+            self.first_failure = next((f for f in failures if f.kind is not FailureKind.OBJECT), None)
+        if broken and self.first_broken is None:
+            self.first_broken = next(f for f in failures if f.kind is FailureKind.OBJECT)

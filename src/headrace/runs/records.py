@@ -1,0 +1,217 @@
+"""The records of a transform's ledger: finished shards and tasks, and checkpoints, as versioned JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Self
+
+import orjson
+
+from headrace.core.block import Position
+from headrace.core.errors import LedgerError
+from headrace.runs.part_ledger import Counts
+from headrace.storage.draft import PersistedDraft, PersistedRange
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPosition:
+    """The start or end of a shard.
+
+    `record` and `line` count from the shard's start or the object's.
+    """
+
+    byte: int
+    record: int
+    line: int
+
+    @classmethod
+    def from_position(cls, position: Position) -> "ShardPosition":
+        """Return the shard position of a position in an object that is not an archive."""
+        return cls(position.byte, position.record, position.line)
+
+    def position(self, uri: str) -> Position:
+        """Return the position in the object `uri`."""
+        return Position(uri, record=self.record, line=self.line, byte=self.byte)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A finished shard.
+
+    `begin` and `end` are set for ranges. The `end` of a range must equal the `begin` of the next
+    one; otherwise one of them was misplaced. If `relative`, the positions of its failures count
+    from its own begin, in the object and in the output. `out` and `failed` locate the persisted
+    output. They are None if the output is published (for a whole object) or empty.
+    """
+
+    index: int
+    number: int
+    counts: Counts
+    out_bytes: int
+    begin: ShardPosition | None = None
+    end: ShardPosition | None = None
+    relative: bool = False
+    begin_bytes: int = 0
+    """The number of bytes before the first record: a header, unless an earlier range wrote it."""
+    out: PersistedRange | None = None
+    failed: PersistedRange | None = None
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Numbers of failed records by reason."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "ShardRecord":
+        """Return the record from its JSON values."""
+        return cls(
+            index=data["index"],
+            number=data["number"],
+            counts=Counts(**data["counts"]),
+            out_bytes=data["out_bytes"],
+            begin=_optional(ShardPosition, data["begin"]),
+            end=_optional(ShardPosition, data["end"]),
+            relative=data["relative"],
+            begin_bytes=data["begin_bytes"],
+            out=_range_from_json(data["out"]),
+            failed=_range_from_json(data["failed"]),
+            failures=data["failures"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A finished task with its shards in order. `elapsed_s` and `region` are those of its worker."""
+
+    task: int
+    attempt: str
+    shards: tuple[ShardRecord, ...]
+    elapsed_s: float = 0.0
+    region: str | None = None
+
+    def to_json(self) -> bytes:
+        """Return the record as versioned JSON with sorted keys."""
+        return dump_json({"v": VERSION, **_shallow_dict(self)})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Return the record from its JSON. Raises LedgerError for another version."""
+        data = parse_versioned(text)
+        shards = tuple(map(ShardRecord.from_json, data["shards"]))
+        return cls(data["task"], data["attempt"], shards, data["elapsed_s"], data.get("region"))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCheckpoint:
+    """The progress of a task: its finished shards, and the position in the next one.
+
+    `entries` of the next shard are delivered, up to `member` and `record`; `line` and `byte` are
+    those of a `Cursor`. `begin` is the shard's start. `out` and `failed` hold its output so far.
+    """
+
+    task: int
+    done: tuple[ShardRecord, ...]
+    entries: int = 0
+    record: int = 0
+    line: int = 1
+    byte: int = 0
+    counts: Counts = field(default_factory=Counts)
+    begin: ShardPosition | None = None
+    relative: bool = False
+    member_byte: int = 0
+    member: str | None = None
+    begin_bytes: int = 0
+    out: PersistedRange | None = None
+    failed: PersistedRange | None = None
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def position(self, uri: str) -> Position:
+        """Return the position of the first record that is not delivered, in the object `uri`."""
+        return Position(uri, self.member, self.record, self.line, self.byte, self.member_byte)
+
+    def to_json(self) -> bytes:
+        """Return the checkpoint as versioned JSON with sorted keys."""
+        return dump_json({"v": VERSION, **_shallow_dict(self)})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Return the checkpoint from its JSON. Raises LedgerError for another version."""
+        data = parse_versioned(text)
+        del data["v"]
+        data["done"] = tuple(map(ShardRecord.from_json, data["done"]))
+        data["counts"] = Counts(**data["counts"])
+        data["begin"] = _optional(ShardPosition, data["begin"])
+        data["out"], data["failed"] = _range_from_json(data["out"]), _range_from_json(data["failed"])
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class RetriedObject:
+    """An object whose failed records were retried; `rows` of them are predicted since.
+
+    `out_bytes` is the size of its output; `begin_bytes` of them precede the first record.
+    `failures` counts the records that still fail, by reason. `out` and `failed` are the drafts to
+    publish. They are None once published.
+    """
+
+    index: int
+    rows: int
+    out_bytes: int
+    failures: Mapping[str, int]
+    out: PersistedDraft | None = None
+    failed: PersistedDraft | None = None
+    begin_bytes: int = 0
+
+    def to_json(self) -> bytes:
+        """Return the record as versioned JSON with sorted keys."""
+        return dump_json({"v": VERSION, **_shallow_dict(self)})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Return the record from its JSON. Raises LedgerError for another version."""
+        data = parse_versioned(text)
+        del data["v"]
+        data["out"], data["failed"] = (
+            _optional(PersistedDraft, data["out"]),
+            _optional(PersistedDraft, data["failed"]),
+        )
+        return cls(**data)
+
+
+def repeated_bytes(shards: Sequence[ShardRecord]) -> list[int]:
+    """Return, for each shard of one object, the size of its header if an earlier shard has a header."""
+    found: list[int] = []
+    begun = False
+    for shard in shards:
+        found.append(shard.begin_bytes if begun else 0)
+        begun = begun or shard.begin_bytes > 0
+    return found
+
+
+def _optional(kind: Any, data: Mapping[str, Any] | None) -> Any:
+    return None if data is None else kind(**data)
+
+
+def _range_from_json(data: Mapping[str, Any] | None) -> PersistedRange | None:
+    return (
+        None if data is None else PersistedRange(PersistedDraft(**data["kept"]), data["start"], data["stop"])
+    )
+
+
+def _shallow_dict(record: Any) -> dict[str, Any]:
+    """Return a dataclass's own fields. The JSON writer converts nested dataclasses, faster."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def parse_versioned(text: bytes) -> dict[str, Any]:
+    """Return a record's fields. Raises LedgerError for another version."""
+    data: dict[str, Any] = orjson.loads(text)
+    if data.get("v") != VERSION:
+        raise LedgerError(
+            f"the ledger has version {data.get('v')}, but this headrace writes version {VERSION}: finish "
+            "the run with the headrace that started it, or start again with --overwrite"
+        )
+    return data
+
+
+def dump_json(data: Mapping[str, Any]) -> bytes:
+    """Return readable JSON with sorted keys."""
+    return orjson.dumps(data, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)

@@ -1,0 +1,169 @@
+"""Read failed records into blocks again, from their stored bytes or from their objects.
+
+Input: an object's failed records. Output: blocks whose record i is the i-th retryable record.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, FailureKind, Position
+from headrace.formats.failures import FailedRecord
+from headrace.formats.read import ReadOptions, format_name, is_read_by_row_groups, read_object
+from headrace.runs.items import BlockSource, ReadBlock
+from headrace.runs.parquet_source import parquet_blocks
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.resolve import Stores
+
+_TEXTS: Final = frozenset({"csv", "jsonl", "line"})
+"""Formats whose records are completely described by their bytes."""
+_RECORDS_MAX: Final = 4096
+"""The maximal number of records of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFailures:
+    """An object's failed records in its order; those in `retryable` are retried."""
+
+    index: int
+    info: ObjectInfo
+    records: tuple[FailedRecord, ...]
+    retryable: tuple[FailedRecord, ...]
+
+
+def select_retryable(index: int, info: ObjectInfo, failed: Sequence[FailedRecord]) -> ObjectFailures:
+    """Select the failed records that could succeed: all except those with an invalid format."""
+    retryable = tuple(f for f in failed if f.failure.kind in (FailureKind.DECODE, FailureKind.MODEL))
+    return ObjectFailures(index, info, tuple(failed), retryable)
+
+
+def needs_object(object_failures: ObjectFailures, read: ReadOptions) -> bool:
+    """Return True if the stored bytes do not suffice: records of no text, long records, archives."""
+    return not _has_raw_records(object_failures, read) or _has_column_names(object_failures.info, read)
+
+
+def _has_raw_records(object_failures: ObjectFailures, read: ReadOptions) -> bool:
+    if format_name(object_failures.info.uri, read) not in _TEXTS:
+        return False
+    failures = [f.failure for f in object_failures.retryable]
+    return all(f.position.member is None and 0 < len(f.raw) < RAW_BYTES_KEPT_MAX for f in failures)
+
+
+def _has_column_names(info: ObjectInfo, read: ReadOptions) -> bool:
+    """Return True if the object's first bytes name the columns, which the model may need."""
+    return read.header == "names" and format_name(info.uri, read) == "csv"
+
+
+class RetrySource(BlockSource):
+    """A source of blocks of the retryable records, object by object.
+
+    The positions of a block are not those of its records: record i of object `index` is
+    ``objects[index].retryable[i]``.
+    """
+
+    def __init__(self, objects: Sequence[ObjectFailures], stores: Stores, read: ReadOptions) -> None:
+        self._objects = objects
+        self._stores = stores
+        self._read = read
+        self.bytes_read = 0
+        self.objects_read = 0
+
+    @override
+    def close(self) -> None:
+        """Do nothing: the source does not read ahead."""
+
+    @override
+    def blocks(self) -> Iterator[ReadBlock]:
+        """Yield all blocks. Raises the errors of reading an object, which must be unchanged."""
+        for index, object_failures in enumerate(self._objects):
+            for block in self._object_blocks(object_failures):
+                yield ReadBlock(block, index)
+            self.objects_read += 1
+
+    def _object_blocks(self, object_failures: ObjectFailures) -> Iterator[Block]:
+        uri = object_failures.info.uri
+        if not _has_raw_records(object_failures, self._read):
+            yield from self._from_object(object_failures)
+            return
+        raws = [f.failure.raw for f in object_failures.retryable]
+        names = (
+            self._column_names(object_failures.info)
+            if _has_column_names(object_failures.info, self._read)
+            else None
+        )
+        for start in range(0, len(raws), _RECORDS_MAX):
+            yield _make_block(uri, start, raws[start : start + _RECORDS_MAX], names)
+
+    def _column_names(self, info: ObjectInfo) -> tuple[str, ...] | None:
+        with closing(self._all_blocks(info)) as blocks:
+            head = next(blocks, None)
+        return None if head is None else head.column_names
+
+    def _from_object(self, object_failures: ObjectFailures) -> Iterator[Block]:
+        """Read the object again and yield only the retryable records."""
+        wanted = {
+            _record_key(f.failure.position): number for number, f in enumerate(object_failures.retryable)
+        }
+        left = len(wanted)
+        with closing(self._all_blocks(object_failures.info)) as blocks:
+            while left and (block := next(blocks, None)) is not None:
+                first = block.first
+                at = (first.member, first.member_byte)
+                rows = [i for i in range(len(block)) if (*at, first.record + i) in wanted]
+                if rows:
+                    # The rows have consecutive numbers, because failed records are in order.
+                    number = wanted[(*at, first.record + rows[0])]
+                    yield select_rows(block, rows, replace(first, record=number))
+                left -= len(rows)
+
+    def _all_blocks(self, info: ObjectInfo) -> Generator[Block]:
+        if is_read_by_row_groups(info.uri, self._read):
+            yield from parquet_blocks(info, self._stores, self._read)
+            return
+        chunks = self._stores.for_uri(info.uri).stream(info.uri, etag=info.etag)
+        yield from read_object(info.uri, self._count_bytes(chunks), self._read)
+
+    def _count_bytes(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self.bytes_read += len(chunk)
+            yield chunk
+
+
+def _record_key(position: Position) -> tuple[str | None, int, int]:
+    return position.member, position.member_byte, position.record
+
+
+def _make_block(uri: str, number: int, raws: Sequence[bytes], names: tuple[str, ...] | None) -> Block:
+    data, starts, ends = _as_lines(raws)
+    return Block(Position(uri, record=number), data, starts, ends, column_names=names)
+
+
+def _as_lines(raws: Sequence[bytes]) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
+    """Return records as lines, with the start and end of each."""
+    ends = np.cumsum([len(raw) + 1 for raw in raws]) - 1
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    return b"\n".join(raws) + b"\n", starts, ends
+
+
+def select_rows(block: Block, rows: Sequence[int], first: Position) -> Block:
+    """Return some records of a block as a block of their own that starts at `first`."""
+    indices = np.array(rows, np.int64)
+    data, starts, ends = block.data, block.starts[indices], block.ends[indices]
+    if data and block.header_bytes is None:
+        # Decoders rely on text records being separated by line ends only.
+        data, starts, ends = _as_lines([block.record(row) for row in rows])
+    return replace(
+        block,
+        first=first,
+        data=data,
+        starts=starts,
+        ends=ends,
+        columns={name: values[indices] for name, values in block.columns.items()},
+        failures=(),
+        line_end=b"",
+    )

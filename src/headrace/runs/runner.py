@@ -1,0 +1,126 @@
+"""The contract of runners, which distribute tasks, and the runner of this process."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from typing_extensions import override
+
+from headrace.core.predictor import Predictor, PredictorStatistics
+from headrace.core.tensor import ModelMetadata
+from headrace.runs.locality import Locality
+from headrace.runs.plan import Task
+from headrace.runs.records import ShardPosition, TaskCheckpoint
+from headrace.runs.task_run import TaskRun, TransformWork
+
+
+class Runner(Protocol):
+    """A runner of tasks. The ledger decides which tasks are finished, not the runner."""
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """The model's metadata; available once the model is loaded."""
+        ...
+
+    def run(
+        self,
+        work: TransformWork,
+        tasks: Sequence[Task],
+        *,
+        range_starts: Mapping[tuple[int, int], ShardPosition],
+        checkpoints: Mapping[int, TaskCheckpoint],
+    ) -> bool:
+        """Run the tasks and call `work.on_task` for each.
+
+        Return False if drained before the last one.
+
+        Args:
+            work: The shared properties of all tasks.
+            tasks: The tasks to run.
+            range_starts: The known starts of ranges, by object index and range number.
+            checkpoints: The progress of earlier work, by task number.
+
+        Raises the error that stops the run.
+        """
+        ...
+
+    def drain(self) -> None:
+        """Start no more tasks, persist those in progress, and return from `run`.
+
+        Any thread may call it.
+        """
+        ...
+
+    def statistics(self) -> PredictorStatistics:
+        """Return the model's statistics so far. Any thread may call it."""
+        ...
+
+    def reading(self) -> Sequence[str]:
+        """Return the objects that are being read. Any thread may call it."""
+        ...
+
+    def cpu_s(self) -> float:
+        """Return the processor time of other processes in seconds."""
+        ...
+
+    def peak_memory_mb(self) -> float:
+        """Return the sum of the other processes' peak memory in MB."""
+        ...
+
+
+class InProcessRunner(Runner):
+    """A runner of all tasks in this process, as one flow.
+
+    The caller starts and stops the predictor.
+    """
+
+    def __init__(self, predictor: Predictor, locality: Locality | None = None) -> None:
+        self._predictor = predictor
+        self._locality = locality or Locality()
+        self._run: TaskRun | None = None
+        self._draining = False
+
+    @property
+    @override
+    def metadata(self) -> ModelMetadata:
+        return self._predictor.metadata
+
+    @override
+    def run(
+        self,
+        work: TransformWork,
+        tasks: Sequence[Task],
+        *,
+        range_starts: Mapping[tuple[int, int], ShardPosition],
+        checkpoints: Mapping[int, TaskCheckpoint],
+    ) -> bool:
+        local_tasks = self._locality.ordered(tasks)
+        local_work = replace(work, region=self._locality.region)
+        self._run = TaskRun(
+            local_work, local_tasks, self._predictor, range_starts=range_starts, checkpoints=checkpoints
+        )
+        if self._draining:
+            self._run.drain()
+        return self._run.execute() and len(local_tasks) == len(tasks)
+
+    @override
+    def drain(self) -> None:
+        self._draining = True
+        if self._run is not None:
+            self._run.drain()
+
+    @override
+    def statistics(self) -> PredictorStatistics:
+        return self._predictor.statistics()
+
+    @override
+    def reading(self) -> Sequence[str]:
+        return [self._run.reading] if self._run is not None else []
+
+    @override
+    def cpu_s(self) -> float:
+        return 0.0
+
+    @override
+    def peak_memory_mb(self) -> float:
+        return 0.0

@@ -1,0 +1,202 @@
+"""The conversion of batches to steps of sequences, with starts and ends in source order.
+
+Every request names the starts and the ends explicitly. So a state that the predictor lost is an
+error, never a sequence that silently restarts in its middle. The sequences are counted here in
+source order, so refusals depend on the source alone, not on the progress of the model. This module
+also knows what a resumption has to replay.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.block import FailureKind
+from headrace.core.errors import ConfigError, LimitError
+from headrace.core.sequence import SequenceLimits
+from headrace.core.tensor import ModelMetadata, Tensor, text_array
+from headrace.runs.items import Cursor, Replay, Span, selected_rows
+from headrace.runs.stream_settings import FlowSettings, MappingOptions
+
+SEQUENCE_INPUTS: Final = ("sequence_id", "sequence_start", "sequence_end")
+"""The tensors that name the sequence, the start and the end of every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSteps:
+    """The sequence data of a batch.
+
+    `tensors` accompany its rows. `endings` are the ids of sequences that end before the batch
+    without a row of their own. `cuts` are the rows at which a new request must start: a sequence
+    ends before that row, and a new one with the same id starts at it, which must wait for the end.
+    `replay` is the part of the source that a resumption after the batch replays first.
+    """
+
+    tensors: tuple[Tensor, ...]
+    endings: tuple[str, ...] = ()
+    cuts: tuple[int, ...] = ()
+    replay: Replay | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchBegin:
+    """The start of a batch, and the counts before it."""
+
+    cursor: Cursor
+    records: int
+    broken: int
+
+
+class Sequencer:
+    """The live sequences of one source, followed batch by batch. It is passive; one thread uses it.
+
+    It mirrors the sequences of a predictor only while every batch is submitted, in order. It is
+    useless after its flow broke or was drained. `FlowSettings.sequences_live_max` limits the live
+    sequences.
+
+    Raises:
+        ConfigError: The model does not support the sequences of the mapping.
+    """
+
+    def __init__(self, metadata: ModelMetadata, mapping: MappingOptions, settings: FlowSettings) -> None:
+        if not metadata.is_stateful:
+            raise ConfigError(
+                f"--sequence {mapping.sequence}: model {metadata.name} declares no step with a state "
+                "between records: remove --sequence"
+            )
+        if taken := [spec.name for spec in metadata.inputs if spec.name in SEQUENCE_INPUTS]:
+            raise ConfigError(
+                f"model {metadata.name} has an input {', '.join(taken)}, a name that is reserved for "
+                "sequences: rename it"
+            )
+        model_max = metadata.sequences_live_max or SequenceLimits().live_max
+        self._single_row = mapping.sequence is None
+        self._live_max = settings.sequences_live_max or model_max
+        self._live: dict[str, _BatchBegin] = {}
+        """The live sequences, oldest first, with the start of the batch in which each began."""
+        self._place: tuple[tuple[int, int], str] | None = None
+        """The last object or member, and the id of its sequence."""
+        self._records = 0
+        self._broken = 0
+
+    @property
+    def batch_rows_max(self) -> int | None:
+        """The maximum rows of a batch if every row is a sequence by itself, else None."""
+        return self._live_max if self._single_row else None
+
+    def steps(self, spans: Sequence[Span], begin: Cursor) -> BatchSteps:
+        """Return the sequence data of the next batch. `begin` is the cursor at its start.
+
+        Raises:
+            LimitError: Too many sequences are live.
+        """
+        rows = sum(len(span.selection) for span in spans)
+        if self._single_row:
+            return BatchSteps((Tensor("sequence_id", np.full(rows, "", object)),))
+        batch = _BatchSteps(rows)
+        started = _BatchBegin(begin, self._records, self._broken)
+        for span in spans:
+            assert span.sequences is not None
+            if span.sequences.place is not None:
+                self._enter_place(batch, (span.index, span.sequences.place), span)
+            self._add_span(batch, span, started)
+        for span in spans:
+            broken = sum(f.kind is FailureKind.OBJECT for f in span.failures)
+            self._broken += broken
+            self._records += len(span.selection) + len(span.failures) - broken
+        return BatchSteps(batch.tensors(), tuple(batch.endings), tuple(batch.cuts), self._replay())
+
+    def finish(self) -> tuple[str, ...]:
+        """Return the ids of the sequences that end with the source.
+
+        Sequences of a column may continue in later objects.
+        """
+        place, self._place = self._place, None
+        return () if place is None or self._live.pop(place[1], None) is None else (place[1],)
+
+    def _replay(self) -> Replay | None:
+        oldest = next(iter(self._live.values()), None)
+        if oldest is None:
+            return None
+        return Replay(oldest.cursor, self._records - oldest.records, self._broken - oldest.broken)
+
+    def _enter_place(self, batch: "_BatchSteps", place: tuple[int, int], span: Span) -> None:
+        """End the sequence of the previous object or member when a new one starts."""
+        assert span.sequences is not None
+        if not len(span.sequences.ids) or (self._place is not None and self._place[0] == place):
+            return
+        if self._place is not None:
+            self._end(batch, self._place[1])
+        self._place = place, span.sequences.ids[0]
+
+    def _add_span(self, batch: "_BatchSteps", span: Span, started: _BatchBegin) -> None:
+        sequences, selection = span.sequences, span.selection
+        assert sequences is not None
+        decoded = set(selected_rows(selection).tolist()) if selection.rows is not None else None
+        between = slice(selection.start, selection.stop)
+        ids, ends = sequences.ids[between].tolist(), sequences.ends[between].tolist()
+        for record, (id, ends_here) in enumerate(zip(ids, ends, strict=True), selection.start):
+            if decoded is None or record in decoded:
+                batch.row(id, starts=self._starts(id, started, span, record))
+            # A failed record may be the last one of its sequence.
+            if ends_here:
+                self._end(batch, id)
+
+    def _starts(self, id: str, started: _BatchBegin, span: Span, record: int) -> bool:
+        """Return True if a sequence starts with this record."""
+        if id in self._live:
+            return False
+        if len(self._live) >= self._live_max:
+            raise LimitError(
+                f"{span.selection.block.position(record)}: sequence {id!r:.60} exceeds the limit of "
+                f"{self._live_max} unfinished sequences: name the last record of each with "
+                "--sequence-end, or raise --sequences-live-max (states are kept in memory), then "
+                "--resume"
+            )
+        self._live[id] = started
+        return True
+
+    def _end(self, batch: "_BatchSteps", id: str) -> None:
+        if self._live.pop(id, None) is not None:
+            batch.end(id)
+
+
+class _BatchSteps:
+    """The tensors of one batch, built row by row."""
+
+    def __init__(self, rows: int) -> None:
+        self._ids: list[str] = []
+        self._starts: NDArray[np.bool_] = np.zeros(rows, bool)
+        self._ends: NDArray[np.bool_] = np.zeros(rows, bool)
+        self._last: dict[str, int] = {}
+        self._ended: set[str] = set()
+        """The sequences that ended since the last cut."""
+        self.endings: list[str] = []
+        self.cuts: list[int] = []
+
+    def row(self, id: str, *, starts: bool) -> None:
+        self._last[id] = row = len(self._ids)
+        if starts and id in self._ended:
+            self.cuts.append(row)
+            self._ended.clear()
+        self._starts[row] = starts
+        self._ids.append(id)
+
+    def end(self, id: str) -> None:
+        """End a sequence at its last row in this batch, if it has one."""
+        row = self._last.pop(id, None)
+        if row is None:
+            self.endings.append(id)
+        else:
+            self._ends[row] = True
+            self._ended.add(id)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        arrays: Mapping[str, Any] = {
+            "sequence_id": text_array(self._ids),
+            "sequence_start": self._starts,
+            "sequence_end": self._ends,
+        }
+        return tuple(Tensor(name, arrays[name]) for name in SEQUENCE_INPUTS)

@@ -1,0 +1,184 @@
+"""Run tasks in this process with a started predictor. Every runner uses it, here or in a worker.
+
+Input: a plan, some of its tasks, a started predictor. Output: outputs, drafts, and a record of
+every task in the ledger.
+"""
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.core.block import FailureKind
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import HeadraceError
+from headrace.core.predictor import Predictor
+from headrace.runs.encoders import ShardEncoders
+from headrace.runs.flow import Flow
+from headrace.runs.items import ScoredBatch
+from headrace.runs.ledger import TransformLedger
+from headrace.runs.mapping import Mapper
+from headrace.runs.observation import RunObservation
+from headrace.runs.plan import Task, TransformPlan
+from headrace.runs.progress import RunProgress
+from headrace.runs.records import ShardPosition, TaskCheckpoint, TaskRecord
+from headrace.runs.settings import TransformSettings
+from headrace.runs.source import TaskSource, list_open_shards
+from headrace.runs.task_sink import TaskSink
+from headrace.storage.resolve import Stores
+
+_log = logging.getLogger("headrace.runs")
+
+
+def _do_nothing(_: Any) -> None:
+    """Ignore the event."""
+
+
+def _no_check() -> None:
+    """Allow all writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformWork:
+    """The properties that all tasks of a transform share.
+
+    Attributes:
+        plan: The plan of the transform.
+        settings: The settings of the transform.
+        stores: The object stores.
+        ledger: The ledger of the destination.
+        learned: The properties of the first records.
+        progress: The counters of this run.
+        clock: The clock of checkpoints and elapsed times.
+        on_task: Called with the record of every committed task, by the working thread.
+        on_batch: Called with every delivered batch, by the working thread. A runner of remote workers
+            passes None from time to time, after an update of `progress`.
+        observation: The observation of every batch, also of one that stops the run before it is written.
+        replaces: The tasks replace earlier ones with wrong starts.
+        region: The region of this worker, if set.
+        run_id: The id of the run, for remote workers.
+        check: Called before every write; raises an error once the run is over.
+    """
+
+    plan: TransformPlan
+    settings: TransformSettings
+    stores: Stores
+    ledger: TransformLedger
+    learned: Mapping[str, Any]
+    progress: RunProgress = field(default_factory=RunProgress)
+    clock: Clock = field(default_factory=SystemClock)
+    on_task: Callable[[TaskRecord], None] = _do_nothing
+    on_batch: Callable[[ScoredBatch | None], None] = _do_nothing
+    observation: RunObservation | None = None
+    replaces: bool = False
+    region: str | None = None
+    run_id: str | None = None
+    check: Callable[[], None] = _no_check
+
+
+class TaskRun:
+    """A run of some tasks, in order, as one flow: the model is busy across tasks.
+
+    One thread calls `execute` once; any thread may call `drain`. Committed and checkpointed work
+    survives a crash.
+    """
+
+    def __init__(
+        self,
+        work: TransformWork,
+        tasks: Sequence[Task],
+        predictor: Predictor,
+        *,
+        range_starts: Mapping[tuple[int, int], ShardPosition] | None = None,
+        checkpoints: Mapping[int, TaskCheckpoint] | None = None,
+    ) -> None:
+        settings = work.settings
+        self._work = work
+        self._open_shards = list_open_shards(tasks, checkpoints or {})
+        self._source = TaskSource(
+            work.stores,
+            work.plan,
+            self._open_shards,
+            read=settings.read,
+            flow=settings.flow,
+            range_starts=range_starts or {},
+        )
+        mapper = Mapper(predictor.metadata, settings.mapping, settings.read, work.learned)
+        self._flow = Flow(
+            self._source,
+            mapper,
+            predictor,
+            settings.flow,
+            resumable=True,
+            progress=work.progress,
+            clock=work.clock,
+        )
+        self._sink = TaskSink(
+            work.ledger,
+            work.plan,
+            self._open_shards,
+            self._source,
+            make_encoder=ShardEncoders(settings.output, mapper).make,
+            metadata=predictor.metadata,
+            settings=settings,
+            attempt=uuid.uuid4().hex[:12],
+            clock=work.clock,
+            on_task=work.on_task,
+            replaces=work.replaces,
+            region=work.region,
+            check=work.check,
+        )
+        self._drained = threading.Event()
+
+    def drain(self) -> None:
+        """Stop reading; deliver and persist the batches in progress."""
+        self._drained.set()
+        self._flow.drain()
+
+    @property
+    def reading(self) -> str:
+        """The object that is being read."""
+        return self._work.plan.objects[self._open_shards[self._source.reading].shard.index].info.uri
+
+    def execute(self) -> bool:
+        """Run the tasks. Return False if drained before the last one is finished."""
+        last: ScoredBatch | None = None
+        try:
+            for batch in self._flow:
+                # If writing fails midway, the previous batch's cursor no longer fits the output.
+                last = None
+                if self._work.observation is not None:
+                    self._work.observation.add_batch(batch, self._work.clock.now())
+                self._sink.write(batch)
+                last = batch
+                self._report(batch)
+            if self._drained.is_set():
+                self._persist(last)
+                return False
+            self._sink.end()
+        except BaseException:
+            self._persist_after_error(last)
+            raise
+        finally:
+            self._sink.close()
+        return True
+
+    def _report(self, batch: ScoredBatch) -> None:
+        for failure in batch.failures if batch.broken else ():
+            if failure.kind is FailureKind.OBJECT:
+                _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})
+        self._work.on_batch(batch)
+
+    def _persist(self, last: ScoredBatch | None) -> None:
+        if last is not None:
+            self._sink.checkpoint(last)
+
+    def _persist_after_error(self, last: ScoredBatch | None) -> None:
+        """Persist the delivered batches after an error."""
+        try:
+            self._persist(last)
+        except HeadraceError:
+            # The destination may be the cause; the first error is the one to report.
+            _log.warning("cannot persist the batches since the last checkpoint", exc_info=True)

@@ -1,0 +1,47 @@
+from headrace.runs.ledger import TransformLedger
+from headrace.runs.plan import make_plan
+from headrace.runs.probe import learn
+from headrace.runs.runner import InProcessRunner
+from headrace.runs.task_run import TransformWork
+from runs.support import IN, OUT, FailingPredictor, make_settings, put, rows
+
+
+def work_of(stores, predictor, **tasks) -> TransformWork:
+    run_settings = make_settings(tasks=tasks)
+    plan = make_plan(IN, OUT, stores, run_settings)
+    ledger = TransformLedger(stores.for_uri(OUT), OUT)
+    learned = learn(plan, stores, run_settings, predictor.metadata)
+    return TransformWork(plan=plan, settings=run_settings, stores=stores, ledger=ledger, learned=learned)
+
+
+def test_tasks_run_in_order_and_are_reported(stores, shared):
+    put(stores, {f"{n}.csv": rows(3) for n in range(3)})
+    records = []
+    work = work_of(stores, shared, task_objects_max=1)
+    work = TransformWork(
+        **{f: getattr(work, f) for f in ("plan", "settings", "stores", "ledger", "learned")},
+        on_task=records.append,
+    )
+    runner = InProcessRunner(shared)
+    assert runner.reading() == []
+    assert runner.run(work, work.plan.tasks[1:], range_starts={}, checkpoints={})
+    assert [record.task for record in records] == [1, 2]
+    assert list(work.ledger.tasks()) == [1, 2]
+    assert runner.reading() == [IN + "2.csv"]
+    assert runner.metadata.name == "double"
+    assert runner.statistics().calls > 0
+
+
+def test_drained_runner_runs_nothing(stores, shared):
+    put(stores, {"a.csv": rows(9)})
+    predictor = FailingPredictor(shared, at=-1)
+    runner = InProcessRunner(predictor)
+    runner.drain()
+    work = work_of(stores, predictor)
+    assert not runner.run(work, work.plan.tasks, range_starts={}, checkpoints={})
+    assert (predictor.calls, work.ledger.tasks()) == (0, {})
+
+
+def test_empty_task_list_succeeds(stores, shared):
+    put(stores, {"a.csv": rows(9)})
+    assert InProcessRunner(shared).run(work_of(stores, shared), [], range_starts={}, checkpoints={})
