@@ -32,6 +32,7 @@ from headrace.core import (
 from headrace.core.platform import WINDOWS_REFUSAL
 
 if TYPE_CHECKING:
+    from headrace.app.renamed import TransformOutput
     from headrace.app.runners import DataRegions, Workers
     from headrace.app.streaming import PredictorOptions as PredictorOptions
     from headrace.app.streaming import open_run, run, run_sync, stream
@@ -39,9 +40,16 @@ if TYPE_CHECKING:
     from headrace.formats.read import ReadOptions
     from headrace.runs.report import TransformReport
     from headrace.runs.runners.engines import BeamWorkers, RayWorkers
-    from headrace.runs.settings import FailurePolicy, TaskSettings, TransformOutput, TransformSettings
+    from headrace.runs.settings import (
+        FailurePolicy,
+        FlowSettings,
+        MappingOptions,
+        OutputSettings,
+        StreamSettings,
+        TaskSettings,
+        TransformSettings,
+    )
     from headrace.runs.stream_report import Report
-    from headrace.runs.stream_settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
     from headrace.storage.regions import RegionRules
 
 __version__ = "0.1.0.dev0"
@@ -51,17 +59,17 @@ _LAZY_MODULES = {
     "BeamWorkers": "headrace.runs.runners.engines",
     "DataRegions": "headrace.app.runners",
     "FailurePolicy": "headrace.runs.settings",
-    "FlowSettings": "headrace.runs.stream_settings",
-    "MappingOptions": "headrace.runs.stream_settings",
-    "OutputSettings": "headrace.runs.stream_settings",
+    "FlowSettings": "headrace.runs.settings",
+    "MappingOptions": "headrace.runs.settings",
+    "OutputSettings": "headrace.runs.settings",
     "PredictorOptions": "headrace.app.streaming",
     "RayWorkers": "headrace.runs.runners.engines",
     "ReadOptions": "headrace.formats.read",
     "RegionRules": "headrace.storage.regions",
     "Report": "headrace.runs.stream_report",
-    "StreamSettings": "headrace.runs.stream_settings",
+    "StreamSettings": "headrace.runs.settings",
     "TaskSettings": "headrace.runs.settings",
-    "TransformOutput": "headrace.runs.settings",
+    "TransformOutput": "headrace.app.renamed",
     "TransformReport": "headrace.runs.report",
     "TransformSettings": "headrace.runs.settings",
     "Workers": "headrace.app.runners",

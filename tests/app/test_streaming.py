@@ -16,9 +16,9 @@ from headrace.core.model import Model
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.engine.steps import multi_row_request
+from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 from headrace.runs.stream_report import Report
 from headrace.runs.stream_run import Run
-from headrace.runs.stream_settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 from headrace.storage.resolve import Stores
 from runs.stream_support import ScriptedPredictor
 

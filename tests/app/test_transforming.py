@@ -14,8 +14,7 @@ from headrace.app.transforming import dry_run, open_transform, retry_failed, tra
 from headrace.core.errors import ConfigError, EmptySourceError, OutputExistsError, ResumeRefusedError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
-from headrace.runs.settings import TaskSettings, TransformSettings
-from headrace.runs.stream_settings import FlowSettings
+from headrace.runs.settings import FlowSettings, OutputSettings, TransformSettings
 from headrace.storage.resolve import Stores
 
 IN, OUT = "memory://b/in/", "memory://b/out/"
@@ -136,7 +135,9 @@ def test_transform_sync_writes_and_handles_existing_outputs(stores):
 
 
 async def cancelled(stores: Stores) -> None:
-    settings = TransformSettings(tasks=TaskSettings(checkpoint_s=0), flow=FlowSettings(window_bytes_max=256))
+    settings = TransformSettings(
+        output=OutputSettings(checkpoint_s=0), flow=FlowSettings(window_bytes_max=256)
+    )
     working = asyncio.ensure_future(
         headrace.transform(IN, OUT, model=GatedModel, stores=stores, settings=settings)
     )
@@ -154,7 +155,9 @@ def test_cancelled_transform_drains_and_resumes(stores):
     assert running_threads() == []
     assert GatedModel.calls < ROWS / 4
     assert "a.csv.out" not in object_names(stores)
-    settings = TransformSettings(tasks=TaskSettings(checkpoint_s=0), flow=FlowSettings(window_bytes_max=256))
+    settings = TransformSettings(
+        output=OutputSettings(checkpoint_s=0), flow=FlowSettings(window_bytes_max=256)
+    )
     report = asyncio.run(
         headrace.transform(IN, OUT, model=GatedModel, stores=stores, settings=settings, resume=True)
     )

@@ -84,7 +84,7 @@ def test_another_shell_is_wrong_usage():
     ("words", "expected"),
     [
         (["str"], ["stream"]),
-        (["stream", "a.csv", "--output-format", ""], ["csv", "jsonl", "parquet"]),
+        (["stream", "a.csv", "--output-format", ""], ["auto", "csv", "jsonl", "text", "parquet", "arrow"]),
         (["stream", "a"], ["*"]),
         (["serve", "m"], ["*"]),
         (["transform", "ret"], ["*", "retry-failed"]),

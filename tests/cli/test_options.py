@@ -17,7 +17,7 @@ from headrace.cli.options import (
     stream_settings,
 )
 from headrace.formats.read import ReadOptions
-from headrace.runs.stream_settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 
 CONTEXT = click.Context(click.Command("x"))
 PARAMETER = click.Option(["--x"])

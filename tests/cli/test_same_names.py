@@ -41,6 +41,7 @@ RUN = {
 SAGEMAKER = {
     "content_type": "read.format; SageMaker's name of it in a CreateTransformJob request",
     "split": "read.format; SageMaker's SplitType",
+    "accept": "output.format; SageMaker's name of it",
     "strategy": "flow.batch_rows_max = 1; SageMaker's BatchStrategy",
     "strict": "failures.on_error = object; SageMaker's behaviour",
     "spec": "a file of settings",

@@ -54,7 +54,7 @@ def test_default_options_give_the_default_spec():
     assert made.settings.mapping.whole_records
     assert made.settings.identity() == {
         **TransformSettings().identity(),
-        "mapping": made.settings.mapping.identity(),
+        "mapping": made.settings.identity()["mapping"],
     }
     assert (made.instances, made.in_flight_max, made.timeout_s, made.strict) == (None, None, None, False)
 
@@ -83,7 +83,7 @@ CASES = [
     (["--audio-channels", "keep"], "read.audio_channels", "keep"),
     (["--every-frames", "5"], "read.every_frames", 5),
     (["--every-ms", "50"], "read.every_ms", 50.0),
-    (["--accept", "parquet"], "output.accept", "parquet"),
+    (["--accept", "parquet"], "output.format", "parquet"),
     (["--assemble", "none"], "output.assemble", "none"),
     (["--join", "input"], "output.join", "input"),
     (["--output-filter", "$[0]"], "output.output_filter", "$[0]"),
@@ -100,7 +100,7 @@ CASES = [
     (["--batch-bytes-max", "3m"], "flow.batch_bytes_max", 3 << 20),
     (["--prefetch-bytes-max", "4m"], "flow.prefetch_bytes_max", 4 << 20),
     (["--task-bytes", "5m"], "tasks.task_bytes", 5 << 20),
-    (["--checkpoint-s", "0"], "tasks.checkpoint_s", 0.0),
+    (["--checkpoint-s", "0"], "output.checkpoint_s", 0.0),
 ]
 OTHER_OPTIONS = {
     "protocol",

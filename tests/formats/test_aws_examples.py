@@ -18,7 +18,7 @@ from headrace.formats.read import ReadOptions
 from headrace.formats.transform_csv import TransformCsvEncoder
 from headrace.formats.transform_json import TransformJsonEncoder
 from headrace.runs.mapping import Mapper
-from headrace.runs.stream_settings import MappingOptions
+from headrace.runs.settings import MappingOptions
 
 
 def predict(blocks, input_filter, slice_end, output):

@@ -19,8 +19,14 @@ from headrace.formats.read import ReadOptions
 from headrace.runs.report import TransformReport
 from headrace.runs.run import Transform
 from headrace.runs.runner import InProcessRunner
-from headrace.runs.settings import FailurePolicy, TaskSettings, TransformOutput, TransformSettings
-from headrace.runs.stream_settings import FlowSettings, MappingOptions
+from headrace.runs.settings import (
+    FailurePolicy,
+    FlowSettings,
+    MappingOptions,
+    OutputSettings,
+    TaskSettings,
+    TransformSettings,
+)
 from headrace.storage.contract import ObjectInfo, Store, Writer
 from headrace.storage.resolve import Stores
 
@@ -93,13 +99,14 @@ def make_settings(
     failures: Mapping[str, Any] | None = None,
     tasks: Mapping[str, Any] | None = None,
     flow: Mapping[str, Any] | None = None,
+    checkpoint_s: float = 5.0,
     **more,
 ) -> TransformSettings:
     return TransformSettings(
         read=ReadOptions(**(read or {})),
         mapping=MappingOptions(**(mapping or {})),
         flow=FlowSettings(**(flow or {})),
-        output=TransformOutput(**(output or {})),
+        output=OutputSettings(checkpoint_s=checkpoint_s, **(output or {})),
         failures=FailurePolicy(**(failures or {})),
         tasks=TaskSettings(**(tasks or {})),
         **more,

@@ -14,7 +14,7 @@ from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec
 from headrace.formats.read import ReadOptions
 from headrace.runs.destination import check_folder
-from headrace.runs.stream_settings import OutputSettings, StreamSettings
+from headrace.runs.settings import OutputSettings, StreamSettings
 from headrace.storage.resolve import Stores
 
 
@@ -90,7 +90,7 @@ def test_command_of_the_message_joins_the_parts(tmp_path_factory, read, output):
     rows = ["p,q", *(f"{i},1" for i in range(50))]
     (folder / "in.csv").write_text("".join(f"{line}\n" for line in rows))
     settings = StreamSettings(read=read, output=OutputSettings(part_bytes_max=100, **output))
-    kind = settings.output.format
+    kind = output.get("format", "csv")
     why = refusal(f"{folder}/out.{kind}", read=read, output=settings.output)
     report = run_sync(f"{folder}/in.csv", output=f"{folder}/out/", model=First, settings=settings)
     command = re.search(r"afterwards: (.*)\. For", why)

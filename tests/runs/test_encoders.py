@@ -9,8 +9,8 @@ from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec
-from headrace.runs.encoders import resolve_accept
-from headrace.runs.settings import TABLES, TransformOutput
+from headrace.runs.encoders import resolve_format
+from headrace.runs.settings import TABLES, OutputSettings, TransformSettings
 from headrace.storage.resolve import Stores
 from runs.support import (
     FailingPredictor,
@@ -49,7 +49,7 @@ def transform_one(shared, kind: str, **output) -> bytes:
     report = transform(stores, predictor=shared, settings=make_settings(output=output))
     assert (report.rows_out, report.rows_failed) == (3, 1)
     found = outputs(stores)
-    written = f"{name}.out" + (f".{output['accept']}" if output.get("accept") in TABLES else "")
+    written = f"{name}.out" + (f".{output['format']}" if output.get("format") in TABLES else "")
     assert set(found) == {written, f"{written}.failed"}
     return found[written]
 
@@ -61,10 +61,10 @@ def transform_one(shared, kind: str, **output) -> bytes:
         ("csv", {"join": "input"}, b'1,2,2.0\n"3",4,6.0\n5,6,10.0\n'),
         ("csv", {"join": "input", "output_filter": "$[0,-1]"}, b'1,2.0\n"3",6.0\n5,10.0\n'),
         ("csv", {"header": True}, b"y\n2.0\n6.0\n10.0\n"),
-        ("csv", {"accept": "jsonl"}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
-        ("csv", {"accept": "jsonl", "output_filter": "$.y"}, b"2.0\n6.0\n10.0\n"),
-        ("csv", {"accept": "json", "assemble": "none"}, b'{"y":2.0}{"y":6.0}{"y":10.0}'),
-        ("csv", {"accept": "json"}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
+        ("csv", {"format": "jsonl"}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
+        ("csv", {"format": "jsonl", "output_filter": "$.y"}, b"2.0\n6.0\n10.0\n"),
+        ("csv", {"format": "json", "assemble": "none"}, b'{"y":2.0}{"y":6.0}{"y":10.0}'),
+        ("csv", {"format": "json"}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
         ("jsonl", {}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
         (
             "jsonl",
@@ -78,9 +78,9 @@ def transform_one(shared, kind: str, **output) -> bytes:
             ),
         ),
         ("jsonl", {"join": "input", "output_filter": "$.SageMakerOutput.y"}, b"2.0\n6.0\n10.0\n"),
-        ("jsonl", {"accept": "csv"}, b"2.0\n6.0\n10.0\n"),
+        ("jsonl", {"format": "csv"}, b"2.0\n6.0\n10.0\n"),
         ("tar", {}, b'{"y":2.0}\n{"y":6.0}\n{"y":10.0}\n'),
-        ("tar", {"accept": "json", "assemble": "none", "output_filter": "$['y']"}, b"2.06.010.0"),
+        ("tar", {"format": "json", "assemble": "none", "output_filter": "$['y']"}, b"2.06.010.0"),
     ],
 )
 def test_predictions_have_the_requested_format(shared, kind, output, expected):
@@ -91,7 +91,7 @@ def test_predictions_have_the_requested_format(shared, kind, output, expected):
 @for_each("kind", list(INPUTS))
 @for_each("join", ["none", "input"])
 def test_predictions_are_written_as_tables(shared, kind, accept, join):
-    table = read_table(accept, transform_one(shared, kind, accept=accept, join=join))
+    table = read_table(accept, transform_one(shared, kind, format=accept, join=join))
     assert table["y"].to_pylist() == [2.0, 6.0, 10.0]
     assert table.column_names == (["input", "input_bytes", "y"] if join == "input" else ["y"])
     if join == "input":
@@ -103,7 +103,7 @@ def test_predictions_are_written_as_tables(shared, kind, accept, join):
 def test_table_of_an_object_without_records_is_valid(shared, accept):
     stores = Stores()
     put(stores, {"a.csv": b"", "b.csv": b"x,1\n", "c.csv": rows(3), "d.csv.gz": b"\x1f\x8b"})
-    transform(stores, predictor=shared, settings=make_settings(output={"accept": accept}))
+    transform(stores, predictor=shared, settings=make_settings(output={"format": accept}))
     found = outputs(stores)
     for name, count in (("a.csv", 0), ("b.csv", 0), ("c.csv", 3), ("d.csv.gz", 0)):
         table = read_table(accept, found[f"{name}.out.{accept}"])
@@ -123,7 +123,7 @@ def test_tables_resume_object_by_object(shared, accept, checkpoint_s):
     objects = {"a.csv": rows(9), "b.csv": rows(9, 9), "c.csv": b"x,1\n" + rows(9, 18)}
     whole = Stores()
     put(whole, objects)
-    settings = make_settings(output={"accept": accept}, tasks={"checkpoint_s": checkpoint_s})
+    settings = make_settings(output={"format": accept}, checkpoint_s=checkpoint_s)
     transform(whole, predictor=shared, settings=settings)
     for at in range(1, 7):
         stores = Stores()
@@ -148,7 +148,7 @@ class UppercaseModel(Model):
 def test_text_is_written_unchanged(assemble, expected):
     stores = Stores()
     put(stores, {"a.csv": "a\nb c\nä\n".encode()})
-    settings = make_settings(read={"format": "line"}, output={"accept": "text", "assemble": assemble})
+    settings = make_settings(read={"format": "line"}, output={"format": "text", "assemble": assemble})
     with engine(UppercaseModel()) as predictor:
         transform(stores, predictor=predictor, settings=settings)
     assert outputs(stores) == {"a.csv.out": expected}
@@ -157,7 +157,7 @@ def test_text_is_written_unchanged(assemble, expected):
 def test_accept_text_refuses_numbers(shared, stores):
     put(stores, {"a.csv": rows(2)})
     with pytest.raises(ConfigError, match="choose csv or jsonl"):
-        transform(stores, predictor=shared, settings=make_settings(output={"accept": "text"}))
+        transform(stores, predictor=shared, settings=make_settings(output={"format": "text"}))
 
 
 def test_input_formats_can_be_mixed(shared, stores):
@@ -169,7 +169,7 @@ def test_input_formats_can_be_mixed(shared, stores):
 
 def test_whole_records_are_passed_to_a_text_model(stores):
     put(stores, {"a.csv": b'1,"b"\n', "a.jsonl": b'{"q": 1}\n'})
-    settings = make_settings(mapping={"whole_records": True}, output={"accept": "text"})
+    settings = make_settings(mapping={"whole_records": True}, output={"format": "text"})
     with engine(UppercaseModel()) as predictor:
         transform(stores, predictor=predictor, settings=settings)
     assert outputs(stores) == {"a.csv.out": b'1,"B"\n', "a.jsonl.out": b'{"Q": 1}\n'}
@@ -180,5 +180,5 @@ def test_whole_records_are_passed_to_a_text_model(stores):
     [("csv", "csv"), ("line", "csv"), (None, "csv"), ("json", "jsonl"), ("jsonl", "jsonl"), ("image", "csv")],
 )
 def test_default_accept_follows_the_first_records(kind, expected):
-    assert resolve_accept(TransformOutput(), kind) == expected
-    assert resolve_accept(TransformOutput(accept="parquet"), kind) == "parquet"
+    assert resolve_format(TransformSettings(), kind) == expected
+    assert resolve_format(TransformSettings(output=OutputSettings(format="parquet")), kind) == "parquet"

@@ -10,7 +10,7 @@ from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.read import ReadOptions, read_object
 from headrace.runs.mapping import Mapper
-from headrace.runs.stream_settings import MappingOptions
+from headrace.runs.settings import MappingOptions
 
 NUMBERS = TensorSpec("x", "FP32", (-1, 2))
 OPEN = TensorSpec("x", "FP32", (-1, -1))

@@ -23,7 +23,7 @@ from headrace.runs.items import Cursor, ScoredBatch
 from headrace.runs.objects import select_objects
 from headrace.runs.reader import Reader
 from headrace.runs.sequences import Sequencer
-from headrace.runs.stream_settings import FlowSettings, MappingOptions, StreamSettings
+from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings
 from headrace.runs.window import Window
 from headrace.storage.resolve import Stores
 from runs.stream_support import ScriptedPredictor, SummingPredictor

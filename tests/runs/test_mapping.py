@@ -7,7 +7,7 @@ from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.read import ReadOptions
 from headrace.runs.mapping import Mapper
-from headrace.runs.stream_settings import MappingOptions
+from headrace.runs.settings import MappingOptions
 
 NUMBERS = TensorSpec("x", "FP32", (-1, 2))
 ANY_WIDTH = TensorSpec("x", "FP32", (-1, -1))
@@ -378,8 +378,3 @@ def test_whole_records_need_a_text_model_without_named_columns():
     assert values(mapper(NUMBERS, whole_records=True).decode(block_of("1,2"))) == {"x": [[1, 2]]}
     used = mapper(TEXT, whole_records=True, text_column=1)
     assert values(used.decode(block_of("1,two"))) == {"t": ["two"]}
-
-
-def test_identity_is_unchanged_without_whole_records():
-    assert "whole_records" not in MappingOptions().identity()
-    assert MappingOptions(whole_records=True).identity()["whole_records"] is True

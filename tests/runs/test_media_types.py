@@ -11,7 +11,7 @@ from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.formats.read import ReadOptions
 from headrace.runs.media_types import COMPRESSIONS, SPLITS, Kind, accept_of, kind_of, read_options
-from headrace.runs.settings import Accept
+from headrace.runs.settings import OutputFormat
 
 
 @for_each(
@@ -138,7 +138,7 @@ def test_any_options_are_mapped_or_refused(content_type, split, compression):
         ("text/plain", "text"),
         ("application/octet-stream", "text"),
         ("*/*", "auto"),
-        *((word, word) for word in get_args(Accept)),
+        *((word, word) for word in get_args(OutputFormat)),
     ],
 )
 def test_accept_types_map_to_formats(accept, written):

@@ -11,7 +11,7 @@ from headrace.runs.page import PAGE_NAME, report_page
 from headrace.runs.report import TransformReport
 from headrace.runs.run import Transform
 from headrace.runs.runner import InProcessRunner
-from headrace.runs.settings import FailurePolicy, TransformOutput, TransformSettings
+from headrace.runs.settings import FailurePolicy, OutputSettings, TransformSettings
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from runs.observation_support import failure, report, scored
@@ -230,7 +230,7 @@ def test_run_section_shows_the_figures():
 
 def test_changed_settings_are_listed():
     settings = TransformSettings(
-        output=TransformOutput(join="input", output_filter="$['<b>']"),
+        output=OutputSettings(join="input", output_filter="$['<b>']"),
         failures=FailurePolicy(failed_rows_max=10_000),
     )
     facts = _facts(_page(settings=settings).section("Settings"))

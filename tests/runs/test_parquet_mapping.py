@@ -9,7 +9,7 @@ from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.read import ReadOptions
 from headrace.runs.mapping import Mapper
-from headrace.runs.stream_settings import MappingOptions
+from headrace.runs.settings import MappingOptions
 
 TWO = TensorSpec("x", "FP32", (-1, 2))
 OPEN = TensorSpec("x", "FP32", (-1, -1))

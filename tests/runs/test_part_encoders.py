@@ -7,20 +7,20 @@ from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import ModelMetadata
 from headrace.formats.contract import BlockSelection
-from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.jsonl_encode import JsonLinesEncoder
 from headrace.formats.parquet import ParquetEncoder
 from headrace.formats.read import ReadOptions
+from headrace.formats.transform_csv import TransformCsvEncoder
+from headrace.runs.encoders import Encoders
 from headrace.runs.mapping import Mapper
-from headrace.runs.part_encoders import PartEncoders
-from headrace.runs.stream_settings import MappingOptions, OutputSettings, StreamSettings
+from headrace.runs.settings import MappingOptions, OutputSettings, StreamSettings
 
 OUTPUTS = {"y": np.zeros(1, np.float32)}
 
 
 def encoder(*, learned=None, **output):
     mapper = Mapper(ModelMetadata("m"), MappingOptions(), ReadOptions(), learned)
-    return PartEncoders(StreamSettings(output=OutputSettings(**output)), mapper).make(OUTPUTS)
+    return Encoders(StreamSettings(output=OutputSettings(**output)), mapper).make(OUTPUTS, None)
 
 
 def selection_of(name, text, **more):
@@ -30,7 +30,8 @@ def selection_of(name, text, **more):
 
 
 @for_each(
-    ("format_", "kind"), [("csv", CsvEncoder), ("jsonl", JsonLinesEncoder), ("parquet", ParquetEncoder)]
+    ("format_", "kind"),
+    [("csv", TransformCsvEncoder), ("jsonl", JsonLinesEncoder), ("parquet", ParquetEncoder)],
 )
 def test_encoder_has_the_requested_format(format_, kind):
     assert isinstance(encoder(format=format_), kind)

@@ -12,7 +12,7 @@ from headrace.formats.csv_encode import CsvEncoder
 from headrace.runs.items import Cursor, ScoredBatch, ScoredSpan
 from headrace.runs.part_ledger import Ledger
 from headrace.runs.parts import Sink
-from headrace.runs.stream_settings import OutputSettings
+from headrace.runs.settings import OutputSettings
 from headrace.storage.memory import MemoryStore
 from headrace.testing import ManualClock
 
@@ -34,7 +34,7 @@ class Destination:
             self.store,
             OUT,
             self.ledger,
-            lambda outputs: CsvEncoder([TensorSpec("y", "FP32", (-1,))], header=header),
+            lambda outputs, block: CsvEncoder([TensorSpec("y", "FP32", (-1,))], header=header),
             settings,
             state=self.ledger.state(),
             clock=self.clock,

@@ -5,12 +5,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from headrace.runs import plan as module
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
+from headrace.runs import plan as module
 from headrace.runs.plan import PlannedObject, cut_tasks, make_plan
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -155,7 +155,7 @@ def test_web_address_is_named_without_query():
 
 @for_each(("accept", "suffix"), [("parquet", ".out.parquet"), ("arrow", ".out.arrow"), ("json", ".out")])
 def test_table_outputs_have_a_suffix(stores, accept, suffix):
-    assert names("memory://in/a.csv", stores, output={"accept": accept}) == {"a.csv": "a.csv" + suffix}
+    assert names("memory://in/a.csv", stores, output={"format": accept}) == {"a.csv": "a.csv" + suffix}
 
 
 @for_each("destination", ["memory://in/", "memory://in/day/", "memory://"])
@@ -218,7 +218,7 @@ def cases(draw):
     ]
     tasks = {"task_bytes": draw(st.integers(1, 200)), "task_objects_max": draw(st.integers(1, 8))}
     accept = draw(st.sampled_from(["auto", "csv", "parquet", "arrow"]))
-    return objects, make_settings(tasks=tasks, output={"accept": accept})
+    return objects, make_settings(tasks=tasks, output={"format": accept})
 
 
 @given(cases(), st.integers(1, 64), st.integers(1, 20))
@@ -245,7 +245,7 @@ def test_shards_partition_the_objects(case, least, aim):
         assert all(a.stop == b.start for a, b in pairwise(object_shards))
         assert all(s.stop is None or s.start < s.stop for s in object_shards)
         text = planned.info.uri.endswith((".csv", ".jsonl"))
-        if planned.info.size_bytes is None or not text or settings.output.accept in ("parquet", "arrow"):
+        if planned.info.size_bytes is None or not text or settings.output.format in ("parquet", "arrow"):
             assert object_shards[0].is_whole
 
 

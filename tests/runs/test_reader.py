@@ -13,7 +13,7 @@ from headrace.formats.read import ReadOptions
 from headrace.runs.items import BlockEntries, Cursor, ReadBlock
 from headrace.runs.objects import select_objects
 from headrace.runs.reader import Reader
-from headrace.runs.stream_settings import FlowSettings
+from headrace.runs.settings import FlowSettings
 from headrace.storage.resolve import Stores
 
 CUT = gzip.compress(b"".join(b"%d,1\n" % i for i in range(3000)))[:-900]

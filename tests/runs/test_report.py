@@ -67,7 +67,7 @@ def test_report_names_a_list_of_sources(shared, stores):
 
 def test_progress_includes_earlier_processes(shared, stores):
     put(stores, {"a.csv": rows(20), "b.csv": rows(20)})
-    run_settings = make_settings(tasks={"task_objects_max": 1, "checkpoint_s": 0.0})
+    run_settings = make_settings(tasks={"task_objects_max": 1}, checkpoint_s=0.0)
     with pytest.raises(InjectedError):
         transform(stores, predictor=FailingPredictor(shared, at=8), settings=run_settings)
     run = make_transform(stores, predictor=shared, settings=run_settings, if_exists="resume")

@@ -223,16 +223,16 @@ CSV_OUTPUTS = [
     {},
     {"join": "input"},
     {"join": "input", "output_filter": "$[0,-1]"},
-    {"accept": "jsonl"},
-    {"accept": "jsonl", "join": "input"},
+    {"format": "jsonl"},
+    {"format": "jsonl", "join": "input"},
 ]
 JSON_OUTPUTS = [
     {},
     {"join": "input"},
     {"join": "input", "output_filter": "$['id','SageMakerOutput']"},
-    {"accept": "json", "assemble": "none"},
-    {"accept": "csv"},
-    {"accept": "csv", "header": True, "join": "input"},
+    {"format": "json", "assemble": "none"},
+    {"format": "csv"},
+    {"format": "csv", "header": True, "join": "input"},
 ]
 
 
@@ -490,8 +490,8 @@ def test_missing_broken_object_keeps_its_output(stores, predictor):
 WHOLE = {
     "suppressed": {"failures": {"on_error": "object"}},
     "suppressed, in ranges": {"failures": {"on_error": "object"}, "tasks": {"task_bytes": 20}},
-    "parquet": {"output": {"accept": "parquet"}},
-    "arrow": {"output": {"accept": "arrow", "join": "input"}},
+    "parquet": {"output": {"format": "parquet"}},
+    "arrow": {"output": {"format": "arrow", "join": "input"}},
 }
 
 
@@ -540,7 +540,7 @@ KILLED = {
     ),
     "parquet": (
         {"a.csv": numbered_lines(0, 1), "b.csv": numbered_lines(0), "c.csv": numbered_lines(2, 0)},
-        {"output": {"accept": "parquet"}},
+        {"output": {"format": "parquet"}},
     ),
     "suppressed": (
         {"a.csv": numbered_lines(*range(5)), "b.csv": numbered_lines(4)},
@@ -721,7 +721,7 @@ def test_retry_writes_no_page_unless_asked(stores, predictor):
 
 def test_page_of_objects_scored_again_as_a_whole(stores, predictor):
     put(stores, {"a.csv": numbered_lines(0, 1)})
-    run_settings = make_settings(output={"accept": "parquet"})
+    run_settings = make_settings(output={"format": "parquet"})
     transform(stores, predictor=predictor, settings=run_settings, observation=RunObservation())
     MODEL.mood = 1
     retry_failed(stores, predictor)

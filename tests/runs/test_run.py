@@ -321,11 +321,15 @@ def test_interrupted_ranges_in_any_order_give_the_same_output(shared, text, task
     stores = Stores()
     put(stores, {"0.csv": b"1,2\n", "a.csv": text})
     options = {"read": {"record_bytes_max": 50}}
-    tasks = {"task_bytes": task_bytes, "checkpoint_s": 0.0 if often else 1e9}
     with pytest.MonkeyPatch.context() as patch:
         allow_small_tasks(patch)
         transform(stores, predictor=shared, settings=make_settings(**options), destination="memory://whole/")
-        run_settings = make_settings(**options, tasks=tasks, flow={"batch_rows_max": 2})
+        run_settings = make_settings(
+            **options,
+            tasks={"task_bytes": task_bytes},
+            checkpoint_s=0.0 if often else 1e9,
+            flow={"batch_rows_max": 2},
+        )
         for at in [*breaks, -1]:
             run = make_transform(
                 stores, predictor=FailingPredictor(shared, at=at), settings=run_settings, if_exists="resume"
@@ -353,8 +357,8 @@ MIXED = {
 }
 
 
-def mixed(**tasks):
-    return make_settings(read={"header": "names"}, tasks={"task_objects_max": 3, "task_bytes": 60, **tasks})
+def mixed(**more):
+    return make_settings(read={"header": "names"}, tasks={"task_objects_max": 3, "task_bytes": 60}, **more)
 
 
 @pytest.fixture(scope="module")
@@ -560,7 +564,7 @@ def test_higher_failure_limit_continues_the_run(shared, stores):
     put(stores, {"a.csv": rows(6) + b"x,1\ny,1\n" + rows(6, 6), "b.csv": rows(9)})
     transform(stores, predictor=shared, destination="memory://whole/")
     for checkpoint_s in (0.0, 1e9):
-        run_settings = make_settings(failures={"failed_rows_max": 1}, tasks={"checkpoint_s": checkpoint_s})
+        run_settings = make_settings(failures={"failed_rows_max": 1}, checkpoint_s=checkpoint_s)
         with pytest.raises(TooManyFailuresError, match="2 records failed, and failed_rows_max is 1"):
             transform(stores, predictor=shared, settings=run_settings, if_exists="overwrite")
         with pytest.raises(TooManyFailuresError):
@@ -574,7 +578,7 @@ def test_higher_failure_limit_continues_the_run(shared, stores):
 def test_failures_before_a_checkpoint_count_for_the_limit(shared, stores):
     """The limit applies to the run across all its processes."""
     put(stores, {"a.csv": b"x,1\n" + rows(20) + b"y,1\nz,1\n" + rows(20)})
-    run_settings = make_settings(failures={"failed_rows_max": 2}, tasks=TINY)
+    run_settings = make_settings(failures={"failed_rows_max": 2}, **TINY)
     with pytest.raises(InjectedError):
         transform(stores, predictor=FailingPredictor(shared, at=4), settings=run_settings)
     with pytest.raises(TooManyFailuresError, match="3 records failed"):
@@ -583,7 +587,7 @@ def test_failures_before_a_checkpoint_count_for_the_limit(shared, stores):
 
 def test_failures_count_once_across_resumptions(shared, stores):
     put(stores, {"a.csv": b"x,1\ny,1\n" + rows(40)})
-    run_settings = make_settings(failures={"failed_rows_max": 2}, tasks=TINY)
+    run_settings = make_settings(failures={"failed_rows_max": 2}, **TINY)
     predictor = FailingPredictor(shared, at=3)
     for _ in range(3):
         with pytest.raises(InjectedError):
@@ -776,7 +780,7 @@ def test_large_outputs_on_disk_survive_interruptions(
 def test_kill_between_publish_and_commit_is_recovered(shared, monkeypatch, tmp_path):
     monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 20)
     (tmp_path / "a.csv").write_bytes(rows(40) + b"x,1\n" * 5)
-    run_settings = make_settings(tasks=TINY)
+    run_settings = make_settings(**TINY)
     commit = TransformLedger.commit_task
     monkeypatch.setattr(TransformLedger, "commit_task", lambda *_: (_ for _ in ()).throw(InjectedError))
     source, out = f"{tmp_path}/a.csv", f"{tmp_path}/out/"

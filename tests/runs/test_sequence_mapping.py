@@ -7,7 +7,7 @@ from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.read import ReadOptions
 from headrace.runs.mapping import Mapper
 from headrace.runs.sequence_mapping import place_id
-from headrace.runs.stream_settings import MappingOptions
+from headrace.runs.settings import MappingOptions
 
 
 def block_of(lines: list[bytes], name: str = "a.csv", **more) -> Block:

@@ -11,7 +11,7 @@ from headrace.runs.feed import Batch, Feed
 from headrace.runs.items import Cursor, ReadBlock, Replay
 from headrace.runs.mapping import Mapper
 from headrace.runs.sequences import Sequencer
-from headrace.runs.stream_settings import FlowSettings, MappingOptions
+from headrace.runs.settings import FlowSettings, MappingOptions
 
 METADATA = ModelMetadata("m", inputs=(TensorSpec("x", "FP32", (-1, 1)),), max_batch_rows=4, is_stateful=True)
 URI = "memory://b/{}.csv"

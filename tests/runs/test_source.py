@@ -5,8 +5,8 @@ from headrace.core.block import FailureKind
 from headrace.runs.part_ledger import Counts
 from headrace.runs.plan import PlannedObject, Shard, Task, TransformPlan
 from headrace.runs.records import ShardPosition, ShardRecord, TaskCheckpoint
+from headrace.runs.settings import FlowSettings
 from headrace.runs.source import ShardEnd, TaskSource, list_open_shards
-from headrace.runs.stream_settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from runs.support import IN, make_settings, put, rows
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 import headrace.runs.spec as module
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.runs.settings import FailurePolicy, TransformSettings
+from headrace.runs.settings import MIB, FailurePolicy, FlowSettings, TransformSettings
 from headrace.runs.spec import TransformSpec, read_spec
 from headrace.runs.spec_extension import EXTENSION_FIELDS
-from headrace.runs.stream_settings import MIB, FlowSettings
 
 REQUEST: dict[str, Any] = {
     "TransformJobName": "churn-1",
@@ -84,7 +83,7 @@ def test_complete_request_makes_settings():
     assert (settings.mapping.input_filter, settings.mapping.slice_end) == ("$[1:]", "exclusive")
     assert (settings.flow.batch_rows_max, settings.flow.batch_bytes_max) == (None, 20 * MIB)
     output = settings.output
-    assert (output.accept, output.assemble, output.join) == ("csv", "line", "input")
+    assert (output.format, output.assemble, output.join) == ("csv", "line", "input")
     assert (output.output_filter, output.slice_end) == ("$[0,-1]", "exclusive")
     assert settings.failures == FailurePolicy()
 
@@ -131,7 +130,7 @@ def test_sagemaker_tables_imply_their_defaults():
     read = spec({"TransformInput": {"ContentType": "text/csv"}}).settings.read
     assert (read.format, read.archive, read.compression) == ("whole", "none", "none")
     output = spec({"TransformOutput": {"Accept": "application/json"}}).settings.output
-    assert (output.accept, output.assemble, output.join, output.output_filter) == (
+    assert (output.format, output.assemble, output.join, output.output_filter) == (
         "json",
         "none",
         "none",
@@ -209,7 +208,7 @@ def test_headrace_table_takes_precedence():
     assert (settings.data_type, settings.read.format, settings.read.compression) == ("auto", "jsonl", "zstd")
     assert (settings.mapping.input_filter, settings.mapping.slice_end) == ("$.a", "inclusive")
     output = settings.output
-    assert (output.accept, output.assemble, output.join) == ("jsonl", "none", "none")
+    assert (output.format, output.assemble, output.join) == ("jsonl", "none", "none")
     assert (output.output_filter, output.slice_end) == ("$.b", "inclusive")
     assert settings.flow.batch_rows_max == 2
 
@@ -256,7 +255,7 @@ def test_headrace_table_sets_additional_options():
     assert settings.failures == FailurePolicy("job", 7, None)
     assert (settings.flow.batch_bytes_max, settings.flow.prefetch_bytes_max) == (5, 6)
     tasks = settings.tasks
-    assert (tasks.task_bytes, tasks.task_objects_max, tasks.checkpoint_s) == (8, 9, 1.5)
+    assert (tasks.task_bytes, tasks.task_objects_max, settings.output.checkpoint_s) == (8, 9, 1.5)
     assert (found.timeout_s, found.retries) == (None, None)
 
 
@@ -310,7 +309,7 @@ def test_rejection_names_the_file():
         ),
         ({"headrace": {"split": "jsonl", "delimiter": ";"}}, "delimiter applies to CSV .* format is jsonl"),
         ({"headrace": {"split": "line", "content_type": "image"}}, "image has no lines"),
-        ({"headrace": {"accept": "parquet", "output_filter": "$[0]"}}, "accept is parquet"),
+        ({"headrace": {"accept": "parquet", "output_filter": "$[0]"}}, "the format is parquet"),
         ({"headrace": {"input_filter": "$.."}}, "not supported"),
         ({"headrace": {"output_filter": "a"}}, "starts with"),
         *(
@@ -372,7 +371,7 @@ def test_json_filters_use_names():
         "OutputFilter": "$['id','SageMakerOutput']",
     }
     found = spec(document).settings
-    assert (found.read.format, found.output.accept, found.mapping.input_filter) == (
+    assert (found.read.format, found.output.format, found.mapping.input_filter) == (
         "jsonl",
         "jsonl",
         "$.features",

@@ -7,8 +7,8 @@ from cases import for_each
 from headrace.core.errors import NotFoundError, StoppedError
 from headrace.runs.flow import open_flow
 from headrace.runs.objects import select_objects
+from headrace.runs.settings import StreamSettings
 from headrace.runs.stream import Stream
-from headrace.runs.stream_settings import StreamSettings
 from headrace.storage.resolve import Stores
 from runs.stream_support import ScriptedPredictor
 

@@ -15,8 +15,8 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.formats.read import ReadOptions
+from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 from headrace.runs.stream_run import Run
-from headrace.runs.stream_settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores

@@ -21,7 +21,7 @@ from runs.support import (
 
 
 def work_of(stores, *, store=None, checkpoint_s: float = 1e9, **more) -> TransformWork:
-    run_settings = make_settings(tasks={"checkpoint_s": checkpoint_s, "task_objects_max": 2})
+    run_settings = make_settings(checkpoint_s=checkpoint_s, tasks={"task_objects_max": 2})
     plan = make_plan(IN, OUT, stores, run_settings)
     ledger = TransformLedger(store or stores.for_uri(OUT), OUT)
     return TransformWork(plan=plan, settings=run_settings, stores=stores, ledger=ledger, learned={}, **more)
@@ -112,7 +112,7 @@ def test_requests_contain_only_the_runs_rows(stores, shared):
 def test_batch_that_broke_the_sink_is_not_persisted(stores, shared):
     """Its records are in the output, but the cursor is still before them."""
     put(stores, {"a.csv": rows(8) + b"9,1\nx,1\n" + rows(8)})
-    run_settings = make_settings(failures={"on_error": "job"}, tasks={"checkpoint_s": 0.0})
+    run_settings = make_settings(failures={"on_error": "job"}, checkpoint_s=0.0)
     work = work_of(stores)
     work = replace(work, settings=run_settings)
     with pytest.raises(TooManyFailuresError):

@@ -1,11 +1,11 @@
 """The sink with a real source and flow: checkpoints and records of the ledger."""
 
 import pytest
-from headrace.runs import task_sink as module
 
 from cases import for_each
 from headrace.core.errors import CountMismatchError, UnavailableError
 from headrace.core.tensor import ModelMetadata, TensorSpec
+from headrace.runs import task_sink as module
 from headrace.runs.ledger import TransformLedger
 from headrace.runs.part_ledger import Counts
 from headrace.runs.plan import make_plan
@@ -41,7 +41,7 @@ class RecordingLedger(TransformLedger):
 
 
 def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more) -> TransformWork:
-    run_settings = settings or make_settings(tasks={"checkpoint_s": 0.0})
+    run_settings = settings or make_settings(checkpoint_s=0.0)
     plan = make_plan(IN, destination, stores, run_settings)
     ledger = RecordingLedger(stores.for_uri(destination), destination)
     return TransformWork(
@@ -68,7 +68,7 @@ def test_checkpoints_are_written_when_due(stores, shared):
         batches.append(batch)
         clock.advance(1.0)
 
-    work = work_of(stores, clock=clock, settings=make_settings(tasks={"checkpoint_s": 3.0}), on_batch=tick)
+    work = work_of(stores, clock=clock, settings=make_settings(checkpoint_s=3.0), on_batch=tick)
     assert execute(work, shared)
     assert [c.record for c in work.ledger.seen] == [16, 28]
     assert len(batches) == 10

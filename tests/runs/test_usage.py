@@ -2,7 +2,6 @@ import subprocess
 import sys
 
 from headrace.runs import usage
-
 from headrace.runs.usage import cpu_s, peak_memory_mb
 
 

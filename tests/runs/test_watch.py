@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
+from headrace.runs.settings import StreamSettings
 from headrace.runs.stream_run import Run
-from headrace.runs.stream_settings import StreamSettings
 from headrace.runs.watch import SourceWatcher
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores

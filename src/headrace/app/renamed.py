@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from headrace.core.errors import ConfigError
+from headrace.runs.settings import OutputFormat, OutputSettings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,3 +37,16 @@ def _flags(if_exists: Any) -> dict[str, bool]:
     if if_exists not in ("refuse", "resume", "overwrite"):
         raise ConfigError(f"if_exists must be refuse, resume or overwrite, not {if_exists!r}")
     return {"resume": if_exists == "resume", "overwrite": if_exists == "overwrite"}
+
+
+class TransformOutput:
+    """The old name of `OutputSettings`, with ``accept`` for `format`. A call returns OutputSettings."""
+
+    def __new__(cls, accept: OutputFormat = "auto", **settings: Any) -> OutputSettings:
+        """Return the settings, with a deprecation warning."""
+        warnings.warn(
+            "headrace.TransformOutput is deprecated: use headrace.OutputSettings, with format for accept",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return OutputSettings(format=accept, **settings)

@@ -21,10 +21,10 @@ from headrace.runs.destination import check_folder
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.objects import plan_objects
 from headrace.runs.part_ledger import LEDGER_FOLDER
+from headrace.runs.settings import StreamSettings
 from headrace.runs.stream import Stream
 from headrace.runs.stream_report import Report
 from headrace.runs.stream_run import IfExists, Run
-from headrace.runs.stream_settings import StreamSettings
 from headrace.runs.watch import SourceWatcher
 from headrace.runtimes.load import model_factory
 from headrace.storage.local import LocalStore

@@ -111,7 +111,7 @@ def worker_spec(
         identity=identity,
         settings=settings.identity(),
         flow=asdict(settings.flow),
-        checkpoint_s=settings.tasks.checkpoint_s,
+        checkpoint_s=settings.output.checkpoint_s,
         stores={"retry_s": stores.retry_s, "timeout_s": stores.timeout_s},
         modules=sys.path,
         folder=str(Path.cwd()),
@@ -150,7 +150,9 @@ class WorkerOpener:
         """Open a worker in `region`; `send` sends its messages."""
         self._extend_module_path()
         spec = self.spec
-        settings = settings_from_identity(spec.settings, flow=spec.flow, checkpoint_s=spec.checkpoint_s)
+        settings = settings_from_identity(
+            spec.settings, per_object=True, flow=spec.flow, checkpoint_s=spec.checkpoint_s
+        )
         environ = None if self.environ is None else {**os.environ, **self.environ}
         with ExitStack() as stack:
             stores = stack.enter_context(Stores(environ, **spec.stores))

@@ -59,7 +59,7 @@ def _read_text(settings: TransformSettings) -> str:
 
 def _output_text(settings: TransformSettings) -> str:
     output = settings.output
-    text = f"{output.accept}, join {output.join}, assemble {output.assemble}"
+    text = f"{output.format}, join {output.join}, assemble {output.assemble}"
     return text if output.output_filter == "$" else f"{text}, output filter {output.output_filter}"
 
 

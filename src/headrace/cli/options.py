@@ -13,7 +13,8 @@ from click.core import ParameterSource
 from headrace.app.streaming import PredictorOptions
 from headrace.cli.renamed import old_option_name
 from headrace.formats.read import FormatName, ReadOptions
-from headrace.runs.stream_settings import (
+from headrace.runs.parts import PART_SUFFIXES
+from headrace.runs.settings import (
     BY_PLACE,
     FlowSettings,
     MappingOptions,
@@ -324,10 +325,10 @@ FLOW_OPTIONS = combined_options(
 OUTPUT_OPTIONS = combined_options(
     click.option(
         "--output-format",
-        default="csv",
+        default="auto",
         show_default=True,
-        type=click.Choice(["csv", "jsonl", "parquet"]),
-        help="Format of the predictions.",
+        type=click.Choice([*PART_SUFFIXES]),
+        help="Format of the predictions; auto is csv.",
     ),
     click.option(
         "--join",

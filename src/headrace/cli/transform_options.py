@@ -24,7 +24,7 @@ from headrace.core.errors import ConfigError
 from headrace.formats.json_path_grammar import SliceEnd
 from headrace.runs.document import read_document
 from headrace.runs.media_types import COMPRESSIONS, SPLITS
-from headrace.runs.settings import Accept, Assemble, DataType, Join, OnError
+from headrace.runs.settings import Assemble, DataType, Join, OnError, OutputFormat
 from headrace.runs.spec import EXTENSION_TABLE, TransformSpec, spec_of
 
 _COUNT = click.IntRange(min=1)
@@ -90,7 +90,7 @@ INPUT_OPTIONS = combined_options(
 OUTPUT_OPTIONS = combined_options(
     click.option(
         "--accept",
-        type=click.Choice(get_args(Accept)),
+        type=click.Choice(get_args(OutputFormat)),
         help="Format of the outputs; auto is jsonl for JSON records, else csv.  [default: auto]",
     ),
     click.option(

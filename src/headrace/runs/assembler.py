@@ -15,7 +15,7 @@ from headrace.runs.ledger import TransformLedger
 from headrace.runs.part_ledger import Counts
 from headrace.runs.plan import TransformPlan
 from headrace.runs.records import ShardPosition, ShardRecord, TaskRecord
-from headrace.runs.settings import TransformSettings
+from headrace.runs.settings import RunSettings
 from headrace.runs.task_sink import suppresses_output
 from headrace.storage.draft import PersistedDraft, discard
 
@@ -27,7 +27,7 @@ class Assembler:
         self,
         ledger: TransformLedger,
         plan: TransformPlan,
-        settings: TransformSettings,
+        settings: RunSettings,
         records: Iterable[TaskRecord] = (),
     ) -> None:
         self._ledger = ledger

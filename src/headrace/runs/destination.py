@@ -5,11 +5,12 @@ Input: the destination as the user wrote it. Output: none, or a ConfigError.
 
 from headrace.core.errors import ConfigError
 from headrace.formats.read import is_file_name
-from headrace.runs.stream_settings import StreamSettings
+from headrace.runs.parts import PART_SUFFIXES
+from headrace.runs.settings import TABLES, RunSettings
 from headrace.storage.resolve import Stores
 
 
-def check_folder(destination: str, stores: Stores, settings: StreamSettings) -> None:
+def check_folder(destination: str, stores: Stores, settings: RunSettings) -> None:
     """Raise ConfigError if the destination has the name of a file and is not an existing folder.
 
     A run cannot write one file: it commits whole parts, and a resumption continues after the last
@@ -28,13 +29,13 @@ def check_folder(destination: str, stores: Stores, settings: StreamSettings) -> 
     )
 
 
-def _one_file(destination: str, folder: str, settings: StreamSettings) -> str:
+def _one_file(destination: str, folder: str, settings: RunSettings) -> str:
     """Return the sentence with the command that joins the parts, if their format can be joined."""
-    form, header = settings.output.format, settings.output.header
-    if form == "parquet":
+    suffix, header = PART_SUFFIXES[settings.output.format], settings.output.header
+    if settings.output.format in TABLES:
         return ""
-    has_header = form == "csv" and (settings.read.header == "names" if header is None else header)
+    has_header = suffix == "csv" and (settings.read.header == "names" if header is None else header)
     command = "awk 'FNR > 1 || NR == 1'" if has_header else "cat"
     copy = " (copy them to a disk first)" if "://" in destination else ""
     name = destination.rpartition("/")[2] if copy else destination
-    return f"To join the parts afterwards{copy}: {command} {folder}part-?????.{form} > {name}. "
+    return f"To join the parts afterwards{copy}: {command} {folder}part-?????.{suffix} > {name}. "

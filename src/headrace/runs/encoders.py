@@ -1,67 +1,76 @@
-"""Choose the encoder of an object's output from the settings and the format of its records."""
+"""Choose the encoder of an output from the settings and the format of its records."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+from typing_extensions import override
 
 from headrace.core.block import Block
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
-from headrace.formats.contract import Encoder
+from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.encode import output_columns
-from headrace.formats.json_path import compile_path
+from headrace.formats.json_path import JsonPath, compile_path
+from headrace.formats.jsonl_encode import JsonLinesEncoder
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.formats.text_encode import TextEncoder
 from headrace.formats.transform_csv import TransformCsvEncoder
 from headrace.formats.transform_json import TransformJsonEncoder
+from headrace.runs.items import selected_rows
 from headrace.runs.mapping import JSON_KINDS, Mapper
-from headrace.runs.settings import Accept, TransformOutput
+from headrace.runs.settings import OutputFormat, RunSettings
 
 _JSON_FORMATS = JSON_KINDS | {"parquet"}
 """Formats whose records are, or are shown as, JSON."""
 
 
-def resolve_accept(settings: TransformOutput, kind: str | None) -> Accept:
-    """Return the output format; "auto" follows the format of the source's first records."""
-    if settings.accept != "auto":
-        return settings.accept
-    return "jsonl" if kind in _JSON_FORMATS else "csv"
+def resolve_format(settings: RunSettings, kind: str | None) -> OutputFormat:
+    """Return the output format. `kind` is the format of the source's first records.
+
+    "auto" is csv for a stream; for a transform, it is jsonl if the records are JSON, else csv.
+    """
+    if settings.output.format != "auto":
+        return settings.output.format
+    return "jsonl" if settings.per_object and kind in _JSON_FORMATS else "csv"
 
 
-class ShardEncoders:
-    """A factory of the shards' encoders. The mapper knows the format of the records."""
+class Encoders:
+    """A factory of the encoders of a run's outputs. The mapper knows the format of the records."""
 
-    def __init__(self, settings: TransformOutput, mapper: Mapper) -> None:
+    def __init__(self, settings: RunSettings, mapper: Mapper) -> None:
         self._settings = settings
+        self._output = settings.output
         self._mapper = mapper
-        self._filter = compile_path(settings.output_filter, slice_end=settings.slice_end)
+        self._filter = compile_path(self._output.output_filter, slice_end=self._output.slice_end)
         self._cached_encoder: tuple[tuple[object, ...], Encoder] | None = None
         """The last text encoder and its key. Such an encoder has no state between records."""
         self._cached_columns: tuple[object, tuple[TensorSpec, ...]] | None = None
         """The last columns, and the signature of their outputs."""
 
     def make(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
-        """Return an encoder for a shard with these first outputs.
+        """Return an encoder for an output with these first predictions.
 
         `block` holds the first records, None without records. Raises ConfigError for outputs that
-        the format cannot hold.
+        the format cannot hold, or a header without names. The encoder of a part with joined CSV
+        raises ConfigError for records whose layout differs from the first ones of the run.
         """
-        settings, accept = self._settings, resolve_accept(self._settings, self._mapper.kind)
-        columns = self._columns_of(outputs)
-        match accept:
+        columns, join = self._columns_of(outputs), self._output.join
+        match resolve_format(self._settings, self._mapper.kind):
             case "parquet":
-                return ParquetEncoder(columns, join=settings.join)
+                return ParquetEncoder(columns, join=join)
             case "arrow":
-                return ArrowEncoder(columns, join=settings.join)
+                return ArrowEncoder(columns, join=join)
             case "text":
                 return self._text(columns)
+            case "csv" if self._settings.per_object:
+                return self._object_csv(columns, block)
             case "csv":
-                layout = ("csv", self._mapper.delimiter) if block is None else self._mapper.layout_of(block)
-                names = self._mapper.input_names if block is None else block.column_names
-                return self._reuse_or_make(
-                    (columns, layout, names), lambda: self._csv(columns, *layout, names)
-                )
-            case _:
-                line = accept == "jsonl" or settings.assemble == "line"
+                return self._part_csv(columns)
+            case found if self._settings.per_object:
+                line = found == "jsonl" or self._output.assemble == "line"
                 return self._reuse_or_make((columns,), lambda: self._json(columns, b"\n" if line else b""))
+            case _:
+                lines = JsonLinesEncoder(columns, join=join, input_is_json=self._is_json)
+                return lines if self._filter.is_root else _FilteredLines(lines, self._filter)
 
     def _columns_of(self, outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
         signature = tuple((name, data.dtype, data.shape[1:]) for name, data in outputs.items())
@@ -78,34 +87,144 @@ class ShardEncoders:
     def _json(self, columns: tuple[TensorSpec, ...], separator: bytes) -> Encoder:
         return TransformJsonEncoder(
             columns,
-            join=self._settings.join,
+            join=self._output.join,
             output_filter=self._filter,
             separator=separator,
             input_is_json=self._is_json,
         )
 
     def _text(self, columns: tuple[TensorSpec, ...]) -> Encoder:
-        if self._settings.join != "none" or not self._filter.is_root:
+        if self._output.join != "none" or not self._filter.is_root:
             raise ConfigError(
-                "accept text writes the model's text unchanged, so it cannot be joined or filtered: "
+                "the format text writes the model's text unchanged, so it cannot be joined or filtered: "
                 "choose csv or jsonl"
             )
-        return TextEncoder(columns, separator=b"\n" if self._settings.assemble == "line" else b"")
+        return TextEncoder(columns, separator=b"\n" if self._output.assemble == "line" else b"")
+
+    def _object_csv(self, columns: tuple[TensorSpec, ...], block: Block | None) -> Encoder:
+        """Return an encoder with the layout of the object's own records."""
+        kind, delimiter = ("csv", self._mapper.delimiter) if block is None else self._mapper.layout_of(block)
+        names = self._mapper.input_names if block is None else block.column_names
+        has_header = names is not None if self._output.header is None else self._output.header
+        if kind != "csv":
+            delimiter, names = ",", None
+        key = (columns, kind, delimiter, names, has_header)
+        return self._reuse_or_make(
+            key, lambda: self._csv(columns, delimiter, names, header=has_header, input_is_csv=kind == "csv")
+        )
+
+    def _part_csv(self, columns: tuple[TensorSpec, ...]) -> Encoder:
+        """Return an encoder with the layout of the run's first records, for records of all objects."""
+        names, output = self._mapper.input_names, self._output
+        header = names is not None if output.header is None else output.header
+        encoder = self._csv(
+            columns,
+            self._mapper.delimiter,
+            names,
+            header=header,
+            input_is_csv=self._mapper.kind == "csv",
+        )
+        if output.join == "none":
+            return encoder
+        return _SingleLayoutEncoder(encoder, self._mapper, names if header else None)
 
     def _csv(
-        self, columns: tuple[TensorSpec, ...], kind: str, delimiter: str, names: tuple[str, ...] | None
+        self,
+        columns: tuple[TensorSpec, ...],
+        delimiter: str,
+        names: tuple[str, ...] | None,
+        *,
+        header: bool,
+        input_is_csv: bool,
     ) -> Encoder:
-        has_header = names is not None if self._settings.header is None else self._settings.header
-        is_csv = kind == "csv"
         return TransformCsvEncoder(
             columns,
-            join=self._settings.join,
+            join=self._output.join,
             output_filter=self._filter,
-            header=has_header,
-            delimiter=delimiter if is_csv else ",",
-            input_columns=names if is_csv else None,
-            input_is_csv=is_csv,
+            header=header,
+            delimiter=delimiter,
+            input_columns=names,
+            input_is_csv=input_is_csv,
         )
 
     def _is_json(self, block: Block) -> bool:
         return self._mapper.layout_of(block)[0] in _JSON_FORMATS
+
+
+class _FilteredLines(Encoder):
+    """An encoder that reduces each JSON line of another one to the parts that a path selects."""
+
+    def __init__(self, inner: JsonLinesEncoder, path: JsonPath) -> None:
+        self._inner = inner
+        self._path = path
+
+    @override
+    def begin(self) -> bytes:
+        return self._inner.begin()
+
+    @override
+    def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
+        lines = self._inner.encode(selections, outputs).splitlines()
+        kept: list[bytes] = []
+        try:
+            kept.extend(map(self._path.raw, lines))
+        except ValueError as error:
+            at = _position(selections, len(kept))
+            text = f"{at}: the output filter {self._path.text} cannot be applied: {error}"
+            raise DataError(text) from None
+        return b"".join(line + b"\n" for line in kept)
+
+    @override
+    def finish(self) -> bytes:
+        return self._inner.finish()
+
+
+def _position(selections: Sequence[BlockSelection], row: int) -> str:
+    """Return the position of a row of the selections, for a message."""
+    for selection in selections:
+        if row < len(selection):
+            return str(selection.block.position(int(selected_rows(selection)[row])))
+        row -= len(selection)
+    raise IndexError(row)
+
+
+class _SingleLayoutEncoder(Encoder):
+    """An encoder of joined CSV that refuses records whose cells would be in the wrong columns."""
+
+    def __init__(self, inner: Encoder, mapper: Mapper, names: tuple[str, ...] | None) -> None:
+        self._inner = inner
+        self._mapper = mapper
+        self._names = names
+
+    @override
+    def begin(self) -> bytes:
+        return self._inner.begin()
+
+    @override
+    def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
+        for selection in selections:
+            self._check(selection.block)
+        return self._inner.encode(selections, outputs)
+
+    @override
+    def finish(self) -> bytes:
+        return self._inner.finish()
+
+    def _check(self, block: Block) -> None:
+        kind, delimiter = self._mapper.layout_of(block)
+        first = (self._mapper.kind, self._mapper.delimiter if self._mapper.kind == "csv" else "")
+        if (kind, delimiter) != first:
+            raise ConfigError(
+                f"the records from {block.first} on are {_layout_words(kind, delimiter)}, those "
+                f"before {_layout_words(*first)}, and cannot share one CSV file: choose "
+                "--output-format jsonl, or run one format at a time"
+            )
+        if self._names is not None and block.column_names not in (None, self._names):
+            raise ConfigError(
+                f"the columns of the records from {block.first} on differ from the header of the output: "
+                "choose --output-format jsonl or --no-output-header, or run one layout at a time"
+            )
+
+
+def _layout_words(kind: str | None, delimiter: str) -> str:
+    return f"CSV with the delimiter {delimiter!r}" if delimiter else str(kind)

@@ -16,7 +16,7 @@ from headrace.formats.contract import Decoder
 from headrace.formats.csv_decode import RawDecoder
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
 from headrace.formats.proto_features import EXAMPLE, RECORD, MessageKind, feature_values, features
-from headrace.runs.stream_settings import MappingOptions
+from headrace.runs.settings import MappingOptions
 
 FRAMED_KINDS: Final[Mapping[str, MessageKind]] = {"recordio": RECORD, "tfrecord": EXAMPLE}
 """The formats of framed records, with the message type of their records."""

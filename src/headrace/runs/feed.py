@@ -16,7 +16,7 @@ from headrace.core.tensor import Array, InferRequest, ModelMetadata, Tensor
 from headrace.runs.items import BlockEntries, Cursor, ReadBlock, Replay, Span
 from headrace.runs.mapping import Mapper
 from headrace.runs.sequences import Sequencer
-from headrace.runs.stream_settings import FlowSettings
+from headrace.runs.settings import FlowSettings
 
 
 @dataclass(frozen=True, slots=True)

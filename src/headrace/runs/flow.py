@@ -44,8 +44,8 @@ from headrace.runs.mapping import Mapper
 from headrace.runs.progress import RunProgress
 from headrace.runs.reader import Reader
 from headrace.runs.sequences import Sequencer
+from headrace.runs.settings import FlowSettings, RunSettings
 from headrace.runs.step_requests import end_request, join_responses, split_request
-from headrace.runs.stream_settings import FlowSettings, StreamSettings
 from headrace.runs.window import Window
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -292,7 +292,7 @@ def open_flow(
     plan: Sequence[ObjectInfo],
     stores: Stores,
     predictor: Predictor,
-    settings: StreamSettings,
+    settings: RunSettings,
     *,
     start: Cursor | None = None,
     stop: Cursor | None = None,

@@ -32,7 +32,7 @@ from headrace.runs.sequence_mapping import (
     sequence_reader,
     sequences_by_place,
 )
-from headrace.runs.stream_settings import MappingOptions
+from headrace.runs.settings import MappingOptions
 
 JSON_KINDS: Final = frozenset({"json", "jsonl"})
 """The formats of JSON text."""

@@ -5,7 +5,7 @@ from typing import Final, Literal, cast, get_args
 
 from headrace.core.errors import ConfigError
 from headrace.formats.read import AUTO, FormatName, ReadOptions
-from headrace.runs.settings import Accept
+from headrace.runs.settings import OutputFormat
 
 Kind = Literal[
     "csv", "json", "jsonl", "text", "whole", "recordio", "tfrecord", "parquet", "image", "audio", "video"
@@ -53,13 +53,13 @@ _WHOLE_FORMATS: Final[dict[Kind, FormatName]] = {"json": "json", "image": "image
 SPLITS: Final = ("none", "line", "recordio", "tfrecord", "csv", "jsonl", "parquet", "tar")
 COMPRESSIONS: Final = (AUTO, "none", "gzip", "bzip2", "zstd")
 
-_ACCEPTS: Final[dict[str, Accept]] = {
+_ACCEPTS: Final[dict[str, OutputFormat]] = {
     "*/*": "auto",
     "text/plain": "text",
     "application/octet-stream": "text",
     "application/vnd.apache.arrow.file": "arrow",
     **{
-        name: cast("Accept", kind)
+        name: cast("OutputFormat", kind)
         for name, kind in _KINDS.items()
         if kind in {"csv", "json", "jsonl", "parquet"}
     },
@@ -86,19 +86,19 @@ def kind_of(content_type: str) -> Kind:
     )
 
 
-def accept_of(accept: str) -> Accept:
+def accept_of(accept: str) -> OutputFormat:
     """Return the output format of a MIME type or short name; parameters and case are ignored.
 
     Raises ConfigError for a format that cannot be written.
     """
     name = bare_type(accept)
-    if name in get_args(Accept):
-        return cast("Accept", name)
+    if name in get_args(OutputFormat):
+        return cast("OutputFormat", name)
     if (found := _ACCEPTS.get(name)) is not None:
         return found
     raise ConfigError(
         f"accept {accept!r} cannot be written: choose one of {', '.join(sorted(_ACCEPTS))}, or one of "
-        f"{', '.join(get_args(Accept))}"
+        f"{', '.join(get_args(OutputFormat))}"
     )
 
 

@@ -27,7 +27,7 @@ from headrace.runs.observation import (
 from headrace.runs.panels import predictions
 from headrace.runs.plots import readable, throughput
 from headrace.runs.report import TransformReport
-from headrace.runs.settings import TransformSettings
+from headrace.runs.settings import RunSettings
 
 PAGE_NAME: Final = "_report.html"
 _FAILURES_OPEN: Final = 5
@@ -35,7 +35,7 @@ _FAILURES_OPEN: Final = 5
 _BATCHES_MIN: Final = 4
 _ALWAYS_SHOWN: Final = (
     "data_type",
-    "output.accept",
+    "output.format",
     "output.join",
     "failures.on_error",
     "flow.batch_rows_max",
@@ -46,7 +46,7 @@ def report_page(
     report: TransformReport,
     observation: RunObservation,
     *,
-    settings: TransformSettings | None = None,
+    settings: RunSettings | None = None,
     error: str = "",
 ) -> bytes:
     """Return the page as UTF-8: one self-contained file without scripts.
@@ -244,8 +244,8 @@ def _run(report: TransformReport) -> Html:
     return section("Run", facts(names, wide=True), facts(rows))
 
 
-def _settings(settings: TransformSettings) -> Html:
-    values, defaults = _flat(asdict(settings)), _flat(asdict(TransformSettings()))
+def _settings(settings: RunSettings) -> Html:
+    values, defaults = _flat(asdict(settings)), _flat(asdict(RunSettings()))
     shown = [name for name in values if name in _ALWAYS_SHOWN or values[name] != defaults.get(name)]
     return section("Settings", facts(((name, _setting(values[name])) for name in shown), wide=True))
 

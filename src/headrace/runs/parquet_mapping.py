@@ -10,7 +10,7 @@ from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
 from headrace.formats.contract import Decoder
 from headrace.formats.parquet_decode import ColumnsInput, ParquetDecoder, values_dtype
-from headrace.runs.stream_settings import MappingOptions
+from headrace.runs.settings import MappingOptions
 
 
 def parquet_decoder(

@@ -8,9 +8,11 @@ source and the settings alone, however often the run is killed. Listed parts are
 import logging
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
+from headrace.core.block import Block
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import CountMismatchError
 from headrace.core.tensor import Array
@@ -18,16 +20,25 @@ from headrace.formats.contract import Encoder
 from headrace.formats.failures import failure_line
 from headrace.runs.items import Cursor, Replay, ScoredBatch
 from headrace.runs.part_ledger import Counts, Ledger, LedgerMark, ResumeState
-from headrace.runs.stream_settings import OutputSettings
+from headrace.runs.settings import TABLES, OutputFormat, OutputSettings
 from headrace.storage.contract import Store
 
 _log = logging.getLogger("headrace.runs")
 
-PART_NAME = re.compile(r"part-\d{5,}\.(failed\.jsonl|csv|jsonl|parquet)")
+PART_SUFFIXES: Final[Mapping[OutputFormat, str]] = {
+    "auto": "csv",
+    "csv": "csv",
+    "jsonl": "jsonl",
+    "text": "txt",
+    "parquet": "parquet",
+    "arrow": "arrow",
+}
+"""The end of a part's name by its format."""
+PART_NAME = re.compile(rf"part-\d{{5,}}\.(failed\.jsonl|{'|'.join(PART_SUFFIXES.values())})")
 """The names of published objects."""
 
-PartEncoderFactory = Callable[[dict[str, Array]], Encoder]
-"""Returns the encoder of a part for the outputs of its first batch (empty if none was predicted)."""
+PartEncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
+"""Returns the encoder of a part for its first predictions and their block."""
 
 
 class Sink:
@@ -53,7 +64,8 @@ class Sink:
         self._ledger = ledger
         self._make_encoder = make_encoder
         self._settings = settings
-        self._resumable_parts = settings.format != "parquet"
+        self._resumable_parts = settings.format not in TABLES
+        self._suffix = PART_SUFFIXES[settings.format]
         self._clock = clock or SystemClock()
         self._attempt = uuid.uuid4().hex
         self._publisher = ThreadPoolExecutor(1, "headrace-publisher")
@@ -121,7 +133,7 @@ class Sink:
 
     def _append_rows(self, batch: ScoredBatch) -> None:
         if self._encoder is None:
-            self._encoder = self._make_encoder(dict(batch.outputs))
+            self._encoder = self._make_encoder(batch.outputs, batch.selections[0].block)
             begin = self._encoder.begin()
             if not self._in_part.rows_out:  # a resumed part already has its beginning
                 self._append(begin)
@@ -177,11 +189,11 @@ class Sink:
         name = f"{self._destination}part-{mark.part:05d}"
         if out:
             out.reverse()
-            with self._store.writer(f"{name}.{self._settings.format}") as writer:
+            with self._store.writer(f"{name}.{self._suffix}") as writer:
                 while out:
                     writer.write(out.pop())  # written data is released at once
         elif self._clears_leftovers:
-            self._store.delete(f"{name}.{self._settings.format}")
+            self._store.delete(f"{name}.{self._suffix}")
         if failed:
             self._store.put(f"{name}.failed.jsonl", b"".join(failed))
         elif self._clears_leftovers:

@@ -14,7 +14,7 @@ from headrace.core.errors import ConfigError, EmptySourceError
 from headrace.formats.read import is_read_by_row_groups, text_format, unreadable_reason
 from headrace.runs.objects import MANIFEST_SCHEME, literal_prefix, select_objects, source_covers
 from headrace.runs.part_ledger import LEDGER_FOLDER
-from headrace.runs.settings import TABLES, DataType, TaskSettings, TransformSettings
+from headrace.runs.settings import TABLES, DataType, RunSettings, TaskSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import HTTP_SCHEMES, absolute, parse
@@ -97,7 +97,7 @@ def make_plan(
     source: str | Sequence[str],
     destination: str,
     stores: Stores,
-    settings: TransformSettings,
+    settings: RunSettings,
     *,
     region_of: Callable[[str], str | None] = no_region,
 ) -> TransformPlan:
@@ -113,7 +113,7 @@ def make_plan(
     why = next(filter(None, (unreadable_reason(uri, settings.read) for uri in uris)), None)
     if why:
         raise ConfigError(why)
-    suffix = f".out.{settings.output.accept}" if settings.output.accept in TABLES else ".out"
+    suffix = f".out.{settings.output.format}" if settings.output.format in TABLES else ".out"
     objects = tuple(
         PlannedObject(info, _name(info.uri, base) + suffix, region_of(info.uri)) for info in infos
     )
@@ -123,7 +123,7 @@ def make_plan(
 
 
 def _select(
-    source: str | Sequence[str], stores: Stores, settings: TransformSettings
+    source: str | Sequence[str], stores: Stores, settings: RunSettings
 ) -> tuple[list[ObjectInfo], str]:
     """Return the objects, and the folder that output names are relative to."""
     if settings.data_type == "prefix":
@@ -210,7 +210,7 @@ def _check_unique_outputs(objects: Sequence[PlannedObject]) -> None:
         )
 
 
-def cut_tasks(objects: Sequence[PlannedObject], settings: TransformSettings) -> tuple[Task, ...]:
+def cut_tasks(objects: Sequence[PlannedObject], settings: RunSettings) -> tuple[Task, ...]:
     """Return the tasks: groups of small objects, and ranges of large ones."""
     task_bytes = _task_bytes(objects, settings.tasks)
     groups = _groups(objects, settings, task_bytes)
@@ -225,7 +225,7 @@ def _task_bytes(objects: Sequence[PlannedObject], settings: TaskSettings) -> int
 
 
 def _groups(
-    objects: Sequence[PlannedObject], settings: TransformSettings, task_bytes: int
+    objects: Sequence[PlannedObject], settings: RunSettings, task_bytes: int
 ) -> Iterator[list[Shard]]:
     group: list[Shard] = []
     group_bytes = 0
@@ -246,7 +246,7 @@ def _groups(
         yield group
 
 
-def _shards(index: int, info: ObjectInfo, settings: TransformSettings, task_bytes: int) -> list[Shard]:
+def _shards(index: int, info: ObjectInfo, settings: RunSettings, task_bytes: int) -> list[Shard]:
     size = info.size_bytes
     if size is None or size < 2 * task_bytes or not cuttable(info.uri, settings):
         return [Shard(index)]
@@ -258,6 +258,6 @@ def _shards(index: int, info: ObjectInfo, settings: TransformSettings, task_byte
     ]
 
 
-def cuttable(uri: str, settings: TransformSettings) -> bool:
+def cuttable(uri: str, settings: RunSettings) -> bool:
     """Return True if the object can be read in ranges and its output assembled from their outputs."""
-    return settings.output.accept not in TABLES and text_format(uri, settings.read) is not None
+    return settings.output.format not in TABLES and text_format(uri, settings.read) is not None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headrace.core.errors import ChangedError
 from headrace.formats.contract import BLOCK_BYTES_MAX
-from headrace.runs.stream_settings import FlowSettings
+from headrace.runs.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 

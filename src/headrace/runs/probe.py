@@ -16,7 +16,7 @@ from headrace.formats.read import format_name, is_read_by_row_groups, read_objec
 from headrace.runs.mapping import Mapper
 from headrace.runs.parquet_source import parquet_blocks
 from headrace.runs.plan import TransformPlan
-from headrace.runs.settings import TransformSettings
+from headrace.runs.settings import RunSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -37,7 +37,7 @@ class ProbedRecord:
 
 
 def learn(
-    plan: TransformPlan, stores: Stores, settings: TransformSettings, metadata: ModelMetadata
+    plan: TransformPlan, stores: Stores, settings: RunSettings, metadata: ModelMetadata
 ) -> dict[str, Any]:
     """Return the properties of the first records, as `Mapper.learned` has them.
 
@@ -49,9 +49,7 @@ def learn(
     return mapper.learned
 
 
-def _learn_format(
-    mapper: Mapper, infos: Sequence[ObjectInfo], stores: Stores, settings: TransformSettings
-) -> None:
+def _learn_format(mapper: Mapper, infos: Sequence[ObjectInfo], stores: Stores, settings: RunSettings) -> None:
     """Read objects of one format until a record decodes.
 
     Records of one object that do not fit are an error only if those of no other object fit.
@@ -72,7 +70,7 @@ def _learn_format(
 
 
 def first_records(
-    plan: TransformPlan, stores: Stores, settings: TransformSettings, metadata: ModelMetadata, *, count: int
+    plan: TransformPlan, stores: Stores, settings: RunSettings, metadata: ModelMetadata, *, count: int
 ) -> list[ProbedRecord]:
     """Return the first records of the source, with the model inputs made from them."""
     mapper = Mapper(metadata, settings.mapping, settings.read)
@@ -85,7 +83,7 @@ def first_records(
     return seen
 
 
-def _by_format(plan: TransformPlan, settings: TransformSettings) -> dict[str, list[ObjectInfo]]:
+def _by_format(plan: TransformPlan, settings: RunSettings) -> dict[str, list[ObjectInfo]]:
     found: dict[str, list[ObjectInfo]] = {}
     for planned in plan.objects:
         name = format_name(planned.info.uri, settings.read) or ""
@@ -93,7 +91,7 @@ def _by_format(plan: TransformPlan, settings: TransformSettings) -> dict[str, li
     return found
 
 
-def _first_blocks(info: ObjectInfo, stores: Stores, settings: TransformSettings) -> Iterator[Block]:
+def _first_blocks(info: ObjectInfo, stores: Stores, settings: RunSettings) -> Iterator[Block]:
     """Yield an object's blocks; none if it breaks before the first.
 
     The transform reports such an object.

@@ -21,7 +21,7 @@ from headrace.formats.read import (
 )
 from headrace.runs.items import BlockSource, Cursor, ReadBlock
 from headrace.runs.prefetch import Extent, Prefetch
-from headrace.runs.stream_settings import FlowSettings
+from headrace.runs.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 

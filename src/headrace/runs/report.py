@@ -15,7 +15,7 @@ from headrace.runs.plan import TransformPlan
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
 from headrace.runs.region_transfers import region_transfers, tasks_left
-from headrace.runs.settings import TransformSettings
+from headrace.runs.settings import RunSettings
 
 REPORT_VERSION: Final = 1
 REPORT_NAME: Final = "_report.json"
@@ -215,7 +215,7 @@ def _warn_renamed(name: str) -> None:
 def object_results(
     plan: TransformPlan,
     records: Iterable[TaskRecord],
-    settings: TransformSettings,
+    settings: RunSettings,
     retried: Mapping[int, RetriedObject] | None = None,
 ) -> list[ObjectResult]:
     """Return the results of all objects whose shards are finished, with the records gained by a retry."""
@@ -239,7 +239,7 @@ def _result(
     plan: TransformPlan,
     index: int,
     shards: Sequence[ShardRecord],
-    settings: TransformSettings,
+    settings: RunSettings,
     retried: RetriedObject | None,
 ) -> ObjectResult:
     counts = _counts_of(shards)

@@ -29,7 +29,7 @@ from headrace.core.errors import (
 from headrace.core.predictor import Predictor
 from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, read_failed_records
-from headrace.runs.encoders import ShardEncoders, resolve_accept
+from headrace.runs.encoders import Encoders, resolve_format
 from headrace.runs.flow import Flow
 from headrace.runs.items import ScoredBatch, selected_rows
 from headrace.runs.ledger import TransformLedger
@@ -50,7 +50,7 @@ from headrace.runs.retry_source import (
     select_rows,
 )
 from headrace.runs.retry_whole import current_info, redo_objects, select_objects_to_redo
-from headrace.runs.settings import TABLES, TransformSettings, settings_from_identity
+from headrace.runs.settings import TABLES, RunSettings, settings_from_identity
 from headrace.runs.task_run import TransformWork
 from headrace.runs.usage import cpu_s, peak_memory_mb
 from headrace.storage.draft import open_draft
@@ -110,7 +110,7 @@ class FailedRecordsRetry:
         """
         identity = finished_identity(self._ledger)
         self._check_model(identity)
-        settings = settings_from_identity(identity["settings"])
+        settings = settings_from_identity(identity["settings"], per_object=True)
         plan = self._plan(settings)
         began, cpu_before_s = self._clock.now(), cpu_s()
         if self._write_page_always or self._has_page():
@@ -143,7 +143,7 @@ class FailedRecordsRetry:
             f"{self._model_identity}: predictions of both would be mixed. Add --other-model to accept that"
         )
 
-    def _plan(self, settings: TransformSettings) -> TransformPlan:
+    def _plan(self, settings: RunSettings) -> TransformPlan:
         """Return the plan with its original tasks and the present versions of the objects."""
         planned = tuple(self._ledger.objects())
         tasks, renewed = cut_tasks(planned, settings), self._ledger.new_infos()
@@ -159,10 +159,10 @@ class FailedRecordsRetry:
         uris = ((index, self.destination + planned.failed) for index, planned in enumerate(plan.objects))
         return {index: sizes[uri] for index, uri in uris if uri in sizes}
 
-    def _redoes_all(self, settings: TransformSettings, learned: Mapping[str, Any]) -> bool:
+    def _redoes_all(self, settings: RunSettings, learned: Mapping[str, Any]) -> bool:
         """Return True if every object with a failure is scored again as a whole."""
         kind = learned.get("format")
-        is_table = resolve_accept(settings.output, kind if isinstance(kind, str) else None) in TABLES
+        is_table = resolve_format(settings, kind if isinstance(kind, str) else None) in TABLES
         return is_table or settings.failures.on_error == "object"
 
     def _broken_objects(self) -> set[int]:
@@ -178,7 +178,7 @@ class FailedRecordsRetry:
         return {s.index: s.begin_bytes for s in reversed(shards) if s.begin_bytes}
 
     def _records(
-        self, plan: TransformPlan, failed: Mapping[int, int], settings: TransformSettings
+        self, plan: TransformPlan, failed: Mapping[int, int], settings: RunSettings
     ) -> Iterator[ObjectFailures]:
         """Yield the records to retry one by one, by object."""
         for index, nbytes in failed.items():
@@ -209,7 +209,7 @@ class FailedRecordsRetry:
     # Whole objects
 
     def _redo_objects(
-        self, plan: TransformPlan, settings: TransformSettings, learned: Mapping[str, Any], failed: set[int]
+        self, plan: TransformPlan, settings: RunSettings, learned: Mapping[str, Any], failed: set[int]
     ) -> tuple[TransformPlan, set[int]]:
         """Score objects again as a whole.
 
@@ -248,13 +248,13 @@ class FailedRecordsRetry:
     def _retry(
         self,
         plan: TransformPlan,
-        settings: TransformSettings,
+        settings: RunSettings,
         learned: Mapping[str, Any],
         objects: Sequence[ObjectFailures],
     ) -> None:
         """Call the model for failed records of some objects, and merge the predictions."""
         mapper = Mapper(self._predictor.metadata, settings.mapping, settings.read, learned)
-        encoders = ShardEncoders(settings.output, mapper)
+        encoders = Encoders(settings, mapper)
         source = RetrySource(objects, self._stores, settings.read)
         flow = Flow(source, mapper, self._predictor, settings.flow, progress=self.progress, clock=self._clock)
         recovered: defaultdict[int, list[RecoveredRecord]] = defaultdict(list)
@@ -326,7 +326,7 @@ class FailedRecordsRetry:
         self,
         identity: Mapping[str, Any],
         plan: TransformPlan,
-        settings: TransformSettings,
+        settings: RunSettings,
         elapsed_s: float,
         cpu_used_s: float,
     ) -> TransformReport:
@@ -357,7 +357,7 @@ class FailedRecordsRetry:
         _log.info("failed records retried", extra={"rows_failed": report.rows_failed})
         return report
 
-    def _write_page(self, report: TransformReport, settings: TransformSettings) -> None:
+    def _write_page(self, report: TransformReport, settings: RunSettings) -> None:
         """Write the page, unless the existing one has the same counts and the plots of a longer run."""
         if self._observation is None:
             return
@@ -418,7 +418,7 @@ def _with_true_positions(batch: ScoredBatch, objects: Sequence[ObjectFailures]) 
 
 
 def _outcomes(
-    batch: ScoredBatch, objects: Sequence[ObjectFailures], encoders: ShardEncoders
+    batch: ScoredBatch, objects: Sequence[ObjectFailures], encoders: Encoders
 ) -> Iterator[tuple[int, bytes, RecoveredRecord | Failure]]:
     """Yield the outcome of each record of a batch: its object's number, the header and the prediction.
 

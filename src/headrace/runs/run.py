@@ -40,7 +40,7 @@ from headrace.runs.report import (
     sum_counts,
 )
 from headrace.runs.runner import Runner
-from headrace.runs.settings import SHARE_ROWS_MIN, TransformSettings
+from headrace.runs.settings import SHARE_ROWS_MIN, RunSettings
 from headrace.runs.task_run import TransformWork
 from headrace.runs.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
@@ -80,7 +80,7 @@ class Transform:
         *,
         stores: Stores,
         runner: Runner,
-        settings: TransformSettings,
+        settings: RunSettings,
         model_identity: str,
         if_exists: IfExists = "refuse",
         model_reference: Mapping[str, Any] | None = None,

@@ -16,7 +16,7 @@ from headrace.formats.contract import DecodedBlock
 from headrace.formats.csv_cells import CsvDialect
 from headrace.formats.csv_columns import ColumnFinder
 from headrace.formats.csv_decode import CellType, CsvColumnsDecoder
-from headrace.runs.stream_settings import BY_MEMBER, MappingOptions
+from headrace.runs.settings import BY_MEMBER, MappingOptions
 
 _ID: Final = "id"
 _END: Final = "end"

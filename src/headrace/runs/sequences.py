@@ -18,7 +18,7 @@ from headrace.core.errors import ConfigError, LimitError
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import ModelMetadata, Tensor, text_array
 from headrace.runs.items import Cursor, Replay, Span, selected_rows
-from headrace.runs.stream_settings import FlowSettings, MappingOptions
+from headrace.runs.settings import FlowSettings, MappingOptions
 
 SEQUENCE_INPUTS: Final = ("sequence_id", "sequence_start", "sequence_end")
 """The tensors that name the sequence, the start and the end of every row."""

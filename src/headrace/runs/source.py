@@ -28,7 +28,7 @@ from headrace.runs.parquet_source import parquet_blocks
 from headrace.runs.plan import Shard, Task, TransformPlan
 from headrace.runs.prefetch import Extent, Prefetch
 from headrace.runs.records import ShardPosition, ShardRecord, TaskCheckpoint
-from headrace.runs.stream_settings import FlowSettings
+from headrace.runs.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 

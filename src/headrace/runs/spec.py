@@ -45,10 +45,13 @@ from headrace.runs.sagemaker import (
     read_job,
 )
 from headrace.runs.settings import (
+    MIB,
     DataType,
     FailurePolicy,
+    FlowSettings,
+    MappingOptions,
+    OutputSettings,
     TaskSettings,
-    TransformOutput,
     TransformSettings,
 )
 from headrace.runs.spec_extension import (
@@ -57,7 +60,6 @@ from headrace.runs.spec_extension import (
     read_extension,
     rename_old_fields,
 )
-from headrace.runs.stream_settings import MIB, FlowSettings, MappingOptions
 
 T = TypeVar("T")
 
@@ -175,7 +177,6 @@ def _settings(job: SageMakerJob, extension: SpecExtension, *, strict: bool) -> T
             TaskSettings(),
             task_bytes=extension.task_bytes,
             task_objects_max=extension.task_objects,
-            checkpoint_s=extension.checkpoint_s,
         ),
     )
 
@@ -236,15 +237,16 @@ def _payload_bytes(job: SageMakerJob, unbounded: int | None) -> int | None:
     return payload_mb * MIB or unbounded
 
 
-def _output(job: SageMakerJob, extension: SpecExtension) -> TransformOutput:
+def _output(job: SageMakerJob, extension: SpecExtension) -> OutputSettings:
     return _replace_set(
-        TransformOutput(),
-        accept=_first_set(extension.accept, None if job.accept is None else accept_of(job.accept)),
+        OutputSettings(),
+        format=_first_set(extension.accept, None if job.accept is None else accept_of(job.accept)),
         assemble=_first_set(extension.assemble, job.assemble, "none" if job.has_output else None),
         join=_first_set(extension.join, job.join),
         output_filter=_first_set(extension.output_filter, job.output_filter),
         slice_end=extension.slice_end,
         header=extension.output_header,
+        checkpoint_s=extension.checkpoint_s,
     )
 
 
@@ -277,7 +279,7 @@ def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:
 
 
 def _check_filters(
-    read: ReadOptions, mapping: MappingOptions, output: TransformOutput, extension: SpecExtension
+    read: ReadOptions, mapping: MappingOptions, output: OutputSettings, extension: SpecExtension
 ) -> None:
     """Raise ConfigError for filters that fit no record of the formats.
 
@@ -296,7 +298,7 @@ def _check_filters(
         _check_columns(where, path, named=named)
     if extension.output_filter and (output.join == "none" or read.format != "csv"):
         named = True  # predictions have names, although SageMaker's filters do not use them
-    if output.accept == "csv" or (output.accept == "auto" and read.format == "csv"):
+    if output.format == "csv" or (output.format == "auto" and read.format == "csv"):
         where = "headrace.output_filter" if extension.output_filter else "DataProcessing.OutputFilter"
         _check_columns(where, compile_path(output.output_filter, slice_end=output.slice_end), named=named)
 

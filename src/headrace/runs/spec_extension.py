@@ -14,7 +14,7 @@ from headrace.formats.json_path_grammar import SliceEnd
 from headrace.formats.pixels import ImageMode
 from headrace.runs.document import SpecTable, format_value
 from headrace.runs.media_types import COMPRESSIONS, SPLITS, accept_of, kind_of
-from headrace.runs.settings import Accept, Assemble, DataType, Join, OnError
+from headrace.runs.settings import Assemble, DataType, Join, OnError, OutputFormat
 from headrace.storage.uri import parse
 
 _log = logging.getLogger("headrace.runs")
@@ -66,7 +66,7 @@ class SpecExtension:
     output_filter: str | None
     slice_end: SliceEnd | None
     join: Join | None
-    accept: Accept | None
+    accept: OutputFormat | None
     assemble: Assemble | None
     output_header: bool | None
     on_error: OnError | None

@@ -18,17 +18,17 @@ from headrace.core.errors import (
     ResumeRefusedError,
 )
 from headrace.core.predictor import Predictor
+from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, Replay
 from headrace.runs.notice import notice_objects
 from headrace.runs.objects import plan_objects, source_covers
-from headrace.runs.part_encoders import PartEncoders
 from headrace.runs.part_ledger import LEDGER_FOLDER, Counts, Ledger, ResumeState
 from headrace.runs.parts import PART_NAME, Sink
 from headrace.runs.progress import RunProgress
 from headrace.runs.sequences import Sequencer
+from headrace.runs.settings import RunSettings
 from headrace.runs.stream_report import Report, make_report
-from headrace.runs.stream_settings import StreamSettings
 from headrace.runs.usage import cpu_s
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -57,7 +57,7 @@ class Run:
         *,
         stores: Stores,
         predictor: Predictor,
-        settings: StreamSettings,
+        settings: RunSettings,
         model_identity: str,
         if_exists: IfExists = "refuse",
         clock: Clock | None = None,
@@ -253,7 +253,7 @@ class Run:
             self._store,
             self.destination,
             self._ledger,
-            PartEncoders(self._settings, flow.mapper).make,
+            Encoders(self._settings, flow.mapper).make,
             self._settings.output,
             state=self._state,
             clock=self._clock,

@@ -15,7 +15,7 @@ from headrace.core.block import FailureKind
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
-from headrace.runs.encoders import ShardEncoders
+from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import TransformLedger
@@ -24,7 +24,7 @@ from headrace.runs.observation import RunObservation
 from headrace.runs.plan import Task, TransformPlan
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import ShardPosition, TaskCheckpoint, TaskRecord
-from headrace.runs.settings import TransformSettings
+from headrace.runs.settings import RunSettings
 from headrace.runs.source import TaskSource, list_open_shards
 from headrace.runs.task_sink import TaskSink
 from headrace.storage.resolve import Stores
@@ -63,7 +63,7 @@ class TransformWork:
     """
 
     plan: TransformPlan
-    settings: TransformSettings
+    settings: RunSettings
     stores: Stores
     ledger: TransformLedger
     learned: Mapping[str, Any]
@@ -120,7 +120,7 @@ class TaskRun:
             work.plan,
             self._open_shards,
             self._source,
-            make_encoder=ShardEncoders(settings.output, mapper).make,
+            make_encoder=Encoders(settings, mapper).make,
             metadata=predictor.metadata,
             settings=settings,
             attempt=uuid.uuid4().hex[:12],

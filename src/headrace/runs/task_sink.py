@@ -20,7 +20,7 @@ from headrace.runs.output import EncoderFactory, ShardOutput
 from headrace.runs.part_ledger import Counts
 from headrace.runs.plan import TransformPlan
 from headrace.runs.records import ShardRecord, TaskCheckpoint, TaskRecord
-from headrace.runs.settings import TABLES, TransformSettings
+from headrace.runs.settings import TABLES, RunSettings
 from headrace.runs.source import OpenShard, ShardEnd, TaskSource
 from headrace.runs.spooled_output import SpooledOutput
 from headrace.storage.draft import Draft, PersistedDraft, discard
@@ -58,7 +58,7 @@ class TaskSink:
         *,
         make_encoder: EncoderFactory,
         metadata: ModelMetadata,
-        settings: TransformSettings,
+        settings: RunSettings,
         attempt: str,
         clock: Clock,
         on_task: Callable[[TaskRecord], None],
@@ -71,7 +71,7 @@ class TaskSink:
         self._open_shards = open_shards
         self._source = source
         self._make_encoder = make_encoder
-        self._empty_outputs = _make_empty_outputs(metadata) if settings.output.accept in TABLES else None
+        self._empty_outputs = _make_empty_outputs(metadata) if settings.output.format in TABLES else None
         self._settings = settings
         self._attempt = attempt
         self._clock = clock
@@ -108,7 +108,7 @@ class TaskSink:
             if output.has_failures:
                 self._on_failure(self._open_shards[index])
         self._finish_ended()
-        if self._clock.now() - self._checkpointed_s >= self._settings.tasks.checkpoint_s:
+        if self._clock.now() - self._checkpointed_s >= self._settings.output.checkpoint_s:
             self.checkpoint(batch)
 
     def _on_failure(self, open_shard: OpenShard) -> None:
@@ -244,7 +244,7 @@ class TaskSink:
             return
         done = self._done[open_shard.task]
         output, position = self._open.get(batch.end.index), batch.end.position
-        resumable = self._settings.output.accept not in TABLES
+        resumable = self._settings.output.format not in TABLES
         self._publisher.flush()
         if output is None or position is None or not resumable:
             if done:
@@ -289,7 +289,7 @@ class TaskSink:
         self._publisher.close()
 
 
-def suppresses_output(settings: TransformSettings, *, failed: bool) -> bool:
+def suppresses_output(settings: RunSettings, *, failed: bool) -> bool:
     """Return True if an object gets no output because of a failure in it."""
     return failed and settings.failures.on_error == "object"
 

@@ -38,7 +38,7 @@ def test_stream_options_limit_parts():
         NewJob(options={"part_rows_max": 10, "part_bytes_max": 1 << 20, "batch_rows_max": 5})
     )
     assert (settings.output.part_rows_max, settings.output.part_bytes_max) == (10, 1 << 20)
-    assert settings.output.format == "csv"
+    assert settings.output.format == "auto"
     with pytest.raises(ConfigError, match="part_rows_max"):
         transform_settings(NewJob(options={"part_rows_max": 10}))
 
@@ -51,7 +51,7 @@ def test_part_limit_must_be_a_whole_number(value):
 
 def test_stream_refuses_unsupported_formats():
     assert stream_settings(NewJob(accept="application/jsonlines")).output.format == "jsonl"
-    with pytest.raises(ConfigError, match="a stream writes"):
+    with pytest.raises(ConfigError, match="a stream writes one record per line, not json"):
         stream_settings(NewJob(accept="application/json"))
 
 

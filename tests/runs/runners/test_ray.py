@@ -117,7 +117,7 @@ def make_source(folder: Path) -> Path:
     return folder
 
 
-SETTINGS = make_settings(tasks={"task_bytes": 1_200, "checkpoint_s": 0.05})
+SETTINGS = make_settings(tasks={"task_bytes": 1_200}, checkpoint_s=0.05)
 TWO = RayWorkers(2, 2, label_selector={"ray.io/region": "in(eu,us)"})
 
 

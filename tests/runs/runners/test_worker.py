@@ -76,7 +76,7 @@ class BegunRun:
     """A run that has begun, over objects of 40 rows. Its workers write a checkpoint of every batch."""
 
     def __init__(self, folder: Path, names: str, *, task_objects_max: int = 1) -> None:
-        self.settings = make_settings(tasks={"checkpoint_s": 0.0, "task_objects_max": task_objects_max})
+        self.settings = make_settings(checkpoint_s=0.0, tasks={"task_objects_max": task_objects_max})
         source, self.out, self.stores = f"{folder}/in/", f"{folder}/out/", Stores()
         for name in names:
             self.stores.for_uri(source).put(f"{source}{name}.csv", rows(40))

@@ -7,9 +7,8 @@ from typing import Any, Final
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import NewJob
 from headrace.runs.sagemaker import FIELDS
-from headrace.runs.settings import TransformSettings
+from headrace.runs.settings import StreamSettings, TransformSettings
 from headrace.runs.spec import EXTENSION_TABLE, spec_of
-from headrace.runs.stream_settings import OutputSettings, StreamSettings
 
 _PARTS: Final = ("part_bytes_max", "part_rows_max")
 _WHERE: Final = "options"
@@ -59,18 +58,14 @@ def stream_settings(spec: NewJob) -> StreamSettings:
     """
     options = {key: value for key, value in spec.options.items() if key not in _PARTS}
     settings = transform_settings(replace(spec, options=options))
-    output = settings.output
-    if output.accept not in {"auto", "csv", "jsonl", "parquet"}:
-        raise ConfigError(f"{_WHERE}: a stream writes csv, jsonl or parquet, not {output.accept}")
-    bounds = {key: _whole(spec.options, key) for key in _PARTS if key in spec.options}
-    written = OutputSettings(
-        format="csv" if output.accept == "auto" else output.accept,  # pyright: ignore[reportArgumentType]
-        join=output.join,
-        header=output.header,
-        checkpoint_s=settings.tasks.checkpoint_s,
-        **bounds,
+    limits = {key: _whole(spec.options, key) for key in _PARTS if key in spec.options}
+    return StreamSettings(
+        read=settings.read,
+        mapping=settings.mapping,
+        flow=settings.flow,
+        output=replace(settings.output, **limits),
+        failures=settings.failures,
     )
-    return StreamSettings(settings.read, settings.mapping, settings.flow, written)
 
 
 def _without_manifest(settings: TransformSettings) -> TransformSettings:

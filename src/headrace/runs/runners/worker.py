@@ -26,7 +26,7 @@ from headrace.runs.runners.messages import (
     error_to_json,
     metadata_to_json,
 )
-from headrace.runs.settings import TransformSettings
+from headrace.runs.settings import RunSettings
 from headrace.runs.task_run import TaskRun, TransformWork
 from headrace.runs.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
@@ -59,7 +59,7 @@ class TaskWorker:
         *,
         stores: Stores,
         destination: str,
-        settings: TransformSettings,
+        settings: RunSettings,
         region: str | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -240,10 +240,10 @@ class TaskWorker:
             self._observation.clear()
 
 
-def _checkpoint_every_batch(settings: TransformSettings) -> TransformSettings:
+def _checkpoint_every_batch(settings: RunSettings) -> RunSettings:
     """Return settings with a checkpoint of every batch and one batch in flight.
 
     If a batch kills the worker, the checkpoint tells which.
     """
-    tasks = replace(settings.tasks, checkpoint_s=0.0)
-    return replace(settings, tasks=tasks, flow=replace(settings.flow, window_bytes_max=1))
+    output = replace(settings.output, checkpoint_s=0.0)
+    return replace(settings, output=output, flow=replace(settings.flow, window_bytes_max=1))
