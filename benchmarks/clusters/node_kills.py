@@ -21,8 +21,8 @@ from ray.cluster_utils import Cluster
 from targets import Target, spread
 
 from headrace.app.runners import RayWorkers
-from headrace.app.transforming import transform_sync
-from headrace.runs.settings import TaskSettings, TransformSettings
+from headrace.app.runs import transform_sync
+from headrace.runs.settings import OutputSettings, TaskSettings, TransformSettings
 from runs import output_files, output_folder
 
 KILLS = 6
@@ -105,7 +105,9 @@ def _run(source: Path, name: str) -> float:
         f"{FOLDER.absolute()}/{output_folder(name).name}/",
         model=str(MODEL.absolute()),
         workers=RayWorkers(2, 2),
-        settings=TransformSettings(tasks=TaskSettings(checkpoint_s=0.5, task_bytes=1 << 20)),
+        settings=TransformSettings(
+            tasks=TaskSettings(task_bytes=1 << 20), output=OutputSettings(checkpoint_s=0.5)
+        ),
         overwrite=True,
     )
     if (report.status, report.records_in, report.rows_out) != ("complete", ROWS, ROWS):

@@ -32,13 +32,12 @@ from headrace.core import (
 from headrace.core.platform import WINDOWS_REFUSAL
 
 if TYPE_CHECKING:
-    from headrace.app.renamed import TransformOutput
+    from headrace.app.predictors import PredictorOptions as PredictorOptions
+    from headrace.app.renamed import TransformOutput, TransformReport
     from headrace.app.runners import DataRegions, Workers
-    from headrace.app.streaming import PredictorOptions as PredictorOptions
-    from headrace.app.streaming import open_run, run, run_sync, stream
-    from headrace.app.transforming import retry_failed, transform, transform_sync
+    from headrace.app.runs import open_run, retry_failed, run, run_sync, stream, transform, transform_sync
     from headrace.formats.read import ReadOptions
-    from headrace.runs.report import TransformReport
+    from headrace.runs.report import Report
     from headrace.runs.runners.engines import BeamWorkers, RayWorkers
     from headrace.runs.settings import (
         FailurePolicy,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
         TaskSettings,
         TransformSettings,
     )
-    from headrace.runs.stream_report import Report
     from headrace.storage.regions import RegionRules
 
 __version__ = "0.1.0.dev0"
@@ -62,24 +60,24 @@ _LAZY_MODULES = {
     "FlowSettings": "headrace.runs.settings",
     "MappingOptions": "headrace.runs.settings",
     "OutputSettings": "headrace.runs.settings",
-    "PredictorOptions": "headrace.app.streaming",
+    "PredictorOptions": "headrace.app.predictors",
     "RayWorkers": "headrace.runs.runners.engines",
     "ReadOptions": "headrace.formats.read",
     "RegionRules": "headrace.storage.regions",
-    "Report": "headrace.runs.stream_report",
+    "Report": "headrace.runs.report",
     "StreamSettings": "headrace.runs.settings",
     "TaskSettings": "headrace.runs.settings",
     "TransformOutput": "headrace.app.renamed",
-    "TransformReport": "headrace.runs.report",
+    "TransformReport": "headrace.app.renamed",
     "TransformSettings": "headrace.runs.settings",
     "Workers": "headrace.app.runners",
-    "open_run": "headrace.app.streaming",
-    "retry_failed": "headrace.app.transforming",
-    "run": "headrace.app.streaming",
-    "run_sync": "headrace.app.streaming",
-    "stream": "headrace.app.streaming",
-    "transform": "headrace.app.transforming",
-    "transform_sync": "headrace.app.transforming",
+    "open_run": "headrace.app.runs",
+    "retry_failed": "headrace.app.runs",
+    "run": "headrace.app.runs",
+    "run_sync": "headrace.app.runs",
+    "stream": "headrace.app.runs",
+    "transform": "headrace.app.runs",
+    "transform_sync": "headrace.app.runs",
 }
 
 __all__ = [

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from cases import for_each
+from headrace.app.predictors import PredictorOptions, open_predictor
 from headrace.app.runners import BeamWorkers, DataRegions, RayWorkers, Workers, instance_options, open_runner
-from headrace.app.streaming import PredictorOptions, open_predictor
 from headrace.core.errors import ConfigError
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.locality import Locality
 from headrace.runs.runner import InProcessRunner
 from headrace.runs.runners.processes import ProcessRunner
@@ -95,7 +95,7 @@ def test_pipeline_description_contains_no_secret_and_no_model(model, tmp_path):
         assert b"return x * 2" not in described
         assert runner._environ["AWS_SECRET_ACCESS_KEY"] == secret
     # Workers on other machines read the model from a draft beside the ledger.
-    ledger = TransformLedger(stores.for_uri(f"{tmp_path}/out/"), f"{tmp_path}/out/")
+    ledger = Ledger(stores.for_uri(f"{tmp_path}/out/"), f"{tmp_path}/out/")
     runner._prepare(ledger)
     there = runner._opener.copy.get(stores).unpack(tmp_path / "there")
     assert Path(there).read_text() == MODEL

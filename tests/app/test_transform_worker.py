@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cases import for_each
 from headrace.app.model_copy import copy_model
-from headrace.app.streaming import PredictorOptions, open_predictor
+from headrace.app.predictors import PredictorOptions, open_predictor
 from headrace.app.transform_worker import (
     WorkerOpener,
     WorkerSpec,
@@ -17,7 +18,15 @@ from headrace.app.transform_worker import (
 )
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model
-from headrace.runs.settings import TransformSettings
+from headrace.runs.settings import (
+    FlowSettings,
+    MappingOptions,
+    OutputSettings,
+    RunSettings,
+    StreamSettings,
+    TaskSettings,
+    TransformSettings,
+)
 from headrace.storage.resolve import Stores
 
 MODEL = (
@@ -33,12 +42,10 @@ def work_folder(monkeypatch, tmp_path):
     return tmp_path
 
 
-def spec_of(model: str, destination: str = "out", **more) -> WorkerSpec:
-    options = PredictorOptions()
+def spec_of(model: str, destination: str = "out", *, settings: RunSettings | None = None) -> WorkerSpec:
+    options, used = PredictorOptions(), settings or TransformSettings()
     identity = open_predictor(model, None, options).identity
-    return worker_spec(
-        destination, model, None, TransformSettings(), options, identity=identity, stores=Stores(), **more
-    )
+    return worker_spec(destination, model, None, used, options, identity=identity, stores=Stores())
 
 
 def test_spec_survives_a_command_line(work_folder):
@@ -49,6 +56,21 @@ def test_spec_survives_a_command_line(work_folder):
     command = worker_command(spec, "eu")
     assert command[-1] == "eu"
     assert command[-2].encode() == spec.to_json()
+
+
+@for_each("preset", [StreamSettings, TransformSettings])
+def test_worker_has_the_settings_of_its_run(work_folder, preset):
+    (work_folder / "twice.py").write_text(MODEL.format(2))
+    settings = preset(
+        mapping=MappingOptions(columns=("a", "b")),
+        flow=FlowSettings(batch_rows_max=7, prefetch_threads=2),
+        output=OutputSettings(format="jsonl", header=False, checkpoint_s=3.0),
+        tasks=TaskSettings(task_objects_max=5),
+    )
+    spec = WorkerSpec.from_json(spec_of("twice.py", settings=settings).to_json())
+    with WorkerOpener(spec)(print, None) as worker:
+        assert worker._settings == settings
+        assert type(worker._settings) is preset
 
 
 def test_objects_of_this_process_are_refused():

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from cases import for_each
 from headrace.cli.options import (
     FLOW_OPTIONS,
-    OUTPUT_OPTIONS,
+    PART_OPTIONS,
     SEQUENCE_OPTIONS,
     SOURCE_OPTIONS,
     parse_bytes,
@@ -16,6 +16,8 @@ from headrace.cli.options import (
     predictor_options,
     stream_settings,
 )
+from headrace.cli.runs import EXISTING_OPTIONS
+from headrace.cli.transform_options import FILTER_OPTIONS, LIMIT_OPTIONS, TASK_BYTES_OPTION
 from headrace.formats.read import ReadOptions
 from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 
@@ -102,7 +104,11 @@ def parsed(*args: str) -> dict:
     @SOURCE_OPTIONS
     @SEQUENCE_OPTIONS
     @FLOW_OPTIONS
-    @OUTPUT_OPTIONS
+    @PART_OPTIONS
+    @FILTER_OPTIONS
+    @LIMIT_OPTIONS
+    @TASK_BYTES_OPTION
+    @EXISTING_OPTIONS
     def command(**params):
         found.update(params)
 

@@ -5,7 +5,7 @@ from headrace.cli.reports import exit_status, print_error, print_report
 from headrace.core.block import Failure, FailureKind, Position
 from headrace.core.errors import ConfigError
 from headrace.runs.progress import RunProgress
-from headrace.runs.stream_report import Report
+from headrace.runs.report import Report
 
 
 def report_of(**changed) -> Report:
@@ -17,7 +17,14 @@ def report_of(**changed) -> Report:
         "records_in": 1200,
         "rows_out": 1200,
         "rows_failed": 0,
-        "objects_read": 1,
+        "kind": "stream",
+        "objects": 1,
+        "objects_done": 1,
+        "objects_with_failures": 0,
+        "objects_suppressed": 0,
+        "rows_suppressed": 0,
+        "out_bytes": 9,
+        "tasks": 0,
         "objects_broken": 0,
         "parts": 2,
         "bytes_read": 1,
@@ -53,7 +60,12 @@ def test_exit_status_agrees_with_the_report(changed, status, capsys):
 
 def test_report_has_one_line_per_figure(capsys):
     print_report(
-        report_of(output="s3://a-[long]-bucket/" + "x" * 100 + "/", rows_out=1199, rows_failed=1),
+        report_of(
+            output="s3://a-[long]-bucket/" + "x" * 100 + "/",
+            rows_out=1199,
+            rows_failed=1,
+            failures={"decode: x": 1},
+        ),
         json_lines=False,
     )
     out, err = capsys.readouterr()
@@ -62,7 +74,7 @@ def test_report_has_one_line_per_figure(capsys):
     figures = {name.strip(): value.strip() for name, value in lines.items()}
     assert figures["predictions"] == "s3://a-[long]-bucket/" + "x" * 100 + "/ (2 parts)"
     assert figures["records in"] == "1,200 = 1,199 out + 1 failed"
-    assert figures["failures"].endswith("part-*.failed.jsonl")
+    assert figures["failures"].endswith("part-*.failed.jsonl; by reason:")
     assert figures["status"] == "complete"
     assert "broken objects" not in figures
 

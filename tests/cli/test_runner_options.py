@@ -8,9 +8,8 @@ from click.testing import CliRunner
 
 from cases import for_each
 from headrace.app.runners import DataRegions, Workers
-from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, workers_from
+from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, stream_workers_from, workers_from
 from headrace.runs.runners.engines import BeamWorkers, RayWorkers
-from headrace.runs.spec import TransformSpec, spec_of
 from headrace.storage.regions import RegionRules
 
 
@@ -26,11 +25,6 @@ def parsed(*args: str) -> dict[str, Any]:
     done = CliRunner().invoke(command, list(args))
     assert done.exit_code == 0, done.output
     return found
-
-
-def spec(instances: int | None = None) -> TransformSpec:
-    extension = {} if instances is None else {"instances": instances}
-    return spec_of({"headrace": extension}, "a spec")
 
 
 @for_each(
@@ -73,14 +67,14 @@ def spec(instances: int | None = None) -> TransformSpec:
     ],
 )
 def test_options_select_the_workers(args, workers):
-    assert workers_from(parsed(*args), spec()) == workers
+    assert workers_from(parsed(*args)) == workers
 
 
-def test_spec_sets_the_workers_without_an_option():
-    assert workers_from(parsed(), spec(4)) == Workers(4, "thread")
-    assert workers_from(parsed("--runner", "ray"), spec(4)) == RayWorkers(1, 4)
-    assert workers_from(parsed("--runner", "beam"), spec(4)) == BeamWorkers(direct_workers=4)
-    assert workers_from(parsed("--runner", "ray", "--workers", "2"), spec(4)) == RayWorkers(1, 2)
+def test_number_of_instances_sets_the_workers_without_an_option():
+    assert workers_from(parsed(), 4) == Workers(4, "thread")
+    assert workers_from(parsed("--runner", "ray"), 4) == RayWorkers(1, 4)
+    assert workers_from(parsed("--runner", "beam"), 4) == BeamWorkers(direct_workers=4)
+    assert workers_from(parsed("--runner", "ray", "--workers", "2"), 4) == RayWorkers(1, 2)
 
 
 @for_each(
@@ -107,7 +101,7 @@ def test_spec_sets_the_workers_without_an_option():
 )
 def test_contradictions_are_usage_errors(args, reason):
     with pytest.raises(click.UsageError, match=reason):
-        workers_from(parsed(*args), spec())
+        workers_from(parsed(*args))
 
 
 def test_options_select_the_regions():
@@ -137,3 +131,37 @@ def test_options_select_the_regions():
 def test_invalid_regions_are_usage_errors(args, reason):
     with pytest.raises(click.UsageError, match=reason):
         regions_from(parsed(*args))
+
+
+STREAM = {
+    "sequence": None,
+    "batch_delay_ms": None,
+    "instances": None,
+    "part_bytes_max": None,
+    "task_bytes": None,
+}
+"""Parameters of other options of a stream."""
+
+
+def test_stream_has_no_workers_by_default():
+    assert stream_workers_from({**parsed(), **STREAM}) is None
+    assert stream_workers_from({**parsed("--workers", "2"), **STREAM}) == Workers(2, "process")
+    assert stream_workers_from({**parsed("--runner", "beam"), **STREAM}) == BeamWorkers()
+
+
+@for_each(
+    ("args", "more", "why"),
+    [
+        (["--isolation", "process"], {}, "--isolation requires --workers"),
+        (["--region", "eu"], {}, "--region requires --workers"),
+        ([], {"task_bytes": 9}, "--task-bytes requires --workers: a stream without workers has no tasks"),
+        (["--ray-address", "auto"], {}, "--ray-address requires --runner ray"),
+        (["--workers", "2"], {"sequence": "user"}, "--sequence and --workers cannot be combined: .*in order"),
+        (["--workers", "2"], {"batch_delay_ms": 5.0}, "--batch-delay-ms and --workers cannot be combined"),
+        (["--runner", "ray"], {"instances": 2}, "--instances and --workers cannot be combined"),
+        (["--workers", "1"], {"part_bytes_max": 9}, "each task writes one part; set its size with --task-b"),
+    ],
+)
+def test_options_that_cannot_apply_to_a_stream_are_refused(args, more, why):
+    with pytest.raises(click.UsageError, match=why):
+        stream_workers_from({**parsed(*args), **STREAM, **more})

@@ -14,9 +14,8 @@ from headrace.app.job_components import JobLocations
 from headrace.app.job_worker import open_worker
 from headrace.app.jobs import JobsOptions, open_jobs
 from headrace.app.runners import DataRegions, Workers
+from headrace.app.runs import dry_run, open_watch
 from headrace.app.serving import ServerOptions, open_server
-from headrace.app.streaming import open_watch
-from headrace.app.transforming import dry_run
 from headrace.cli import main
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.maintenance.sweeper import Retention
@@ -33,11 +32,14 @@ TERMINAL = {
     **LOGS,
 }
 MEDIA = {"image_size": "ReadOptions.size_px; ledgers of finished runs record the field under this name"}
-RUN = {
-    **TERMINAL,
-    **MEDIA,
-    "watch": "headrace.app.streaming.open_watch, a function of its own",
+WORK_PLAN = {
+    "max_failed": "failures.failed_rows_max or failures.failed_share_max: a count, or a share with %",
+    "runner": "the class of workers: Workers, RayWorkers or BeamWorkers",
+    "data_region": "DataRegions.rules, parsed by RegionRules.parse",
+    "dry_run": "headrace.app.runs.dry_run, a function of its own",
+    "watch": "headrace.app.runs.open_watch, a function of its own",
 }
+RUN = {**TERMINAL, **MEDIA, **WORK_PLAN}
 SAGEMAKER = {
     "content_type": "read.format; SageMaker's name of it in a CreateTransformJob request",
     "split": "read.format; SageMaker's SplitType",
@@ -46,15 +48,7 @@ SAGEMAKER = {
     "strict": "failures.on_error = object; SageMaker's behaviour",
     "spec": "a file of settings",
 }
-TRANSFORM = {
-    **TERMINAL,
-    **MEDIA,
-    **SAGEMAKER,
-    "max_failed": "failures.failed_rows_max or failures.failed_share_max: a count, or a share with %",
-    "runner": "the class of workers: Workers, RayWorkers or BeamWorkers",
-    "data_region": "DataRegions.rules, parsed by RegionRules.parse",
-    "dry_run": "headrace.app.transforming.dry_run, a function of its own",
-}
+TRANSFORM = {**TERMINAL, **MEDIA, **SAGEMAKER, **WORK_PLAN}
 SERVE = {
     **LOGS,
     "no_rest": "rest_port = None, which a shell cannot write",
@@ -72,12 +66,11 @@ WORKERS = {
 WORK = {**WORKERS, "config": "open_worker(file=...), which takes the file's contents from read_jobs_file"}
 UP = {**WORKERS, "no_serve": "model_server = None, which a shell cannot write"}
 
+RUN_SOURCES = (open_watch, dry_run, Workers, RayWorkers, BeamWorkers, DataRegions)
 COMMANDS: Mapping[str, tuple[tuple[Callable[..., Any], ...], dict[str, str]]] = {
-    "stream": ((headrace.run, open_watch), RUN),
-    "transform run": (
-        (headrace.transform, dry_run, Workers, RayWorkers, BeamWorkers, DataRegions),
-        TRANSFORM,
-    ),
+    "stream run": ((headrace.run, *RUN_SOURCES), RUN),
+    "stream retry-failed": ((headrace.retry_failed,), TERMINAL),
+    "transform run": ((headrace.transform, *RUN_SOURCES), TRANSFORM),
     "transform retry-failed": ((headrace.retry_failed,), TERMINAL),
     "serve": ((open_server, ServerOptions, ServeSettings), SERVE),
     "work": ((open_worker, JobLocations, WorkerSettings, ServeSettings, Retention), WORK),
@@ -168,13 +161,14 @@ def test_every_settings_class_is_searched():
 # Old names, for one release
 
 OLD_OPTIONS = {
-    "stream": {
+    "stream run": {
         "--batch-rows": ("--batch-rows-max", "7", 7),
         "--batch-bytes": ("--batch-bytes-max", "2k", 2048),
         "--prefetch-bytes": ("--prefetch-bytes-max", "2k", 2048),
         "--part-bytes": ("--part-bytes-max", "2k", 2048),
         "--in-flight": ("--in-flight-max", "7", 7),
         "--sample-rate": ("--sample-rate-hz", "8000", 8000),
+        "--worker-memory": ("--worker-memory-bytes", "2k", 2048),
     },
     "transform run": {
         "--batch-rows": ("--batch-rows-max", "7", 7),
@@ -194,7 +188,13 @@ OLD_OPTIONS = {
         "--beat-s": ("--heartbeat-s", "3", 3.0),
     },
 }
-REQUIRED = {"stream": ["in", "--output", "out"], "transform run": [], "serve": ["m"], "work": ["m"], "up": []}
+REQUIRED = {
+    "stream run": ["in", "--output", "out"],
+    "transform run": [],
+    "serve": ["m"],
+    "work": ["m"],
+    "up": [],
+}
 
 
 @for_each("path", list(OLD_OPTIONS))

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from cases import for_each
+from headrace.app.predictors import PredictorOptions
 from headrace.app.runners import Workers
-from headrace.app.streaming import PredictorOptions
 from headrace.cli.runner_options import RUNNER_OPTIONS, workers_from
 from headrace.cli.transform_options import (
     FAILURE_OPTIONS,
@@ -162,7 +162,7 @@ def test_options_override_the_spec_file(tmp_path):
         True,
     )
     assert not read.settings.mapping.whole_records
-    assert workers_from(parsed(), read) == Workers(4, "thread")
+    assert workers_from(parsed(), read.instances) == Workers(4, "thread")
     assert predictor_options_from(parsed(), read).retry_s == 0.0
     args = [
         "--join",

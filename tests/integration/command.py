@@ -89,5 +89,5 @@ def leftovers(output: Path) -> list[str]:
         for p in files
         if p.name.startswith(".")
         or "checkpoint" in p.name
-        or (p.parent == output and p.name.split(".")[0] not in recorded)
+        or (p.parent == output and p.name.split(".")[0] not in {*recorded, "_report"})
     ]

@@ -187,7 +187,7 @@ def test_v_logs_the_steps_of_a_run():
     assert done.code == 1
     logged = [json.loads(line) for line in done.err.splitlines()]
     assert [line["message"] for line in logged if not line["message"].startswith("object broken")] == [
-        "run begun",
+        "run started",
         "part published",
         "run complete",
     ]

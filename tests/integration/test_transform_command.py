@@ -165,7 +165,7 @@ def test_dry_run_as_json():
         (["in/", "out", "--model", "model.py", "--input-filter", "$["], "JSONPath '$['"),
         (
             ["in/", "out", "--model", "model.py", "--accept", "arrow", "--output-filter", "$[0]"],
-            "accept is arrow",
+            "the format is arrow",
         ),
         (["in/", "out", "--modl", "model.py"], "No such option"),
     ],
@@ -184,7 +184,7 @@ def test_wrong_usage_exits_with_2_and_writes_nothing(args, words):
     [
         (["nowhere/", "out", "--model", "model.py"], "nowhere/: no object has this prefix"),
         (["in/", "out", "--model", "nomodel.py"], "nomodel.py: its file cannot be read"),
-        (["in/", "in/out", "--model", "model.py"], "a transform must not read what it writes"),
+        (["in/", "in/out", "--model", "model.py"], "a run must not read what it writes"),
         (["in/", "out", "--model", "model.py", "--input-filter", "$[7]"], "7"),
         (["in/", "out", "--spec", "none.json"], "none.json: cannot be read"),
         (["in/", "out", "--model", "model.py", "--accept", "text"], "accept text"),  # the last: it makes out/

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.app.runners import Workers
-from headrace.app.transforming import open_transform, transform_sync
+from headrace.app.runs import open_run, transform_sync
 from headrace.core.errors import TooManyFailuresError
 from headrace.runs.settings import FailurePolicy, TaskSettings, TransformSettings
 from integration.command import headrace
@@ -48,9 +48,9 @@ def _small_tasks(**more) -> TransformSettings:
 
 @pytest.mark.slow
 def test_observations_of_worker_processes_are_on_one_page(tmp_path):
-    opened = open_transform(
+    opened = open_run(
         _source(tmp_path),
-        f"{tmp_path}/out/",
+        output=f"{tmp_path}/out/",
         model=_MODEL,
         settings=_small_tasks(),
         workers=Workers(2, "process"),

@@ -9,7 +9,7 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.tensor import Array
 from headrace.formats.contract import BlockSelection
 from headrace.runs.items import Cursor, ScoredBatch, ScoredSpan
-from headrace.runs.report import TransformReport
+from headrace.runs.report import Report
 
 
 def failure(
@@ -33,9 +33,10 @@ def scored(outputs: Mapping[str, Array] | None = None, failures: Sequence[Failur
     return ScoredBatch((span,), changes, rows + len(failures), Cursor(0))
 
 
-def report(**changes: Any) -> TransformReport:
+def report(**changes: Any) -> Report:
     """Return the report of a run without failures, with these changes."""
     defaults: dict[str, Any] = {
+        "kind": "transform",
         "status": "complete",
         "source": "s3://b/in/",
         "output": "s3://b/out/",
@@ -49,6 +50,7 @@ def report(**changes: Any) -> TransformReport:
         "rows_out": 1_234_567,
         "rows_failed": 0,
         "rows_suppressed": 0,
+        "parts": 0,
         "out_bytes": 23_456_789,
         "bytes_read": 412_345_678,
         "tasks": 7,
@@ -62,4 +64,4 @@ def report(**changes: Any) -> TransformReport:
         "retries": 2,
         "batches_closed_by": {"rows": 1200, "end": 6},
     }
-    return TransformReport(**(defaults | changes))
+    return Report(**(defaults | changes))

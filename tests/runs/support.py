@@ -16,14 +16,16 @@ from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
 from headrace.formats.read import ReadOptions
-from headrace.runs.report import TransformReport
-from headrace.runs.run import Transform
+from headrace.runs.plan import Plan, check_separate, make_plan, output_names, plan_objects, select_infos
+from headrace.runs.report import Report
+from headrace.runs.run import Run
 from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import (
     FailurePolicy,
     FlowSettings,
     MappingOptions,
     OutputSettings,
+    RunSettings,
     TaskSettings,
     TransformSettings,
 )
@@ -100,9 +102,10 @@ def make_settings(
     tasks: Mapping[str, Any] | None = None,
     flow: Mapping[str, Any] | None = None,
     checkpoint_s: float = 5.0,
+    preset: type[RunSettings] = TransformSettings,
     **more,
-) -> TransformSettings:
-    return TransformSettings(
+) -> RunSettings:
+    return preset(
         read=ReadOptions(**(read or {})),
         mapping=MappingOptions(**(mapping or {})),
         flow=FlowSettings(**(flow or {})),
@@ -127,7 +130,7 @@ def transform(
     settings: TransformSettings | None = None,
     identity: str = "m",
     **more,
-) -> TransformReport:
+) -> Report:
     """Run a transform to its end, with a started `predictor` or with a `Doubler`."""
     if predictor is None:
         with engine() as started:
@@ -160,8 +163,8 @@ def make_transform(
     settings: TransformSettings | None = None,
     identity: str = "m",
     **more,
-) -> Transform:
-    return Transform(
+) -> Run:
+    return Run(
         source,
         destination,
         stores=stores,
@@ -170,6 +173,20 @@ def make_transform(
         model_identity=identity,
         **more,
     )
+
+
+def plan_of(
+    stores: Stores,
+    settings: RunSettings,
+    source: str | Sequence[str] = IN,
+    destination: str = OUT,
+) -> Plan:
+    """Return the plan of a run that has not begun."""
+    infos = select_infos(source, stores, settings)
+    names = output_names(source, infos, settings) if settings.per_object else None
+    objects = plan_objects(infos, names)
+    check_separate(source, destination, objects, settings.data_type)
+    return make_plan([objects], settings)
 
 
 def outputs(stores: Stores, destination: str = OUT) -> dict[str, bytes]:
@@ -282,12 +299,12 @@ class FailOnceStore:
         self._inner.delete(uri)
 
 
-def shuffle(run: Transform, random: Random) -> None:
+def shuffle(run: Run, random: Random) -> None:
     """Make the run's tasks run one by one in random order, like those of separate workers."""
-    real = run._runner.run
+    real = run._scoring._runner.run
 
     def shuffled(work, tasks, *, range_starts, checkpoints):
         order = random.sample(list(tasks), len(tasks))
         return all(real(work, [task], range_starts=range_starts, checkpoints=checkpoints) for task in order)
 
-    run._runner.run = shuffled
+    run._scoring._runner.run = shuffled

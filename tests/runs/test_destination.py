@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cases import for_each
-from headrace.app.streaming import run_sync
+from headrace.app.runs import run_sync
 from headrace.cli import main
 from headrace.core.errors import ConfigError
 from headrace.core.model import Model

@@ -1,18 +1,31 @@
-"""Output formats, joins, filters and separators, in whole transforms."""
+"""Output formats, joins, filters and separators, of outputs per object and of parts."""
 
 import numpy as np
+import orjson
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
 from cases import for_each
-from headrace.core.errors import ConfigError
+from headrace.core.block import Block, Position
+from headrace.core.errors import ConfigError, TooManyFailuresError
 from headrace.core.model import Model
-from headrace.core.tensor import TensorSpec
-from headrace.runs.encoders import resolve_format
-from headrace.runs.settings import TABLES, OutputSettings, TransformSettings
+from headrace.core.tensor import ModelMetadata, TensorSpec
+from headrace.formats.contract import BlockSelection
+from headrace.formats.jsonl_encode import JsonLinesEncoder
+from headrace.formats.parquet import ParquetEncoder
+from headrace.formats.read import ReadOptions
+from headrace.formats.transform_csv import TransformCsvEncoder
+from headrace.runs.encoders import Encoders, resolve_format
+from headrace.runs.mapping import Mapper
+from headrace.runs.report import Report
+from headrace.runs.run import Run
+from headrace.runs.runner import InProcessRunner
+from headrace.runs.settings import TABLES, MappingOptions, OutputSettings, StreamSettings, TransformSettings
 from headrace.storage.resolve import Stores
 from runs.support import (
+    IN,
+    OUT,
     FailingPredictor,
     InjectedError,
     engine,
@@ -182,3 +195,211 @@ def test_whole_records_are_passed_to_a_text_model(stores):
 def test_default_accept_follows_the_first_records(kind, expected):
     assert resolve_format(TransformSettings(), kind) == expected
     assert resolve_format(TransformSettings(output=OutputSettings(format="parquet")), kind) == "parquet"
+
+
+def test_default_format_of_parts_is_csv():
+    assert {resolve_format(StreamSettings(), kind) for kind in ("csv", "jsonl", None)} == {"csv"}
+
+
+# Parts
+
+ONE_ROW = {"y": np.zeros(1, np.float32)}
+
+
+def part_encoder(*, learned=None, **output):
+    mapper = Mapper(ModelMetadata("m"), MappingOptions(), ReadOptions(), learned)
+    return Encoders(StreamSettings(output=OutputSettings(**output)), mapper).make(ONE_ROW, None)
+
+
+def selection_of(name, text, **more):
+    """Return one record of an object with this name."""
+    block = Block(Position(name), text, np.array([0]), np.array([len(text)]), **more)
+    return BlockSelection(block, 0, 1)
+
+
+@for_each(
+    ("format_", "kind"),
+    [("csv", TransformCsvEncoder), ("jsonl", JsonLinesEncoder), ("parquet", ParquetEncoder)],
+)
+def test_part_has_the_requested_format(format_, kind):
+    assert isinstance(part_encoder(format=format_), kind)
+
+
+@for_each(
+    ("header", "names", "begins"),
+    [(None, None, b""), (None, ["a"], b"y\n"), (True, None, b"y\n"), (False, ["a"], b"")],
+)
+def test_header_of_a_part_follows_the_input_or_the_setting(header, names, begins):
+    assert part_encoder(header=header, learned={"format": "csv", "column_names": names}).begin() == begins
+
+
+def test_joined_lines_use_the_sources_delimiter_and_names():
+    learned = {"format": "csv", "column_names": ["a", "b"], "delimiter": "\t"}
+    assert part_encoder(join="input", learned=learned).begin() == b"a\tb\ty\n"
+
+
+MIXED = [selection_of("a.csv", b"1,2"), selection_of("b.jsonl", b'{"x": 1}'), selection_of("c.tsv", b"1\t2")]
+Y = {"y": np.zeros(3, np.float32)}
+
+
+@for_each("first", ["csv", "jsonl"])
+def test_mixed_formats_can_be_joined_as_json_lines(first):
+    """Every line is valid JSON, whatever the first format is."""
+    out = part_encoder(format="jsonl", join="input", learned={"format": first}).encode(MIXED, Y)
+    assert [orjson.loads(line)["input"] for line in out.splitlines()] == ["1,2", {"x": 1}, "1\t2"]
+
+
+@for_each(
+    ("pieces", "first", "says"),
+    [
+        (MIXED[:2], "csv", "from b.jsonl, .* are jsonl, those before CSV with the delimiter ','"),
+        (MIXED[::2], "csv", r"from c.tsv, .* are CSV with the delimiter '\\t'"),
+        (MIXED[1::-1], "jsonl", "from a.csv, .* those before jsonl"),
+    ],
+)
+def test_mixed_formats_cannot_be_joined_as_csv(pieces, first, says):
+    """Otherwise a prediction could be in a column of the input."""
+    out = part_encoder(join="input", learned={"format": first, "delimiter": ","})
+    with pytest.raises(ConfigError, match=says):
+        out.encode(pieces, {"y": Y["y"][:2]})
+    assert out.encode(pieces[:1], ONE_ROW)
+
+
+@for_each("header", [None, False])
+def test_records_with_other_columns_than_the_header_are_refused(header):
+    learned = {"format": "csv", "column_names": ["a", "b"]}
+    out = part_encoder(join="input", header=header, learned=learned)
+    same, other = (selection_of("a.csv", b"1,2", column_names=names) for names in [("a", "b"), ("b", "a")])
+    assert out.encode([same], ONE_ROW) == b"1,2,0.0\n"
+    if header is False:
+        assert out.encode([other], ONE_ROW) == b"1,2,0.0\n"
+        return
+    with pytest.raises(ConfigError, match="differ from the header"):
+        out.encode([other], ONE_ROW)
+
+
+def test_mixed_formats_are_accepted_without_join():
+    assert part_encoder(learned={"format": "csv"}).encode(MIXED, Y) == b"0.0\n" * 3
+
+
+def stream(
+    shared, objects, *, read=None, mapping=None, failures=None, **output
+) -> tuple[Report, dict[str, bytes]]:
+    """Run a stream to its end. Return its report and its published parts."""
+    stores = Stores()
+    put(stores, objects)
+    settings = make_settings(
+        preset=StreamSettings, read=read, mapping=mapping, failures=failures, output=output
+    )
+    run = Run(IN, OUT, stores=stores, predictor=shared, settings=settings, model_identity="m")
+    return run.execute(), outputs(stores)
+
+
+@for_each(
+    ("kind", "output", "expected"),
+    [
+        ("csv", {"output_filter": "$[0]"}, b"2.0\n6.0\n10.0\n"),
+        ("csv", {"join": "input", "output_filter": "$[0,-1]"}, b'1,2.0\n"3",6.0\n5,10.0\n'),
+        ("csv", {"join": "input", "output_filter": "$[1:]"}, b"2,2.0\n4,6.0\n6,10.0\n"),
+        ("csv", {"format": "jsonl", "output_filter": "$.y"}, b"2.0\n6.0\n10.0\n"),
+        ("csv", {"format": "jsonl", "output_filter": "$['y']"}, b"2.0\n6.0\n10.0\n"),
+        (
+            "csv",
+            {"format": "jsonl", "join": "input", "output_filter": "$['y','input']"},
+            b'{"y":2.0,"input":"1,2"}\n{"y":6.0,"input":"\\"3\\",4"}\n{"y":10.0,"input":"5,6"}\n',
+        ),
+        ("jsonl", {"output_filter": "$[-1]"}, b"2.0\n6.0\n10.0\n"),
+        (
+            "jsonl",
+            {"format": "jsonl", "join": "input", "output_filter": "$.input.x"},
+            b"[1, 2]\n[3, 4]\n[5, 6]\n",
+        ),
+        (
+            "jsonl",
+            {"format": "jsonl", "join": "input", "output_filter": "$.input.x[0:1]"},
+            b"[1]\n[3]\n[5]\n",
+        ),
+        ("tar", {"format": "jsonl", "join": "input", "output_filter": "$.input.x[1]"}, b"2\n4\n6\n"),
+    ],
+)
+def test_parts_honour_the_output_filter(shared, kind, output, expected):
+    report, found = stream(shared, dict([INPUTS[kind]]), **output)
+    suffix = output.get("format", "csv")
+    assert found.pop(f"part-00000.{suffix}") == expected
+    assert list(found) == ["part-00000.failed.jsonl"]
+    assert (report.rows_out, report.rows_failed) == (3, 1)
+
+
+def test_header_of_a_part_honours_the_output_filter(shared):
+    objects = {"a.csv": b"p,q\n1,2\n3,4\n"}
+    _, found = stream(
+        shared, objects, read={"header": "names"}, mapping={"columns": ("p", "q")}, join="input",
+        output_filter="$['q','y']",
+    )  # fmt: skip
+    assert found == {"part-00000.csv": b"q,y\n2,2.0\n4,6.0\n"}
+
+
+def test_end_of_a_slice_is_that_of_the_settings(shared):
+    for slice_end, expected in (("exclusive", b"1\n3\n"), ("inclusive", b"1,2\n3,4\n")):
+        objects = {"a.csv": b"1,2\n3,4\n"}
+        _, found = stream(shared, objects, join="input", output_filter="$[0:1]", slice_end=slice_end)
+        assert found == {"part-00000.csv": expected}
+
+
+NAMED = (
+    b'{"x": [1, 2], "id": "a"}\n{"x": [3, 4]}\n{"x": [5, 6], "id": "c"}\n'
+    b'{"x": [7, 8]}\n{"x": [9, 0], "id": 5}\n'
+)
+BY_NAME = {"format": "jsonl", "join": "input", "output_filter": "$.input.id"}
+
+
+def test_record_without_the_selected_value_fails_alone(shared):
+    report, found = stream(shared, {"a.jsonl": NAMED}, **BY_NAME)
+    assert found["part-00000.jsonl"] == b'"a"\n"c"\n5\n'
+    failed = failed_lines(found["part-00000.failed.jsonl"])
+    assert [(f["record"], f["kind"], f["output_row"], f["output_byte"]) for f in failed] == [
+        (1, "format", 1, 4),
+        (3, "format", 2, 8),
+    ]
+    assert [f["raw"] for f in failed] == ['{"x": [3, 4]}', '{"x": [7, 8]}']
+    assert "a.jsonl" in failed[0]["reason"]
+    assert "the output filter $.input.id cannot be applied" in failed[0]["reason"]
+    assert (report.records_in, report.rows_out, report.rows_failed) == (5, 3, 2)
+    assert sum(report.failures.values()) == 2
+
+
+@for_each("preset", [StreamSettings, TransformSettings])
+def test_on_error_job_refuses_a_record_without_the_selected_value(shared, preset):
+    stores = Stores()
+    put(stores, {"a.jsonl": NAMED})
+    if preset is TransformSettings:
+        output = {"join": "input", "output_filter": "$['id','SageMakerOutput']"}
+    else:
+        output = BY_NAME
+    settings = make_settings(preset=preset, output=output, failures={"on_error": "job"})
+    used = {"predictor": shared} if preset is StreamSettings else {"runner": InProcessRunner(shared)}
+    with pytest.raises(TooManyFailuresError, match="on_error is job"):
+        Run(IN, OUT, stores=stores, settings=settings, model_identity="m", **used).execute()
+
+
+@for_each("line_end", [b"\n", b"\r\n", b"\r"])
+def test_record_on_several_lines_can_be_filtered(shared, line_end):
+    """Any line end may stand between the tokens of a JSON document."""
+    objects = {"a.tar": tar({"1.json": b'{"x":' + line_end + b"[1, 2]}", "2.json": b'{"x": [3, 4]}'})}
+    report, found = stream(shared, objects, format="jsonl", join="input", output_filter="$.y")
+    assert report.rows_failed == 0
+    assert found == {"part-00000.jsonl": b"2.0\n6.0\n"}
+
+
+@for_each(
+    ("path", "why"),
+    [("$[0]", "selects elements of an array"), ("$.z", 'selects "z", but the lines have input, y')],
+)
+def test_filter_that_fits_no_line_is_refused(shared, path, why):
+    stores = Stores()
+    put(stores, {"a.jsonl": b'{"x": [1, 2]}\n'})
+    settings = make_settings(
+        preset=StreamSettings, output={"format": "jsonl", "join": "input", "output_filter": path}
+    )
+    with pytest.raises(ConfigError, match=why):
+        transform(stores, predictor=shared, settings=settings)

@@ -6,6 +6,8 @@ from concurrent.futures import Future
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cases import for_each
@@ -13,6 +15,7 @@ from headrace.core.block import Position
 from headrace.core.errors import (
     AccessDeniedError,
     ConfigError,
+    EmptySourceError,
     ModelContractError,
     ModelInputError,
     PredictError,
@@ -21,9 +24,10 @@ from headrace.core.errors import (
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, ScoredBatch
 from headrace.runs.objects import select_objects
-from headrace.runs.reader import Reader
+from headrace.runs.plan import PlannedObject
 from headrace.runs.sequences import Sequencer
 from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings
+from headrace.runs.source import ShardSource
 from headrace.runs.window import Window
 from headrace.storage.resolve import Stores
 from runs.stream_support import ScriptedPredictor, SummingPredictor
@@ -34,6 +38,10 @@ def rows(count: int, start: int = 0) -> bytes:
     return b"".join(b"%d,1\n" % i for i in range(start, start + count))
 
 
+def objects_of(stores: Stores) -> list[PlannedObject]:
+    return [PlannedObject(info) for info in select_objects("memory://b/", stores)]
+
+
 def flow_over(
     predictor, settings=None, start=None, *, resumable=False, stores=None, **objects: bytes
 ) -> Flow:
@@ -41,8 +49,10 @@ def flow_over(
     for name, data in objects.items():
         uri = f"memory://b/{name}.csv"
         stores.for_uri(uri).put(uri, data)
-    plan = select_objects("memory://b/", stores)
-    return open_flow(plan, stores, predictor, settings or StreamSettings(), start=start, resumable=resumable)
+    planned = objects_of(stores)
+    return open_flow(
+        planned, stores, predictor, settings or StreamSettings(), start=start, resumable=resumable
+    )
 
 
 class ClosedStores(Stores):
@@ -161,10 +171,10 @@ def test_resume_before_a_broken_object_reports_the_same_position(broken):
     stores = Stores()
     for uri, content in ((f"memory://b/{name}", data), ("memory://b/b.csv", rows(3))):
         stores.for_uri(uri).put(uri, content)
-    plan = select_objects("memory://b/", stores)
+    planned = objects_of(stores)
 
     def outcomes(start: Cursor | None = None):
-        flow = open_flow(plan, stores, ScriptedPredictor(rows_max=1), StreamSettings(), start=start)
+        flow = open_flow(planned, stores, ScriptedPredictor(rows_max=1), StreamSettings(), start=start)
         return [(b.end, [repr(o) for o in b.outcomes()]) for b in flow]
 
     whole = outcomes()
@@ -172,6 +182,32 @@ def test_resume_before_a_broken_object_reports_the_same_position(broken):
     for cut in range(len(whole) - 6, len(whole)):
         end = Cursor.from_json(whole[cut][0].to_json())
         assert [texts for _, texts in outcomes(end)] == [texts for _, texts in whole[cut + 1 :]]
+
+
+def test_batches_span_parquet_objects():
+    stores, predictor = Stores(), ScriptedPredictor(rows_max=4)
+    for name, numbers in (("a", range(7)), ("b", range(7, 10))):
+        file = io.BytesIO()
+        pq.write_table(pa.table({"p": numbers, "q": numbers}), file, row_group_size=2)
+        stores.for_uri("memory://b/").put(f"memory://b/{name}.parquet", file.getvalue())
+    flow = open_flow(objects_of(stores), stores, predictor, StreamSettings())
+    assert values(flow) == [2.0 * n for n in range(10)]
+    assert [r.rows for r in predictor.requests] == [4, 4, 2]
+
+
+def test_empty_archive_raises_only_as_the_whole_source():
+    stores = Stores()
+    stores.for_uri("memory://b/").put("memory://b/a.tar", bytes(1024))
+
+    def scored(**more) -> list[ScoredBatch]:
+        return list(open_flow(objects_of(stores), stores, ScriptedPredictor(), StreamSettings(), **more))
+
+    with pytest.raises(EmptySourceError):
+        scored()
+    (batch,) = scored(appended=True)
+    assert "the archive holds no files" in batch.failures[0].why
+    stores.for_uri("memory://b/").put("memory://b/b.csv", rows(1))
+    assert [(b.rows, b.broken) for b in scored()] == [(1, 1)]
 
 
 def test_cursor_survives_the_ledger():
@@ -231,14 +267,14 @@ def test_batches_before_a_broken_source_are_delivered(resumable, entries, delay_
 
 def test_delayed_batch_is_submitted_while_the_source_is_silent(monkeypatch):
     speaks = threading.Event()
-    reading = Reader.blocks
+    reading = ShardSource.blocks
 
     def blocks(self):
         for read in reading(self):
             yield read
             assert speaks.wait(10)
 
-    monkeypatch.setattr(Reader, "blocks", blocks)
+    monkeypatch.setattr(ShardSource, "blocks", blocks)
     settings = StreamSettings(flow=FlowSettings(batch_delay_ms=5))
     flow = flow_over(ScriptedPredictor(rows_max=100), settings, a=rows(3), b=rows(3))
     assert flow.next_batch().entries == 3
@@ -357,12 +393,12 @@ def test_replay_ends_no_continuing_sequence():
     settings = StreamSettings(mapping=MappingOptions(sequence="@object"))
     stores = Stores()
     stores.for_uri("memory://b/").put("memory://b/a.csv", b"1\n2\n3\n4\n")
-    plan = select_objects("memory://b/", stores)
+    planned = objects_of(stores)
     cursor = Cursor(0, Position("memory://b/a.csv", record=2))
     sequencer = Sequencer(predictor.metadata, settings.mapping, settings.flow)
-    list(open_flow(plan, stores, predictor, settings, stop=cursor, sequencer=sequencer))
+    list(open_flow(planned, stores, predictor, settings, stop=cursor, sequencer=sequencer))
     assert predictor.ended == []
-    rest = open_flow(plan, stores, predictor, settings, start=cursor, sequencer=sequencer)
+    rest = open_flow(planned, stores, predictor, settings, start=cursor, sequencer=sequencer)
     assert values(rest) == [6, 10]
     assert predictor.ended == [("memory://b/a.csv", "told")]
 

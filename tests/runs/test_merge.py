@@ -58,6 +58,19 @@ def test_merged_output_equals_a_run_without_these_failures(records, header, piec
     assert begin == (len(header) if expected else 0)
 
 
+def test_records_of_a_part_that_was_not_written_are_merged():
+    """A part whose records all failed has only the file of failed records."""
+    _, failed = written([(b"0\n", False), (b"1\n", False)], b"y\n")
+    store = MemoryStore()
+    out, left = open_draft(store, "memory://out/d1"), open_draft(store, "memory://out/d2")
+    outcomes = [failed[0], RecoveredRecord(failed[1], b"1\n")]
+    assert write_merged(store, URI, outcomes, out, left, header=b"y\n", begin_bytes=0) == 2
+    out.publish("memory://out/merged")
+    left.publish("memory://out/left")
+    assert store.get("memory://out/merged") == b"y\n1\n"
+    assert list(read_failed_records(store.get("memory://out/left").splitlines())) == [failed[0]]
+
+
 def failed_record(number: int, kind: FailureKind = FailureKind.MODEL, attempts: int = 1) -> FailedRecord:
     return FailedRecord(Failure(Position("o", record=number), kind, "why", b"raw", attempts), number, 0)
 
@@ -69,7 +82,7 @@ def test_record_that_fails_again_keeps_its_position_and_adds_attempts():
         failed_record(8),
         failed_record(9),
     ]
-    retried = select_retryable(0, ObjectInfo("o", 1), found)
+    retried = select_retryable(ObjectInfo("o", 1), found)
     assert [f.failure.position.record for f in retried.retryable] == [3, 8, 9]
     recovered = RecoveredRecord(found[2], b"text")
     again = Failure(Position("o", record=0), FailureKind.DECODE, "other", b"other", 3)

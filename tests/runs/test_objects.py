@@ -1,9 +1,16 @@
+import json
+
 import pytest
 
 from cases import for_each
-from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
-from headrace.formats.read import ReadOptions
-from headrace.runs.objects import plan_objects, select_objects, source_covers
+from headrace.core.errors import ConfigError, DataError, EmptySourceError, NotFoundError
+from headrace.runs.objects import (
+    literal_prefix,
+    notice_objects,
+    select_objects,
+    select_typed_objects,
+    source_covers,
+)
 from headrace.storage.resolve import Stores
 
 NAMES = ("a.csv", "in/a.csv", "in/b/c.csv", "in/b/d.txt", "in2/e.csv")
@@ -103,13 +110,33 @@ def test_local_globs_and_folders_keep_the_names_as_written(tmp_path, monkeypatch
     ]
 
 
-def test_plan_with_an_unreadable_object_is_refused(stores):
-    put(stores, "in/notes", b"1\n")
-    with pytest.raises(
-        ConfigError, match=r"memory://m/in/notes: the name does not determine the format.*--format.*exclude"
-    ):
-        plan_objects("memory://m/in/", stores, ReadOptions())
-    assert len(plan_objects("memory://m/in/", stores, ReadOptions(format="csv"))) == 4
+@for_each(
+    ("source", "data_type", "wanted"),
+    [
+        ("memory://m/in", "auto", ["in/a.csv", "in/b/c.csv", "in/b/d.txt"]),
+        ("memory://m/in", "prefix", ["in/a.csv", "in/b/c.csv", "in/b/d.txt", "in2/e.csv"]),
+        (["memory://m/in2", "memory://m/i"], "prefix", ["in2/e.csv", "in/a.csv", "in/b/c.csv", "in/b/d.txt"]),
+        ("memory://m/list", "manifest", ["in2/e.csv"]),
+        ("manifest:memory://m/list", "manifest", ["in2/e.csv"]),
+    ],
+)
+def test_data_type_decides_the_meaning_of_a_source(stores, source, data_type, wanted):
+    put(stores, "list", b"memory://m/in2/e.csv\n")
+    found = select_typed_objects(source, stores, data_type)
+    assert [i.uri.removeprefix("memory://m/") for i in found] == wanted
+
+
+def test_prefixes_without_objects_are_all_named(stores):
+    with pytest.raises(EmptySourceError, match="memory://m/p, memory://m/q: no object has this prefix"):
+        select_typed_objects(["memory://m/p", "memory://m/q"], stores, "prefix")
+
+
+@for_each(
+    ("source", "prefix"),
+    [("s3://b/in/", "s3://b/in/"), ("s3://b/day-*/x", "s3://b/day-"), ("http://h/a?b=*", "http://h/a?b=*")],
+)
+def test_literal_prefix_ends_before_the_first_wildcard(source, prefix):
+    assert literal_prefix(source) == prefix
 
 
 @for_each(
@@ -141,3 +168,102 @@ def test_query_of_a_web_address_is_no_wildcard(http_files):
     (found,) = select_objects(url, Stores())
     assert (found.uri, found.size_bytes) == (url, 4)
     assert source_covers(url, url)
+
+
+# Event notifications
+
+AWS = {
+    "Records": [
+        {
+            "eventVersion": "2.1",
+            "eventSource": "aws:s3",
+            "eventName": "ObjectCreated:Put",
+            "s3": {
+                "bucket": {"name": "in"},
+                "object": {"key": "day+1/a%2Bb.csv", "size": 1024, "eTag": "d41d8", "sequencer": "0055AED6"},
+            },
+        }
+    ]
+}
+MINIO = {"EventName": "s3:ObjectCreated:Put", "Key": "in/x.csv", **json.loads(json.dumps(AWS))}
+MINIO["Records"][0]["eventName"] = "s3:ObjectCreated:CompleteMultipartUpload"
+
+
+def test_keys_are_url_decoded():
+    (found,) = notice_objects(AWS)
+    assert (found.uri, found.size_bytes, found.etag) == ("s3://in/day 1/a+b.csv", 1024, '"d41d8"')
+
+
+@for_each(
+    "notice",
+    [
+        json.dumps(AWS),
+        json.dumps(AWS).encode(),
+        MINIO,
+        {"Type": "Notification", "Message": json.dumps(AWS)},
+        {"Records": [{"body": json.dumps(AWS), "messageId": "1"}]},
+        {"Records": [{"Sns": {"Message": json.dumps(AWS)}, "EventSource": "aws:sns"}]},
+        {"Records": [{"body": json.dumps({"Message": json.dumps(AWS)})}]},
+    ],
+)
+def test_every_wrapping_yields_the_same_object(notice):
+    assert [i.uri for i in notice_objects(notice)] == ["s3://in/day 1/a+b.csv"]
+
+
+def test_duplicate_object_is_returned_once():
+    assert len(notice_objects({"Records": AWS["Records"] * 2})) == 1
+
+
+def test_removals_and_test_events_yield_nothing():
+    removed = json.loads(json.dumps(AWS))
+    removed["Records"][0]["eventName"] = "ObjectRemoved:Delete"
+    assert notice_objects(removed) == []
+    assert notice_objects({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "in"}) == []
+
+
+@for_each(
+    "notice",
+    [
+        "[]",
+        "{",
+        {},
+        {"Records": [{"eventName": "x"}]},
+        {"Records": 3},
+        {"Records": [3]},
+        {"Message": "{"},
+        {
+            "Records": [
+                {"eventName": "ObjectCreated:Put", "s3": {"bucket": {"name": "b"}, "object": {"key": 3}}}
+            ]
+        },
+        {
+            "Records": [
+                {
+                    "eventName": "ObjectCreated:Put",
+                    "s3": {"bucket": {"name": "b"}, "object": {"key": "k", "size": "x"}},
+                }
+            ]
+        },
+    ],
+)
+def test_malformed_notification_is_refused(notice):
+    with pytest.raises(DataError):
+        notice_objects(notice)
+
+
+def test_etag_is_quoted_like_in_listings():
+    """ETags of notices are bare (AWS) or quoted (others), and must equal those of listings, or
+    every read would be refused.
+    """
+    quoted, bare, none = (json.loads(json.dumps(AWS)) for _ in range(3))
+    quoted["Records"][0]["s3"]["object"]["eTag"] = '"d41d8"'
+    del none["Records"][0]["s3"]["object"]["eTag"]
+    assert [notice_objects(n)[0].etag for n in (quoted, bare, none)] == ['"d41d8"', '"d41d8"', ""]
+
+
+def test_endlessly_wrapped_notification_is_refused():
+    notice: object = AWS
+    for _ in range(9):
+        notice = {"Message": json.dumps(notice)}
+    with pytest.raises(DataError):
+        notice_objects(notice)  # type: ignore[arg-type]

@@ -3,20 +3,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cases import for_each
 from headrace.core.block import Failure, FailureKind, Position
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, DataError
 from headrace.formats.contract import BlockSelection
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import output_columns
 from headrace.formats.failures import read_failed_records
 from headrace.runs.items import ScoredSpan
-from headrace.runs.output import ShardOutput
-from headrace.runs.part_ledger import Counts
+from headrace.runs.output import RecordOutput, suppresses_output
 from headrace.runs.reasons import OTHER_REASONS, REASONS_MAX
+from headrace.runs.records import Counts
+from headrace.runs.settings import FailurePolicy
 from headrace.runs.spooled_output import SpooledOutput
 from headrace.storage.memory import MemoryStore
 from headrace.storage.publisher import DraftPublisher
+from runs.support import make_settings
 
 OUT = "memory://out/"
 
@@ -27,9 +30,10 @@ def block_of(count: int, first: int = 0):
     return block
 
 
-def output_of(store=None, *, header: bool = False, **more) -> ShardOutput:
+def output_of(store=None, *, header: bool = False, **more) -> RecordOutput:
     store = store or MemoryStore()
-    return ShardOutput(
+    return RecordOutput(
+        policy=FailurePolicy(),
         make_encoder=lambda outputs, _: CsvEncoder(output_columns(outputs), header=header),
         out=SpooledOutput(store, OUT + "d.out"),
         failed=SpooledOutput(store, OUT + "d.failed"),
@@ -37,7 +41,7 @@ def output_of(store=None, *, header: bool = False, **more) -> ShardOutput:
     )
 
 
-def written(output: ShardOutput) -> tuple[bytes, list]:
+def written(output: RecordOutput) -> tuple[bytes, list]:
     store = MemoryStore()
     publisher = DraftPublisher(store, OUT, drafts=OUT + "_drafts/")
     output.out.publish(OUT + "out", publisher)
@@ -88,7 +92,7 @@ def test_failures_have_their_output_position(parts, header, together):
     assert [p.failure.position.record for p in failed] == sorted(set(range(number)) - set(good))
     assert output.counts == Counts(number, len(good), number - len(good))
     assert output.entries == number
-    assert output.has_failures == bool(failed)
+    assert output.counts.has_failures == bool(failed)
     assert output.begin_bytes == (2 if header and good else 0)
 
 
@@ -98,7 +102,7 @@ def test_broken_object_is_not_a_record():
     block = block_of(2)
     output.add([ScoredSpan(BlockSelection(block, 0, 2), (failure,))], {"y": np.arange(2)})
     assert output.counts == Counts(2, 2, 0, 1)
-    assert (output.entries, output.has_failures) == (3, True)
+    assert (output.entries, output.counts.has_failures) == (3, True)
     assert output.failures == {"object: gone": 1}
     out, (failed,) = written(output)
     assert (out, failed.output_row) == (b"0\n1\n", 2)
@@ -116,6 +120,21 @@ def test_header_is_written_with_the_first_prediction():
     output = output_of(header=True, counts=Counts(3, 0, 3))
     output.add([span_of(block_of(1), set())], {"y": np.arange(1)})
     assert written(output)[0] == b"y\n0\n"
+
+
+def test_header_before_a_record_that_cannot_be_written_is_not_repeated():
+    class Refusing(CsvEncoder):
+        def encode(self, selections, outputs):
+            raise DataError("lacks the selected value")
+
+    before = output_of(header=True)
+    before._make_encoder = lambda outputs, _: Refusing(output_columns(outputs), header=True)
+    before.add([span_of(block_of(1), set())], {"y": np.arange(1)})
+    assert (before.counts, before.failures) == (Counts(1, 0, 1), {"format: lacks the selected value": 1})
+    resumed = output_of(header=True, counts=before.counts, begin_bytes=before.begin_bytes)
+    resumed.out.write(written(before)[0])
+    resumed.add([span_of(block_of(1, 1), set())], {"y": np.arange(1)})
+    assert written(resumed)[0] == b"y\n0\n"
 
 
 def test_only_tables_write_an_output_without_records():
@@ -147,4 +166,11 @@ def test_encoder_error_is_raised():
     output._make_encoder = refuse
     with pytest.raises(ConfigError):
         output.add([span_of(block_of(1), set())], {"y": np.arange(1)})
-    output.close()
+
+
+@for_each(
+    ("on_error", "failed", "suppressed"),
+    [("record", True, False), ("object", True, True), ("object", False, False)],
+)
+def test_on_error_object_suppresses_output_with_failures(on_error, failed, suppressed):
+    assert suppresses_output(make_settings(failures={"on_error": on_error}), failed=failed) is suppressed

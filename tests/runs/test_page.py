@@ -8,10 +8,10 @@ from cases import for_each
 from headrace.core.errors import TooManyFailuresError
 from headrace.runs.observation import FAILURES_MAX, RunObservation
 from headrace.runs.page import PAGE_NAME, report_page
-from headrace.runs.report import TransformReport
-from headrace.runs.run import Transform
+from headrace.runs.report import Report
+from headrace.runs.run import Run
 from headrace.runs.runner import InProcessRunner
-from headrace.runs.settings import FailurePolicy, OutputSettings, TransformSettings
+from headrace.runs.settings import FailurePolicy, OutputSettings, StreamSettings, TransformSettings
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from runs.observation_support import failure, report, scored
@@ -30,7 +30,7 @@ def _seen(*, failures=(), batches: int = 50) -> RunObservation:
     return seen
 
 
-def _page(changes: TransformReport | None = None, seen: RunObservation | None = None, **more) -> Element:
+def _page(changes: Report | None = None, seen: RunObservation | None = None, **more) -> Element:
     return read_page(report_page(changes or report(), seen or _seen(), **more))
 
 
@@ -206,6 +206,14 @@ def test_each_output_has_a_panel():
     assert [e.text for e in section.all("h3")] == ["score", "label"]
 
 
+def test_page_of_a_stream_shows_its_parts():
+    page = _page(report(kind="stream", parts=1_234), settings=StreamSettings())
+    assert page.all("h1")[0].text == "Stream: complete"
+    facts = _facts(page.section("Run"))
+    assert facts["Parts"] == "1,234"
+    assert "Tasks done" not in facts
+
+
 def test_run_section_shows_the_figures():
     assert _facts(_page(report(objects_done=2)).section("Run")) == {
         "Model": "fraud",
@@ -296,14 +304,12 @@ def test_same_run_gives_the_same_page():
 # Real runs
 
 
-def _run(
-    folder: Path, predictor: ScriptedPredictor, *, observation: RunObservation | None, **more
-) -> Transform:
+def _run(folder: Path, predictor: ScriptedPredictor, *, observation: RunObservation | None, **more) -> Run:
     source = folder / "in"
     source.mkdir(exist_ok=True)
     for name in "ab":
         (source / f"{name}.csv").write_text("".join(f"{i},1\n" for i in range(20)) + f"{_BAD},1\n7,1\n")
-    return Transform(
+    return Run(
         f"{source}/",
         f"{folder}/out/",
         stores=Stores(),

@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
 from headrace.runs import plan as module
-from headrace.runs.plan import PlannedObject, cut_tasks, make_plan
+from headrace.runs.plan import (
+    PlannedObject,
+    Shard,
+    Task,
+    check_separate,
+    make_plan,
+    plan_objects,
+    select_infos,
+)
+from headrace.runs.settings import StreamSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
-from runs.support import make_settings, put
+from runs.support import make_settings, plan_of, put
 
 OUT = "memory://out/run/"
 
@@ -27,7 +36,7 @@ def stores(stores) -> Stores:
 
 
 def names(source, stores, destination=OUT, **settings) -> dict[str, str]:
-    plan = make_plan(source, destination, stores, make_settings(**settings))
+    plan = plan_of(stores, make_settings(**settings), source, destination)
     return {o.info.uri.removeprefix("memory://in/"): o.output for o in plan.objects}
 
 
@@ -63,8 +72,13 @@ def test_outputs_are_named_relative_to_the_source(stores, source, expected):
 
 
 def test_failed_records_are_named_after_the_output(stores):
-    plan = make_plan("memory://in/a.csv", OUT, stores, make_settings())
+    plan = plan_of(stores, make_settings(), "memory://in/a.csv", OUT)
     assert [(o.output, o.failed) for o in plan.objects] == [("a.csv.out", "a.csv.out.failed")]
+
+
+def test_objects_of_a_run_that_writes_parts_have_no_outputs(stores):
+    plan = plan_of(stores, StreamSettings(), "memory://in/day/", OUT)
+    assert [(o.output, o.failed) for o in plan.objects] == [("", "")] * 3
 
 
 @for_each(
@@ -143,14 +157,12 @@ class WebStores(Stores):
 
 
 def test_web_address_is_named_without_query():
-    found = make_plan("http://host/in/a.csv?key=1&x=/b", OUT, WebStores(), make_settings())
-    assert [o.output for o in found.objects] == ["a.csv.out"]
-    found = make_plan(
-        ["http://host/in/a.csv?k=1", "http://host/in/sub/b.csv?k=/2/x"], OUT, WebStores(), make_settings()
-    )
-    assert [o.output for o in found.objects] == ["a.csv.out", "sub/b.csv.out"]
+    stores = WebStores()
+    assert list(names("http://host/in/a.csv?key=1&x=/b", stores).values()) == ["a.csv.out"]
+    two = ["http://host/in/a.csv?k=1", "http://host/in/sub/b.csv?k=/2/x"]
+    assert list(names(two, stores).values()) == ["a.csv.out", "sub/b.csv.out"]
     with pytest.raises(ConfigError, match=r"would both be written to a\.csv\.out"):
-        make_plan(["http://host/a.csv?n=1", "http://host/a.csv?n=2"], OUT, WebStores(), make_settings())
+        names(["http://host/a.csv?n=1", "http://host/a.csv?n=2"], stores)
 
 
 @for_each(("accept", "suffix"), [("parquet", ".out.parquet"), ("arrow", ".out.arrow"), ("json", ".out")])
@@ -195,11 +207,27 @@ def test_overlap_is_found_for_any_spelling_of_paths(stores, tmp_path, monkeypatc
         assert names(source, stores, "out/")
 
 
+def test_run_that_writes_parts_may_write_below_its_source(stores):
+    """It lists the source once, before it writes, and only an object of the output is refused."""
+    objects = plan_objects(select_infos("memory://in/", stores, StreamSettings()), None)
+    check_separate("memory://in/", "memory://in/out/", objects, "auto")
+    with pytest.raises(ConfigError, match=r"day/x\.csv is in the output memory://in/day/"):
+        check_separate("memory://in/", "memory://in/day/", objects, "auto")
+
+
 def test_object_of_unknown_format_is_refused(stores):
     put(stores, {"day/_SUCCESS": b""})
-    with pytest.raises(ConfigError, match="_SUCCESS: the name does not determine the format"):
-        names("memory://in/day/", stores)
+    why = "_SUCCESS: the name does not determine the format.*--format.*exclude"
+    for settings in (make_settings(), StreamSettings()):
+        with pytest.raises(ConfigError, match=why):
+            select_infos("memory://in/day/", stores, settings)
     assert len(names("memory://in/day/", stores, read={"format": "line"})) == 4
+
+
+def test_parquet_objects_are_readable(stores):
+    put(stores, {"day/t.parquet": b""})
+    for settings in (make_settings(), StreamSettings()):
+        assert len(select_infos("memory://in/day/", stores, settings)) == 4
 
 
 # Tasks
@@ -227,8 +255,8 @@ def test_shards_partition_the_objects(case, least, aim):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TASK_BYTES_MIN", least)
         patch.setattr(module, "TASKS_AIM", aim)
-        tasks = cut_tasks(objects, settings)
-        assert cut_tasks(list(objects), settings) == tasks
+        tasks = make_plan([objects], settings).tasks
+        assert make_plan([list(objects)], settings).tasks == tasks
     assert [t.number for t in tasks] == list(range(len(tasks)))
     assert all(t.shards for t in tasks)
     shards = [s for t in tasks for s in t.shards]
@@ -255,7 +283,7 @@ def test_task_sizes_are_within_limits(case):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TASK_BYTES_MIN", 1)
         patch.setattr(module, "TASKS_AIM", 1)
-        tasks = cut_tasks(objects, settings)
+        tasks = make_plan([objects], settings).tasks
         task_bytes = min(settings.tasks.task_bytes, sum(o.info.size_bytes or 0 for o in objects) or 1)
     for task in tasks:
         sizes = [objects[s.index].info.size_bytes for s in task.shards]
@@ -268,20 +296,50 @@ def test_task_sizes_are_within_limits(case):
             assert len(task.shards) == 1
 
 
+@given(cases(), st.integers(0, 30))
+def test_second_plan_file_continues_task_numbers_and_object_indices(case, cut):
+    objects, settings = case
+    first, second = objects[:cut], objects[cut:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "TASK_BYTES_MIN", 1)
+        patch.setattr(module, "TASKS_AIM", 1)
+        plan = make_plan([first, second], settings)
+        before, alone = (make_plan([one], settings).tasks for one in (first, second))
+    assert plan.objects == tuple(objects)
+    assert plan.tasks[: len(before)] == before
+    assert plan.tasks[len(before) :] == tuple(
+        Task(len(before) + t.number, tuple(replace(s, index=len(first) + s.index) for s in t.shards))
+        for t in alone
+    )
+
+
+def test_objects_of_different_regions_are_in_different_tasks():
+    regions = {"a": "eu", "b": "eu", "c": "us", "d": None, "e": "us"}
+    infos = [ObjectInfo(f"memory://in/{name}", 1) for name in regions]
+    objects = plan_objects(infos, None, region_of=lambda uri: regions[uri[-1]])
+    assert [o.region for o in objects] == list(regions.values())
+    assert make_plan([objects], make_settings()).tasks == (
+        Task(0, (Shard(0), Shard(1)), "eu"),
+        Task(1, (Shard(2),), "us"),
+        Task(2, (Shard(3),)),
+        Task(3, (Shard(4),), "us"),
+    )
+
+
 def test_small_source_is_one_task(stores):
-    assert len(make_plan("memory://in/", OUT, stores, make_settings()).tasks) == 1
+    assert len(plan_of(stores, make_settings(), "memory://in/", OUT).tasks) == 1
 
 
 def test_only_large_texts_are_split():
     infos = [ObjectInfo("memory://in/a.csv", 1 << 30), ObjectInfo("memory://in/b.csv.gz", 1 << 30)]
     objects = [PlannedObject(info, "o") for info in infos]
-    tasks = cut_tasks(objects, make_settings())
+    tasks = make_plan([objects], make_settings()).tasks
     assert len(tasks) == 17
     assert [t.shards[0].count for t in tasks] == [16] * 16 + [1]
-    assert len(cut_tasks(objects, make_settings(read={"compression": "gzip"}))) == 2
+    assert len(make_plan([objects], make_settings(read={"compression": "gzip"})).tasks) == 2
     whole = [replace(o, info=replace(o.info, uri="memory://in/a.json")) for o in objects]
-    assert len(cut_tasks(whole, make_settings())) == 2
+    assert len(make_plan([whole], make_settings()).tasks) == 2
 
 
 def test_plan_sums_the_sizes(stores):
-    assert make_plan("memory://in/", OUT, stores, make_settings()).nbytes == 6 * 4
+    assert plan_of(stores, make_settings(), "memory://in/", OUT).nbytes == 6 * 4

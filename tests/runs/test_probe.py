@@ -5,18 +5,18 @@ import pytest
 
 from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.runs.plan import make_plan
 from headrace.runs.probe import first_records, learn
-from runs.support import IN, make_settings, put
+from runs.support import IN, make_settings, plan_of, put
 
 TWO = ModelMetadata("m", inputs=(TensorSpec("x", "FP32", (-1, 2)),))
 ANY = ModelMetadata("m")
 
 
-def learned(stores, objects, metadata=TWO, **settings):
+def learned(stores, objects, metadata=TWO, *, known=None, **settings):
     put(stores, objects)
     run_settings = make_settings(**settings)
-    return learn(make_plan(IN, "memory://out/", stores, run_settings), stores, run_settings, metadata)
+    planned = plan_of(stores, run_settings).objects
+    return learn(planned, stores, run_settings, metadata, known=known)
 
 
 def test_first_records_decide_the_properties(stores):
@@ -69,6 +69,13 @@ def test_undecodable_records_are_no_misfit(stores):
     assert learned(stores, {"a.csv": b"1\n", "b.csv": b"x,y\n"})["csv_width"] == 2
 
 
+def test_properties_of_earlier_objects_are_kept(stores):
+    known = learned(stores, {"a.csv": b"1,2,3\n"}, ANY)
+    stores.for_uri(IN).delete(IN + "a.csv")
+    assert learned(stores, {"b.csv": b"1,2\n"}, ANY, known=known) == known
+    assert learned(stores, {}, ANY)["csv_width"] == 2
+
+
 def test_large_object_is_read_partially(stores):
     put(stores, {"a.csv": b"1,2\n" * 500_000})
     lengths = []
@@ -84,8 +91,8 @@ def test_large_object_is_read_partially(stores):
 def test_first_records_have_model_inputs(stores):
     put(stores, {"a.csv": b"1,2\nx,3\n5,6\n", "b.csv": b"", "c.csv": b"7,8\n9,9\n"})
     run_settings = make_settings()
-    plan = make_plan(IN, "memory://out/", stores, run_settings)
-    seen = first_records(plan, stores, run_settings, TWO, count=4)
+    objects = plan_of(stores, run_settings).objects
+    seen = first_records(objects, stores, run_settings, TWO, count=4)
     assert [s.record for s in seen] == [b"1,2", b"x,3", b"5,6", b"7,8"]
     assert [s.inputs["x"].tolist() for s in seen if not s.failure] == [[1, 2], [5, 6], [7, 8]]
     assert seen[1].inputs == {}
@@ -97,7 +104,6 @@ def test_first_records_have_model_inputs(stores):
 def test_invalid_first_records_are_included(stores):
     put(stores, {"a.csv": b'1,2\n"never closed'})
     run_settings = make_settings()
-    seen = first_records(
-        make_plan(IN, "memory://out/", stores, run_settings), stores, run_settings, TWO, count=9
-    )
+    objects = plan_of(stores, run_settings).objects
+    seen = first_records(objects, stores, run_settings, TWO, count=9)
     assert [(s.record, bool(s.failure)) for s in seen] == [(b"1,2", False), (b'"never closed', True)]

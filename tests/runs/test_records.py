@@ -4,15 +4,19 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.block import Position
-from headrace.core.errors import LedgerError
-from headrace.runs.part_ledger import Counts
+from headrace.core.errors import CountMismatchError, LedgerError
+from headrace.runs.items import Cursor, Replay
 from headrace.runs.records import (
-    RetriedObject,
+    VERSION,
+    Counts,
+    PartRecord,
+    RetriedOutput,
     ShardPosition,
     ShardRecord,
     TaskCheckpoint,
     TaskRecord,
     repeated_bytes,
+    sum_counts,
 )
 from headrace.storage.draft import PersistedDraft, PersistedRange
 
@@ -38,9 +42,40 @@ SHARDS = st.builds(
     failures=REASONS,
 )
 DONE = st.lists(SHARDS, max_size=3).map(tuple)
+TEXTS = st.text(max_size=9)
+SOURCE_POSITIONS = st.builds(Position, TEXTS, st.none() | TEXTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+CURSORS = st.builds(Cursor, NUMBERS, st.none() | SOURCE_POSITIONS)
 
 
-@given(st.builds(TaskRecord, NUMBERS, st.text(max_size=9), DONE, st.floats(0, 1e9)))
+def test_counts_add_and_subtract():
+    one, two = Counts(4, 3, 1, 1), Counts(10, 10, 0, 0)
+    assert one.plus(two) == Counts(14, 13, 1, 1)
+    assert one.plus(two).minus(two) == one
+    assert sum_counts([one, two, two]) == Counts(24, 23, 1, 1)
+    assert sum_counts([]) == Counts()
+
+
+@for_each(
+    ("counts", "has_failures"),
+    [(Counts(3, 3), False), (Counts(3, 2, 1), True), (Counts(3, 3, 0, 1), True), (Counts(), False)],
+)
+def test_failed_records_and_broken_objects_are_failures(counts, has_failures):
+    assert counts.has_failures is has_failures
+
+
+@for_each("counts", [Counts(), Counts(3, 2, 1), Counts(3, 3, 0, 7)])
+def test_equal_counts_pass_the_check(counts):
+    counts.check("memory://out/")
+
+
+@for_each("counts", [Counts(1), Counts(3, 3, 1), Counts(3, 2, 0, 1)])
+def test_count_mismatch_names_the_place(counts):
+    with pytest.raises(CountMismatchError, match=r"memory://out/") as caught:
+        counts.check("memory://out/")
+    assert str(counts.records_in) in str(caught.value)
+
+
+@given(st.builds(TaskRecord, NUMBERS, TEXTS, DONE, st.floats(0, 1e9), st.none() | TEXTS))
 def test_task_record_round_trips(record):
     assert TaskRecord.from_json(record.to_json()) == record
 
@@ -50,7 +85,7 @@ def test_task_record_round_trips(record):
         TaskCheckpoint,
         task=NUMBERS,
         done=DONE,
-        entries=NUMBERS,
+        is_inside=st.booleans(),
         record=NUMBERS,
         line=NUMBERS,
         byte=NUMBERS,
@@ -70,32 +105,57 @@ def test_checkpoint_round_trips(checkpoint):
 
 
 def test_checkpoint_has_the_resume_position():
-    checkpoint = TaskCheckpoint(1, (), 5, record=7, line=8, byte=9, member="m", member_byte=512)
-    assert checkpoint.position("u") == Position("u", "m", 7, 8, 9, 512)
+    position = Position("u", "m", 7, 8, 9, 512)
+    checkpoint = TaskCheckpoint(1, (), is_inside=True, record=7, line=8, byte=9, member="m", member_byte=512)
+    assert checkpoint.position("u") == position
+    alone = TaskCheckpoint.at(position)
+    assert (alone.position("u"), alone.is_inside, alone.done) == (position, True, ())
     assert ShardPosition.from_position(Position("u", record=1, line=2, byte=3)).position("u") == Position(
         "u", record=1, line=2, byte=3
     )
 
 
-@for_each("kind", [TaskRecord, TaskCheckpoint])
-def test_record_of_another_version_is_refused(kind):
-    with pytest.raises(LedgerError, match="version 9"):
-        kind.from_json(b'{"v": 9}')
+@given(
+    st.builds(
+        PartRecord,
+        part=NUMBERS,
+        checkpoint=NUMBERS,
+        cursor=CURSORS,
+        total=COUNTS,
+        in_part=COUNTS,
+        attempt=TEXTS,
+        out_bytes=NUMBERS,
+        failed_bytes=NUMBERS,
+        begin_bytes=NUMBERS,
+        failures=REASONS,
+        replay=st.none() | st.builds(Replay, CURSORS, NUMBERS, NUMBERS),
+    )
+)
+def test_part_record_round_trips(record):
+    assert PartRecord.from_json(record.to_json()) == record
+
+
+@for_each("kind", [TaskRecord, TaskCheckpoint, PartRecord, RetriedOutput])
+@for_each("version", [VERSION - 1, VERSION + 1])
+def test_record_of_another_version_is_refused(kind, version):
+    with pytest.raises(LedgerError, match=f"version {version}, but this headrace writes version {VERSION}"):
+        kind.from_json(b'{"v": %d}' % version)
 
 
 @given(
     st.builds(
-        RetriedObject,
+        RetriedOutput,
         NUMBERS,
         NUMBERS,
         NUMBERS,
         REASONS,
-        st.none() | st.builds(PersistedDraft, st.text(max_size=9), NUMBERS, NUMBERS),
-        st.none() | st.builds(PersistedDraft, st.text(max_size=9), NUMBERS, NUMBERS),
+        st.none() | st.builds(PersistedDraft, TEXTS, NUMBERS, NUMBERS),
+        st.none() | st.builds(PersistedDraft, TEXTS, NUMBERS, NUMBERS),
+        NUMBERS,
     )
 )
-def test_retried_object_round_trips(retried):
-    assert RetriedObject.from_json(retried.to_json()) == retried
+def test_retried_output_round_trips(retried):
+    assert RetriedOutput.from_json(retried.to_json()) == retried
 
 
 @for_each(

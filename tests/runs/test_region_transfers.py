@@ -1,10 +1,9 @@
-from headrace.runs.part_ledger import Counts
-from headrace.runs.plan import PlannedObject, Shard, Task, TransformPlan
-from headrace.runs.records import ShardRecord, TaskRecord
+from headrace.runs.plan import Plan, PlannedObject, Shard, Task
+from headrace.runs.records import Counts, ShardRecord, TaskRecord
 from headrace.runs.region_transfers import RegionTransfer, region_transfers, tasks_left
 from headrace.storage.contract import ObjectInfo
 
-PLAN = TransformPlan(
+PLAN = Plan(
     tuple(
         PlannedObject(ObjectInfo(f"memory://in/{region}{size}", size, ""), "o", region)
         for region, size in (("eu", 100), ("us", 1000), (None, 7), ("us", None))

@@ -1,12 +1,23 @@
-"""The final report of a transform."""
+"""The final report of a stream or a transform."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from cases import for_each
-from headrace.runs.report import TransformReport
-from runs.observation_support import report as make_report
+from headrace.batching.dynamic import CloseReason
+from headrace.cli.reports import print_report
+from headrace.core.predictor import PredictorStatistics
+from headrace.runs.progress import RunProgress
+from headrace.runs.records import Counts
+from headrace.runs.region_transfers import RegionTransfer
+from headrace.runs.report import Report, make_report
+from headrace.runs.run import Run
+from headrace.runs.settings import StreamSettings
+from headrace.runs.totals import ObjectResult, RunTotals
+from runs.observation_support import failure
+from runs.observation_support import report as example_report
 from runs.page_reader import read_page
 from runs.support import (
     IN,
@@ -27,7 +38,7 @@ def test_report_is_written_next_to_the_output(shared, stores):
     report = transform(stores, predictor=shared)
     text = stores.for_uri(OUT).get(OUT + "_report.json")
     assert json.loads(text)["exit_code"] == 3
-    assert TransformReport.from_json(json.loads(text)) == report
+    assert Report.from_json(json.loads(text)) == report
     assert report.failures == {
         'decode: column 0: "…" is not a number': 2,
         "model: negative": 1,
@@ -57,6 +68,19 @@ def test_report_is_written_next_to_the_output(shared, stores):
     assert (report.source, report.output, report.model, report.resumed) == (IN, OUT, "double", False)
 
 
+def test_report_of_a_stream_is_written_next_to_the_parts(shared, stores):
+    put(stores, {"a.csv": rows(5) + b"x,1\n-1,1\ny,1\n", "b.csv": rows(4)})
+    settings = make_settings(preset=StreamSettings)
+    report = Run(IN, OUT, stores=stores, predictor=shared, settings=settings, model_identity="m").execute()
+    assert Report.from_json(json.loads(stores.for_uri(OUT).get(OUT + "_report.json"))) == report
+    assert (report.kind, report.status, report.exit_code) == ("stream", "complete", 3)
+    assert (report.records_in, report.rows_out, report.rows_failed) == (12, 9, 3)
+    assert (report.objects, report.objects_done, report.parts, report.tasks) == (2, 2, 1, 0)
+    assert report.failures == {'decode: column 0: "…" is not a number': 2, "model: negative": 1}
+    assert report.out_bytes == len(outputs(stores)["part-00000.csv"])
+    assert (report.failed_objects, report.objects_with_failures, report.objects_suppressed) == ([], 0, 0)
+
+
 def test_report_names_a_list_of_sources(shared, stores):
     put(stores, {"a.csv": rows(1), "b.csv": rows(1)})
     assert (
@@ -78,21 +102,101 @@ def test_progress_includes_earlier_processes(shared, stores):
     assert report.resumed
 
 
+TEN = Counts(10, 10)
+
+
+def report_of(
+    counts=TEN, *, kind="stream", status="complete", elapsed_s=2.0, progress=None, **totals
+) -> Report:
+    return make_report(
+        kind=kind,
+        status=status,
+        source="s",
+        output="o/",
+        model="m",
+        objects=3,
+        totals=RunTotals(counts, **({"parts": 1} | totals)),
+        progress=progress or RunProgress(records=10),
+        statistics=PredictorStatistics(calls=3, busy_s=1.0, starved_s=3.0),
+        elapsed_s=elapsed_s,
+        cpu_s=0.5,
+        peak_memory_mb=7.04,
+        resumed=False,
+    )
+
+
 @for_each(
-    ("changed", "code"),
+    ("counts", "status", "code"),
     [
-        ({}, 0),
-        ({"rows_failed": 1}, 3),
-        ({"rows_failed": 1, "objects_broken": 1}, 1),
-        ({"objects_broken": 1}, 1),
-        ({"status": "failed"}, 1),
-        ({"status": "drained"}, 1),
+        (TEN, "complete", 0),
+        (Counts(10, 9, 1), "complete", 3),
+        (Counts(10, 10, 0, 1), "complete", 1),
+        (Counts(10, 9, 1, 1), "complete", 1),
+        (TEN, "failed", 1),
+        (TEN, "drained", 1),
+        (TEN, "partial", 1),
     ],
 )
-def test_exit_codes_follow_the_result(changed, code):
-    report = make_report(**changed)
+@for_each("kind", ["stream", "transform"])
+def test_exit_code_reports_the_outcome(counts, status, code, kind):
+    report = report_of(counts, status=status, kind=kind)
     assert report.exit_code == code
     assert report.to_json()["exit_code"] == code
+
+
+def test_rates_are_of_this_process_and_counts_of_the_run():
+    progress = RunProgress(records=10, records_before=6, bytes_read=40, records_replayed=5)
+    progress.batch_submitted(CloseReason.ROWS)
+    report = report_of(progress=progress, objects_done=2, out_bytes=99, tasks=4)
+    assert (report.rows_per_s, report.bytes_read, report.records_replayed) == (2.0, 40, 5)
+    assert (report.records_in, report.objects, report.objects_done) == (10, 3, 2)
+    assert (report.out_bytes, report.parts, report.tasks) == (99, 1, 4)
+    assert (report.instance_busy_share, report.batches_closed_by) == (0.25, {"rows": 1})
+    assert (report.cpu_s, report.peak_memory_mb) == (0.5, 7.0)
+
+
+def test_run_without_elapsed_time_has_no_rate():
+    assert report_of(elapsed_s=0.0).rows_per_s == 0.0
+
+
+def test_predictions_of_suppressed_objects_are_not_rows_out():
+    results = (
+        ObjectResult("a", "a.out", Counts(6, 6), 20, {}),
+        ObjectResult("b", "b.out", Counts(4, 3, 1), 0, {"model: no": 1}, suppressed=True),
+    )
+    report = report_of(Counts(10, 9, 1), kind="transform", status="failed", objects=results)
+    assert (report.rows_out, report.rows_failed, report.rows_suppressed) == (6, 1, 3)
+    assert (report.objects_suppressed, report.objects_with_failures) == (1, 1)
+    assert [(o["object"], o["suppressed"]) for o in report.failed_objects] == [("b", True)]
+    figures = report.figures()
+    assert figures["records in"] == "10 = 6 out + 1 failed + 3 suppressed"
+    assert "one of their records failed" in figures["no output"]
+
+
+def test_report_round_trips_through_json():
+    report = example_report(
+        objects_suppressed=2,
+        rows_suppressed=5,
+        failed_objects=[{"object": "a", "suppressed": True, "withheld": True}],
+    )
+    for one in (report, replace(report, kind="stream", parts=7)):
+        assert Report.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+@for_each(
+    ("old", "new"),
+    [
+        ("objects_withheld", "objects_suppressed"),
+        ("rows_withheld", "rows_suppressed"),
+        ("objects_read", "objects_done"),
+    ],
+)
+def test_report_has_the_old_names_for_one_release(old, new):
+    report = example_report(**{new: 2})
+    data = report.to_json()
+    assert (data[new], data[old]) == (2, 2)
+    with pytest.warns(DeprecationWarning, match=f"{old} is deprecated: use {new}"):
+        assert getattr(report, old) == 2
 
 
 def test_worst_objects_are_listed_first(shared, stores):
@@ -108,38 +212,85 @@ def test_broken_objects_are_listed_before_failed_records(shared, stores):
     assert [entry["object"] for entry in report.failed_objects] == [IN + "b.tar", IN + "a.csv"]
 
 
-def test_report_round_trips_through_json_and_the_ledger():
-    report = make_report(
-        objects_suppressed=2,
-        rows_suppressed=5,
-        failed_objects=[{"object": "a", "suppressed": True, "withheld": True}],
+# The figures for people
+
+
+@for_each("kind", ["stream", "transform"])
+def test_table_has_the_figures_that_the_command_prints(capsys, kind):
+    progress = RunProgress(records=1_200, first_failure=failure(7), records_replayed=3)
+    report = report_of(
+        Counts(1_200, 1_199, 1, 1), kind=kind, progress=progress, failures={"model: no": 1, "object: gone": 1}
     )
-    for data in (report.to_json(), report.to_record()):
-        assert TransformReport.from_json(json.loads(json.dumps(data))) == report
+    assert print_report(report, progress, json_lines=False) == 1
+    lines = capsys.readouterr().out.splitlines()
+    printed = [line.split("  ", 1)[0] for line in lines if not line.startswith(" ")]
+    assert printed == list(report.figures(progress))
+    assert list(table_of(report)) == list(report.figures())
+    assert [name for name in printed if name not in report.figures()] == ["first failure"]
 
 
-def test_report_has_the_old_names_for_one_release():
-    report = make_report(objects_suppressed=2, rows_suppressed=5)
-    data = report.to_json()
-    assert (data["objects_suppressed"], data["objects_withheld"]) == (2, 2)
-    assert (data["rows_suppressed"], data["rows_withheld"]) == (5, 5)
-    with pytest.warns(DeprecationWarning, match="objects_withheld is deprecated: use objects_suppressed"):
-        assert report.objects_withheld == 2
-    with pytest.warns(DeprecationWarning, match="rows_withheld is deprecated: use rows_suppressed"):
-        assert report.rows_withheld == 5
+def test_figures_of_a_stream_name_its_parts():
+    shown = table_of(report_of(Counts(1_200, 1_199, 1), failures={"model: no": 1}))
+    assert shown["records in"] == "1,200 = 1,199 out + 1 failed"
+    assert shown["predictions"] == "o/ (1 part)"
+    assert " ".join(shown["failures"].split()) == "o/part-*.failed.jsonl; by reason: 1 model: no"
+    assert table_of(report_of(parts=1_234))["predictions"] == "o/ (1,234 parts)"
 
 
-def test_record_of_the_ledger_keeps_the_old_names():
-    """Older versions read the record of a finished run."""
-    entry = {"object": "a", "suppressed": True, "withheld": True}
-    record = make_report(failed_objects=[entry]).to_record()
-    assert not [name for name in record if "suppressed" in name]
-    assert (record["objects_withheld"], record["rows_withheld"]) == (0, 0)
-    assert record["failed_objects"] == [{"object": "a", "withheld": True}]
+def test_first_failures_are_shown_on_one_line():
+    progress = RunProgress(first_failure=failure(7, "a\n  b"), first_broken=failure(0, "s3://b/a.csv: gone"))
+    figures = report_of(progress=progress).figures(progress)
+    assert figures["first failure"].endswith(": a b")
+    assert "record 7" in figures["first failure"]
+    assert figures["first broken"] == "s3://b/a.csv: gone"
+
+
+def test_most_frequent_reasons_are_shown():
+    failures = {f"model: {n}": 20 - n for n in range(8)}
+    first, *reasons, more = report_of(failures=failures).figures()["failures"].splitlines()
+    assert first == "o/part-*.failed.jsonl; by reason:"
+    assert [line.split() for line in reasons] == [[str(20 - n), "model:", str(n)] for n in range(5)]
+    assert more.strip() == "… and 3 more reasons, in _report.json"
+
+
+def test_figures_tell_where_a_stopped_run_continues():
+    assert "status" in report_of(status="drained").figures()
+    report = report_of(
+        status="partial",
+        transfers=(RegionTransfer("us", "eu", 1_000),),
+        tasks_left={"eu": 3},
+    )
+    figures = report.figures()
+    assert figures["across regions"] == "1,000 bytes from us to eu\n3 task(s) left in eu"
+    assert "other regions" in figures["status"]
+    assert report.bytes_across_regions == [{"from": "us", "to": "eu", "bytes": 1_000}]
+    assert "across regions" not in report_of().figures()
+
+
+# In notebooks
+
+
+def table_of(report) -> dict[str, str]:
+    """Return the figures of a report's table by name."""
+    (table,) = read_page(report._repr_html_()).children
+    assert table.name == "table"
+    return {row.all("th")[0].text: row.all("td")[0].text for row in table.all("tr")}
+
+
+def test_table_escapes_its_values():
+    bad = "<script>alert(1)</script>&'\""
+    report = replace(report_of(), output=bad)
+    assert "<script" not in report._repr_html_()
+    assert table_of(report)["predictions"] == f"{bad} (1 part)"
+
+
+def test_table_is_named_after_the_kind_of_run():
+    assert "Stream run" in report_of()._repr_html_()
+    assert "Batch transform" in report_of(kind="transform")._repr_html_()
 
 
 def test_table_for_notebooks_has_the_printed_figures_and_reasons():
-    report = make_report(
+    report = example_report(
         rows_out=1_234_560,
         rows_failed=7,
         objects_with_failures=1,

@@ -32,7 +32,7 @@ from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
 from headrace.runs.observation import RunObservation
 from headrace.runs.page import PAGE_NAME
-from headrace.runs.report import TransformReport
+from headrace.runs.report import Report
 from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.settings import TransformSettings
 from headrace.storage.local import LocalStore
@@ -98,9 +98,7 @@ def reset_mood() -> None:
     MODEL.mood = 0
 
 
-def retry_failed(
-    stores: Stores, predictor, *, destination: str = OUT, identity: str = "m", **more
-) -> TransformReport:
+def retry_failed(stores: Stores, predictor, *, destination: str = OUT, identity: str = "m", **more) -> Report:
     return FailedRecordsRetry(
         destination, stores=stores, predictor=predictor, model_identity=identity, **more
     ).execute()
@@ -129,16 +127,16 @@ COUNTS = (
 MORE_COUNTS = ("objects", "objects_done", "objects_with_failures", "objects_broken", "objects_suppressed")
 
 
-def counts(report: TransformReport) -> dict[str, object]:
+def counts(report: Report) -> dict[str, object]:
     found = report.to_json()
     return {name: found[name] for name in COUNTS + MORE_COUNTS}
 
 
 def assert_matches(
     stores: Stores,
-    report: TransformReport,
+    report: Report,
     other: Stores,
-    expected: TransformReport,
+    expected: Report,
     *,
     depends_on_timing: bool = False,
 ) -> None:
@@ -162,7 +160,7 @@ def assert_matches(
 
 def run_fresh(
     predictor, objects: dict[str, bytes], run_settings: TransformSettings, *, mood: int
-) -> tuple[Stores, TransformReport]:
+) -> tuple[Stores, Report]:
     """Run a new transform with the model in that mood."""
     stores = Stores()
     put(stores, objects)
@@ -300,7 +298,7 @@ def test_only_failed_records_are_retried_and_attempts_add_up(stores, predictor):
     assert outputs(stores)["a.csv.out"] == b"".join(b"%.1f\n" % (2.0 * number) for number in range(40))
 
 
-def report_reason(report: TransformReport) -> str:
+def report_reason(report: Report) -> str:
     (reason,) = report.failures
     return reason.removeprefix("decode: ")
 
@@ -634,7 +632,7 @@ def test_other_model_is_refused_unless_allowed(stores, predictor):
 
 
 def test_missing_or_unfinished_transform_is_refused(stores, predictor):
-    with pytest.raises(ConfigError, match="there is no transform"):
+    with pytest.raises(ConfigError, match="there is no run"):
         retry_failed(stores, predictor)
     put(stores, {"a.csv": numbered_lines(*range(40))})
     with pytest.raises(InjectedError):

@@ -31,7 +31,7 @@ def object_failures(
     info = stores.for_uri(IN).head(IN + name)
     places = (Position(IN + name, record=number, **more) for number in numbers)
     failures = [Failure(p, FailureKind.MODEL, "no", raw) for p, raw in zip(places, raws, strict=True)]
-    return select_retryable(0, info, [FailedRecord(f, 0, 0) for f in failures])
+    return select_retryable(info, [FailedRecord(f, 0, 0) for f in failures])
 
 
 def read(stores: Stores, objects: list[ObjectFailures], options: ReadOptions) -> list[tuple[int, int, bytes]]:
@@ -82,14 +82,14 @@ def test_selected_rows_are_adjacent_lines(lines, data):
 )
 def test_object_is_needed_if_stored_bytes_do_not_suffice(name, raw, member, header, expected):
     failure = Failure(Position("o", member), FailureKind.MODEL, "no", raw)
-    found = select_retryable(0, ObjectInfo(f"memory://in/{name}", 1), [FailedRecord(failure, 0, 0)])
+    found = select_retryable(ObjectInfo(f"memory://in/{name}", 1), [FailedRecord(failure, 0, 0)])
     assert needs_object(found, ReadOptions(header=header)) == expected
 
 
 def test_invalid_format_is_not_retried():
     kinds = [FailureKind.FORMAT, FailureKind.DECODE, FailureKind.MODEL]
     found = [FailedRecord(Failure(Position("o", record=n), kind, "no"), 0, 0) for n, kind in enumerate(kinds)]
-    assert select_retryable(0, ObjectInfo("o", 1), found).retryable == tuple(found[1:])
+    assert select_retryable(ObjectInfo("o", 1), found).retryable == tuple(found[1:])
 
 
 @for_each("is_deleted", [True, False])

@@ -20,7 +20,7 @@ from headrace.core.errors import (
     TooManyFailuresError,
     UnavailableError,
 )
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
 from headrace.testing import FlakyStore
@@ -255,7 +255,7 @@ def test_misplaced_range_is_scored_again(stores, monkeypatch, shared, caplog):
     with caplog.at_level("INFO", "headrace.runs"):
         # In reverse order, no range knows the end of the previous one.
         run = make_transform(stores, predictor=shared, settings=run_settings)
-        real = run._runner.run
+        real = run._scoring._runner.run
 
         def backwards(work, tasks, *, range_starts, checkpoints):
             return all(
@@ -263,7 +263,7 @@ def test_misplaced_range_is_scored_again(stores, monkeypatch, shared, caplog):
                 for task in reversed(tasks)
             )
 
-        run._runner.run = backwards
+        run._scoring._runner.run = backwards
         run.execute()
     assert "scored again" in caplog.text
     assert outputs(stores) == outputs(stores, "memory://whole/")
@@ -781,13 +781,13 @@ def test_kill_between_publish_and_commit_is_recovered(shared, monkeypatch, tmp_p
     monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 20)
     (tmp_path / "a.csv").write_bytes(rows(40) + b"x,1\n" * 5)
     run_settings = make_settings(**TINY)
-    commit = TransformLedger.commit_task
-    monkeypatch.setattr(TransformLedger, "commit_task", lambda *_: (_ for _ in ()).throw(InjectedError))
+    commit = Ledger.commit_task
+    monkeypatch.setattr(Ledger, "commit_task", lambda *_: (_ for _ in ()).throw(InjectedError))
     source, out = f"{tmp_path}/a.csv", f"{tmp_path}/out/"
     with pytest.raises(InjectedError):
         transform(Stores(), predictor=shared, source=source, destination=out, settings=run_settings)
     assert (tmp_path / "out" / "a.csv.out").read_bytes() == doubled(40)
-    monkeypatch.setattr(TransformLedger, "commit_task", commit)
+    monkeypatch.setattr(Ledger, "commit_task", commit)
     predictor = FailingPredictor(shared, at=-1)
     transform(
         Stores(),
@@ -874,7 +874,10 @@ def test_on_error_job_stops_the_run(shared, stores):
     put(stores, {"a.csv": rows(8), "b.csv": b"x,1\n" + rows(8)})
     run_settings = make_settings(failures={"on_error": "job"})
     for if_exists in ("refuse", "resume"):
-        with pytest.raises(TooManyFailuresError, match=r"b\.csv: a record failed"):
+        with pytest.raises(
+            TooManyFailuresError,
+            match=r"b\.csv, record 0, line 1, byte 0: a record failed, and on_error is job",
+        ):
             transform(stores, predictor=shared, settings=run_settings, if_exists=if_exists)
     assert "_report.json" not in [i.uri for i in stores.for_uri(OUT).list(OUT)]
 
@@ -896,7 +899,7 @@ def test_failed_share_is_checked_at_the_end(shared, share, stops):
 
 
 def test_failed_share_is_checked_after_enough_records(shared, stores, monkeypatch):
-    monkeypatch.setattr("headrace.runs.run.SHARE_ROWS_MIN", 12)
+    monkeypatch.setattr("headrace.runs.settings.SHARE_ROWS_MIN", 12)
     put(stores, {"a.csv": b"x,1\n" + rows(7) + b"y,1\n" * 4 + rows(400)})
     predictor = FailingPredictor(shared, at=-1)
     bounded = make_settings(failures={"failed_share_max": 0.2}, flow={"window_bytes_max": 1})

@@ -2,7 +2,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import LedgerError
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.run_guard import CHECK_INTERVAL_S, RunGuard
 from headrace.storage.memory import MemoryStore
 from headrace.testing import ManualClock
@@ -10,14 +10,14 @@ from headrace.testing import ManualClock
 OUT = "memory://out/"
 
 
-def begun_ledger() -> TransformLedger:
-    ledger = TransformLedger(MemoryStore(), OUT)
-    ledger.begin({}, ())
+def begun_ledger() -> Ledger:
+    ledger = Ledger(MemoryStore(), OUT)
+    ledger.begin({}, "transform")
     return ledger
 
 
 @pytest.fixture
-def ledger() -> TransformLedger:
+def ledger() -> Ledger:
     return begun_ledger()
 
 
@@ -50,7 +50,7 @@ def delete(ledger) -> None:
 def begin_anew(ledger) -> None:
     ledger.abandon()
     ledger.delete()
-    ledger.begin({}, ())
+    ledger.begin({}, "transform")
 
 
 @for_each("over", [end, abandon, delete, begin_anew])

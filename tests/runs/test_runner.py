@@ -1,24 +1,23 @@
-from headrace.runs.ledger import TransformLedger
-from headrace.runs.plan import make_plan
+from headrace.runs.ledger import Ledger
 from headrace.runs.probe import learn
 from headrace.runs.runner import InProcessRunner
-from headrace.runs.task_run import TransformWork
-from runs.support import IN, OUT, FailingPredictor, make_settings, put, rows
+from headrace.runs.task_run import TaskWork
+from runs.support import IN, OUT, FailingPredictor, make_settings, plan_of, put, rows
 
 
-def work_of(stores, predictor, **tasks) -> TransformWork:
+def work_of(stores, predictor, **tasks) -> TaskWork:
     run_settings = make_settings(tasks=tasks)
-    plan = make_plan(IN, OUT, stores, run_settings)
-    ledger = TransformLedger(stores.for_uri(OUT), OUT)
-    learned = learn(plan, stores, run_settings, predictor.metadata)
-    return TransformWork(plan=plan, settings=run_settings, stores=stores, ledger=ledger, learned=learned)
+    plan = plan_of(stores, run_settings)
+    ledger = Ledger(stores.for_uri(OUT), OUT)
+    learned = learn(plan.objects, stores, run_settings, predictor.metadata)
+    return TaskWork(plan=plan, settings=run_settings, stores=stores, ledger=ledger, learned=learned)
 
 
 def test_tasks_run_in_order_and_are_reported(stores, shared):
     put(stores, {f"{n}.csv": rows(3) for n in range(3)})
     records = []
     work = work_of(stores, shared, task_objects_max=1)
-    work = TransformWork(
+    work = TaskWork(
         **{f: getattr(work, f) for f in ("plan", "settings", "stores", "ledger", "learned")},
         on_task=records.append,
     )

@@ -5,8 +5,8 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import NotFoundError, StoppedError
-from headrace.runs.flow import open_flow
-from headrace.runs.objects import select_objects
+from headrace.runs.flow import Flow, open_flow
+from headrace.runs.plan import PlannedObject, select_infos
 from headrace.runs.settings import StreamSettings
 from headrace.runs.stream import Stream
 from headrace.storage.resolve import Stores
@@ -30,11 +30,13 @@ def stream_over(
 ) -> Stream:
     stores = Stores()
     stores.for_uri("memory://b/").put("memory://b/a.csv", data)
-    used = predictor or RecordingPredictor()
-    return Stream(
-        lambda: open_flow(select_objects(source, stores), stores, used, StreamSettings()),
-        used,
-    )
+    used, settings = predictor or RecordingPredictor(), StreamSettings()
+
+    def make_flow() -> Flow:
+        objects = [PlannedObject(info) for info in select_infos(source, stores, settings)]
+        return open_flow(objects, stores, used, settings)
+
+    return Stream(make_flow, used)
 
 
 def rows(count: int) -> bytes:

@@ -15,8 +15,8 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.formats.read import ReadOptions
+from headrace.runs.run import Run
 from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
-from headrace.runs.stream_run import Run
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
@@ -222,14 +222,14 @@ def test_concurrent_runs_on_one_destination_are_detected(stores):
                 second.execute()
             return super().submit(request)
 
-    first._predictor = Meanwhile()
+    first._scoring._predictor = Meanwhile()
     with pytest.raises(LedgerError, match="another process"):
         first.execute()
 
 
 def test_reading_its_own_output_is_refused(stores):
     stores.for_uri(OUT).put(OUT + "x.csv", rows(1))
-    with pytest.raises(ConfigError, match="must not read its own output"):
+    with pytest.raises(ConfigError, match="must not read what it writes"):
         run_over(stores, source="memory://out/").execute()
 
 
@@ -341,7 +341,7 @@ def test_same_run_continues_after_an_error(at, checkpoint_s):
             reports.append(run.append([head(stores, f"{name}.csv")]))
     assert doubled(stores) == [2.0 * i for i in range(39)]
     assert [r.records_in for r in reports] == [13, 26, 39]
-    assert [r.objects_read for r in reports] == [1, 2, 3]
+    assert [r.objects_done for r in reports] == [1, 2, 3]
 
 
 def test_run_broken_at_its_first_append_begins_anew(stores):
@@ -389,7 +389,7 @@ def test_append_report_has_its_own_rates_and_total_counts(stores):
     run = run_over(stores, predictor=TakesASecond(), clock=clock)
     first, second = run.append([head(stores, "a.csv")]), run.append([head(stores, "b.csv")])
     assert (first.rows_per_s, second.rows_per_s) == (4.0, 4.0)
-    assert (second.records_in, second.objects_read, second.elapsed_s) == (44, 2, 1.0)
+    assert (second.records_in, second.objects_done, second.elapsed_s) == (44, 2, 1.0)
 
 
 def test_ledger_reads_per_append_are_constant(stores):
@@ -425,7 +425,7 @@ def test_resumed_report_counts_objects_of_the_whole_run(stores):
     with pytest.raises(BrokenError):
         run_over(stores, predictor=BreaksAt(7)).execute()
     report = run_over(stores, if_exists="resume").execute()
-    assert (report.objects_read, report.records_in, report.resumed) == (3, 36, True)
+    assert (report.objects_done, report.records_in, report.resumed) == (3, 36, True)
 
 
 @for_each("at", range(1, 15))
@@ -503,7 +503,7 @@ def test_reading_its_own_output_is_refused_for_any_path_form(tmp_path, monkeypat
         if_exists="overwrite",
     )
     (tmp_path / "out" / "x.csv").write_bytes(rows(1))
-    with pytest.raises(ConfigError, match="must not read its own output"):
+    with pytest.raises(ConfigError, match="must not read what it writes"):
         run.execute()
 
 

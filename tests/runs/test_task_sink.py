@@ -1,19 +1,25 @@
 """The sink with a real source and flow: checkpoints and records of the ledger."""
 
+import gzip
+import io
+import threading
+from dataclasses import replace
+
+import pyarrow.ipc
+import pyarrow.parquet
 import pytest
 
 from cases import for_each
 from headrace.core.errors import CountMismatchError, UnavailableError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.runs import task_sink as module
-from headrace.runs.ledger import TransformLedger
-from headrace.runs.part_ledger import Counts
-from headrace.runs.plan import make_plan
-from headrace.runs.records import TaskCheckpoint
-from headrace.runs.task_run import TaskRun, TransformWork
-from headrace.runs.task_sink import suppresses_output
+from headrace.runs.ledger import Ledger
+from headrace.runs.records import Counts, TaskCheckpoint, TaskRecord
+from headrace.runs.settings import TABLES, StreamSettings
+from headrace.runs.task_run import TaskRun, TaskWork
 from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from runs.support import (
     IN,
@@ -22,13 +28,16 @@ from runs.support import (
     InjectedError,
     OverlaidStores,
     allow_small_tasks,
+    failed_lines,
     make_settings,
+    outputs,
+    plan_of,
     put,
     rows,
 )
 
 
-class RecordingLedger(TransformLedger):
+class RecordingLedger(Ledger):
     """A ledger that remembers every checkpoint."""
 
     def __init__(self, *args) -> None:
@@ -40,11 +49,11 @@ class RecordingLedger(TransformLedger):
         super().checkpoint(checkpoint)
 
 
-def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more) -> TransformWork:
+def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more) -> TaskWork:
     run_settings = settings or make_settings(checkpoint_s=0.0)
-    plan = make_plan(IN, destination, stores, run_settings)
+    plan = plan_of(stores, run_settings, destination=destination)
     ledger = RecordingLedger(stores.for_uri(destination), destination)
-    return TransformWork(
+    return TaskWork(
         plan=plan,
         settings=run_settings,
         stores=stores,
@@ -80,12 +89,12 @@ def test_checkpoint_has_finished_and_current_shards(stores, shared):
     work = work_of(stores)
     assert execute(work, shared)
     at = [
-        ([s.counts.rows_out for s in c.done], c.entries, c.record, c.counts, c.failures)
+        ([s.counts.rows_out for s in c.done], c.is_inside, c.record, c.counts, c.failures)
         for c in work.ledger.seen
     ]
     reason = {'decode: column 0: "…" is not a number': 1}
-    assert at[0] == ([], 4, 4, Counts(4, 4), {})
-    assert ([6], 2, 2, Counts(2, 1, 1), reason) in at
+    assert at[0] == ([], True, 4, Counts(4, 4), {})
+    assert ([6], True, 2, Counts(2, 1, 1), reason) in at
     assert at[-1][0] == [6]
     assert work.ledger.checkpoints() == {}
 
@@ -97,7 +106,7 @@ def test_resumed_shard_counts_its_drafts(stores, shared):
         execute(work, FailingPredictor(shared, at=2))
     work.ledger.seen.clear()
     assert execute(work, shared, checkpoints=work.ledger.checkpoints())
-    assert [c.entries for c in work.ledger.seen] == sorted(c.entries for c in work.ledger.seen)
+    assert [c.record for c in work.ledger.seen] == sorted(c.record for c in work.ledger.seen)
     (shard,) = work.ledger.task(0).shards
     assert (shard.counts, sum(shard.failures.values())) == (Counts(21, 20, 1), 1)
 
@@ -141,7 +150,7 @@ def test_published_draft_is_removed_with_the_commit(stores, shared, monkeypatch,
 def test_counts_are_checked_before_publishing(stores, shared, monkeypatch):
     put(stores, {"a.csv": rows(3)})
     monkeypatch.setattr(
-        module.ShardOutput,
+        module.RecordOutput,
         "_count",
         lambda self, rows, failures: (
             setattr(self, "entries", self.entries + rows) or setattr(self, "counts", Counts(5, 3))
@@ -150,14 +159,6 @@ def test_counts_are_checked_before_publishing(stores, shared, monkeypatch):
     with pytest.raises(CountMismatchError, match=r"a\.csv"):
         execute(work_of(stores), shared)
     assert list(stores.for_uri(OUT).list(OUT + "a")) == []
-
-
-@for_each(
-    ("on_error", "failed", "suppressed"),
-    [("record", True, False), ("object", True, True), ("object", False, False)],
-)
-def test_on_error_object_suppresses_output_with_failures(on_error, failed, suppressed):
-    assert suppresses_output(make_settings(failures={"on_error": on_error}), failed=failed) is suppressed
 
 
 def test_empty_outputs_follow_the_metadata():
@@ -192,3 +193,157 @@ def test_commit_waits_for_published_outputs(stores, shared):
     with pytest.raises(UnavailableError):
         execute(work, shared)
     assert work.ledger.tasks() == {}
+
+
+# Parts of tasks
+
+OBJECTS = {"a.csv": rows(6), "b.csv": b"x,1\n" + rows(9, 6) + b"-1,1\n", "c.csv": rows(2, 15)}
+
+
+def stream_of(stores, objects=OBJECTS, *, task_objects_max: int = 3, checkpoint_s: float = 0.0, **more):
+    """Return the work of a stream whose tasks have several objects."""
+    put(stores, objects)
+    tasks = {"task_objects_max": task_objects_max}
+    settings = make_settings(preset=StreamSettings, tasks=tasks, checkpoint_s=checkpoint_s, **more)
+    return work_of(stores, settings=settings)
+
+
+def doubled(count: int, start: int = 0) -> bytes:
+    return b"".join(b"%d.0\n" % (2 * i) for i in range(start, start + count))
+
+
+def comparable_tasks(work) -> list[TaskRecord]:
+    """Return the records of the tasks, which do not depend on the process that ran them."""
+    return [replace(record, attempt="", elapsed_s=0.0) for record in work.ledger.tasks().values()]
+
+
+def test_task_of_several_objects_becomes_one_part(stores, shared):
+    work = stream_of(stores, OBJECTS | {"d.csv": rows(3, 17)}, output={"header": True})
+    assert [len(task.shards) for task in work.plan.tasks] == [3, 1]
+    assert execute(work, shared)
+    found = outputs(stores)
+    failed = failed_lines(found.pop("part-00000.failed.jsonl"))
+    assert found == {
+        "part-00000.csv": b"y\n" + doubled(17),
+        "part-00001.csv": b"y\n" + doubled(3, 17),
+    }
+    assert [(f["object"][-5:], f["record"], f["output_row"], f["output_byte"]) for f in failed] == [
+        ("b.csv", 0, 6, len(b"y\n" + doubled(6))),
+        ("b.csv", 10, 15, len(b"y\n" + doubled(15))),
+    ]
+    first, second = work.ledger.tasks().values()
+    assert [shard.counts for shard in first.shards] == [Counts(6, 6), Counts(11, 9, 2), Counts(2, 2)]
+    assert sum(shard.out_bytes for shard in first.shards) == len(found["part-00000.csv"])
+    assert sum(shard.out_bytes for shard in second.shards) == len(found["part-00001.csv"])
+    assert [sum(shard.failures.values()) for shard in first.shards] == [0, 2, 0]
+    assert not any(shard.out or shard.failed for shard in first.shards)
+
+
+@for_each("header", [False, True])
+def test_part_resumes_inside_any_object_to_the_same_bytes(shared, header):
+    whole = Stores()
+    work = stream_of(whole, output={"header": header})
+    assert execute(work, shared)
+    expected, resumed_from = comparable_tasks(work), set()
+    for at in range(1, 5):
+        stores = Stores()
+        work = stream_of(stores, output={"header": header})
+        with pytest.raises(InjectedError):
+            execute(work, FailingPredictor(shared, at=at))
+        assert outputs(stores) == {}
+        checkpoints = work.ledger.checkpoints()
+        resumed_from |= {(len(c.done), c.is_inside) for c in checkpoints.values()}
+        assert execute(work, shared, checkpoints=checkpoints)
+        assert outputs(stores) == outputs(whole)
+        assert comparable_tasks(work) == expected
+    assert (1, True) in resumed_from
+
+
+def test_empty_object_at_the_end_of_a_task_belongs_to_its_part(stores, shared, monkeypatch):
+    """It is read only after the last batch of the task was written."""
+    monkeypatch.setattr("headrace.runs.prefetch.SMALL_BYTES", 0)  # each object is read separately
+    written = threading.Event()
+
+    class Waiting(MemoryStore):
+        def get_range(self, uri, start, length, **more):
+            if uri.endswith("b.csv.gz"):
+                assert written.wait(30)
+            return super().get_range(uri, start, length, **more)
+
+    overlaid = OverlaidStores(stores, IN, Waiting())
+    objects = {"a.csv": rows(8), "b.csv.gz": gzip.compress(b""), "c.csv": rows(3, 8)}
+    work = stream_of(overlaid, objects, task_objects_max=2, checkpoint_s=1e9)
+    batches = []
+
+    def on_batch(batch):
+        batches.append(batch)
+        if len(batches) == 2:
+            written.set()
+
+    assert execute(replace(work, on_batch=on_batch), shared)
+    assert outputs(stores) == {"part-00000.csv": doubled(8), "part-00001.csv": doubled(3, 8)}
+    assert [[s.counts.rows_out for s in r.shards] for r in work.ledger.tasks().values()] == [[8, 0], [3]]
+
+
+def test_part_resumes_between_objects_to_the_same_bytes(shared):
+    """A batch ends with the first object, so a checkpoint has no position in the second one."""
+    objects = {"a.csv": rows(8), "b.csv": rows(4, 8)}
+    whole, stores = Stores(), Stores()
+    work = stream_of(whole, objects)
+    assert execute(work, shared)
+    expected = comparable_tasks(work)
+    work = stream_of(stores, objects)
+    with pytest.raises(InjectedError):
+        execute(work, FailingPredictor(shared, at=2))
+    (checkpoint,) = work.ledger.checkpoints().values()
+    assert execute(work, shared, checkpoints={0: checkpoint})
+    assert outputs(stores) == outputs(whole) == {"part-00000.csv": doubled(12)}
+    assert comparable_tasks(work) == expected
+
+
+@for_each(
+    ("data", "written"),
+    [(b"", set()), (b"x,1\ny,1\n", {"part-00000.failed.jsonl"})],
+)
+@for_each("format_", ["csv", *TABLES])
+def test_part_without_predictions_is_not_written(shared, data, written, format_):
+    stores = Stores()
+    work = stream_of(stores, {"a.csv": data, "b.csv": b""}, output={"format": format_, "header": True})
+    assert execute(work, shared)
+    assert set(outputs(stores)) == written
+    (record,) = work.ledger.tasks().values()
+    assert [shard.out_bytes for shard in record.shards] == [0, 0]
+
+
+@for_each(("format_", "suffix"), [("jsonl", "jsonl"), ("csv", "csv")])
+def test_part_has_the_suffix_of_its_format(shared, format_, suffix):
+    stores = Stores()
+    assert execute(stream_of(stores, {"a.csv": rows(1)}, output={"format": format_}), shared)
+    assert list(outputs(stores)) == [f"part-00000.{suffix}"]
+
+
+@for_each("format_", TABLES)
+def test_part_that_is_a_table_is_scored_again_from_its_start(shared, format_):
+    """A table has a footer, so a part of it cannot be continued."""
+    stores = Stores()
+    work = stream_of(stores, output={"format": format_})
+    with pytest.raises(InjectedError):
+        execute(work, FailingPredictor(shared, at=3))
+    assert work.ledger.checkpoints() == {}
+    assert execute(work, shared)
+    data = io.BytesIO(outputs(stores)[f"part-00000.{format_}"])
+    read = (
+        pyarrow.parquet.read_table if format_ == "parquet" else lambda d: pyarrow.ipc.open_file(d).read_all()
+    )
+    assert read(data)["y"].to_pylist() == [2.0 * i for i in range(17)]
+
+
+def test_drafts_of_a_part_are_removed_with_its_commit(stores, shared, monkeypatch, tmp_path):
+    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 5)
+    put(stores, OBJECTS)
+    settings = make_settings(preset=StreamSettings, checkpoint_s=0.0)
+    work = work_of(stores, destination=f"{tmp_path}/out/", settings=settings)
+    assert execute(work, shared)
+    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert names == ["_headrace", "part-00000.csv", "part-00000.failed.jsonl"]
+    assert list((tmp_path / "out" / "_headrace" / "drafts").iterdir()) == []

@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
-from headrace.runs.settings import StreamSettings
-from headrace.runs.stream_run import Run
+from headrace.runs.run import Run
+from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
 from headrace.runs.watch import SourceWatcher
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
@@ -22,17 +22,25 @@ class S3InMemory(Stores):
         return self.store if "://" in uri else super().for_uri(uri)
 
 
-def watch_over(source: str, stores: Stores, output="memory://out/", clock=None, **more) -> SourceWatcher:
+def watch_over(
+    source: str,
+    stores: Stores,
+    output: str = "memory://out/",
+    *,
+    clock: ManualClock | None = None,
+    settings: RunSettings | None = None,
+    **more,
+) -> SourceWatcher:
     run = Run(
         source,
         output,
         stores=stores,
         predictor=ScriptedPredictor(),
-        settings=StreamSettings(),
+        settings=settings or StreamSettings(),
         model_identity="m",
         **more,
     )
-    return SourceWatcher(run, stores, poll_s=7.0, clock=clock or ManualClock(auto=True))
+    return SourceWatcher(run, poll_s=7.0, clock=clock or ManualClock(auto=True))
 
 
 @pytest.fixture
@@ -60,6 +68,28 @@ def test_restart_continues_with_the_same_ledger(stores):
     assert later.tick() is None
     stores.store.put("memory://in/b.csv", b"2,1\n")
     assert later.tick().records_in == 2
+
+
+def test_poll_uses_the_data_type_of_the_run(stores):
+    watch = watch_over("memory://in/day", stores, settings=StreamSettings(data_type="prefix"))
+    assert watch.tick() is None
+    stores.store.put("memory://in/day-1.csv", b"1,1\n")
+    stores.store.put("memory://in/night.csv", b"2,1\n")
+    assert watch.tick().records_in == 1
+
+
+def test_poll_writes_an_output_for_each_new_object(stores):
+    watch = watch_over("memory://in/", stores, settings=TransformSettings())
+    assert watch.tick() is None
+    stores.store.put("memory://in/a.csv", b"1,1\n")
+    assert watch.tick().objects == 1
+    stores.store.put("memory://in/day/b.csv", b"2,1\n3,1\n")
+    assert watch.tick().objects == 2
+    # An output has one owner, so a rewritten object is not scored again.
+    stores.store.put("memory://in/a.csv", b"9,1\n")
+    assert watch.tick() is None
+    found = {name: stores.store.get(f"memory://out/{name}") for name in ("a.csv.out", "day/b.csv.out")}
+    assert found == {"a.csv.out": b"2.0\n", "day/b.csv.out": b"4.0\n6.0\n"}
 
 
 def test_local_file_is_scored_when_two_polls_see_it_unchanged(tmp_path):

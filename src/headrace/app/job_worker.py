@@ -25,8 +25,8 @@ from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import Completed, Kind, Settlement
 from headrace.jobs.kind import KindRunner, Models
 from headrace.jobs.kinds.infer import InferKind
-from headrace.jobs.kinds.stream import StreamKind
-from headrace.jobs.kinds.transform import TransformKind
+from headrace.jobs.kinds.options import stream_settings, transform_settings
+from headrace.jobs.kinds.run import RunJobs
 from headrace.jobs.known_models import listed
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.maintenance.sweeper import Retention
@@ -172,8 +172,8 @@ def join_worker(components: JobComponents, repository: ModelRepository, settings
     served = ServedModels(repository)
     kinds: dict[Kind, KindRunner] = {
         "infer": InferKind(served, components.stores, components.paths),
-        "transform": TransformKind(served, components.stores),
-        "stream": StreamKind(served, components.stores),
+        "transform": RunJobs(served, components.stores, transform_settings),
+        "stream": RunJobs(served, components.stores, stream_settings),
     }
     return Worker(
         components.ledger,

@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from headrace.core.errors import ConfigError
+from headrace.runs.report import Report
 from headrace.runs.settings import OutputFormat, OutputSettings
 
 P = ParamSpec("P")
@@ -37,6 +38,10 @@ def _flags(if_exists: Any) -> dict[str, bool]:
     if if_exists not in ("refuse", "resume", "overwrite"):
         raise ConfigError(f"if_exists must be refuse, resume or overwrite, not {if_exists!r}")
     return {"resume": if_exists == "resume", "overwrite": if_exists == "overwrite"}
+
+
+TransformReport = Report
+"""The old name of `Report`, for one release."""
 
 
 class TransformOutput:

@@ -1,4 +1,4 @@
-"""Choose the runner of a transform (threads, processes, Ray or Beam) and its regions."""
+"""Choose the runner of a run (threads, processes, Ray or Beam) and its regions."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -6,23 +6,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from headrace.app.model_copy import StoredCopy, copy_model
-from headrace.app.streaming import ModelLike, OpenedPredictor, PredictorOptions
+from headrace.app.predictors import ModelLike, OpenedPredictor, PredictorOptions, RunningPredictor
 from headrace.app.transform_worker import (
-    RunningPredictor,
     WorkerOpener,
     with_absolute_model,
     worker_command,
     worker_spec,
 )
 from headrace.core.errors import ConfigError
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.locality import Locality, OtherRegions
 from headrace.runs.plan import no_region
 from headrace.runs.runner import InProcessRunner, Runner
 from headrace.runs.runners.beam import BeamRunner
 from headrace.runs.runners.engines import BeamWorkers, RayWorkers
 from headrace.runs.runners.processes import ProcessRunner
-from headrace.runs.settings import TransformSettings
+from headrace.runs.settings import RunSettings
 from headrace.storage.regions import RegionResolver, RegionRules
 from headrace.storage.resolve import Stores
 
@@ -31,7 +30,7 @@ Isolation = Literal["thread", "process"]
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The workers of a local transform: model instances in threads or in processes.
+    """The workers of a local run: model instances in threads or in processes.
 
     A worker process has its own interpreter and loads its own copy of the model. It reads, decodes
     and writes in parallel with the others.
@@ -107,7 +106,7 @@ def open_runner(
     destination: str,
     model: ModelLike | None,
     endpoint: str | None,
-    settings: TransformSettings,
+    settings: RunSettings,
     options: PredictorOptions,
     stores: Stores,
     locality: Locality,
@@ -146,7 +145,7 @@ def open_runner(
         return OpenedRunner(ray_runner, ray_runner)
     # A pipeline description is visible to many users and limited in size: it carries neither
     # secrets nor the model.
-    copy_uri = TransformLedger(stores.for_uri(destination), spec.destination).draft_uri("model.tar")
+    copy_uri = Ledger(stores.for_uri(destination), spec.destination).draft_uri("model.tar")
     stored_copy = None if model_copy is None else StoredCopy(model_copy.spec, copy_uri)
     beam_runner = BeamRunner(
         WorkerOpener(remote_spec, None, stored_copy),

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,46 +13,35 @@ from typing import Any
 import orjson
 
 from headrace.app.model_copy import ModelCopy, StoredCopy
-from headrace.app.streaming import (
+from headrace.app.predictors import (
     ModelLike,
     OpenedPredictor,
     PredictorOptions,
+    RunningPredictor,
     add_current_folder_to_path,
+    model_reference,
     open_predictor,
 )
 from headrace.core.errors import ConfigError, HeadraceError, ModelLoadError
-from headrace.core.predictor import Predictor
 from headrace.runs.runners.connected import ConnectedWorker
 from headrace.runs.runners.messages import Message
 from headrace.runs.runners.worker import TaskWorker
-from headrace.runs.settings import TransformSettings, settings_from_identity
+from headrace.runs.settings import RunSettings, settings_from_identity
 from headrace.runtimes.load import model_files
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
 
 
-class RunningPredictor(AbstractContextManager[None]):
-    """A context manager that starts a predictor and stops it at exit, without drain."""
-
-    def __init__(self, predictor: Predictor) -> None:
-        self._predictor = predictor
-
-    def __enter__(self) -> None:
-        self._predictor.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._predictor.stop(drain=False)
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The description of a transform worker as plain values, without secrets."""
+    """The description of a run's worker as plain values, without secrets."""
 
     destination: str
     model: str | None
     endpoint: str | None
     options: Mapping[str, Any]
     identity: str
+    per_object: bool
     settings: Mapping[str, Any]
     flow: Mapping[str, Any]
     checkpoint_s: float
@@ -72,28 +61,17 @@ class WorkerSpec:
         return cls(**orjson.loads(text))
 
 
-def model_reference(
-    model: ModelLike | None, endpoint: str | None, options: PredictorOptions
-) -> dict[str, Any]:
-    """Return the name, endpoint and options that open the same model again.
-
-    The name is None for a model that was given as a class or object.
-    """
-    name = model if isinstance(model, str) else None
-    return {"model": name, "endpoint": endpoint, "options": asdict(options)}
-
-
 def worker_spec(
     destination: str,
     model: ModelLike | None,
     endpoint: str | None,
-    settings: TransformSettings,
+    settings: RunSettings,
     options: PredictorOptions,
     *,
     identity: str,
     stores: Stores,
 ) -> WorkerSpec:
-    """Return the spec of a transform's workers.
+    """Return the spec of a run's workers.
 
     Raises ConfigError for a model or a destination that exists in this process only.
     """
@@ -109,6 +87,7 @@ def worker_spec(
         destination=destination.rstrip("/") + "/",
         **model_reference(model, endpoint, options),
         identity=identity,
+        per_object=settings.per_object,
         settings=settings.identity(),
         flow=asdict(settings.flow),
         checkpoint_s=settings.output.checkpoint_s,
@@ -151,7 +130,7 @@ class WorkerOpener:
         self._extend_module_path()
         spec = self.spec
         settings = settings_from_identity(
-            spec.settings, per_object=True, flow=spec.flow, checkpoint_s=spec.checkpoint_s
+            spec.settings, per_object=spec.per_object, flow=spec.flow, checkpoint_s=spec.checkpoint_s
         )
         environ = None if self.environ is None else {**os.environ, **self.environ}
         with ExitStack() as stack:

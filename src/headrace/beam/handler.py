@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.app.streaming import PredictorOptions, open_predictor
+from headrace.app.predictors import PredictorOptions, open_predictor
 from headrace.beam.handler_mixin import HandlerMixin
 from headrace.beam.library import base
 from headrace.beam.loaded_model import LoadedModel

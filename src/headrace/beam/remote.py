@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from headrace.app.predictors import PredictorOptions, open_predictor
 from headrace.app.server_client import open_model_server
-from headrace.app.streaming import PredictorOptions, open_predictor
 from headrace.beam.handler_mixin import HandlerMixin
 from headrace.beam.library import base
 from headrace.beam.loaded_model import LoadedModel

@@ -6,18 +6,18 @@ import click
 import numpy as np
 import orjson
 
-from headrace.app.transforming import DryRun
+from headrace.app.runs import DryRun
 from headrace.cli.reports import print_figures
-from headrace.runs.figures import one_line
 from headrace.runs.probe import ProbedRecord
-from headrace.runs.settings import TransformSettings
+from headrace.runs.report import one_line
+from headrace.runs.settings import RunSettings
 
 _OBJECTS_SHOWN: Final = 5
 _TEXT_SHOWN: Final = 100
 _VALUES_SHOWN: Final = 8
 
 
-def print_dry_run(found: DryRun, settings: TransformSettings, *, json_lines: bool) -> int:
+def print_dry_run(found: DryRun, settings: RunSettings, *, json_lines: bool) -> int:
     """Print the plan of a dry run and return the exit status."""
     if json_lines:
         click.echo(orjson.dumps(_dry_json(found, settings)))
@@ -28,9 +28,9 @@ def print_dry_run(found: DryRun, settings: TransformSettings, *, json_lines: boo
     unknown = "" if None not in sizes else ", and more of unknown size"
     figures = {
         "objects": f"{len(plan.objects):,}, {plan.nbytes:,} bytes{unknown}",
-        "work": f"{len(plan.tasks):,} tasks, {shards:,} shards",
+        "work": f"{len(plan.tasks):,} tasks, {shards:,} shards" if plan.tasks else "in order",
         "outputs": "\n".join(
-            [f"{o.info.uri} → {o.output}" for o in plan.objects[:_OBJECTS_SHOWN]]
+            [f"{o.info.uri} → {o.output or 'parts'}" for o in plan.objects[:_OBJECTS_SHOWN]]
             + (["…"] if len(plan.objects) > _OBJECTS_SHOWN else [])
         ),
         "read": _read_text(settings),
@@ -49,7 +49,7 @@ def print_dry_run(found: DryRun, settings: TransformSettings, *, json_lines: boo
     return 0
 
 
-def _read_text(settings: TransformSettings) -> str:
+def _read_text(settings: RunSettings) -> str:
     read = settings.read
     text = f"{read.format}, compression {read.compression}, header {read.header}"
     if settings.mapping.input_filter != "$":
@@ -57,13 +57,13 @@ def _read_text(settings: TransformSettings) -> str:
     return text
 
 
-def _output_text(settings: TransformSettings) -> str:
+def _output_text(settings: RunSettings) -> str:
     output = settings.output
     text = f"{output.format}, join {output.join}, assemble {output.assemble}"
     return text if output.output_filter == "$" else f"{text}, output filter {output.output_filter}"
 
 
-def _dry_json(found: DryRun, settings: TransformSettings) -> dict[str, Any]:
+def _dry_json(found: DryRun, settings: RunSettings) -> dict[str, Any]:
     return {
         "event": "dry-run",
         "objects": [

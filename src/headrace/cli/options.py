@@ -10,22 +10,26 @@ from typing import Any, TypeVar, get_args
 import click
 from click.core import ParameterSource
 
-from headrace.app.streaming import PredictorOptions
+from headrace.app.predictors import PredictorOptions
 from headrace.cli.renamed import old_option_name
 from headrace.formats.read import FormatName, ReadOptions
 from headrace.runs.parts import PART_SUFFIXES
 from headrace.runs.settings import (
     BY_PLACE,
+    MIB,
+    FailurePolicy,
     FlowSettings,
     MappingOptions,
     OutputSettings,
     StreamSettings,
+    TaskSettings,
 )
+from headrace.runs.spec_extension import parse_max_failed
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _COUNT = click.IntRange(min=1)
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+POSITIVE = click.FloatRange(min=0, min_open=True)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)(?:i?b)?", re.IGNORECASE)
 _SCALES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _RANGE = re.compile(r"(\d+)-(\d+)")
@@ -37,7 +41,6 @@ _REQUIRED_OPTIONS = {
     "in_flight_max": "endpoint",
     "timeout_s": "endpoint",
     "retry_s": "endpoint",
-    "poll_s": "watch",
     "sequence": "model",
     "sequence_end": "sequence",
     "sequences_live_max": "sequence",
@@ -159,15 +162,15 @@ MEDIA_OPTIONS = combined_options(
     ),
     click.option(
         "--image-scale",
-        type=_POSITIVE,
+        type=POSITIVE,
         default=1 / 255,
         show_default="1/255",
         help="Factor that is applied to pixel values (0-255) for float inputs.",
     ),
-    click.option("--window-ms", type=_POSITIVE, help="Audio window length in milliseconds."),
+    click.option("--window-ms", type=POSITIVE, help="Audio window length in milliseconds."),
     click.option(
         "--hop-ms",
-        type=_POSITIVE,
+        type=POSITIVE,
         help="Time between the starts of two audio windows in milliseconds.  [default: --window-ms]",
     ),
     click.option("--sample-rate-hz", type=_COUNT, help="Audio sample rate in Hz after resampling."),
@@ -180,7 +183,7 @@ MEDIA_OPTIONS = combined_options(
         help="Audio channels: their mean (mono), or all of them (keep).",
     ),
     click.option("--every-frames", type=_COUNT, help="Interval of video frames to read, in frames."),
-    click.option("--every-ms", type=_POSITIVE, help="Interval of video frames to read, in milliseconds."),
+    click.option("--every-ms", type=POSITIVE, help="Interval of video frames to read, in milliseconds."),
 )
 
 SOURCE_OPTIONS = combined_options(
@@ -273,7 +276,7 @@ FLOW_OPTIONS = combined_options(
     ),
     click.option(
         "--batch-delay-ms",
-        type=_POSITIVE,
+        type=POSITIVE,
         help="Longest wait of a batch's first record in milliseconds.  [default: no limit]",
     ),
     click.option(
@@ -287,9 +290,7 @@ FLOW_OPTIONS = combined_options(
     click.option(
         "--instances",
         type=_COUNT,
-        default=1,
-        show_default=True,
-        help="Number of model instances, each in a thread.",
+        help="Number of model instances, each in a thread.  [default: 1]",
     ),
     click.option(
         "--protocol",
@@ -308,7 +309,7 @@ FLOW_OPTIONS = combined_options(
     ),
     click.option(
         "--timeout-s",
-        type=_POSITIVE,
+        type=POSITIVE,
         default=60.0,
         show_default=True,
         help="Timeout of a request to the endpoint in seconds.",
@@ -322,7 +323,7 @@ FLOW_OPTIONS = combined_options(
     ),
 )
 
-OUTPUT_OPTIONS = combined_options(
+PART_OPTIONS = combined_options(
     click.option(
         "--output-format",
         default="auto",
@@ -345,11 +346,9 @@ OUTPUT_OPTIONS = combined_options(
     old_option_name("--part-bytes", "--part-bytes-max"),
     click.option(
         "--part-bytes-max",
-        default="16MiB",
-        show_default=True,
         callback=parse_bytes,
         metavar="SIZE",
-        help="Approximate size of a part.",
+        help="Approximate size of a part.  [default: 16MiB]",
     ),
     click.option(
         "--checkpoint-s",
@@ -358,20 +357,6 @@ OUTPUT_OPTIONS = combined_options(
         show_default=True,
         help="Checkpoint interval in seconds: the most work that a kill can lose.",
     ),
-    click.option("--resume", is_flag=True, help="Continue the run at the output, or start a new one."),
-    click.option("--overwrite", is_flag=True, help="Delete the run at the output and start a new one."),
-    click.option("--watch", is_flag=True, help="Poll the source and score new objects until stopped."),
-    click.option(
-        "--poll-s", type=_POSITIVE, default=5.0, show_default=True, help="Polling interval in seconds."
-    ),
-    click.option(
-        "--json",
-        "json_lines",
-        is_flag=True,
-        help="Print progress and report as JSON lines on standard output.",
-    ),
-    click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
-    RUN_LOG_OPTIONS,
 )
 
 
@@ -396,6 +381,8 @@ def stream_settings(params: Mapping[str, Any]) -> StreamSettings:
         ),
         mapping=MappingOptions(
             columns=params["columns"],
+            input_filter=params["input_filter"] or "$",
+            slice_end=params["slice_end"] or "exclusive",
             text_column=_name_or_index(params["text_column"]),
             image_scale=params["image_scale"],
             sequence=params["sequence"],
@@ -411,10 +398,14 @@ def stream_settings(params: Mapping[str, Any]) -> StreamSettings:
         output=OutputSettings(
             format=params["output_format"],
             join=params["join"],
+            output_filter=params["output_filter"] or "$",
+            slice_end=params["slice_end"] or "exclusive",
             header=params["output_header"],
-            part_bytes_max=params["part_bytes_max"],
+            part_bytes_max=params["part_bytes_max"] or 16 * MIB,
             checkpoint_s=params["checkpoint_s"],
         ),
+        failures=FailurePolicy(params["on_error"] or "record", *parse_max_failed(params["max_failed"])),
+        tasks=TaskSettings() if params["task_bytes"] is None else TaskSettings(params["task_bytes"]),
     )
 
 
@@ -425,7 +416,7 @@ def _name_or_index(text: str | None) -> str | int | None:
 def predictor_options(params: Mapping[str, Any]) -> PredictorOptions:
     """Return the predictor options for the model or endpoint."""
     return PredictorOptions(
-        instances=params["instances"],
+        instances=params["instances"] or 1,
         protocol=params["protocol"],
         endpoint_model=params["endpoint_model"],
         in_flight_max=params["in_flight_max"],
@@ -444,8 +435,6 @@ def check_usage(context: click.Context) -> None:
         raise click.UsageError("--output is empty")
     if (params["model"] is None) == (params["endpoint"] is None):
         raise click.UsageError("give either --model or --endpoint")
-    if params["resume"] and params["overwrite"]:
-        raise click.UsageError("--resume and --overwrite cannot be combined")
     if params["columns"] and params["text_column"] is not None:
         raise click.UsageError("--columns and --text-column cannot be combined")
     if params["sequence"] in BY_PLACE and params["sequence_end"] is not None:

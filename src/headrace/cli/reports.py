@@ -6,12 +6,11 @@ import click
 import orjson
 
 from headrace.core.errors import HeadraceError
-from headrace.runs.figures import one_line
 from headrace.runs.progress import RunProgress
-from headrace.runs.stream_report import Report
+from headrace.runs.report import Report, one_line
 
 if TYPE_CHECKING:  # streams do not need transforms
-    from headrace.runs.report import TransformReport
+    from headrace.runs.report import Report
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in shells: 128 plus the number of SIGINT."""
@@ -20,7 +19,7 @@ WRONG_USAGE = 2
 _EXIT_FAILED = 1
 
 
-def exit_status(report: "Report | TransformReport") -> int:
+def exit_status(report: "Report") -> int:
     """Return the command's exit status: the report's exit code, or 130 after an interruption."""
     return INTERRUPTED if report.status == "drained" else report.exit_code
 
@@ -39,7 +38,7 @@ def print_error(error: HeadraceError, *, json_lines: bool, exit_code: int = _EXI
 
 
 def print_report(
-    report: "Report | TransformReport",
+    report: "Report",
     progress: RunProgress | None = None,
     *,
     json_lines: bool,

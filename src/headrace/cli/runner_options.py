@@ -1,4 +1,4 @@
-"""Options of ``headrace transform`` for runners, workers and regions."""
+"""Options of runs for runners, workers and regions."""
 
 import shlex
 from collections.abc import Mapping
@@ -12,7 +12,6 @@ from headrace.cli.renamed import old_option_name
 from headrace.core.errors import ConfigError
 from headrace.runs.locality import OtherRegions
 from headrace.runs.runners.engines import BeamWorkers, RayWorkers
-from headrace.runs.spec import TransformSpec
 from headrace.storage.regions import RegionRules, require_region
 
 _COUNT = click.IntRange(min=1)
@@ -87,15 +86,18 @@ _OPTIONS_BY_RUNNER: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def workers_from(params: Mapping[str, Any], spec: TransformSpec) -> AnyWorkers:
-    """Return the workers that the options select. Raise UsageError for options of another runner."""
+def workers_from(params: Mapping[str, Any], instances: int | None = None) -> AnyWorkers:
+    """Return the workers that the options select. Raise UsageError for options of another runner.
+
+    `instances` is their number if the options do not set it.
+    """
     runner = params["runner"]
     for other, names in _OPTIONS_BY_RUNNER.items():
         set_options = [name for name in names if params[name] not in (None, ())]
         if other != runner and set_options:
             option = "--" + set_options[0].replace("_", "-")
             raise click.UsageError(f"{option} requires --runner {other}; the runner is {runner}")
-    count = params["workers"] or spec.instances
+    count = params["workers"] or instances
     try:
         if runner == "ray":
             return _ray_workers(params, count)
@@ -106,6 +108,37 @@ def workers_from(params: Mapping[str, Any], spec: TransformSpec) -> AnyWorkers:
         raise click.UsageError(str(error)) from error
     isolation = params["isolation"] or ("process" if (params["workers"] or 1) > 1 else "thread")
     return Workers(count or 1, isolation)
+
+
+_WORKER_OPTIONS: Final = ("isolation", "region", "data_region", "other_regions", "task_bytes")
+"""Options that have no effect on a stream without workers."""
+
+
+def stream_workers_from(params: Mapping[str, Any]) -> AnyWorkers | None:
+    """Return the workers of a stream, or None for one that reads its source in order.
+
+    Raise UsageError for options that need workers, or exclude them.
+    """
+    if params["runner"] == "local" and params["workers"] is None:
+        set_options = [name for name in _WORKER_OPTIONS if params[name] not in (None, ())]
+        if set_options:
+            option = "--" + set_options[0].replace("_", "-")
+            raise click.UsageError(f"{option} requires --workers: a stream without workers has no tasks")
+        workers_from(params)  # refuse options of other runners
+        return None
+    for name, why in _SEQUENTIAL_OPTIONS.items():
+        if params[name] is not None:
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{option} and --workers cannot be combined: {why}")
+    return workers_from(params)
+
+
+_SEQUENTIAL_OPTIONS: Final[Mapping[str, str]] = {
+    "sequence": "workers run tasks in any order, and a sequence needs its records in order",
+    "batch_delay_ms": "batches of tasks close by size, so that a repeated task writes the same bytes",
+    "instances": "each worker has one instance",
+    "part_bytes_max": "each task writes one part; set its size with --task-bytes",
+}
 
 
 def _ray_workers(params: Mapping[str, Any], count: int | None) -> RayWorkers:

@@ -1,28 +1,35 @@
 """``headrace stream``: score objects as streams and write the predictions in source order."""
 
-import logging
-import sys
 from typing import Any
 
 import click
 
-from headrace.app.streaming import OpenedRun, add_current_folder_to_path, execute, open_run, open_watch
-from headrace.cli.groups import complete_files
-from headrace.cli.interrupt import InterruptHandler
-from headrace.cli.logs import configure_logs
+from headrace.app.runs import dry_run, open_run
+from headrace.cli.dry_run import print_dry_run
+from headrace.cli.groups import DefaultCommandGroup, complete_files
 from headrace.cli.options import (
     FLOW_OPTIONS,
-    OUTPUT_OPTIONS,
+    PART_OPTIONS,
     SEQUENCE_OPTIONS,
     SOURCE_OPTIONS,
     check_usage,
     predictor_options,
     stream_settings,
 )
-from headrace.cli.progress import ProgressDisplay, choose_style
-from headrace.cli.reports import exit_status, print_error, print_report
-from headrace.core.errors import HeadraceError
-from headrace.runs.stream_report import Report
+from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, stream_workers_from
+from headrace.cli.runs import (
+    DRY_RECORDS,
+    EXISTING_OPTIONS,
+    MODEL_OPTIONS,
+    REPORT_OPTIONS,
+    RunCommand,
+    check_existing_options,
+    exit_with,
+    retry_failed_command,
+    run_or_watch,
+)
+from headrace.cli.transform_options import FILTER_OPTIONS, LIMIT_OPTIONS, TASK_BYTES_OPTION
+from headrace.core.errors import ConfigError
 
 _EPILOG = """\b
 Examples:
@@ -38,8 +45,11 @@ Examples:
   Use a model with a state for each user, until the last record of a session:
     headrace stream events.csv --model sessions.py --header names --sequence user \\
         --sequence-end closed --output scored/
-  Resume after a kill or Ctrl-C:
+  Use eight worker processes, each of which writes parts of its own:
+    headrace stream data/ --model churn.onnx --workers 8 --output scored/
+  Resume after a kill or Ctrl-C, then retry the failed records:
     headrace stream ... --output scored/ --resume
+    headrace stream retry-failed scored/
   Score new objects below a prefix until stopped:
     headrace stream s3://bucket/in/ --model churn.onnx --output s3://bucket/out/ --watch
 
@@ -49,18 +59,19 @@ failed, or an object could not be read to its end; 2 wrong usage; 130 stopped by
 with --resume).
 """
 
-_log = logging.getLogger("headrace.cli")
+
+@click.group("stream", cls=DefaultCommandGroup, short_help="Score objects as a stream.")
+def stream_command() -> None:
+    """Score objects as a stream."""
 
 
-@click.command("stream", epilog=_EPILOG, short_help="Score objects as a stream.")
+class _Run(RunCommand):
+    usage_lines = ("[OPTIONS] SOURCE...", "retry-failed [OPTIONS] DEST")
+
+
+@stream_command.command(DefaultCommandGroup.default_command, cls=_Run, epilog=_EPILOG)
 @click.argument("source", nargs=-1, required=True, shell_complete=complete_files)
-@click.option(
-    "--model",
-    metavar="MODEL",
-    shell_complete=complete_files,
-    help="Model: model.onnx, file.py, file.py:Class or module:Class.",
-)
-@click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model.")
+@MODEL_OPTIONS
 @click.option(
     "--output",
     required=True,
@@ -71,59 +82,51 @@ _log = logging.getLogger("headrace.cli")
 @SOURCE_OPTIONS
 @SEQUENCE_OPTIONS
 @FLOW_OPTIONS
-@OUTPUT_OPTIONS
-def stream_command(source: tuple[str, ...], **params: Any) -> None:
+@PART_OPTIONS
+@FILTER_OPTIONS
+@LIMIT_OPTIONS
+@TASK_BYTES_OPTION
+@RUNNER_OPTIONS
+@EXISTING_OPTIONS
+@REPORT_OPTIONS
+def run_command(source: tuple[str, ...], **params: Any) -> None:
     """Run a model over the records of SOURCE and write the predictions in source order.
 
     SOURCE is an object, a prefix that ends with /, a glob or manifest:URI, on s3://, gs://, az://,
-    http(s)://, file://, or a plain path. Objects are streamed, never downloaded whole.
+    http(s)://, file://, or a plain path. Objects are streamed, never downloaded whole. With
+    --workers or --runner, each worker writes the parts of its tasks, in no common order.
     """
     check_usage(click.get_current_context())
-    configure_logs(params["log_format"], params["verbose"])
-    try:
-        code = _stream(source[0] if len(source) == 1 else list(source), params)
-    except HeadraceError as error:
-        _log.debug("run failed", exc_info=True)
-        code = print_error(error, json_lines=params["json_lines"])
-    sys.stdout.flush()
-    raise SystemExit(code)
+    check_existing_options(click.get_current_context())
+    exit_with(lambda: _stream(source[0] if len(source) == 1 else list(source), params), params)
 
 
 def _stream(source: str | list[str], params: dict[str, Any]) -> int:
-    add_current_folder_to_path()
+    try:
+        settings = stream_settings(params)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    workers = stream_workers_from(params)
+    common: dict[str, Any] = {
+        "model": params["model"],
+        "endpoint": params["endpoint"],
+        "settings": settings,
+        "options": predictor_options(params),
+        "workers": workers,
+    }
+    if params["dry_run"]:
+        found = dry_run(source, params["output"], **common, records=DRY_RECORDS)
+        return print_dry_run(found, settings, json_lines=params["json_lines"])
     opened = open_run(
         source,
         output=params["output"],
-        model=params["model"],
-        endpoint=params["endpoint"],
-        settings=stream_settings(params),
-        options=predictor_options(params),
+        **common,
+        regions=regions_from(params) if workers is not None else None,
         resume=params["resume"],
         overwrite=params["overwrite"],
+        report=params["report"],
     )
-    json_lines: bool = params["json_lines"]
-    style = choose_style(json_lines=json_lines, quiet=params["quiet"])
-    display = ProgressDisplay(style, opened.run.progress, opened.predictor.statistics)
-    if params["watch"]:
-        return _watch(opened, display, poll_s=params["poll_s"], json_lines=json_lines)
-    with InterruptHandler(opened.run.drain):
-        report = execute(opened, display)
-    return print_report(report, opened.run.progress, json_lines=json_lines)
+    return run_or_watch(opened, params)
 
 
-def _watch(opened: OpenedRun, display: ProgressDisplay, *, poll_s: float, json_lines: bool) -> int:
-    """Score new objects until stopped, with a report after each poll that found any.
-
-    Return the exit status of the last report.
-    """
-    watch = open_watch(opened, poll_s=poll_s)
-    code = 0
-
-    def say(report: Report) -> None:
-        nonlocal code
-        code = exit_status(report)
-        print_report(report, opened.run.progress, json_lines=json_lines)
-
-    with InterruptHandler(watch.stop), opened, display:
-        watch.serve(say)
-    return code
+stream_command.add_command(retry_failed_command)

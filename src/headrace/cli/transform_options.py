@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 import click
 
-from headrace.app.streaming import PredictorOptions
+from headrace.app.predictors import PredictorOptions
 from headrace.cli.options import (
     MEDIA_OPTIONS,
     OLD_FLOW_NAMES,
@@ -30,6 +30,48 @@ from headrace.runs.spec import EXTENSION_TABLE, TransformSpec, spec_of
 _COUNT = click.IntRange(min=1)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 SPEC_BYTES_MAX: Final = 4 << 20
+
+FILTER_OPTIONS = combined_options(
+    click.option(
+        "--input-filter",
+        metavar="PATH",
+        help="JSONPath of the part of a record for the model, as in '$[1:]'.  [default: $]",
+    ),
+    click.option(
+        "--output-filter",
+        metavar="PATH",
+        help="JSONPath of the part of a (joined) record to write, as in '$[0,-1]'.  [default: $]",
+    ),
+    click.option(
+        "--slice-end",
+        type=click.Choice(get_args(SliceEnd)),
+        help="End of JSONPath slices: $[1:4] without (exclusive) or with (inclusive) column 4.  "
+        "[default: exclusive]",
+    ),
+)
+
+LIMIT_OPTIONS = combined_options(
+    click.option(
+        "--on-error",
+        type=click.Choice(get_args(OnError)),
+        help="Scope of a failed record: it alone (record), its object's output (object), or the run (job).  "
+        "[default: record]",
+    ),
+    click.option(
+        "--max-failed",
+        metavar="N|P%",
+        help="Limit of failed records, as a count or a share such as 1%; above it the run stops.",
+    ),
+)
+
+TASK_BYTES_OPTION = combined_options(
+    click.option(
+        "--task-bytes",
+        callback=parse_bytes,
+        metavar="SIZE",
+        help="Size of a worker's task; larger text objects are split.  [default: 64MiB]",
+    ),
+)
 
 INPUT_OPTIONS = combined_options(
     click.option(
@@ -65,11 +107,6 @@ INPUT_OPTIONS = combined_options(
         help=r"Delimiter of CSV cells; \t is a tab.  [default: , or tab for .tsv]",
     ),
     click.option(
-        "--input-filter",
-        metavar="PATH",
-        help="JSONPath of the part of a record for the model, as in '$[1:]'.  [default: $]",
-    ),
-    click.option(
         "--columns",
         callback=parse_columns,
         metavar="A,B,…",
@@ -88,6 +125,7 @@ INPUT_OPTIONS = combined_options(
 )
 
 OUTPUT_OPTIONS = combined_options(
+    FILTER_OPTIONS,
     click.option(
         "--accept",
         type=click.Choice(get_args(OutputFormat)),
@@ -104,17 +142,6 @@ OUTPUT_OPTIONS = combined_options(
         help="Data beside a prediction: none, or the input record.  [default: none]",
     ),
     click.option(
-        "--output-filter",
-        metavar="PATH",
-        help="JSONPath of the part of a (joined) record to write, as in '$[0,-1]'.  [default: $]",
-    ),
-    click.option(
-        "--slice-end",
-        type=click.Choice(get_args(SliceEnd)),
-        help="End of JSONPath slices: $[1:4] without (exclusive) or with (inclusive) column 4.  "
-        "[default: exclusive]",
-    ),
-    click.option(
         "--output-header/--no-output-header",
         default=None,
         help="Write a header line in CSV outputs.  [default: with --header names]",
@@ -122,17 +149,7 @@ OUTPUT_OPTIONS = combined_options(
 )
 
 FAILURE_OPTIONS = combined_options(
-    click.option(
-        "--on-error",
-        type=click.Choice(get_args(OnError)),
-        help="Scope of a failed record: it alone (record), its object's output (object), or the run (job).  "
-        "[default: record]",
-    ),
-    click.option(
-        "--max-failed",
-        metavar="N|P%",
-        help="Limit of failed records, as a count or a share such as 1%; above it the run stops.",
-    ),
+    LIMIT_OPTIONS,
     click.option(
         "--strict",
         is_flag=True,
@@ -164,12 +181,7 @@ WORK_OPTIONS = combined_options(
         metavar="SIZE",
         help="Size of the read-ahead.  [default: 32MiB]",
     ),
-    click.option(
-        "--task-bytes",
-        callback=parse_bytes,
-        metavar="SIZE",
-        help="Size of a worker's task; larger text objects are split.  [default: 64MiB]",
-    ),
+    TASK_BYTES_OPTION,
     click.option(
         "--checkpoint-s",
         type=click.FloatRange(min=0),

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self
 
 import numpy as np
 
-from headrace.app.streaming import ModelLike, PredictorOptions, open_predictor
+from headrace.app.predictors import ModelLike, PredictorOptions, open_predictor
 from headrace.core.errors import ConfigError, RefusedRowsError
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor
 from headrace.ray.column_batch import ColumnBatch, as_column_batch

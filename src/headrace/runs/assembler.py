@@ -1,23 +1,79 @@
-"""Publish objects of several shards as soon as all their shards are scored.
+"""Publish the outputs of objects that several shards scored, as soon as all their shards are scored.
 
-The assembler does not run tasks. The run reports each finished task to it and asks it for the
-ranges to score again.
+Such an object has one output, joined from those of its shards, or one part for each shard. The
+positions of its failed records are made absolute. The assembler does not run tasks. The run reports
+each finished task to it and asks it for the ranges to score again, because their starts were
+guessed wrong.
 """
 
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from headrace.core.block import Failure
 from headrace.core.errors import NotFoundError
-from headrace.runs.assemble import publish_object, shard_offsets
-from headrace.runs.ledger import TransformLedger
-from headrace.runs.part_ledger import Counts
-from headrace.runs.plan import TransformPlan
-from headrace.runs.records import ShardPosition, ShardRecord, TaskRecord
+from headrace.formats.failures import FailedRecord, failed_record_line, read_failed_records
+from headrace.runs.ledger import Ledger
+from headrace.runs.output import suppresses_output
+from headrace.runs.parts import part_names
+from headrace.runs.plan import Plan
+from headrace.runs.records import (
+    Counts,
+    ShardPosition,
+    ShardRecord,
+    TaskRecord,
+    repeated_bytes,
+)
 from headrace.runs.settings import RunSettings
-from headrace.runs.task_sink import suppresses_output
-from headrace.storage.draft import PersistedDraft, discard
+from headrace.storage.contract import Store
+from headrace.storage.draft import PersistedDraft, PersistedRange, assemble, discard, open_draft, read_range
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOffset:
+    """The start of a shard in its object, and the output of the shards before it.
+
+    `begin` is valid only if `is_known`: each shard before this one has a known end.
+    """
+
+    begin: ShardPosition
+    rows: int = 0
+    out_bytes: int = 0
+    is_known: bool = True
+
+
+def shard_offsets(records: Sequence[ShardRecord]) -> tuple[list[ShardOffset], int | None]:
+    """Return the offset of each shard and of the object's end, and the first misplaced shard's number.
+
+    The list ends before the first misplaced shard. The number is None if every start is right. A
+    shard without bounds, because its object is broken or not text, says nothing about the shards
+    after it; those are accepted as they are.
+    """
+    found = [ShardOffset(ShardPosition(0, 0, 1))]
+    for record, repeated in zip(records, repeated_bytes(records), strict=True):
+        offset = found[-1]
+        if (
+            offset.is_known
+            and record.number
+            and record.begin is not None
+            and record.begin.byte != offset.begin.byte
+        ):
+            return found, record.number
+        is_known = offset.is_known and record.end is not None
+        at = _absolute_position(record, offset, record.end) if record.end is not None else offset.begin
+        out_bytes = offset.out_bytes + record.out_bytes - repeated
+        found.append(ShardOffset(at, offset.rows + record.counts.rows_out, out_bytes, is_known))
+    return found, None
+
+
+def _absolute_position(record: ShardRecord, offset: ShardOffset, position: ShardPosition) -> ShardPosition:
+    """Return a position that counts from the shard's start as a position in the object."""
+    if not record.relative:
+        return position
+    return ShardPosition(
+        position.byte, position.record + offset.begin.record, position.line + offset.begin.line - 1
+    )
 
 
 class Assembler:
@@ -25,8 +81,8 @@ class Assembler:
 
     def __init__(
         self,
-        ledger: TransformLedger,
-        plan: TransformPlan,
+        ledger: Ledger,
+        plan: Plan,
         settings: RunSettings,
         records: Iterable[TaskRecord] = (),
     ) -> None:
@@ -37,7 +93,8 @@ class Assembler:
         self._shard_counts = {s.index: s.count for task in plan.tasks for s in task.shards if not s.is_whole}
         self._task_numbers = {(s.index, s.number): t.number for t in plan.tasks for s in t.shards}
         self._shards: defaultdict[int, dict[int, ShardRecord]] = defaultdict(dict)
-        self._assembled = ledger.assembled_objects() if self._shard_counts else set[int]()
+        self._assembled = ledger.assembled() if self._shard_counts else set[int]()
+        """The numbers of the published outputs."""
         for record in records:
             self._add_shards(record)
 
@@ -72,23 +129,55 @@ class Assembler:
 
     def _publish(self, index: int) -> None:
         shards = self._shards[index]
-        if index in self._assembled or len(shards) < self._shard_counts[index]:
+        if self._is_assembled(index) or len(shards) < self._shard_counts[index]:
             return
         records = _leading_shards(shards)
         if shard_offsets(records)[1] is not None:
             return
         records, unused = self._drop_after_break(records)
-        failed = any(r.counts.rows_failed or r.counts.objects_broken for r in records)
-        suppressed = suppresses_output(self._settings, failed=failed)
-        planned = self._plan.objects[index]
-        try:
-            publish_object(self._ledger, planned, records, suppressed=suppressed, attempt=self._attempt)
-        except NotFoundError:
-            if index not in self._ledger.assembled_objects():
-                raise
+        for output in self._outputs(index, records):
+            if output.number in self._assembled:
+                continue
+            try:
+                output.publish(self._ledger, self._attempt)
+            except NotFoundError:
+                # Another process may have published the output and removed the drafts.
+                if output.number not in self._ledger.assembled():
+                    raise
+            self._assembled.add(output.number)
         for draft in unused:
             discard(self._ledger.store, draft)
-        self._assembled.add(index)
+
+    def _outputs(self, index: int, records: Sequence[ShardRecord]) -> Iterator["_ShardsOutput"]:
+        """Yield the outputs of an object: one of all its shards, or a part of each."""
+        offsets = shard_offsets(records)[0]
+        if self._settings.per_object:
+            planned = self._plan.objects[index]
+            failed = any(record.counts.has_failures for record in records)
+            suppressed = suppresses_output(self._settings, failed=failed)
+            names = (planned.output, planned.failed)
+            yield _ShardsOutput(index, names, tuple(records), tuple(offsets), suppressed=suppressed)
+            return
+        for record, offset in zip(records, offsets, strict=False):
+            task = self._task_numbers[index, record.number]
+            in_part = replace(offset, rows=0, out_bytes=0)
+            names = part_names(task, self._settings.output.format)
+            yield _ShardsOutput(task, names, (record,), (in_part,), is_part=True)
+
+    def _is_assembled(self, index: int) -> bool:
+        return self._output_numbers(index) <= self._assembled
+
+    def _output_numbers(self, index: int) -> set[int]:
+        """Return the numbers of the outputs of an object of several shards."""
+        if self._settings.per_object:
+            return {index}
+        return {self._task_numbers[index, number] for number in range(self._shard_counts[index])}
+
+    def assembled_tasks(self) -> set[int]:
+        """Return the tasks whose ranges are in a published output."""
+        if not self._settings.per_object:
+            return set(self._assembled)
+        return {task for (index, _), task in self._task_numbers.items() if index in self._assembled}
 
     def _drop_after_break(self, records: list[ShardRecord]) -> tuple[list[ShardRecord], list[PersistedDraft]]:
         """Return the shards of an object up to its break, and the drafts of the shards after it.
@@ -117,13 +206,13 @@ class Assembler:
         found: dict[int, tuple[tuple[int, int], ShardPosition]] = {}
         for index, shards in self._shards.items():
             known, number = shard_offsets(_leading_shards(shards))
-            if index not in self._assembled and number is not None:
+            if number is not None and not self._is_assembled(index):
                 found[self._task_numbers[index, number]] = ((index, number), known[number].begin)
         return found
 
     def unassembled(self) -> list[int]:
         """Return the indices of the objects of several shards that are not yet published."""
-        return [index for index in self._shard_counts if index not in self._assembled]
+        return [index for index in self._shard_counts if not self._is_assembled(index)]
 
 
 def _leading_shards(shards: dict[int, ShardRecord]) -> list[ShardRecord]:
@@ -132,3 +221,82 @@ def _leading_shards(shards: dict[int, ShardRecord]) -> list[ShardRecord]:
     while (shard := shards.get(len(found))) is not None:
         found.append(shard)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardsOutput:
+    """An output of some shards of one object, and their offsets in the object and in the output."""
+
+    number: int
+    names: tuple[str, str]
+    records: tuple[ShardRecord, ...]
+    offsets: tuple[ShardOffset, ...]
+    suppressed: bool = False
+    is_part: bool = False
+    """True if the output may be missing because no record was predicted."""
+
+    def publish(self, ledger: Ledger, attempt: str) -> None:
+        """Publish the output, unless it is suppressed, and the failed records.
+
+        `attempt` is part of the drafts' names. Raises NotFoundError if another process has
+        published the output and removed the drafts of its shards.
+        """
+        store, records = ledger.store, self.records
+        uri, failed_uri = (ledger.destination + name for name in self.names)
+        draft_uri = ledger.draft_uri(f"output-{self.number}-{attempt}")
+        pairs = zip(records, repeated_bytes(records), strict=True)
+        ranges = [_skip_bytes(r.out, repeated) for r, repeated in pairs if r.out is not None]
+        if self.suppressed:
+            store.delete(uri)
+        elif ranges or not self.is_part:
+            # No worker writes after the last range. After another range, a lost worker may still
+            # write.
+            assemble(store, ranges, f"{draft_uri}.out", uri, ended=records[-1].out is not None)
+        if any(record.failed is not None for record in records):
+            self._publish_failed(store, f"{draft_uri}.failed", failed_uri)
+        ledger.commit_output(self.number)
+        for record in records:
+            for draft in (record.out, record.failed):
+                if draft is not None:
+                    discard(store, draft.kept)
+
+    def _publish_failed(self, store: Store, draft_uri: str, uri: str) -> None:
+        draft = open_draft(store, draft_uri)
+        for record, repeated, offset in zip(
+            self.records, repeated_bytes(self.records), self.offsets, strict=False
+        ):
+            if record.failed is None:
+                continue
+            for failed in read_failed_records(_lines(read_range(store, record.failed))):
+                draft.write(failed_record_line(_absolute_record(failed, record, repeated, offset)))
+        draft.publish(uri)
+
+
+def _skip_bytes(part: PersistedRange, nbytes: int) -> PersistedRange:
+    """Return the range without its first bytes."""
+    return PersistedRange(part.kept, part.start + nbytes, part.stop)
+
+
+def _absolute_record(
+    failed: FailedRecord, record: ShardRecord, repeated: int, offset: ShardOffset
+) -> FailedRecord:
+    failure = _absolute_failure(failed.failure, offset) if record.relative else failed.failure
+    # Records that fail before the first prediction have positions before the shard's header.
+    byte = max(0, failed.output_byte - repeated)
+    return FailedRecord(failure, failed.output_row + offset.rows, byte + offset.out_bytes)
+
+
+def _absolute_failure(failure: Failure, offset: ShardOffset) -> Failure:
+    at = failure.position
+    position = replace(at, record=at.record + offset.begin.record, line=at.line + offset.begin.line - 1)
+    return replace(failure, position=position)
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a text that arrives in chunks."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest

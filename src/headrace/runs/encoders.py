@@ -8,8 +8,9 @@ from headrace.core.block import Block
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
-from headrace.formats.encode import output_columns
+from headrace.formats.encode import INPUT, output_columns
 from headrace.formats.json_path import JsonPath, compile_path
+from headrace.formats.json_path_grammar import ElementSelector, MemberSelector
 from headrace.formats.jsonl_encode import JsonLinesEncoder
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.formats.text_encode import TextEncoder
@@ -70,7 +71,10 @@ class Encoders:
                 return self._reuse_or_make((columns,), lambda: self._json(columns, b"\n" if line else b""))
             case _:
                 lines = JsonLinesEncoder(columns, join=join, input_is_json=self._is_json)
-                return lines if self._filter.is_root else _FilteredLines(lines, self._filter)
+                if self._filter.is_root:
+                    return lines
+                known = [column.name for column in columns]
+                return _FilteredLines(lines, self._filter, [INPUT, *known] if join == "input" else known)
 
     def _columns_of(self, outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
         signature = tuple((name, data.dtype, data.shape[1:]) for name, data in outputs.items())
@@ -152,9 +156,25 @@ class Encoders:
 
 
 class _FilteredLines(Encoder):
-    """An encoder that reduces each JSON line of another one to the parts that a path selects."""
+    """An encoder that reduces each JSON line of another one to the parts that a path selects.
 
-    def __init__(self, inner: JsonLinesEncoder, path: JsonPath) -> None:
+    `names` are the members of a line. Raises ConfigError for a path that fits no line.
+    """
+
+    def __init__(self, inner: JsonLinesEncoder, path: JsonPath, names: Sequence[str]) -> None:
+        match path.segments[0]:
+            case ElementSelector():
+                raise ConfigError(
+                    f"the output filter {path.text} selects elements of an array, but the lines are objects: "
+                    f"use the names {', '.join(names)}"
+                )
+            case MemberSelector(wanted) if missing := [name for name in wanted if name not in names]:
+                raise ConfigError(
+                    f'the output filter {path.text} selects "{missing[0]}", but the lines have '
+                    f"{', '.join(names)}"
+                )
+            case _:
+                pass
         self._inner = inner
         self._path = path
 
@@ -164,7 +184,7 @@ class _FilteredLines(Encoder):
 
     @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
-        lines = self._inner.encode(selections, outputs).splitlines()
+        lines = self._inner.encode(selections, outputs).split(b"\n")[:-1]
         kept: list[bytes] = []
         try:
             kept.extend(map(self._path.raw, lines))

@@ -41,13 +41,13 @@ from headrace.runs.items import (
     selected_rows,
 )
 from headrace.runs.mapping import Mapper
+from headrace.runs.plan import PlannedObject
 from headrace.runs.progress import RunProgress
-from headrace.runs.reader import Reader
 from headrace.runs.sequences import Sequencer
 from headrace.runs.settings import FlowSettings, RunSettings
+from headrace.runs.source import ShardSource, list_objects
 from headrace.runs.step_requests import end_request, join_responses, split_request
 from headrace.runs.window import Window
-from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
 _FAILURE_BYTES = 1024
@@ -93,7 +93,7 @@ class Flow:
         self._predictor = predictor
         self._clock = clock or SystemClock()
         self._progress = progress or RunProgress()
-        self._reader = source
+        self._source = source
         self.mapper = mapper
         self._window = Window(settings.window_bytes_max)
         self._draining = threading.Event()
@@ -108,6 +108,11 @@ class Flow:
         self._resumable = resumable
         self._broken: Exception | None = None
         self._started = False
+
+    @property
+    def reading(self) -> str:
+        """The URI of the object that is being read, or an empty string."""
+        return self._source.reading
 
     @property
     def drained(self) -> bool:
@@ -146,7 +151,7 @@ class Flow:
         if self._blocks is not None:
             self._blocks.close()
         self._window.close()
-        self._reader.close()
+        self._source.close()
 
     def close(self) -> None:
         """Stop, and wait for the threads. Pending batches are dropped. A second call does nothing.
@@ -168,14 +173,14 @@ class Flow:
     def _read(self) -> Iterator[ReadBlock]:
         """Yield the source's blocks until it ends or breaks or the flow drains."""
         try:
-            for read in self._reader.blocks():
-                self._progress.set_read(self._reader.bytes_read, self._reader.objects_read)
+            for read in self._source.blocks():
+                self._progress.set_read(self._source.bytes_read, self._source.objects_read)
                 yield read
                 if self._draining.is_set():
                     break
         except Exception as error:  # noqa: BLE001 - raised again after all earlier batches
             self._broken = error
-        self._progress.set_read(self._reader.bytes_read, self._reader.objects_read)
+        self._progress.set_read(self._source.bytes_read, self._source.objects_read)
 
     def _read_ahead(self, blocks: Channel[ReadBlock]) -> None:
         """Run the reader thread, if batches close by delay."""
@@ -289,7 +294,7 @@ class Flow:
 
 
 def open_flow(
-    plan: Sequence[ObjectInfo],
+    objects: Sequence[PlannedObject],
     stores: Stores,
     predictor: Predictor,
     settings: RunSettings,
@@ -310,8 +315,19 @@ def open_flow(
     far, and an empty archive is a failure instead of an error. `learned` is the `Mapper.learned` of
     an earlier flow.
     """
+    begin = start or Cursor()
+    source = ShardSource(
+        stores,
+        objects,
+        list_objects(objects, begin),
+        settings,
+        first=begin.index,
+        stop=stop,
+        # An empty archive is an error only if it is the whole source.
+        empty_raises=len(objects) == 1 and not appended and stop is None,
+    )
     return Flow(
-        Reader(stores, plan, settings.read, settings.flow, start or Cursor(), stop=stop, appended=appended),
+        source,
         Mapper(predictor.metadata, settings.mapping, settings.read, learned),
         predictor,
         settings.flow,

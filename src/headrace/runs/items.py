@@ -102,6 +102,11 @@ class BlockSource(Protocol):
     bytes_read: int
     objects_read: int
 
+    @property
+    def reading(self) -> str:
+        """The URI of the object that is being read, or an empty string."""
+        ...
+
     def blocks(self) -> Iterator[ReadBlock]:
         """Yield all blocks in order. Raise errors that break the whole run."""
         ...

@@ -1,39 +1,44 @@
-"""The record of a transform's progress, beside its output, from which ``--resume`` continues exactly.
+"""The record of a run's progress, beside its output, from which ``--resume`` continues exactly.
 
 All records are small objects below ``DEST/_headrace/``, each written whole:
 
-==============================  =================================================================
-``run.json``                    the run: source, model fingerprint, settings
-``plan.jsonl``                  the objects with size and ETag, and the names of their outputs
-``learned.json``                properties of the first records: number of columns, shape of a row
-``task-00012.json``             task 12 is finished: bounds, counts and output of each shard
-``task-00012.checkpoint.json``  task 12 is in progress: the same, for its persisted part
-``object-00007.json``           an object of several shards is published
-``retried-00007.json``          failed records of an object were retried: its counts now
-``again.json``                  objects that an unfinished retry is scoring again as a whole
-``renewed-00007.json``          a repaired object: size and ETag of the version that was read
-``drafts/``                     unpublished outputs
-``workers/``                    the status of remote workers, for engines without messages
-``report.json``                 the run is finished: its report
-==============================  =================================================================
+===============================  ================================================================
+``run.json``                     the run: source, model fingerprint, settings
+``plan-00000.jsonl``             the objects with size and ETag, and the names of their outputs; a
+                                 watched source adds files
+``learned.json``                 properties of the first records: number of columns, shape of a row
+``part-00003.json``              part 3 is published: its end, and the counts up to there
+``part-00004.checkpoint-0001``   part 4 is in progress: the same, with its bytes in ``….out`` and
+                                 ``….failed``
+``task-00012.json``              task 12 is finished: bounds, counts and output of each shard
+``task-00012.checkpoint.json``   task 12 is in progress: the same, for its persisted part
+``output-00007.json``            an output of several shards is published
+``retried-00007.json``           failed records of an output were retried: its counts now
+``again.json``                   objects that an unfinished retry is scoring again as a whole
+``renewed-00007.json``           a repaired object: size and ETag of the version that was read
+``drafts/``                      unpublished outputs
+``workers/``                     the status of remote workers, for engines without messages
+``report.json``                  the run is finished: its report
+===============================  ================================================================
 
-The record of a task is created only if it is absent. A second worker that finishes the same task,
-after a retry or by speculation, changes nothing.
+A run has either parts, in the order of the source, or tasks, which workers may finish in any order.
+Parts and tasks are recorded after their output is written, so a kill in between only costs a
+rewrite of the same bytes. The record of a task is created only if it is absent. A second worker
+that finishes the same task, after a retry or by speculation, changes nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any, Final, Literal, cast
 
 import orjson
 
 from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
-from headrace.runs.part_ledger import LEDGER_FOLDER, differences
-from headrace.runs.plan import PlannedObject
+from headrace.runs.plan import LEDGER_FOLDER, PlannedObject
 from headrace.runs.records import (
     VERSION,
-    RetriedObject,
+    PartRecord,
     ShardRecord,
     TaskCheckpoint,
     TaskRecord,
@@ -41,16 +46,32 @@ from headrace.runs.records import (
     parse_versioned,
 )
 from headrace.storage.contract import ObjectInfo, Store
-from headrace.storage.draft import assemble, discard, discard_all, is_complete, open_draft, remove_unfinished
+from headrace.storage.draft import discard_all, is_complete, open_draft, remove_unfinished
 
-KIND: Final = "transform"
+RunKind = Literal["stream", "transform"]
+
 DRAFTS: Final = "drafts/"
 WORKERS: Final = "workers/"
 """The folder of remote workers' statuses; no counts depend on it."""
 _CHECKPOINT: Final = ".checkpoint.json"
 
 
-class TransformLedger:
+@dataclass(frozen=True, slots=True)
+class PartsState:
+    """The parts that a ledger records."""
+
+    last: PartRecord | None = None
+    """The last part or checkpoint, or None before the first commit."""
+    checkpoints: list[PartRecord] = field(default_factory=list[PartRecord])
+    """The checkpoints of the part in progress, in order."""
+
+    @property
+    def published(self) -> int:
+        """The number of published parts."""
+        return self.last.part + (not self.checkpoints) if self.last else 0
+
+
+class Ledger:
     """The records of one destination. Several processes may use it at once, with one thread each."""
 
     def __init__(self, store: Store, destination: str) -> None:
@@ -77,60 +98,96 @@ class TransformLedger:
 
     # The run
 
-    def begin(self, identity: Mapping[str, Any], objects: Sequence[PlannedObject]) -> None:
-        """Create a run. The plan is written first: a run without its plan never exists."""
-        lines = (orjson.dumps({"info": o.info, "output": o.output, "region": o.region}) for o in objects)
-        self.store.put(self.uri("plan.jsonl"), b"\n".join(lines) + b"\n")
-        self._create(
-            "run.json", dump_json(dict(identity) | {"v": VERSION, "kind": KIND, "run": token_hex(8)})
-        )
+    def begin(self, identity: Mapping[str, Any], kind: RunKind) -> None:
+        """Create a run. Write the plan first: a run without its plan must never exist."""
+        self.create("run.json", dump_json(dict(identity) | {"v": VERSION, "kind": kind, "run": token_hex(8)}))
+
+    def kind(self) -> RunKind | None:
+        """Return the kind of the run at the destination, of any version, or None without a run."""
+        found = self.get("run.json")
+        return None if found is None else orjson.loads(found).get("kind", "stream")
 
     def identity(self) -> dict[str, Any] | None:
         """Return the identity of the run at the destination, or None.
 
-        Raises LedgerError if the ledger is not a transform's.
+        Raises LedgerError for a ledger of another version.
         """
-        found = self._get("run.json")
-        if found is None:
-            return None
-        data = parse_versioned(found)
-        if data.get("kind") != KIND:
-            raise LedgerError(
-                f"{self.uri('run.json')}: the destination has the output of headrace stream: choose another"
-                " destination"
-            )
-        return data
+        found = self.get("run.json")
+        return None if found is None else parse_versioned(found)
 
     def run_id(self) -> str | None:
-        """Return the unique id of the run. None without a run, or for a run of an older version."""
+        """Return the unique id of the run, or None without a run."""
         return (self.identity() or {}).get("run")
 
-    def check_identity(self, identity: Mapping[str, Any]) -> None:
+    def check_identity(self, identity: Mapping[str, Any], kind: RunKind) -> None:
         """Raise ResumeRefusedError, with the differences, unless the run has this identity."""
-        wanted: dict[str, Any] = orjson.loads(dump_json(identity))
-        found = list(differences(self.identity() or {}, wanted))
+        wanted: dict[str, Any] = orjson.loads(dump_json(dict(identity) | {"kind": kind}))
+        found = list(_differences(self.identity() or {}, wanted))
         if found:
             raise ResumeRefusedError(
-                f"{self.uri('run.json')}: the run differs ({'; '.join(found)}): resume it with its "
-                "own source, model and settings, or start again with --overwrite"
+                f"{self.uri('run.json')}: the destination has another run ({'; '.join(found)}): resume it "
+                "with its own source, model and settings, or start again with --overwrite"
             )
 
-    def objects(self) -> list[PlannedObject]:
-        """Return the objects of the plan; none while the run is being deleted."""
-        found: list[PlannedObject] = []
-        for line in (self._get("plan.jsonl") or b"").splitlines():
-            data = orjson.loads(line)
-            found.append(PlannedObject(ObjectInfo(**data["info"]), data["output"], data.get("region")))
-        return found
+    def write_plan(self, number: int, objects: Sequence[PlannedObject]) -> None:
+        """Write plan file `number`, with one object per line."""
+        lines = (orjson.dumps({"info": o.info, "output": o.output, "region": o.region}) for o in objects)
+        self.store.put(self.uri(f"plan-{number:05d}.jsonl"), b"\n".join(lines) + b"\n")
+
+    def plans(self) -> list[list[PlannedObject]]:
+        """Return all plan files, in order; none while the run is being deleted."""
+        infos = sorted(self.store.list(self.uri("plan")), key=lambda info: _in_order(info.uri))
+        texts = (self.store.get(info.uri) for info in infos)
+        return [[_planned_object(line) for line in text.splitlines() if line] for text in texts]
 
     def learn(self, learned: Mapping[str, Any]) -> None:
         """Store the properties of the first records."""
         self.store.put(self.uri("learned.json"), dump_json(learned))
 
-    def learned(self) -> dict[str, Any] | None:
-        """Return the properties of the first records, or None if they have not been read."""
-        found = self._get("learned.json")
-        return None if found is None else orjson.loads(found)
+    def learned(self) -> dict[str, Any]:
+        """Return the properties of the first records; empty if they have not been read."""
+        found = self.get("learned.json")
+        return {} if found is None else orjson.loads(found)
+
+    # Parts
+
+    def parts_state(self) -> PartsState:
+        """Return the last part and the checkpoints of the part in progress."""
+        names = [i.uri.removeprefix(self._base) for i in self.store.list(self.uri("part-"))]
+        parts = sorted((n for n in names if n.count("-") == 1), key=_in_order)
+        last = self._part(parts[-1]) if parts else None
+        begun = f"part-{last.part + 1 if last else 0:05d}.checkpoint-"
+        under_way = sorted((n for n in names if n.startswith(begun) and n.endswith(".json")), key=_in_order)
+        checkpoints = [self._part(n) for n in under_way]
+        return PartsState(checkpoints[-1] if checkpoints else last, checkpoints)
+
+    def parts(self, state: PartsState, *, since: int = 0) -> Iterator[PartRecord]:
+        """Yield the records of the published parts from `since` on."""
+        for number in range(since, state.published):
+            yield self._part(f"part-{number:05d}.json")
+
+    def _part(self, name: str) -> PartRecord:
+        return PartRecord.from_json(self.store.get(self.uri(name)))
+
+    def checkpoint_part(self, record: PartRecord, out: bytes, failed: bytes) -> None:
+        """Store the output that the part in progress gained since its last checkpoint."""
+        name = _part_checkpoint(record.part, record.checkpoint)
+        self.store.put(self.uri(f"{name}.out"), out)
+        self.store.put(self.uri(f"{name}.failed"), failed)
+        self.create(f"{name}.json", record.to_json())
+
+    def part_bytes(self, record: PartRecord) -> tuple[bytes, bytes]:
+        """Return the output and the failed records of a checkpoint."""
+        name = _part_checkpoint(record.part, record.checkpoint)
+        return self.store.get(self.uri(f"{name}.out")), self.store.get(self.uri(f"{name}.failed"))
+
+    def commit_part(self, record: PartRecord) -> None:
+        """Record that a part is published, and delete its checkpoints."""
+        self.create(f"part-{record.part:05d}.json", replace(record, checkpoint=0).to_json())
+        # A checkpoint without its bytes must never be visible.
+        for number in range(1, record.checkpoint + 1):
+            for suffix in (".json", ".out", ".failed"):
+                self.store.delete(self.uri(_part_checkpoint(record.part, number) + suffix))
 
     # Tasks
 
@@ -152,9 +209,10 @@ class TransformLedger:
         """Record the progress of a task."""
         self.store.put(self.uri(f"task-{checkpoint.task:05d}{_CHECKPOINT}"), checkpoint.to_json())
 
-    def tasks(self) -> dict[int, TaskRecord]:
-        """Return the records of all finished tasks."""
-        return {r.task: r for r in map(TaskRecord.from_json, self._records("task-", checkpoints=False))}
+    def tasks(self, *, without: Collection[int] = ()) -> dict[int, TaskRecord]:
+        """Return the records of all finished tasks, except those of the tasks in `without`."""
+        numbers = sorted(self.done_tasks().difference(without))
+        return {number: self._task(number) for number in numbers}
 
     def done_tasks(self) -> set[int]:
         """Return the numbers of the finished tasks. Lists the records without reading them."""
@@ -167,15 +225,13 @@ class TransformLedger:
     def remove_lost_tasks(self, records: Mapping[int, TaskRecord], *, assembled: Iterable[int]) -> set[int]:
         """Remove the records of tasks whose persisted output is lost, and return their numbers.
 
-        A power failure can lose drafts. The drafts of objects in `assembled` were removed on
-        purpose.
+        A power failure can lose drafts. The drafts of tasks in `assembled` were removed on purpose.
         """
         done = frozenset(assembled)
         lost = {
             record.task
             for record in records.values()
-            for shard in record.shards
-            if shard.index not in done and not self.is_complete(shard)
+            if record.task not in done and not all(map(self.is_complete, record.shards))
         }
         for number in lost:
             self.store.delete(self.uri(f"task-{number:05d}.json"))
@@ -183,113 +239,44 @@ class TransformLedger:
 
     def task(self, number: int) -> TaskRecord | None:
         """Return the record of a finished task, or None."""
-        found = self._get(f"task-{number:05d}.json")
+        found = self.get(f"task-{number:05d}.json")
         return None if found is None else TaskRecord.from_json(found)
+
+    def _task(self, number: int) -> TaskRecord:
+        return TaskRecord.from_json(self.store.get(self.uri(f"task-{number:05d}.json")))
 
     def checkpoints(self, tasks: Iterable[int] | None = None) -> dict[int, TaskCheckpoint]:
         """Return the checkpoints of all tasks, or of those in `tasks`."""
         if tasks is None:
-            texts = list(self._records("task-", checkpoints=True))
+            infos = self.store.list(self.uri("task-"))
+            texts = [self.store.get(i.uri) for i in infos if i.uri.endswith(_CHECKPOINT)]
         else:
-            found = (self._get(f"task-{number:05d}.checkpoint.json") for number in tasks)
+            found = (self.get(f"task-{number:05d}{_CHECKPOINT}") for number in tasks)
             texts = [text for text in found if text is not None]
         return {c.task: c for c in map(TaskCheckpoint.from_json, texts)}
 
     def is_complete(self, record: ShardRecord | TaskCheckpoint) -> bool:
         """Return True if all drafts of a shard or checkpoint still exist."""
-        parts = (record.out, record.failed)
-        return all(part is None or is_complete(self.store, part.kept) for part in parts)
+        drafts = (record.out, record.failed)
+        return all(draft is None or is_complete(self.store, draft.kept) for draft in drafts)
 
-    def _records(self, prefix: str, *, checkpoints: bool) -> Iterator[bytes]:
-        for info in self.store.list(self.uri(prefix)):
-            if info.uri.endswith(_CHECKPOINT) == checkpoints:
-                yield self.store.get(info.uri)
+    # Outputs of several shards
 
-    # Objects of several shards
+    def commit_output(self, number: int) -> None:
+        """Record that the output was assembled and published."""
+        self.store.put(self.uri(f"output-{number:05d}.json"), dump_json({"v": VERSION, "output": number}))
 
-    def commit_object(self, index: int) -> None:
-        """Record that the object was assembled and published."""
-        self.store.put(self.uri(f"object-{index:05d}.json"), dump_json({"v": VERSION, "index": index}))
-
-    def assembled_objects(self) -> set[int]:
-        """Return the indices of the assembled objects."""
-        prefix = self.uri("object-")
+    def assembled(self) -> set[int]:
+        """Return the numbers of the assembled outputs."""
+        prefix = self.uri("output-")
         return {int(i.uri.removeprefix(prefix).removesuffix(".json")) for i in self.store.list(prefix)}
-
-    def reset_object(self, index: int) -> None:
-        """Remove the records of an object that is scored again: its assembly and its retried records."""
-        self.store.delete(self.uri(f"object-{index:05d}.json"))
-        self.store.delete(self.uri(f"retried-{index:05d}.json"))
-
-    def begin_redo(self, indices: Iterable[int]) -> None:
-        """Record the objects that are scored again as a whole.
-
-        Their records are unreliable until `end_redo`.
-        """
-        self.store.put(self.uri("again.json"), dump_json({"v": VERSION, "indices": sorted(indices)}))
-
-    def objects_to_redo(self) -> set[int]:
-        """Return the objects of an unfinished redo."""
-        found = self._get("again.json")
-        return set() if found is None else set(parse_versioned(found)["indices"])
-
-    def end_redo(self) -> None:
-        """Record that the redo is finished."""
-        self.store.delete(self.uri("again.json"))
-
-    def save_new_info(self, index: int, info: ObjectInfo) -> None:
-        """Record the version of an object that is read instead of the planned one."""
-        self.store.put(self.uri(f"renewed-{index:05d}.json"), dump_json(asdict(info) | {"v": VERSION}))
-
-    def new_infos(self) -> dict[int, ObjectInfo]:
-        """Return the versions that replace planned ones, by object index."""
-        prefix, found = self.uri("renewed-"), dict[int, ObjectInfo]()
-        for listed in self.store.list(prefix):
-            data = parse_versioned(self.store.get(listed.uri))
-            del data["v"]
-            found[int(listed.uri.removeprefix(prefix).removesuffix(".json"))] = ObjectInfo(**data)
-        return found
-
-    # Failed records that were tried again
-
-    def commit_retried(self, record: RetriedObject) -> None:
-        """Record that an object's failed records were retried.
-
-        The new output only remains to be published.
-        """
-        self.store.put(self.uri(f"retried-{record.index:05d}.json"), record.to_json())
-
-    def publish_retried(self, record: RetriedObject, planned: PlannedObject) -> None:
-        """Publish the output of `commit_retried`, unless that is done."""
-        if record.out is None:
-            return
-        parts = [record.out.full_range] if record.out.nbytes else []
-        name = f"retry-{record.index:05d}-copy"
-        assemble(self.store, parts, self.draft_uri(f"{name}.out"), self.destination + planned.output)
-        if record.failed is None:
-            self.store.delete(self.destination + planned.failed)
-        else:
-            parts = [record.failed.full_range]
-            uri = self.destination + planned.failed
-            assemble(self.store, parts, self.draft_uri(f"{name}.failed"), uri)
-        self.commit_retried(replace(record, out=None, failed=None))
-        for draft in (record.out, record.failed):
-            if draft is not None:
-                discard(self.store, draft)
-
-    def retried_objects(self) -> dict[int, RetriedObject]:
-        """Return the objects whose failed records were retried, by index."""
-        records = (
-            RetriedObject.from_json(self.store.get(i.uri)) for i in self.store.list(self.uri("retried-"))
-        )
-        return {record.index: record for record in records}
 
     # The end
 
     def finish(self, report: Mapping[str, Any]) -> None:
         """Record the report of a complete run, and remove drafts and checkpoints."""
-        for info in self.store.list(self.uri("task-")):
-            if info.uri.endswith(_CHECKPOINT):
+        for info in [*self.store.list(self.uri("task-")), *self.store.list(self.uri("part-"))]:
+            if ".checkpoint" in info.uri.removeprefix(self._base):
                 self.store.delete(info.uri)
         for folder in (DRAFTS, WORKERS):
             discard_all(self.store, self.uri(folder))
@@ -298,20 +285,28 @@ class TransformLedger:
 
     def final_report(self) -> dict[str, Any] | None:
         """Return the report of a finished run, or None."""
-        found = self._get("report.json")
+        found = self.get("report.json")
         return None if found is None else orjson.loads(found)
+
+    def reopen(self) -> None:
+        """Record that the run has new objects and is incomplete again."""
+        self.store.delete(self.uri("report.json"))
 
     def abandon(self) -> None:
         """Make the run impossible to resume, before its output is deleted."""
-        self.store.put(self.uri("run.json"), dump_json({"v": VERSION, "kind": KIND}))
+        kind = self.kind()
+        if kind is not None:
+            self.store.put(self.uri("run.json"), dump_json({"v": VERSION, "kind": kind}))
 
     def delete(self) -> None:
         """Delete the run's records.
 
         The records that identify a run go last, so that no new run finds a rest.
         """
-        last = [self.uri("plan.jsonl"), self.uri("run.json")]
-        for info in list(self.store.list(self._base)):
+        infos = list(self.store.list(self._base))
+        plans = sorted(i.uri for i in infos if i.uri.startswith(self.uri("plan")))
+        last = [*plans, self.uri("run.json")]
+        for info in infos:
             if info.uri not in last:
                 self.store.delete(info.uri)
         for folder in (self.uri(DRAFTS), self.uri(WORKERS), self._base):
@@ -319,15 +314,43 @@ class TransformLedger:
         for uri in last:
             self.store.delete(uri)
 
-    def _get(self, name: str) -> bytes | None:
+    def get(self, name: str) -> bytes | None:
+        """Return a ledger object, or None if it does not exist."""
         found = next(iter(self.store.list(self.uri(name))), None)
         return None if found is None or found.uri != self.uri(name) else self.store.get(found.uri)
 
-    def _create(self, name: str, data: bytes) -> None:
+    def create(self, name: str, data: bytes) -> None:
+        """Create a ledger object. Raise LedgerError if it exists."""
         try:
             self.store.put_if_absent(self.uri(name), data)
         except AlreadyExistsError as error:
             raise LedgerError(
-                f"{self.uri(name)} was written by another process: two transforms use the same "
-                "destination. Stop one of them, then --resume"
+                f"{self.uri(name)} was written by another process: two runs use the same destination; "
+                "stop one of them, then --resume"
             ) from error
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    """Return the sort key of numbered names: numbers beyond the padding have more digits."""
+    return len(name), name
+
+
+def _part_checkpoint(part: int, number: int) -> str:
+    return f"part-{part:05d}.checkpoint-{number:04d}"
+
+
+def _planned_object(line: bytes) -> PlannedObject:
+    data = orjson.loads(line)
+    if "info" not in data:  # a stream of version 1, whose output is about to be deleted
+        return PlannedObject(ObjectInfo(**data), "")
+    return PlannedObject(ObjectInfo(**data["info"]), data["output"], data.get("region"))
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """Yield the changed settings by full name: ``settings.read.header was 'none', is 'names'``."""
+    for key, value in now.items():
+        was, name = before.get(key), within + key
+        if isinstance(was, dict) and isinstance(value, dict):
+            yield from _differences(cast("dict[str, Any]", was), cast("dict[str, Any]", value), f"{name}.")
+        elif was != value:
+            yield f"{name} was {was!r}, is {value!r}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from headrace.core.block import Failure, Position
+from headrace.core.errors import NotFoundError
 from headrace.formats.failures import FailedRecord, failed_record_line
 from headrace.runs.retry_source import ObjectFailures
 from headrace.storage.contract import Store
@@ -65,7 +66,10 @@ def write_merged(
     recovered record becomes the object's first. Failed records get their new output positions.
     Returns the number of bytes that now precede the first record.
     """
-    size = store.head(uri).size_bytes or 0
+    try:
+        size = store.head(uri).size_bytes or 0
+    except NotFoundError:
+        size = 0  # a part whose records all failed
     first = next((o.record for o in outcomes if isinstance(o, RecoveredRecord)), None)
     starts_output = first is not None and not first.output_row
     begin = header if starts_output else b"".join(_chunks(store, uri, 0, begin_bytes))

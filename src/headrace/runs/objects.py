@@ -1,16 +1,17 @@
-"""The objects of a stream, from a prefix, a glob, one object or a manifest file.
+"""The objects of a run, from a prefix, a glob, one object, a manifest file or an event notification.
 
 A source as the user writes it becomes `ObjectInfo`s, sorted by URI. A manifest keeps its order.
 """
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
 
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
-from headrace.formats.read import ReadOptions, unreadable_reason
+from headrace.protocols.object_events import ObjectEvent, object_events
+from headrace.runs.settings import DataType
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -50,17 +51,41 @@ def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectIn
         raise
 
 
-def plan_objects(source: str | Sequence[str], stores: Stores, read: ReadOptions) -> list[ObjectInfo]:
-    """Return the objects of a source after a check that all of them are readable.
+def select_typed_objects(
+    source: str | Sequence[str], stores: Stores, data_type: DataType
+) -> list[ObjectInfo]:
+    """Return the objects of a source that is read as `data_type` says.
+
+    "auto": by its form, as `select_objects` does. "prefix": all objects whose names begin with it.
+    "manifest": those that the manifest file names. The errors are those of `select_objects`.
+    """
+    if data_type == "prefix":
+        prefixes = [source] if isinstance(source, str) else list(source)
+        found = _unique(i for p in prefixes for i in stores.for_uri(p).list(p) if _is_readable(i))
+        if not found:
+            raise EmptySourceError(", ".join(prefixes), "no object has this prefix: check it and the bucket")
+        return found
+    if data_type == "manifest" and isinstance(source, str):
+        source = MANIFEST_SCHEME + source.removeprefix(MANIFEST_SCHEME)
+    return select_objects(source, stores)
+
+
+def notice_objects(notice: bytes | str | Mapping[str, Any]) -> list[ObjectInfo]:
+    """Return the created objects of an event notification, in its order, each once.
+
+    Removals and test events name no objects.
 
     Raises:
-        ConfigError: An object has an unreadable format. The check comes before hours of scoring.
+        DataError: The format of the notification is unknown.
+        LimitError: The notification is too large.
     """
-    plan = select_objects(source, stores)
-    why = next(filter(None, (unreadable_reason(info.uri, read) for info in plan)), None)
-    if why:
-        raise ConfigError(why)
-    return plan
+    found = {(i.uri, i.etag): i for i in map(_event_object, object_events(notice))}
+    return list(found.values())
+
+
+def _event_object(event: ObjectEvent) -> ObjectInfo:
+    # Stores quote ETags. With quotes, listings and notifications identify the same version.
+    return ObjectInfo(event.uri, event.size_bytes, f'"{event.etag}"' if event.etag else "")
 
 
 def source_covers(source: str | Sequence[str], uri: str) -> bool:

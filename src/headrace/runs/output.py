@@ -1,26 +1,43 @@
-"""Collect the output of one shard: predictions in order, failed records, and the counts of both."""
+"""Collect the output of a shard or part: predictions in order, failed records, and their counts."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from headrace.core.block import Block, Failure, FailureKind
-from headrace.core.errors import DataError
+from headrace.core.errors import DataError, TooManyFailuresError
 from headrace.core.tensor import Array
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.failures import FailedRecord, failed_record_line
 from headrace.runs.items import ScoredSpan, selected_rows
-from headrace.runs.part_ledger import Counts
 from headrace.runs.reasons import count_reason
-from headrace.runs.spooled_output import SpooledOutput
+from headrace.runs.records import Counts
+from headrace.runs.settings import FailurePolicy, RunSettings
 
 EncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
-"""A function that makes a shard's encoder from its first outputs and their block."""
+"""A function that makes an output's encoder from its first predictions and their block."""
 
 
-class ShardOutput:
-    """The output of one shard, filled with its scored records in order. Used by one thread.
+class OutputBytes(Protocol):
+    """The bytes of one output, or of its failed records."""
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes written."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        ...
+
+
+B = TypeVar("B", bound=OutputBytes)
+
+
+class RecordOutput(Generic[B]):
+    """An output that is filled with scored records in order. Used by one thread.
 
     Args:
         make_encoder: See `EncoderFactory`.
@@ -30,18 +47,20 @@ class ShardOutput:
         begin_bytes: Bytes that precede the first record in `out`, from an earlier process.
         counts: Counts of the records that are already in both outputs.
         failures: Numbers of failed records by reason.
+        policy: `add` raises TooManyFailuresError for a failure if the policy allows none.
     """
 
     def __init__(
         self,
         *,
         make_encoder: EncoderFactory,
-        out: SpooledOutput,
-        failed: SpooledOutput,
+        out: B,
+        failed: B,
         writes_begin: bool = True,
         begin_bytes: int = 0,
         counts: Counts | None = None,
         failures: Mapping[str, int] | None = None,
+        policy: FailurePolicy,
     ) -> None:
         self.out = out
         self.failed = failed
@@ -51,16 +70,21 @@ class ShardOutput:
         self.failures = Counter(failures or {})
         self.entries = 0
         """The number of records and failures that this process added."""
+        self.is_consistent = True
+        """False after an error within `add`: some of its records may be written."""
+        self._policy = policy
         self._make_encoder = make_encoder
         self._encoder: Encoder | None = None
 
-    @property
-    def has_failures(self) -> bool:
-        """True if a record failed or the object is broken."""
-        return bool(self.counts.rows_failed or self.counts.objects_broken)
-
     def add(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
         """Add consecutive records; row i of every output belongs to the i-th predicted record."""
+        for span in spans:
+            _refuse_failures(self._policy, span.failures)
+        self.is_consistent = False
+        self._add(spans, outputs)
+        self.is_consistent = True
+
+    def _add(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
         if any(span.failures for span in spans):
             self._add_with_failures(spans, outputs)
             return
@@ -102,7 +126,9 @@ class ShardOutput:
             # The output filter selects a value that some record lacks: halve the rows to find the
             # record.
             if len(chosen) == 1:
-                self._add_failure(block.failure(int(chosen[0]), FailureKind.FORMAT, str(error)))
+                failure = block.failure(int(chosen[0]), FailureKind.FORMAT, str(error))
+                _refuse_failures(self._policy, (failure,))
+                self._add_failure(failure)
                 return
             middle = part.start + len(chosen) // 2
             self._add_rows(span, rows, slice(part.start, middle), outputs, base)
@@ -112,7 +138,8 @@ class ShardOutput:
 
     def _add_failure(self, failure: Failure) -> None:
         record = FailedRecord(failure, self.counts.rows_out, self.out.nbytes)
-        self.failed.write(failed_record_line(record))
+        # The line is copied, because the JSON writer allocates 4 KiB for each.
+        self.failed.write(bytes(memoryview(failed_record_line(record))))
         self._count(0, (failure,))
 
     def _count(self, rows: int, failures: Sequence[Failure]) -> None:
@@ -132,7 +159,8 @@ class ShardOutput:
         if self._encoder is None:
             self._encoder = self._make_encoder(outputs, block)
             begin = self._encoder.begin()
-            if self._writes_begin and not self.counts.rows_out:  # else an earlier process has written it
+            # Otherwise an earlier process has written it.
+            if self._writes_begin and not (self.counts.rows_out or self.begin_bytes):
                 self.out.write(begin)
                 self.begin_bytes = len(begin)
         return self._encoder
@@ -147,7 +175,14 @@ class ShardOutput:
         if self._encoder is not None:
             self.out.write(self._encoder.finish())
 
-    def close(self) -> None:
-        """Release the drafts; their persisted part stays."""
-        self.out.close()
-        self.failed.close()
+
+def _refuse_failures(policy: FailurePolicy, failures: Sequence[Failure]) -> None:
+    """Raise TooManyFailuresError for the first failure, if the policy allows none."""
+    if policy.on_error == "job" and failures:
+        failure = failures[0]
+        raise TooManyFailuresError(f"{failure.position}: a record failed, and on_error is job: {failure.why}")
+
+
+def suppresses_output(settings: RunSettings, *, failed: bool) -> bool:
+    """Return True if an object gets no output because of a failure in it."""
+    return failed and settings.failures.on_error == "object"

@@ -26,10 +26,11 @@ from headrace.runs.observation import (
 )
 from headrace.runs.panels import predictions
 from headrace.runs.plots import readable, throughput
-from headrace.runs.report import TransformReport
+from headrace.runs.report import FAILED_NAMES, Report
 from headrace.runs.settings import RunSettings
 
 PAGE_NAME: Final = "_report.html"
+_SUBJECTS: Final = {"transform": "Batch transform", "stream": "Stream"}
 _FAILURES_OPEN: Final = 5
 """Further failures are in a collapsed list."""
 _BATCHES_MIN: Final = 4
@@ -43,7 +44,7 @@ _ALWAYS_SHOWN: Final = (
 
 
 def report_page(
-    report: TransformReport,
+    report: Report,
     observation: RunObservation,
     *,
     settings: RunSettings | None = None,
@@ -52,7 +53,7 @@ def report_page(
     """Return the page as UTF-8: one self-contained file without scripts.
 
     Args:
-        report: The report of the whole transform.
+        report: The report of the whole run.
         observation: The observation of this run.
         settings: The settings to list, as far as they differ from the defaults.
         error: The error that stopped the run, if any.
@@ -64,10 +65,10 @@ def report_page(
         title,
         element(
             "header",
-            element("h1", f"Batch transform: {word}", class_=css_class),
+            element("h1", f"{_SUBJECTS[report.kind]}: {word}", class_=css_class),
             *_summary(report, explanation, error),
         ),
-        _counts(report, whole=not error and report.status != "drained"),
+        _counts(report, whole=not error and report.status not in ("drained", "partial")),
         _throughput(report, observation),
         _failures(report, observation),
         predictions(observation),
@@ -76,15 +77,21 @@ def report_page(
     )
 
 
-def _status(report: TransformReport, error: str) -> tuple[str, str, str]:
+def _status(report: Report, error: str) -> tuple[str, str, str]:
     """Return the status, its CSS class and an explanation."""
     if error:
-        return "stopped by an error", "bad", "Finished work stays. Resume the transform to continue."
+        return "stopped by an error", "bad", "Finished work stays. Resume the run to continue."
     if report.status == "drained":
         return (
             "stopped before its end",
             "warn",
-            "The transform was stopped on request. Resume it to continue.",
+            "The run was stopped on request. Resume it to continue.",
+        )
+    if report.status == "partial":
+        return (
+            "partial",
+            "warn",
+            "Tasks are left for workers in other regions. Resume the run there to continue.",
         )
     if report.status == "failed":
         suppressed = pluralize(report.objects_suppressed, "object has", "objects have")
@@ -96,12 +103,12 @@ def _status(report: TransformReport, error: str) -> tuple[str, str, str]:
         return (
             "complete, with failed records",
             "warn",
-            "The failed records are in *.failed, next to the outputs.",
+            f"The failed records are in {FAILED_NAMES[report.kind]}, next to the outputs.",
         )
     return "complete", "good", "Every record has a prediction."
 
 
-def _summary(report: TransformReport, explanation: str, error: str) -> Iterator[Html]:
+def _summary(report: Report, explanation: str, error: str) -> Iterator[Html]:
     yield element("p", explanation)
     if error:
         yield element("pre", error)
@@ -109,11 +116,11 @@ def _summary(report: TransformReport, explanation: str, error: str) -> Iterator[
     yield element("p", f"{done}, by {report.model}, in {duration(report.elapsed_s)}.")
     if report.resumed:
         yield element(
-            "p", "Resumed: counts cover the whole transform, times and plots its last run.", class_="soft"
+            "p", "Resumed: counts cover the whole run, times and plots its last run.", class_="soft"
         )
 
 
-def _counts(report: TransformReport, *, whole: bool) -> Html:
+def _counts(report: Report, *, whole: bool) -> Html:
     parts = (
         (report.records_in, "records in", "="),
         (report.rows_out, "predicted", "+"),
@@ -138,7 +145,7 @@ def _counts(report: TransformReport, *, whole: bool) -> Html:
 # How fast
 
 
-def _throughput(report: TransformReport, observation: RunObservation) -> Html:
+def _throughput(report: Report, observation: RunObservation) -> Html:
     timeline = observation.timeline
     if sum(timeline.batches) < _BATCHES_MIN or len(readable(timeline).records) < 2:
         return section("Throughput", element("p", "Too few batches for a plot."))
@@ -151,20 +158,25 @@ def _throughput(report: TransformReport, observation: RunObservation) -> Html:
 # What failed
 
 
-def _failures(report: TransformReport, observation: RunObservation) -> Html:
+def _failures(report: Report, observation: RunObservation) -> Html:
     if not (report.rows_failed or report.objects_broken or observation.failures):
         return section("Failures", element("p", "No record failed."))
-    return section("Failures", *_reasons(report), *_objects(report), *_first_failures(observation))
+    return section(
+        "Failures",
+        *_reasons(report),
+        *_objects(report),
+        *_first_failures(observation, FAILED_NAMES[report.kind]),
+    )
 
 
-def _reasons(report: TransformReport) -> Iterator[Html]:
+def _reasons(report: Report) -> Iterator[Html]:
     if report.failures:
         whole = sum(report.failures.values())
         rows = ((reason, number, share(number, whole)) for reason, number in report.failures.items())
         yield table("Failures by reason", ("Reason", "Failures", "Share"), rows)
 
 
-def _objects(report: TransformReport) -> Iterator[Html]:
+def _objects(report: Report) -> Iterator[Html]:
     if report.failed_objects:
         yield table(
             "Objects with most failures",
@@ -185,19 +197,16 @@ def _output_state(shown: Mapping[str, Any]) -> str:
     return "not read to the end" if shown["broken"] else "written without them"
 
 
-def _first_failures(observation: RunObservation) -> Iterator[Html]:
+def _first_failures(observation: RunObservation, files: str) -> Iterator[Html]:
     found = observation.failures
     if not found:
-        yield element(
-            "p", "None of the failures occurred in this run; the *.failed files list all.", class_="soft"
-        )
+        yield element("p", f"None of the failures occurred in this run; {files} list all.", class_="soft")
         return
     yield element("h3", "First failures")
     more = "" if len(found) < FAILURES_MAX else f" The first {FAILURES_MAX} are listed."
     yield element(
         "p",
-        f"In order of time, with up to {EXCERPT_BYTES_MAX} bytes per record.{more} "
-        "All are in the *.failed files.",
+        f"In order of time, with up to {EXCERPT_BYTES_MAX} bytes per record.{more} All are in {files}.",
         class_="soft",
     )
     yield element("ol", *map(_failure, found[:_FAILURES_OPEN]), class_="failures")
@@ -221,13 +230,13 @@ def _failure(failure: ObservedFailure) -> Html:
 # The run
 
 
-def _run(report: TransformReport) -> Html:
+def _run(report: Report) -> Html:
     calls = report.model_calls
     closed = ", ".join(f"{count(n)} {explanation}" for explanation, n in report.batches_closed_by.items())
     names = (("Model", report.model), ("Source", report.source), ("Output", report.output))
     rows = (
         ("Objects", f"{count(report.objects_done)} of {count(report.objects)}"),
-        ("Tasks done", count(report.tasks)),
+        ("Parts", count(report.parts)) if report.kind == "stream" else ("Tasks done", count(report.tasks)),
         ("Read", size(report.bytes_read)),
         ("Written", size(report.out_bytes)),
         ("Elapsed", duration(report.elapsed_s)),
@@ -245,7 +254,7 @@ def _run(report: TransformReport) -> Html:
 
 
 def _settings(settings: RunSettings) -> Html:
-    values, defaults = _flat(asdict(settings)), _flat(asdict(RunSettings()))
+    values, defaults = _flat(asdict(settings)), _flat(asdict(type(settings)()))
     shown = [name for name in values if name in _ALWAYS_SHOWN or values[name] != defaults.get(name)]
     return section("Settings", facts(((name, _setting(values[name])) for name in shown), wide=True))
 

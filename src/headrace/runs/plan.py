@@ -1,24 +1,24 @@
-"""Plan a transform: its objects, the names of their outputs, and the tasks.
+"""Plan a run: its objects, the names of their outputs, and the tasks.
 
-Input: a source and settings. Output: a `TransformPlan`. The same objects and settings always give
-the same tasks, on any machine and for any number of workers.
+Input: a source and settings. Output: a `Plan`. The same objects and settings always give the same
+tasks, on any machine and for any number of workers.
 """
 
 import os.path
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from headrace.core.errors import ConfigError, EmptySourceError
+from headrace.core.errors import ConfigError
 from headrace.formats.read import is_read_by_row_groups, text_format, unreadable_reason
-from headrace.runs.objects import MANIFEST_SCHEME, literal_prefix, select_objects, source_covers
-from headrace.runs.part_ledger import LEDGER_FOLDER
+from headrace.runs.objects import MANIFEST_SCHEME, literal_prefix, select_typed_objects, source_covers
 from headrace.runs.settings import TABLES, DataType, RunSettings, TaskSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import HTTP_SCHEMES, absolute, parse
 
+LEDGER_FOLDER: Final = "_headrace"
 TASKS_AIM: Final = 16
 """The number of tasks that a small source is split into, for several workers."""
 TASK_BYTES_MIN: Final = 16 << 20
@@ -28,17 +28,18 @@ TASK_BYTES_MIN: Final = 16 << 20
 class PlannedObject:
     """An input object and its region, if known.
 
-    Its output is ``DEST/`` + `output`, its failed records are ``DEST/`` + `failed`.
+    If the run writes an output for each object, it is ``DEST/`` + `output`, and its failed records
+    are ``DEST/`` + `failed`. In a run that writes parts, both are empty.
     """
 
     info: ObjectInfo
-    output: str
+    output: str = ""
     region: str | None = None
 
     @property
     def failed(self) -> str:
         """The name of the file of failed records, below the destination."""
-        return self.output + ".failed"
+        return f"{self.output}.failed" if self.output else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,11 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class TransformPlan:
-    """All objects in the order of the source, and their tasks."""
+class Plan:
+    """All objects in the order of the source, and their tasks; without tasks, a run reads them in order."""
 
     objects: tuple[PlannedObject, ...]
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -93,55 +94,78 @@ def no_region(_: str) -> str | None:
     return None
 
 
-def make_plan(
-    source: str | Sequence[str],
-    destination: str,
-    stores: Stores,
-    settings: RunSettings,
-    *,
-    region_of: Callable[[str], str | None] = no_region,
-) -> TransformPlan:
-    """List the source and split the work into tasks.
+@dataclass(frozen=True, slots=True)
+class OutputNames:
+    """The rule that names the output of each object: its name below `base`, and a suffix."""
 
-    `region_of` maps an object's URI to its region.
+    base: str
+    suffix: str
 
-    Raises EmptySourceError, NotFoundError and AccessDeniedError. Raises ConfigError for objects
-    that cannot be read, that lie in the destination, or that would share one output name.
+    def name(self, uri: str) -> str:
+        """Return the output of an object. For objects of several stores, the scheme is left out."""
+        name = _normalized(uri).removeprefix(self.base).rpartition("://")[2].lstrip("/")
+        return name + self.suffix
+
+
+def select_infos(source: str | Sequence[str], stores: Stores, settings: RunSettings) -> list[ObjectInfo]:
+    """Return the objects of a source after a check that all of them are readable.
+
+    Raises EmptySourceError, NotFoundError and AccessDeniedError, and ConfigError for an object of
+    an unreadable format: the check comes before hours of scoring.
     """
-    infos, base = _select(source, stores, settings)
-    uris = (info.uri for info in infos if not is_read_by_row_groups(info.uri, settings.read))
+    infos = select_typed_objects(source, stores, settings.data_type)
+    uris = (i.uri for i in infos if not is_read_by_row_groups(i.uri, settings.read))
     why = next(filter(None, (unreadable_reason(uri, settings.read) for uri in uris)), None)
     if why:
         raise ConfigError(why)
+    return infos
+
+
+def output_names(
+    source: str | Sequence[str], infos: Sequence[ObjectInfo], settings: RunSettings
+) -> OutputNames:
+    """Return the rule for a source and its first objects."""
     suffix = f".out.{settings.output.format}" if settings.output.format in TABLES else ".out"
-    objects = tuple(
-        PlannedObject(info, _name(info.uri, base) + suffix, region_of(info.uri)) for info in infos
-    )
-    _check_no_overlap(source, settings.data_type, objects, destination)
-    _check_unique_outputs(objects)
-    return TransformPlan(objects, cut_tasks(objects, settings))
+    return OutputNames(_base(source, infos, settings.data_type), suffix)
 
 
-def _select(
-    source: str | Sequence[str], stores: Stores, settings: RunSettings
-) -> tuple[list[ObjectInfo], str]:
-    """Return the objects, and the folder that output names are relative to."""
-    if settings.data_type == "prefix":
-        prefixes = [source] if isinstance(source, str) else list(source)
-        found = {i.uri: i for p in prefixes for i in stores.for_uri(p).list(p) if not i.uri.endswith("/")}
-        if not found:
-            raise EmptySourceError(", ".join(prefixes), "no object has this prefix: check it and the bucket")
-        infos = list(found.values())
-        return infos, _folder(_normalized(prefixes[0])) if len(prefixes) == 1 else _common_folder(infos)
-    if settings.data_type == "manifest" and isinstance(source, str):
-        source = MANIFEST_SCHEME + source.removeprefix(MANIFEST_SCHEME)
-    infos = select_objects(source, stores)
-    if not isinstance(source, str) or source.startswith(MANIFEST_SCHEME):
-        return infos, _common_folder(infos)
-    named = _normalized(source).rstrip("/") + "/"
-    if all(_normalized(i.uri).startswith(named) for i in infos):
-        return infos, named  # a folder, with or without its slash
-    return infos, _folder(_normalized(literal_prefix(source)))
+def plan_objects(
+    infos: Iterable[ObjectInfo],
+    names: OutputNames | None,
+    *,
+    region_of: Callable[[str], str | None] = no_region,
+) -> list[PlannedObject]:
+    """Return the objects with the names of their outputs (None: the run writes parts) and their regions.
+
+    `region_of` maps an object's URI to its region.
+    """
+    return [PlannedObject(i, "" if names is None else names.name(i.uri), region_of(i.uri)) for i in infos]
+
+
+def make_plan(plans: Sequence[Sequence[PlannedObject]], settings: RunSettings) -> Plan:
+    """Return the plan of a run's plan files, with tasks.
+
+    The tasks of a later file continue the numbers of the earlier ones.
+    """
+    tasks: list[Task] = []
+    objects: list[PlannedObject] = []
+    for some in plans:
+        tasks += _cut_tasks(some, settings, first=len(tasks), offset=len(objects))
+        objects += some
+    return Plan(tuple(objects), tuple(tasks))
+
+
+def _base(source: str | Sequence[str], infos: Sequence[ObjectInfo], data_type: DataType) -> str:
+    """Return the folder that output names are relative to."""
+    sources = [source] if isinstance(source, str) else list(source)
+    if data_type == "prefix" and len(sources) == 1:
+        return _folder(_normalized(sources[0]))
+    if isinstance(source, str) and data_type == "auto" and not source.startswith(MANIFEST_SCHEME):
+        named = _normalized(source).rstrip("/") + "/"
+        if infos and all(_normalized(info.uri).startswith(named) for info in infos):
+            return named  # a folder, with or without its slash
+        return _folder(_normalized(literal_prefix(source)))
+    return _common_folder([info.uri for info in infos])
 
 
 def _normalized(uri: str) -> str:
@@ -156,36 +180,36 @@ def _folder(place: str) -> str:
     return place[: place.rfind("/") + 1]
 
 
-def _common_folder(infos: Sequence[ObjectInfo]) -> str:
+def _common_folder(uris: Sequence[str]) -> str:
     # A prefix by characters is right: it is cut at a slash afterwards.
-    return _folder(os.path.commonprefix([_folder(_normalized(i.uri)) for i in infos]))  # noqa: RUF071
+    return _folder(os.path.commonprefix([_folder(_normalized(uri)) for uri in uris]))  # noqa: RUF071
 
 
-def _name(uri: str, base: str) -> str:
-    """Return an object's name below the base; for objects of several stores, without the scheme."""
-    name = _normalized(uri).removeprefix(base)
-    return name.rpartition("://")[2].lstrip("/")
-
-
-def _check_no_overlap(
-    source: str | Sequence[str], data_type: DataType, objects: Sequence[PlannedObject], destination: str
+def check_separate(
+    source: str | Sequence[str], destination: str, objects: Sequence[PlannedObject], data_type: DataType
 ) -> None:
-    """Raise ConfigError if the source contains the destination, now or after outputs are written."""
+    """Raise ConfigError if the run would read what it writes, now or after outputs are written.
+
+    If it writes an output for each object, also raise ConfigError for two objects of one output.
+    """
     output = _normalized(destination).rstrip("/") + "/"
     inside = next((o.info.uri for o in objects if _normalized(o.info.uri).startswith(output)), None)
     if inside:
         raise ConfigError(
-            f"{inside} lies in the output {destination}: a transform must not read what it writes. Choose a "
+            f"{inside} is in the output {destination}: a run must not read what it writes. Choose a "
             "destination outside the source"
         )
+    if not any(planned.output for planned in objects):
+        return
     sources = [source] if isinstance(source, str) else source
     written = [f"{output}{LEDGER_FOLDER}/run.json", *(output + o.output for o in objects)]
     for one in sources:
         if any(_covers(one, data_type, uri) for uri in written):
             raise ConfigError(
-                f"{destination} lies in the source {one}: a transform must not read what it writes. Choose a "
+                f"{destination} is in the source {one}: a run must not read what it writes. Choose a "
                 "destination outside the source"
             )
+    _check_unique_outputs(objects)
 
 
 def _covers(source: str, data_type: DataType, place: str) -> bool:
@@ -210,13 +234,17 @@ def _check_unique_outputs(objects: Sequence[PlannedObject]) -> None:
         )
 
 
-def cut_tasks(objects: Sequence[PlannedObject], settings: RunSettings) -> tuple[Task, ...]:
-    """Return the tasks: groups of small objects, and ranges of large ones."""
+def _cut_tasks(
+    objects: Sequence[PlannedObject], settings: RunSettings, *, first: int, offset: int
+) -> Iterator[Task]:
+    """Yield the tasks: groups of small objects, and ranges of large ones.
+
+    They are numbered from `first` on; the index of an object is its place plus `offset`.
+    """
     task_bytes = _task_bytes(objects, settings.tasks)
-    groups = _groups(objects, settings, task_bytes)
-    return tuple(
-        Task(number, tuple(shards), objects[shards[0].index].region) for number, shards in enumerate(groups)
-    )
+    for number, shards in enumerate(_groups(objects, settings, task_bytes), first):
+        region = objects[shards[0].index].region
+        yield Task(number, tuple(replace(s, index=s.index + offset) for s in shards), region)
 
 
 def _task_bytes(objects: Sequence[PlannedObject], settings: TaskSettings) -> int:

@@ -61,13 +61,11 @@ class Prefetch:
         stores: Stores,
         extents: Sequence[Extent],
         settings: FlowSettings,
-        *,
-        first_index: int = 0,
     ) -> None:
         self._stores = stores
         self._bytes_max = settings.prefetch_bytes_max
         self._range_bytes = settings.range_bytes
-        self._reads = self._plan_reads(extents, first_index)
+        self._reads = self._plan_reads(extents)
         self._window: deque[tuple[_Read, Future[list[bytes | BaseException]], int]] = deque()
         """The started reads, with their group's future and their position in the group."""
         self._ungrouped: _Read | None = None
@@ -79,10 +77,9 @@ class Prefetch:
         self._pool = ThreadPoolExecutor(threads, "headrace-prefetch")
         self._fill()
 
-    def _plan_reads(self, extents: Sequence[Extent], first_index: int) -> Iterator[_Read]:
+    def _plan_reads(self, extents: Sequence[Extent]) -> Iterator[_Read]:
         ramp = FIRST_RANGE_BYTES
-        for index in range(first_index, len(extents)):
-            extent = extents[index]
+        for index, extent in enumerate(extents):
             info, start = extent.info, extent.start
             if info.size_bytes is None:
                 yield _Read(index, info, start, None)

@@ -15,7 +15,7 @@ from headrace.core.tensor import Array, ModelMetadata
 from headrace.formats.read import format_name, is_read_by_row_groups, read_object
 from headrace.runs.mapping import Mapper
 from headrace.runs.parquet_source import parquet_blocks
-from headrace.runs.plan import TransformPlan
+from headrace.runs.plan import PlannedObject
 from headrace.runs.settings import RunSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -37,14 +37,19 @@ class ProbedRecord:
 
 
 def learn(
-    plan: TransformPlan, stores: Stores, settings: RunSettings, metadata: ModelMetadata
+    objects: Sequence[PlannedObject],
+    stores: Stores,
+    settings: RunSettings,
+    metadata: ModelMetadata,
+    *,
+    known: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the properties of the first records, as `Mapper.learned` has them.
 
-    Raises the mapper's errors if no record fits the model.
+    `known` are those of earlier objects. Raises the mapper's errors if no record fits the model.
     """
-    mapper = Mapper(metadata, settings.mapping, settings.read)
-    for infos in _by_format(plan, settings).values():
+    mapper = Mapper(metadata, settings.mapping, settings.read, known)
+    for infos in _by_format(objects, settings).values():
         _learn_format(mapper, infos[:_OBJECTS_MAX], stores, settings)
     return mapper.learned
 
@@ -70,12 +75,17 @@ def _learn_format(mapper: Mapper, infos: Sequence[ObjectInfo], stores: Stores, s
 
 
 def first_records(
-    plan: TransformPlan, stores: Stores, settings: RunSettings, metadata: ModelMetadata, *, count: int
+    objects: Sequence[PlannedObject],
+    stores: Stores,
+    settings: RunSettings,
+    metadata: ModelMetadata,
+    *,
+    count: int,
 ) -> list[ProbedRecord]:
     """Return the first records of the source, with the model inputs made from them."""
     mapper = Mapper(metadata, settings.mapping, settings.read)
     seen: list[ProbedRecord] = []
-    for planned in plan.objects[:_OBJECTS_MAX]:
+    for planned in objects[:_OBJECTS_MAX]:
         for block in _first_blocks(planned.info, stores, settings):
             seen += _probe_block(mapper, block)
             if len(seen) >= count:
@@ -83,9 +93,9 @@ def first_records(
     return seen
 
 
-def _by_format(plan: TransformPlan, settings: RunSettings) -> dict[str, list[ObjectInfo]]:
+def _by_format(objects: Sequence[PlannedObject], settings: RunSettings) -> dict[str, list[ObjectInfo]]:
     found: dict[str, list[ObjectInfo]] = {}
-    for planned in plan.objects:
+    for planned in objects:
         name = format_name(planned.info.uri, settings.read) or ""
         found.setdefault(name, []).append(planned.info)
     return found
@@ -94,7 +104,7 @@ def _by_format(plan: TransformPlan, settings: RunSettings) -> dict[str, list[Obj
 def _first_blocks(info: ObjectInfo, stores: Stores, settings: RunSettings) -> Iterator[Block]:
     """Yield an object's blocks; none if it breaks before the first.
 
-    The transform reports such an object.
+    The run reports such an object.
     """
     try:
         if is_read_by_row_groups(info.uri, settings.read):

@@ -1,17 +1,66 @@
-"""The records of a transform's ledger: finished shards and tasks, and checkpoints, as versioned JSON."""
+"""The records of a run's ledger: counts, finished tasks and parts, and checkpoints, as versioned JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 import orjson
 
 from headrace.core.block import Position
-from headrace.core.errors import LedgerError
-from headrace.runs.part_ledger import Counts
+from headrace.core.errors import CountMismatchError, LedgerError
+from headrace.runs.items import Cursor, Replay
 from headrace.storage.draft import PersistedDraft, PersistedRange
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""The version of all records of a ledger. Version 1 had two kinds of ledgers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of records, and of objects that could not be read to their end."""
+
+    records_in: int = 0
+    rows_out: int = 0
+    rows_failed: int = 0
+    objects_broken: int = 0
+
+    def plus(self, other: "Counts") -> "Counts":
+        """Return the sum."""
+        return Counts(
+            self.records_in + other.records_in,
+            self.rows_out + other.rows_out,
+            self.rows_failed + other.rows_failed,
+            self.objects_broken + other.objects_broken,
+        )
+
+    def minus(self, other: "Counts") -> "Counts":
+        """Return the difference."""
+        return Counts(
+            self.records_in - other.records_in,
+            self.rows_out - other.rows_out,
+            self.rows_failed - other.rows_failed,
+            self.objects_broken - other.objects_broken,
+        )
+
+    @property
+    def has_failures(self) -> bool:
+        """True if a record failed or an object is broken."""
+        return bool(self.rows_failed or self.objects_broken)
+
+    def check(self, where: str) -> None:
+        """Raise CountMismatchError, with the place, unless records in = rows out + failed."""
+        if self.records_in != self.rows_out + self.rows_failed:
+            raise CountMismatchError(
+                where, records_in=self.records_in, out=self.rows_out, failed=self.rows_failed
+            )
+
+
+def sum_counts(counts: Iterable[Counts]) -> Counts:
+    """Return the sum of the counts."""
+    total = Counts()
+    for one in counts:
+        total = total.plus(one)
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +152,14 @@ class TaskRecord:
 class TaskCheckpoint:
     """The progress of a task: its finished shards, and the position in the next one.
 
-    `entries` of the next shard are delivered, up to `member` and `record`; `line` and `byte` are
-    those of a `Cursor`. `begin` is the shard's start. `out` and `failed` hold its output so far.
+    If `is_inside`, the records of the next shard up to `member` and `record` are delivered; `line`
+    and `byte` are those of a `Cursor`, `counts` those of this shard. `begin` is the
+    shard's start. `out` and `failed` hold the unpublished output so far.
     """
 
     task: int
     done: tuple[ShardRecord, ...]
-    entries: int = 0
+    is_inside: bool = False
     record: int = 0
     line: int = 1
     byte: int = 0
@@ -122,6 +172,20 @@ class TaskCheckpoint:
     out: PersistedRange | None = None
     failed: PersistedRange | None = None
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @classmethod
+    def at(cls, position: Position) -> "TaskCheckpoint":
+        """Return the checkpoint of a run without tasks: the position alone."""
+        return cls(
+            task=-1,
+            done=(),
+            is_inside=True,
+            record=position.record,
+            line=position.line,
+            byte=position.byte,
+            member=position.member,
+            member_byte=position.member_byte,
+        )
 
     def position(self, uri: str) -> Position:
         """Return the position of the first record that is not delivered, in the object `uri`."""
@@ -144,15 +208,54 @@ class TaskCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class RetriedObject:
-    """An object whose failed records were retried; `rows` of them are predicted since.
+class PartRecord:
+    """A commit of a run without tasks: part `part` up to `cursor`, published or under way.
 
-    `out_bytes` is the size of its output; `begin_bytes` of them precede the first record.
-    `failures` counts the records that still fail, by reason. `out` and `failed` are the drafts to
-    publish. They are None once published.
+    A part with a `checkpoint` above 0 is under way. `total` counts everything up to the cursor,
+    `in_part` only this part. `replay` is the part of the source that a resumption replays first, if
+    sequences are live at the cursor. `out_bytes` is the size of the predictions; `begin_bytes` of
+    them precede the first record. `failures` counts the failed records of the part by reason.
     """
 
-    index: int
+    part: int
+    checkpoint: int
+    cursor: Cursor
+    total: Counts
+    in_part: Counts
+    attempt: str
+    out_bytes: int = 0
+    failed_bytes: int = 0
+    begin_bytes: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict[str, int])
+    replay: Replay | None = None
+
+    def to_json(self) -> bytes:
+        """Return the record as versioned JSON with sorted keys."""
+        replay = None if self.replay is None else self.replay.to_json()
+        nested = {"cursor": self.cursor.to_json(), "replay": replay}
+        return dump_json({"v": VERSION, **_shallow_dict(self), **nested})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Return the record from its JSON. Raises LedgerError for another version."""
+        data = parse_versioned(text)
+        del data["v"]
+        data["cursor"] = Cursor.from_json(data["cursor"])
+        data["total"], data["in_part"] = Counts(**data["total"]), Counts(**data["in_part"])
+        data["replay"] = None if data["replay"] is None else Replay.from_json(data["replay"])
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class RetriedOutput:
+    """An output whose failed records were retried; `rows` of them are predicted since.
+
+    `number` is that of the output: of its object, or of the part. `out_bytes` is the size of the
+    output; `begin_bytes` of them precede the first record. `failures` counts the records that still
+    fail, by reason. `out` and `failed` are the drafts to publish. They are None once published.
+    """
+
+    number: int
     rows: int
     out_bytes: int
     failures: Mapping[str, int]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.runs.plan import Shard, TransformPlan
+from headrace.runs.plan import Plan, Shard
 from headrace.runs.records import TaskRecord
 
 
@@ -21,7 +21,7 @@ class RegionTransfer:
 
 
 def region_transfers(
-    plan: TransformPlan, records: Sequence[TaskRecord], destination_region: str | None
+    plan: Plan, records: Sequence[TaskRecord], destination_region: str | None
 ) -> list[RegionTransfer]:
     """Return the transfers of all finished tasks, the largest first.
 
@@ -41,12 +41,12 @@ def region_transfers(
     return [RegionTransfer(*places, nbytes) for places, nbytes in moved.most_common() if nbytes]
 
 
-def _shard_bytes(plan: TransformPlan, shard: Shard) -> int:
+def _shard_bytes(plan: Plan, shard: Shard) -> int:
     size = plan.objects[shard.index].info.size_bytes or 0
     return (size if shard.stop is None else shard.stop) - shard.start
 
 
-def tasks_left(plan: TransformPlan, records: Sequence[TaskRecord]) -> dict[str, int]:
+def tasks_left(plan: Plan, records: Sequence[TaskRecord]) -> dict[str, int]:
     """Return the number of unfinished tasks by region; "" stands for no region."""
     done = {record.task for record in records}
     return dict(Counter(task.region or "" for task in plan.tasks if task.number not in done))

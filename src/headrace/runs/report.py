@@ -1,65 +1,61 @@
-"""The final report of a transform, for people and for programs."""
+"""The final report of a run, for people and for programs."""
 
+import re
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal
 
+from headrace.core.block import Failure
 from headrace.core.predictor import PredictorStatistics
-from headrace.runs.figures import failure_figures, one_line
+from headrace.runs.ledger import RunKind
 from headrace.runs.markup import summary
-from headrace.runs.part_ledger import Counts
-from headrace.runs.plan import TransformPlan
 from headrace.runs.progress import RunProgress
-from headrace.runs.records import RetriedObject, ShardRecord, TaskRecord, repeated_bytes
-from headrace.runs.region_transfers import region_transfers, tasks_left
-from headrace.runs.settings import RunSettings
+from headrace.runs.totals import ObjectResult, RunTotals
 
 REPORT_VERSION: Final = 1
 REPORT_NAME: Final = "_report.json"
+FAILED_NAMES: Final[Mapping[RunKind, str]] = {"stream": "part-*.failed.jsonl", "transform": "**.failed"}
+"""The names of the files of failed records."""
 _WORST_MAX: Final = 20
 _REASONS_SHOWN: Final = 5
+_RENAMED: Final = {
+    "objects_read": "objects_done",
+    "objects_withheld": "objects_suppressed",
+    "rows_withheld": "rows_suppressed",
+}
 
 Status = Literal["complete", "failed", "drained", "partial"]
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectResult:
-    """The result of one object. `failures` counts its failed records by reason.
-
-    If `suppressed`, the object has failed records and therefore no output, as the settings require.
-    """
-
-    uri: str
-    output: str
-    counts: Counts
-    out_bytes: int
-    failures: Mapping[str, int]
-    suppressed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TransformReport:
-    """The report of a transform.
+class Report:
+    """The report of a run.
 
     ``records_in == rows_out + rows_failed + rows_suppressed`` was verified.
 
-    Counts are of the whole transform, from its ledger. Other figures are of this run alone:
-    `bytes_read`, `elapsed_s`, `rows_per_s`, `cpu_s` and those of the model.
+    Counts are of the whole run, from its ledger. Other figures are of this process alone (of this
+    append, if the run is appended to): `bytes_read`, `elapsed_s`, `rows_per_s`, `cpu_s` and those
+    of the model. `peak_memory_mb` and `records_replayed` cover the whole life of the process.
 
     Attributes:
+        kind: "stream": numbered parts in the order of the source. "transform": one output per object.
         status: "complete". "failed": objects have no output because one of their records failed
             (`FailurePolicy.on_error` "object"). "drained": stopped on request, can be resumed.
             "partial": tasks are left for workers in other regions, can be resumed.
+        objects_with_failures: Objects with a failed record, or broken (transforms only).
         rows_suppressed: Predictions that were not written, in objects without output.
+        parts: The number of parts, of a stream.
+        tasks: The number of finished tasks; 0 for a stream without workers.
         failures: Failed records by reason.
-        failed_objects: The objects with the most failed records.
+        failed_objects: The objects with the most failed records (transforms only).
         bytes_across_regions: Transfers with ``from``, ``to`` and ``bytes``, for known regions.
         tasks_left: Unfinished tasks by region.
+        records_replayed: Records that were delivered before and replayed to rebuild the states of
+            the model.
     """
 
+    kind: RunKind
     status: Status
     source: str
     output: str
@@ -73,6 +69,7 @@ class TransformReport:
     rows_out: int
     rows_failed: int
     rows_suppressed: int
+    parts: int
     out_bytes: int
     bytes_read: int
     tasks: int
@@ -90,6 +87,7 @@ class TransformReport:
     bytes_across_regions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     tasks_left: dict[str, int] = field(default_factory=dict[str, int])
     resumed: bool = False
+    records_replayed: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -101,6 +99,12 @@ class TransformReport:
         if self.status != "complete" or self.objects_broken:
             return 1
         return 3 if self.rows_failed else 0
+
+    @property
+    def objects_read(self) -> int:
+        """Return `objects_done`. Deprecated, removed in the next release."""
+        _warn_renamed("objects_read")
+        return self.objects_done
 
     @property
     def objects_withheld(self) -> int:
@@ -123,30 +127,20 @@ class TransformReport:
         old = {name: data[new] for name, new in _RENAMED.items()}
         return {"v": REPORT_VERSION, **data, **old, "exit_code": self.exit_code}
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the report for the ledger, whose records keep the old names."""
-        data = self.to_json()
-        for name in _RENAMED.values():
-            del data[name]
-        for entry in data["failed_objects"]:
-            del entry["suppressed"]
-        return data
-
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "TransformReport":
-        """Return the report from the form of `to_json` or of `to_record`."""
-        values = {_RENAMED.get(k, k): v for k, v in data.items() if k not in ("v", "exit_code")}
-        values["failed_objects"] = [{**e, "suppressed": e["withheld"]} for e in values["failed_objects"]]
-        return cls(**values)
+    def from_json(cls, data: Mapping[str, Any]) -> "Report":
+        """Return the report from the form of `to_json`."""
+        return cls(**{f.name: data[f.name] for f in fields(cls)})
 
     def figures(self, progress: RunProgress | None = None) -> dict[str, str]:
-        """Return the figures of the transform for people, by name, as the command prints them.
+        """Return the figures of the run for people, by name, as the command prints them.
 
         A figure may have several lines. `progress` adds the first failures.
         """
-        first = failure_figures(progress or RunProgress())
+        first = _first_failures(progress or RunProgress())
+        replayed = f"{self.records_replayed:,} records, to restore sequence states"
         figures = {
-            "predictions": f"{self.output} ({_objects(self)})",
+            "predictions": f"{self.output} ({_outputs(self)})",
             "records in": _records(self),
             "failures": _failures(self),
             "first failure": first["first failure"],
@@ -155,9 +149,10 @@ class TransformReport:
             "no output": f"{self.objects_suppressed:,} objects, since one of their records failed"
             if self.objects_suppressed
             else "",
+            "replayed": replayed if self.records_replayed else "",
             "across regions": _across_regions(self),
             "rows/s": f"{self.rows_per_s:,.0f} over {self.elapsed_s:.2f} s",
-            "instances busy": f"{self.instance_busy_share:.0%}, {self.model_calls:,} calls",
+            "instances busy": f"{self.instance_busy_share:.0%}, {_count(self.model_calls, 'call')}",
             "peak memory": f"{self.peak_memory_mb:,.0f} MB",
             "status": _STATUS_TEXTS.get(self.status, self.status),
         }
@@ -165,7 +160,8 @@ class TransformReport:
 
     def _repr_html_(self) -> str:
         """Return the figures as a table, for notebooks."""
-        return summary("Batch transform", self.figures().items())
+        title = "Batch transform" if self.kind == "transform" else "Stream run"
+        return summary(title, self.figures().items())
 
 
 _STATUS_TEXTS: Final = {
@@ -174,17 +170,23 @@ _STATUS_TEXTS: Final = {
 }
 
 
-def _objects(report: TransformReport) -> str:
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
+
+
+def _outputs(report: Report) -> str:
+    if report.kind == "stream":
+        return _count(report.parts, "part")
     done = f"{report.objects_done:,} of " if report.status in _STATUS_TEXTS else ""
-    return f"{done}{report.objects:,} object{'s' if report.objects != 1 else ''}"
+    return f"{done}{_count(report.objects, 'object')}"
 
 
-def _records(report: TransformReport) -> str:
+def _records(report: Report) -> str:
     suppressed = f" + {report.rows_suppressed:,} suppressed" if report.rows_suppressed else ""
     return f"{report.records_in:,} = {report.rows_out:,} out + {report.rows_failed:,} failed{suppressed}"
 
 
-def _across_regions(report: TransformReport) -> str:
+def _across_regions(report: Report) -> str:
     """Return the bytes transferred between regions and the tasks left in them."""
     lines = [f"{c['bytes']:,} bytes from {c['from']} to {c['to']}" for c in report.bytes_across_regions]
     if report.status == "partial":
@@ -192,141 +194,86 @@ def _across_regions(report: TransformReport) -> str:
     return "\n".join(lines)
 
 
-def _failures(report: TransformReport) -> str:
+def _failures(report: Report) -> str:
     """Return the most frequent failure reasons, one per line."""
     if not report.failures:
         return ""
+    where = FAILED_NAMES[report.kind]
+    if report.kind == "transform":
+        where += f", {report.objects_with_failures:,} object(s)"
     shown = list(report.failures.items())[:_REASONS_SHOWN]
-    lines = [f"{report.output}**.failed, {report.objects_with_failures:,} object(s); by reason:"]
+    lines = [f"{report.output}{where}; by reason:"]
     lines += [f"{count:>9,}  {one_line(reason)}" for reason, count in shown]
     if len(report.failures) > len(shown):
-        lines.append(f"           … and {len(report.failures) - len(shown)} more reasons, in _report.json")
+        lines.append(f"           … and {len(report.failures) - len(shown)} more reasons, in {REPORT_NAME}")
     return "\n".join(lines)
 
 
-_RENAMED: Final = {"objects_withheld": "objects_suppressed", "rows_withheld": "rows_suppressed"}
+def _first_failures(progress: RunProgress) -> dict[str, str]:
+    """Return the first failure and the first broken object, which are often the cause of all."""
+    failure, broken = progress.first_failure, progress.first_broken
+    return {
+        "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
+        "first broken": broken_line(broken) if broken else "",
+    }
+
+
+def broken_line(failure: Failure) -> str:
+    """Return one line about a broken object; most reasons already name the object."""
+    name = failure.position.member or failure.position.object
+    return one_line(failure.why if name in failure.why else f"{name}: {failure.why}")
+
+
+def one_line(text: str) -> str:
+    """Return the text with its line breaks replaced by spaces."""
+    return re.sub(r"\s*\n\s*", " ", text)
 
 
 def _warn_renamed(name: str) -> None:
-    message = f"TransformReport.{name} is deprecated: use {_RENAMED[name]}"
+    message = f"Report.{name} is deprecated: use {_RENAMED[name]}"
     warnings.warn(message, DeprecationWarning, stacklevel=3)
-
-
-def object_results(
-    plan: TransformPlan,
-    records: Iterable[TaskRecord],
-    settings: RunSettings,
-    retried: Mapping[int, RetriedObject] | None = None,
-) -> list[ObjectResult]:
-    """Return the results of all objects whose shards are finished, with the records gained by a retry."""
-    shard_counts = {shard.index: shard.count for task in plan.tasks for shard in task.shards}
-    retried_by_index = retried or {}
-    found = _by_object(records).items()
-    return [
-        _result(plan, i, done, settings, retried_by_index.get(i))
-        for i, done in found
-        if len(done) == shard_counts[i]
-    ]
-
-
-def _by_object(records: Iterable[TaskRecord]) -> dict[int, list[ShardRecord]]:
-    """Return the finished shards of every object, in order."""
-    shards = sorted((s for r in records for s in r.shards), key=lambda s: (s.index, s.number))
-    return {index: list(group) for index, group in groupby(shards, key=lambda s: s.index)}
-
-
-def _result(
-    plan: TransformPlan,
-    index: int,
-    shards: Sequence[ShardRecord],
-    settings: RunSettings,
-    retried: RetriedObject | None,
-) -> ObjectResult:
-    counts = _counts_of(shards)
-    out_bytes = sum(s.out_bytes for s in shards) - sum(repeated_bytes(shards))
-    failures = _failures_of(shards)
-    if retried is not None:
-        counts = counts.plus(Counts(0, retried.rows, -retried.rows, 0))
-        out_bytes, failures = retried.out_bytes, Counter(retried.failures)
-    failed = bool(counts.rows_failed or counts.objects_broken)
-    planned = plan.objects[index]
-    suppressed = failed and settings.failures.on_error == "object"
-    return ObjectResult(planned.info.uri, planned.output, counts, out_bytes, dict(failures), suppressed)
-
-
-def _counts_of(shards: Sequence[ShardRecord]) -> Counts:
-    """Return the counts of one object's shards. Several broken shards are one broken object."""
-    counts = sum_counts(s.counts for s in shards)
-    return replace(counts, objects_broken=1) if len(shards) > 1 and counts.objects_broken else counts
-
-
-def _failures_of(shards: Sequence[ShardRecord]) -> Counter[str]:
-    """Return the numbers of failed records of the shards, by reason."""
-    failures = Counter[str]()
-    for shard in shards:
-        if shard.failures:
-            failures.update(shard.failures)
-    return failures
-
-
-def sum_counts(counts: Iterable[Counts]) -> Counts:
-    """Return the sum of the counts."""
-    total = Counts()
-    for one in counts:
-        total = total.plus(one)
-    return total
 
 
 def make_report(
     *,
+    kind: RunKind,
     status: Status,
     source: str,
     output: str,
     model: str,
-    plan: TransformPlan,
-    records: Sequence[TaskRecord],
-    results: Sequence[ObjectResult],
+    objects: int,
+    totals: RunTotals,
     progress: RunProgress,
     statistics: PredictorStatistics,
     elapsed_s: float,
     cpu_s: float,
     peak_memory_mb: float,
     resumed: bool,
-    destination_region: str | None = None,
-    retried: Mapping[int, RetriedObject] | None = None,
-) -> TransformReport:
-    """Return the report from the ledger's records and this run's figures.
-
-    `results` are the `object_results` of the records.
-    """
-    by_object, retried_by_index = _by_object(records), retried or {}
-    gained = sum(r.rows for r in retried_by_index.values())
-    total = sum_counts(map(_counts_of, by_object.values())).plus(Counts(0, gained, -gained, 0))
-    failures = Counter[str]()
-    for index, shards in by_object.items():
-        failures.update(
-            retried_by_index[index].failures if index in retried_by_index else _failures_of(shards)
-        )
+) -> Report:
+    """Return the report of the ledger's totals and this process's figures."""
+    results, counts = totals.objects, totals.counts
     suppressed_rows = sum(r.counts.rows_out for r in results if r.suppressed)
-    worst = sorted((r for r in results if r.counts.rows_failed or r.counts.objects_broken), key=_severity)
+    worst = sorted((r for r in results if r.counts.has_failures), key=_severity)
     rows = progress.records - progress.records_before
-    return TransformReport(
+    return Report(
+        kind=kind,
         status=status,
         source=source,
         output=output,
         model=model,
-        objects=len(plan.objects),
-        objects_done=len(results),
+        objects=objects,
+        objects_done=totals.objects_done,
         objects_with_failures=len(worst),
-        objects_broken=total.objects_broken,
+        objects_broken=counts.objects_broken,
         objects_suppressed=sum(r.suppressed for r in results),
-        records_in=total.records_in,
-        rows_out=total.rows_out - suppressed_rows,
-        rows_failed=total.rows_failed,
+        records_in=counts.records_in,
+        rows_out=counts.rows_out - suppressed_rows,
+        rows_failed=counts.rows_failed,
         rows_suppressed=suppressed_rows,
-        out_bytes=sum(r.out_bytes for r in results if not r.suppressed),
+        parts=totals.parts,
+        out_bytes=totals.out_bytes,
         bytes_read=progress.bytes_read,
-        tasks=len(records),
+        tasks=totals.tasks,
         elapsed_s=round(elapsed_s, 3),
         rows_per_s=round(rows / elapsed_s, 1) if elapsed_s > 0 else 0.0,
         cpu_s=round(cpu_s, 3),
@@ -336,14 +283,14 @@ def make_report(
         model_calls=statistics.calls,
         retries=statistics.retries,
         batches_closed_by={reason.value: count for reason, count in sorted(progress.closed_by.items())},
-        failures=dict(failures.most_common()),
+        failures=dict(totals.failures),
         failed_objects=[_failed_object_json(r) for r in worst[:_WORST_MAX]],
         bytes_across_regions=[
-            {"from": c.from_region, "to": c.to_region, "bytes": c.nbytes}
-            for c in region_transfers(plan, records, destination_region)
+            {"from": c.from_region, "to": c.to_region, "bytes": c.nbytes} for c in totals.transfers
         ],
-        tasks_left=tasks_left(plan, records),
+        tasks_left=dict(totals.tasks_left),
         resumed=resumed,
+        records_replayed=progress.records_replayed,
     )
 
 

@@ -1,10 +1,10 @@
-"""``retry-failed``: retry the failed records of a finished transform and merge them into its outputs.
+"""``retry-failed``: retry the failed records of a finished run and merge them into its outputs.
 
-Input: a destination and a predictor. Output: merged outputs, ``KEY.out.failed`` with the records
-that still fail, updated counts and a new report.
+Input: a destination and a predictor. Output: merged outputs, files of the records that still fail,
+updated counts and a new report.
 
-Most records are retried one by one. Some objects are scored again as a whole: broken objects,
-objects whose output was suppressed, and tables (Parquet, Arrow), which cannot be merged.
+Most records are retried one by one. Some objects of a transform are scored again as a whole: broken
+objects, objects whose output was suppressed, and tables (Parquet, Arrow), which cannot be merged.
 """
 
 import logging
@@ -12,6 +12,7 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Final
 
 import orjson
@@ -29,29 +30,31 @@ from headrace.core.errors import (
 from headrace.core.predictor import Predictor
 from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, read_failed_records
-from headrace.runs.encoders import Encoders, resolve_format
+from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
 from headrace.runs.items import ScoredBatch, selected_rows
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import Mapper
 from headrace.runs.merge import Outcome, RecoveredRecord, ordered_outcomes, write_merged
 from headrace.runs.observation import RunObservation
 from headrace.runs.page import PAGE_NAME, report_page
-from headrace.runs.plan import TransformPlan, cut_tasks
 from headrace.runs.progress import RunProgress
 from headrace.runs.reasons import count_reason
-from headrace.runs.records import RetriedObject
-from headrace.runs.report import REPORT_NAME, TransformReport, make_report, object_results
+from headrace.runs.records import RetriedOutput
+from headrace.runs.report import REPORT_NAME, Report, make_report
+from headrace.runs.retried_run import RetriedRun
+from headrace.runs.retry_ledger import RetryLedger
 from headrace.runs.retry_source import (
     ObjectFailures,
+    OutputFailures,
     RetrySource,
     needs_object,
     select_retryable,
     select_rows,
 )
 from headrace.runs.retry_whole import current_info, redo_objects, select_objects_to_redo
-from headrace.runs.settings import TABLES, RunSettings, settings_from_identity
-from headrace.runs.task_run import TransformWork
+from headrace.runs.settings import RunSettings
+from headrace.runs.task_run import TaskWork
 from headrace.runs.usage import cpu_s, peak_memory_mb
 from headrace.storage.draft import open_draft
 from headrace.storage.resolve import Stores
@@ -59,7 +62,7 @@ from headrace.storage.resolve import Stores
 _log = logging.getLogger("headrace.runs")
 
 FAILED_BYTES_MAX: Final = 256 << 20
-"""The maximal size of one object's failed records, which are held in memory."""
+"""The maximal size of one output's failed records, which are held in memory."""
 _ROUND_BYTES: Final = 32 << 20
 """The approximate size of failed records that are retried together."""
 
@@ -67,7 +70,7 @@ _ROUND_BYTES: Final = 32 << 20
 class FailedRecordsRetry:
     """The retry of one destination's failed records. Used by one thread; `execute` is called once.
 
-    The predictor must be started. A page of the transform is written again if a count changed; with
+    The predictor must be started. A page of the run is written again if a count changed; with
     `write_page`, a page is written in any case.
     """
 
@@ -93,40 +96,41 @@ class FailedRecordsRetry:
         self._write_page_always = write_page
         self._observation: RunObservation | None = None
         self._clock = clock or SystemClock()
-        self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
+        self._ledger = Ledger(stores.for_uri(self.destination), self.destination)
+        self._records = RetryLedger(self._ledger)
         self._attempt = uuid.uuid4().hex[:12]
-        self._retried: dict[int, RetriedObject] = {}
+        self._retried: dict[int, RetriedOutput] = {}
         self._begin_bytes: dict[int, int] = {}
 
-    def execute(self) -> TransformReport:
+    def execute(self) -> Report:
         """Retry the records, merge the results and write a new report.
 
-        Raises ConfigError if the destination has no transform, LedgerError if its transform is not
-        finished, ResumeRefusedError for another model, LimitError for an object with too many
-        failed records, and storage and model errors. Results that were merged before an error stay.
+        Raises ConfigError if the destination has no run, or one whose output cannot be changed,
+        LedgerError if its run is not finished, ResumeRefusedError for another model, LimitError for
+        an output with too many failed records, and storage and model errors. Results that were
+        merged before an error stay.
 
-        An object that must be read again but is missing or changed is skipped. A broken object is
-        read in its present version.
+        An object that must be read again but is missing or changed is skipped. A broken object of a
+        transform is read in its present version; those of a stream stay broken.
         """
         identity = finished_identity(self._ledger)
         self._check_model(identity)
-        settings = settings_from_identity(identity["settings"], per_object=True)
-        plan = self._plan(settings)
+        run = RetriedRun(self._ledger, self._records, identity)
+        run.check()
         began, cpu_before_s = self._clock.now(), cpu_s()
         if self._write_page_always or self._has_page():
             self._observation = RunObservation(began)
-        self._retried = self._ledger.retried_objects()
+        self._retried = self._records.retried()
         for retried in list(self._retried.values()):
             # A killed process may have committed the merge without publishing it.
-            self._publish(plan, retried)
-        learned = self._ledger.learned() or {}
-        failed = self._failed_objects(plan)
-        plan, whole = self._redo_objects(plan, settings, learned, set(failed))
-        self._begin_bytes = self._read_begin_bytes()
-        by_themselves = {index: nbytes for index, nbytes in failed.items() if index not in whole}
-        for some in _rounds(self._records(plan, by_themselves, settings)):
-            self._retry(plan, settings, learned, some)
-        return self._report(identity, plan, settings, self._clock.now() - began, cpu_s() - cpu_before_s)
+            self._records.publish(retried, *run.names(retried.number))
+        failed = run.failed_outputs()
+        whole = self._redo_objects(run, set(failed)) if run.settings.per_object else set[int]()
+        self._begin_bytes = run.begin_bytes()
+        by_themselves = {number: nbytes for number, nbytes in failed.items() if number not in whole}
+        for some in _rounds(self._failures(run, by_themselves)):
+            self._retry(run, some)
+        return self._report(run, self._clock.now() - began, cpu_s() - cpu_before_s)
 
     def _has_page(self) -> bool:
         try:
@@ -143,118 +147,79 @@ class FailedRecordsRetry:
             f"{self._model_identity}: predictions of both would be mixed. Add --other-model to accept that"
         )
 
-    def _plan(self, settings: RunSettings) -> TransformPlan:
-        """Return the plan with its original tasks and the present versions of the objects."""
-        planned = tuple(self._ledger.objects())
-        tasks, renewed = cut_tasks(planned, settings), self._ledger.new_infos()
-        objects = (replace(o, info=renewed.get(i, o.info)) for i, o in enumerate(planned))
-        return TransformPlan(tuple(objects), tasks)
-
     # What failed
 
-    def _failed_objects(self, plan: TransformPlan) -> dict[int, int]:
-        """Return the sizes of the files of failed records, by object index."""
-        found = self._ledger.store.list(self.destination)
-        sizes = {i.uri: i.size_bytes or 0 for i in found if i.uri.endswith(".failed")}
-        uris = ((index, self.destination + planned.failed) for index, planned in enumerate(plan.objects))
-        return {index: sizes[uri] for index, uri in uris if uri in sizes}
+    def _failures(self, run: RetriedRun, failed: Mapping[int, int]) -> Iterator[OutputFailures]:
+        """Yield the outputs with records to retry one by one."""
+        infos = {planned.info.uri: planned.info for planned in run.plan.objects}
+        for number, nbytes in failed.items():
+            records = self._read(self.destination + run.names(number)[1], nbytes)
+            groups = groupby(records, key=lambda record: record.failure.position.object)
+            objects = (select_retryable(infos[uri], list(group)) for uri, group in groups)
+            found = OutputFailures(number, tuple(self._without_lost(one, run.settings) for one in objects))
+            if any(one.retryable for one in found.objects):
+                yield found
 
-    def _redoes_all(self, settings: RunSettings, learned: Mapping[str, Any]) -> bool:
-        """Return True if every object with a failure is scored again as a whole."""
-        kind = learned.get("format")
-        is_table = resolve_format(settings, kind if isinstance(kind, str) else None) in TABLES
-        return is_table or settings.failures.on_error == "object"
-
-    def _broken_objects(self) -> set[int]:
-        shards = (s for record in self._ledger.tasks().values() for s in record.shards)
-        return {s.index for s in shards if s.counts.objects_broken}
-
-    def _read_begin_bytes(self) -> dict[int, int]:
-        """Return the number of bytes before the first record of each output, if there are any."""
-        shards = sorted(
-            (s for record in self._ledger.tasks().values() for s in record.shards),
-            key=lambda s: (s.index, s.number),
-        )
-        return {s.index: s.begin_bytes for s in reversed(shards) if s.begin_bytes}
-
-    def _records(
-        self, plan: TransformPlan, failed: Mapping[int, int], settings: RunSettings
-    ) -> Iterator[ObjectFailures]:
-        """Yield the records to retry one by one, by object."""
-        for index, nbytes in failed.items():
-            planned = plan.objects[index]
-            retried = select_retryable(
-                index, planned.info, self._read(self.destination + planned.failed, nbytes)
-            )
-            if not retried.retryable:
-                continue
-            if (
-                needs_object(retried, settings.read)
-                and current_info(self._stores, planned.info) is not planned.info
-            ):
-                _log.warning(
-                    "%s is missing or has changed: its failed records are not retried", planned.info.uri
-                )
-                continue
-            yield retried
+    def _without_lost(self, failures: ObjectFailures, settings: RunSettings) -> ObjectFailures:
+        """Return the failures without retryable records if their object is needed, but lost."""
+        info = failures.info
+        if not failures.retryable or not needs_object(failures, settings.read):
+            return failures
+        if current_info(self._stores, info) is info:
+            return failures
+        _log.warning("%s is missing or has changed: its failed records are not retried", info.uri)
+        return replace(failures, retryable=())
 
     def _read(self, uri: str, nbytes: int) -> list[FailedRecord]:
         if nbytes > FAILED_BYTES_MAX:
             raise LimitError(
                 f"{uri} holds more than {FAILED_BYTES_MAX >> 20} MiB of failed records: find the cause, "
-                "then transform again with --overwrite"
+                "then run again with --overwrite"
             )
         return list(read_failed_records(self._ledger.store.get(uri).splitlines()))
 
     # Whole objects
 
-    def _redo_objects(
-        self, plan: TransformPlan, settings: RunSettings, learned: Mapping[str, Any], failed: set[int]
-    ) -> tuple[TransformPlan, set[int]]:
-        """Score objects again as a whole.
-
-        Return the updated plan, and the objects whose records are not retried.
-        """
-        begun, is_broken = self._ledger.objects_to_redo(), self._broken_objects()
-        wanted = failed if self._redoes_all(settings, learned) else failed & is_broken
+    def _redo_objects(self, run: RetriedRun, failed: set[int]) -> set[int]:
+        """Score objects again as a whole. Return the objects whose records are not retried."""
+        begun, is_broken = self._records.objects_to_redo(), run.broken_objects()
+        wanted = failed if run.redoes_all else failed & is_broken
         # An interrupted redo may have mixed outputs of both runs: it is repeated even without
         # failures.
         wanted = wanted | begun
-        found, plan = select_objects_to_redo(self._ledger, plan, self._stores, wanted, is_broken | begun)
+        found, run.plan = select_objects_to_redo(
+            self._records, run.plan, self._stores, wanted, is_broken | begun
+        )
         if begun - found:
-            uri = plan.objects[min(begun - found)].info.uri
+            uri = run.plan.objects[min(begun - found)].info.uri
             raise LedgerError(
                 f"{uri} is missing or has changed, but a killed process had begun to score it again: "
                 "restore it, or transform again with --overwrite"
             )
         if found:
-            work = TransformWork(
-                plan=plan,
-                settings=settings,
+            work = TaskWork(
+                plan=run.plan,
+                settings=run.settings,
                 stores=self._stores,
                 ledger=self._ledger,
-                learned=learned,
+                learned=run.learned,
                 progress=self.progress,
                 clock=self._clock,
                 observation=self._observation,
                 replaces=True,
             )
             redo_objects(work, self._predictor, found)
-            self._retried = self._ledger.retried_objects()
-        return plan, wanted
+            self._retried = self._records.retried()
+        return wanted
 
     # Records by themselves
 
-    def _retry(
-        self,
-        plan: TransformPlan,
-        settings: RunSettings,
-        learned: Mapping[str, Any],
-        objects: Sequence[ObjectFailures],
-    ) -> None:
-        """Call the model for failed records of some objects, and merge the predictions."""
-        mapper = Mapper(self._predictor.metadata, settings.mapping, settings.read, learned)
+    def _retry(self, run: RetriedRun, outputs: Sequence[OutputFailures]) -> None:
+        """Call the model for failed records of some outputs, and merge the predictions."""
+        settings = run.settings
+        mapper = Mapper(self._predictor.metadata, settings.mapping, settings.read, run.learned)
         encoders = Encoders(settings, mapper)
+        objects = [one for output in outputs for one in output.objects]
         source = RetrySource(objects, self._stores, settings.read)
         flow = Flow(source, mapper, self._predictor, settings.flow, progress=self.progress, clock=self._clock)
         recovered: defaultdict[int, list[RecoveredRecord]] = defaultdict(list)
@@ -274,34 +239,40 @@ class FailedRecordsRetry:
         # Its position is an index into the retryable records; the remaining failures have true
         # ones.
         self.progress.first_failure = None
-        for number, retried in enumerate(objects):
-            outcomes = ordered_outcomes(retried, recovered[number], failed[number])
-            self._merge(plan, retried, outcomes, headers.get(number, b""))
+        first = 0
+        for output in outputs:
+            numbers = range(first, first + len(output.objects))
+            first = numbers.stop
+            outcomes = [
+                outcome
+                for number in numbers
+                for outcome in ordered_outcomes(objects[number], recovered[number], failed[number])
+            ]
+            header = next((headers[number] for number in numbers if number in headers), b"")
+            self._merge(run, output.number, outcomes, header)
 
-    def _merge(
-        self, plan: TransformPlan, retried: ObjectFailures, outcomes: Sequence[Outcome], header: bytes
-    ) -> None:
+    def _merge(self, run: RetriedRun, number: int, outcomes: Sequence[Outcome], header: bytes) -> None:
         gained = [o for o in outcomes if isinstance(o, RecoveredRecord)]
         left = [o for o in outcomes if isinstance(o, FailedRecord)]
-        planned, store = plan.objects[retried.index], self._ledger.store
-        name = f"retry-{retried.index:05d}-{self._attempt}"
+        names, store = run.names(number), self._ledger.store
+        name = f"retry-{number:05d}-{self._attempt}"
         out = open_draft(store, self._ledger.draft_uri(f"{name}.out"))
         failed = open_draft(store, self._ledger.draft_uri(f"{name}.failed"))
-        before = self._retried.get(retried.index)
+        before = self._retried.get(number)
         begin_bytes = write_merged(
             store,
-            self.destination + planned.output,
+            self.destination + names[0],
             outcomes,
             out,
             failed,
             header=header,
-            begin_bytes=before.begin_bytes if before else self._begin_bytes.get(retried.index, 0),
+            begin_bytes=before.begin_bytes if before else self._begin_bytes.get(number, 0),
         )
         reasons = Counter[str]()
         for outcome in left:
             count_reason(reasons, outcome.failure)
-        record = RetriedObject(
-            index=retried.index,
+        record = RetriedOutput(
+            number=number,
             rows=len(gained) + (before.rows if before else 0),
             out_bytes=out.nbytes,
             failures=dict(reasons),
@@ -312,89 +283,74 @@ class FailedRecordsRetry:
         out.close()
         failed.close()
         # From here on both drafts are published, by this process or by the next.
-        self._ledger.commit_retried(record)
-        self._retried[record.index] = record
-        self._publish(plan, record)
-
-    def _publish(self, plan: TransformPlan, record: RetriedObject) -> None:
-        """Publish the output of a merge, unless that is done."""
-        self._ledger.publish_retried(record, plan.objects[record.index])
+        self._records.commit(record)
+        self._retried[number] = record
+        self._records.publish(record, *names)
 
     # The end
 
-    def _report(
-        self,
-        identity: Mapping[str, Any],
-        plan: TransformPlan,
-        settings: RunSettings,
-        elapsed_s: float,
-        cpu_used_s: float,
-    ) -> TransformReport:
-        tasks = [record for _, record in sorted(self._ledger.tasks().items())]
-        retried = self._ledger.retried_objects()
-        results = object_results(plan, tasks, settings, retried)
+    def _report(self, run: RetriedRun, elapsed_s: float, cpu_used_s: float) -> Report:
+        totals = run.totals()
         report = make_report(
-            status="failed" if any(r.suppressed for r in results) else "complete",
-            source=str(identity["source"]),
+            kind=run.kind,
+            status="failed" if any(r.suppressed for r in totals.objects) else "complete",
+            source=str(run.identity["source"]),
             output=self.destination,
             model=self._predictor.metadata.name,
-            plan=plan,
-            records=tasks,
-            retried=retried,
-            results=results,
+            objects=len(run.plan.objects),
+            totals=totals,
             progress=self.progress,
             statistics=self._predictor.statistics(),
             elapsed_s=elapsed_s,
             cpu_s=cpu_used_s,
             peak_memory_mb=peak_memory_mb(),
             resumed=True,
-            destination_region=identity.get("destination_region"),
         )
         text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
         self._ledger.publish(REPORT_NAME, text)
-        self._write_page(report, settings)
-        self._ledger.finish(report.to_record())
+        self._write_page(report, run.settings)
+        self._ledger.finish(report.to_json())
         _log.info("failed records retried", extra={"rows_failed": report.rows_failed})
         return report
 
-    def _write_page(self, report: TransformReport, settings: RunSettings) -> None:
+    def _write_page(self, report: Report, settings: RunSettings) -> None:
         """Write the page, unless the existing one has the same counts and the plots of a longer run."""
         if self._observation is None:
             return
-        earlier = TransformReport.from_json(self._ledger.final_report() or report.to_record())
+        earlier = Report.from_json(self._ledger.final_report() or report.to_json())
         if self._write_page_always or _counts_of(earlier) != _counts_of(report):
             page = report_page(report, self._observation, settings=settings)
             self._ledger.publish(PAGE_NAME, page)
             self.page = self.destination + PAGE_NAME
 
 
-def _counts_of(report: TransformReport) -> tuple[Any, ...]:
+def _counts_of(report: Report) -> tuple[Any, ...]:
     return report.records_in, report.rows_out, report.out_bytes, report.failures, report.failed_objects
 
 
-def finished_identity(ledger: TransformLedger) -> Mapping[str, Any]:
-    """Return the identity of the finished transform at a destination.
+def finished_identity(ledger: Ledger) -> Mapping[str, Any]:
+    """Return the identity of the finished run at a destination.
 
-    Raises ConfigError if there is no transform, LedgerError if it is not finished.
+    Raises ConfigError if there is no run, LedgerError if it is not finished.
     """
     identity = ledger.identity()
     if identity is None:
-        raise ConfigError(f"{ledger.destination}: there is no transform: check the destination")
+        raise ConfigError(f"{ledger.destination}: there is no run: check the destination")
     if ledger.final_report() is None:
         raise LedgerError(
-            f"{ledger.destination}: the transform is not finished: finish it with "
-            "headrace transform … --resume, then retry its failed records"
+            f"{ledger.destination}: the {identity['kind']} is not finished: finish it with "
+            f"headrace {identity['kind']} … --resume, then retry its failed records"
         )
     return identity
 
 
-def _rounds(records: Iterable[ObjectFailures]) -> Iterator[list[ObjectFailures]]:
-    """Yield groups of objects with about _ROUND_BYTES of failed records."""
-    some: list[ObjectFailures] = []
+def _rounds(outputs: Iterable[OutputFailures]) -> Iterator[list[OutputFailures]]:
+    """Yield groups of outputs with about _ROUND_BYTES of failed records."""
+    some: list[OutputFailures] = []
     held = 0
-    for retried in records:
-        some.append(retried)
-        held += sum(len(f.failure.raw) for f in retried.records)
+    for output in outputs:
+        some.append(output)
+        held += output.nbytes
         if held >= _ROUND_BYTES:
             yield some
             some, held = [], 0

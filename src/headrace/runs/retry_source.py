@@ -28,18 +28,30 @@ _RECORDS_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ObjectFailures:
-    """An object's failed records in its order; those in `retryable` are retried."""
+    """An object's failed records in one output, in order; those in `retryable` are retried."""
 
-    index: int
     info: ObjectInfo
     records: tuple[FailedRecord, ...]
     retryable: tuple[FailedRecord, ...]
 
 
-def select_retryable(index: int, info: ObjectInfo, failed: Sequence[FailedRecord]) -> ObjectFailures:
+@dataclass(frozen=True, slots=True)
+class OutputFailures:
+    """The failed records of an output, by object in the order of the source."""
+
+    number: int
+    objects: tuple[ObjectFailures, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the records."""
+        return sum(len(f.failure.raw) for one in self.objects for f in one.records)
+
+
+def select_retryable(info: ObjectInfo, failed: Sequence[FailedRecord]) -> ObjectFailures:
     """Select the failed records that could succeed: all except those with an invalid format."""
     retryable = tuple(f for f in failed if f.failure.kind in (FailureKind.DECODE, FailureKind.MODEL))
-    return ObjectFailures(index, info, tuple(failed), retryable)
+    return ObjectFailures(info, tuple(failed), retryable)
 
 
 def needs_object(object_failures: ObjectFailures, read: ReadOptions) -> bool:
@@ -72,6 +84,11 @@ class RetrySource(BlockSource):
         self._read = read
         self.bytes_read = 0
         self.objects_read = 0
+
+    @property
+    @override
+    def reading(self) -> str:
+        return ""
 
     @override
     def close(self) -> None:

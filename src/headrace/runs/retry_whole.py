@@ -12,10 +12,11 @@ from dataclasses import replace
 from headrace.core.errors import NotFoundError
 from headrace.core.predictor import Predictor
 from headrace.runs.assembler import Assembler
-from headrace.runs.ledger import TransformLedger
-from headrace.runs.plan import Task, TransformPlan
+from headrace.runs.ledger import Ledger
+from headrace.runs.plan import Plan, Task
 from headrace.runs.records import TaskCheckpoint, TaskRecord
-from headrace.runs.task_run import TaskRun, TransformWork
+from headrace.runs.retry_ledger import RetryLedger
+from headrace.runs.task_run import TaskRun, TaskWork
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -33,12 +34,12 @@ def current_info(stores: Stores, info: ObjectInfo) -> ObjectInfo | None:
 
 
 def select_objects_to_redo(
-    ledger: TransformLedger,
-    plan: TransformPlan,
+    records: RetryLedger,
+    plan: Plan,
     stores: Stores,
     wanted: Collection[int],
     broken: Collection[int],
-) -> tuple[set[int], TransformPlan]:
+) -> tuple[set[int], Plan]:
     """Return the `wanted` objects that can be scored again, and the plan with their present versions.
 
     A `broken` object may have been repaired, so its present version is used. If it is read in
@@ -56,7 +57,7 @@ def select_objects_to_redo(
         elif current is info:
             found.add(index)
         elif index in broken and (index not in ranges or current.size_bytes == info.size_bytes):
-            ledger.save_new_info(index, current)
+            records.save_new_info(index, current)
             objects[index] = replace(objects[index], info=current)
             found.add(index)
         else:
@@ -65,18 +66,18 @@ def select_objects_to_redo(
                 "--overwrite",
                 info.uri,
             )
-    return found, TransformPlan(tuple(objects), plan.tasks)
+    return found, Plan(tuple(objects), plan.tasks)
 
 
-def redo_objects(work: TransformWork, predictor: Predictor, indices: Collection[int]) -> None:
+def redo_objects(work: TaskWork, predictor: Predictor, indices: Collection[int]) -> None:
     """Score the objects again.
 
     `work` must have `replaces` set, and a plan with the versions to read.
     """
-    ledger, plan = work.ledger, work.plan
-    ledger.begin_redo(indices)
+    ledger, plan, records = work.ledger, work.plan, RetryLedger(work.ledger)
+    records.begin_redo(indices)
     for index in indices:
-        ledger.reset_object(index)
+        records.reset_output(index)
     done = ledger.tasks()
     tasks = [task for task in plan.tasks if any(s.index in indices for s in task.shards)]
     done_records = [record for record in done.values() if not any(s.index in indices for s in record.shards)]
@@ -89,7 +90,7 @@ def redo_objects(work: TransformWork, predictor: Predictor, indices: Collection[
         TaskRun(work, redone, predictor, range_starts=dict(misplaced.values())).execute()
     for index in _without_failures(ledger, indices):
         ledger.store.delete(ledger.destination + plan.objects[index].failed)
-    ledger.end_redo()
+    records.end_redo()
 
 
 def _cut_tasks_to(
@@ -109,7 +110,7 @@ def _cut_tasks_to(
     return cut, checkpoints
 
 
-def _without_failures(ledger: TransformLedger, indices: Collection[int]) -> set[int]:
+def _without_failures(ledger: Ledger, indices: Collection[int]) -> set[int]:
     shards = [s for record in ledger.tasks().values() for s in record.shards]
     failed = {s.index for s in shards if s.counts.rows_failed or s.counts.objects_broken}
     return set(indices) - failed

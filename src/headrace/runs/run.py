@@ -1,48 +1,44 @@
-"""Run a transform: one predictions file for each object of a source, resumable at any point.
+"""A run: from a source to published predictions, resumable at any point.
 
-Input: a source, a destination and a started runner. Output: predictions, failed records, a ledger
-and a report.
+Input: a source, a destination, and a started predictor or runner. Output: predictions, failed
+records, a ledger, a report and a page.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import orjson
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
-    CountMismatchError,
+    ConfigError,
+    EmptySourceError,
     HeadraceError,
     LedgerError,
     OutputExistsError,
-    ResumeRefusedError,
-    TooManyFailuresError,
 )
-from headrace.core.predictor import PredictorStatistics
-from headrace.runs.assembler import Assembler
+from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.runs.items import ScoredBatch
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger, RunKind
+from headrace.runs.objects import notice_objects, select_typed_objects, source_covers
 from headrace.runs.observation import RunObservation
 from headrace.runs.page import PAGE_NAME, report_page
-from headrace.runs.part_ledger import LEDGER_FOLDER
-from headrace.runs.plan import PlannedObject, TransformPlan, cut_tasks, make_plan, no_region
-from headrace.runs.probe import learn
-from headrace.runs.progress import RunProgress
-from headrace.runs.records import TaskCheckpoint, TaskRecord
-from headrace.runs.report import (
-    REPORT_NAME,
-    ObjectResult,
-    Status,
-    TransformReport,
-    make_report,
-    object_results,
-    sum_counts,
+from headrace.runs.part_scoring import PartScoring
+from headrace.runs.plan import (
+    Plan,
+    no_region,
+    select_infos,
 )
-from headrace.runs.runner import Runner
-from headrace.runs.settings import SHARE_ROWS_MIN, RunSettings
-from headrace.runs.task_run import TransformWork
+from headrace.runs.progress import RunProgress
+from headrace.runs.report import REPORT_NAME, Report, Status, make_report
+from headrace.runs.run_plan import RunPlan
+from headrace.runs.runner import InProcessRunner, Runner
+from headrace.runs.scoring import RunContext, Scoring
+from headrace.runs.settings import RunSettings
+from headrace.runs.task_scoring import TaskScoring
 from headrace.runs.usage import cpu_s, peak_memory_mb
+from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.runs")
@@ -50,25 +46,30 @@ _log = logging.getLogger("headrace.runs")
 IfExists = Literal["refuse", "resume", "overwrite"]
 
 
-class Transform:
-    """The transform of one source to one destination.
+class Run:
+    """The run of one source to one destination: a stream or a transform, as its settings say.
 
-    Used by one thread; any thread may call `drain`.
+    One thread uses it; any thread or signal handler may call `drain`. `execute` scores the objects
+    that the source has at that moment. Alternatively, `append` and `append_notice` score objects as
+    they arrive (a watched prefix, event notifications); each call adds to the same output. An
+    object is scored once however often it is named, also by another process that resumes the
+    destination. After an error, the next call continues from the last commit.
 
-    `execute` is called once. After an error or a drain, finished work stays, and another transform
-    can resume it. With an `observation`, an HTML page (``_report.html``) is written at the end,
-    also after an error.
+    With a `predictor`, a stream writes its parts in the order of the source, and a transform runs
+    its tasks in this process. With a `runner`, both run by tasks. With an `observation`, a page
+    (``_report.html``) is written at the end, also after an error.
 
     Args:
         source: An object, a prefix, a glob or a manifest, or several of them.
         destination: The folder of the outputs.
         stores: The object stores.
-        runner: The started runner of the tasks.
         settings: The settings that shape the output.
         model_identity: The fingerprint of the model; a resumption must have the same.
-        if_exists: The action for an existing transform at the destination.
-        model_reference: The name and options of the model, to open it again.
-        clock: The clock of elapsed times.
+        predictor: The predictor, started before the first call.
+        runner: The runner of the tasks, started before the first call, instead of a predictor.
+        if_exists: The action for an existing run at the destination.
+        model_reference: The name and options of the model, to open it again for a retry.
+        clock: The clock of elapsed times and checkpoints.
         observation: The observation of all batches.
         region_of: A function from an object's URI to its region.
     """
@@ -79,9 +80,10 @@ class Transform:
         destination: str,
         *,
         stores: Stores,
-        runner: Runner,
         settings: RunSettings,
         model_identity: str,
+        predictor: Predictor | None = None,
+        runner: Runner | None = None,
         if_exists: IfExists = "refuse",
         model_reference: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
@@ -91,320 +93,285 @@ class Transform:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
         self.progress = RunProgress()
-        self.plan: TransformPlan | None = None
-        """The plan; set once `execute` has listed the source."""
+        self.plan: Plan | None = None
+        """The plan; set once the source is listed."""
         self.page: str | None = None
         """The URI of the page; set once the page is written."""
         self._stores = stores
-        self._runner = runner
         self._settings = settings
         self._model_identity = model_identity
         self._if_exists: IfExists = if_exists
         self._model_reference = dict(model_reference or {})
-        """The name and options of the model, for a later retry."""
         self._clock = clock or SystemClock()
         self._observation = observation
         self._region_of = region_of
-        """A function from an object's URI to its region."""
-        self._drained = False
-        self._ledger = TransformLedger(stores.for_uri(self.destination), self.destination)
-        self._records: dict[int, TaskRecord] = {}
+        self._ledger = Ledger(stores.for_uri(self.destination), self.destination)
+        self._objects = RunPlan(source, self._ledger, settings, region_of)
+        self._finished = 0
+        """The number of objects that were in the plan when the run was last complete."""
         self._resumed = False
+        self._appending = False
+        self._draining = False
+        context = RunContext(
+            stores=stores,
+            ledger=self._ledger,
+            settings=settings,
+            progress=self.progress,
+            clock=self._clock,
+            on_batch=self._check_failures_so_far,
+            observation=observation,
+        )
+        self._scoring = _make_scoring(context, predictor, runner)
+
+    def select(self) -> list[ObjectInfo]:
+        """Return the objects that the source has now. The errors are those of `select_objects`."""
+        return select_typed_objects(self.source, self._stores, self._settings.data_type)
+
+    @property
+    def kind(self) -> RunKind:
+        """The preset of the run."""
+        return "transform" if self._settings.per_object else "stream"
+
+    def execute(self) -> Report:
+        """Score the source and publish the output. Return when everything is committed.
+
+        Work that was committed before an error or a drain stays and can be resumed.
+
+        Raises:
+            OutputExistsError: The destination has output, and `if_exists` is "refuse".
+            ResumeRefusedError: The destination belongs to another run.
+            EmptySourceError: The source has no objects, or a stream has no records.
+            TooManyFailuresError: More records failed than the settings allow.
+            StorageError: A store failed.
+            ModelError: The model failed.
+        """
+        finished = self._open(lambda: select_infos(self.source, self._stores, self._settings))
+        return finished or self._score()
+
+    def append(self, objects: Iterable[ObjectInfo]) -> Report | None:
+        """Score the objects that this run has not planned yet. Return None without new objects."""
+        self._appending = True
+        if self.plan is None:
+            self._open(list)
+        assert self.plan is not None, "opened"
+        fresh = self._objects.unplanned(objects)
+        if not fresh and self._finished == len(self.plan.objects):
+            return None
+        if fresh:
+            planned = self._objects.prepare(fresh)
+            self._ledger.learn(self._scoring.learn(planned, self._ledger.learned()))
+            self._ledger.reopen()
+            self._objects.add(planned)
+            self.plan = self._scoring.make_plan(self._objects.files)
+        return self._score()
+
+    def append_notice(self, notice: bytes | str | Mapping[str, Any]) -> Report | None:
+        """Score the objects of an event notification, or return None if none of them is new.
+
+        The objects are those that the notification says were created and that the source selects.
+        `notice` is the JSON that S3, MinIO and Ceph send, bare or wrapped by SNS and SQS. A
+        repeated notification changes nothing, also after a restart with the same ledger. Objects
+        outside the source are skipped, such as the output of this run in the same bucket. The
+        errors are those of `execute`.
+
+        Raises:
+            DataError: The format of the notification is unknown.
+        """
+        return self.append(i for i in notice_objects(notice) if source_covers(self.source, i.uri))
 
     def drain(self) -> None:
-        """Start no more work, persist work in progress, and leave a ledger to resume from."""
-        self._drained = True
-        self._runner.drain()
+        """Stop reading, deliver the pending batches, and leave a ledger to resume from."""
+        self._draining = True
+        self._scoring.drain()
+
+    @property
+    def draining(self) -> bool:
+        """True after a call of `drain`."""
+        return self._draining
 
     def statistics(self) -> PredictorStatistics:
         """Return the model's statistics. Any thread may call it."""
-        return self._runner.statistics()
+        return self._scoring.statistics()
 
     def reading(self) -> Sequence[str]:
         """Return the objects that are being read. Any thread may call it."""
-        return self._runner.reading()
+        return self._scoring.reading()
 
-    def execute(self) -> TransformReport:
-        """Run the transform and publish its outputs. Return after everything is committed.
+    @property
+    def _planned(self) -> int:
+        """The number of planned objects."""
+        return len(self.plan.objects) if self.plan else 0
 
-        Raises OutputExistsError, ResumeRefusedError, EmptySourceError, TooManyFailuresError,
-        storage errors and model errors.
-        """
-        finished = self._open()
-        if finished is not None:
-            return finished
+    # Beginning
+
+    def _open(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
+        """Begin or resume the run. Return the report if the run is already finished, else None."""
+        self._scoring.check()
+        found = self._ledger.kind()
+        if found not in (None, self.kind):
+            raise LedgerError(
+                f"{self._ledger.uri('run.json')}: the destination has the output of headrace {found}: choose "
+                "another destination"
+            )
+        if found and self._if_exists == "resume":
+            return self._resume(select)
+        if self._if_exists != "overwrite" and (found or any(self._objects.parts())):
+            raise OutputExistsError(self.destination)
+        # A run that cannot start must neither delete an existing output nor leave files.
+        infos = select()
+        if not self._settings.per_object and self._if_exists == "overwrite":
+            infos = self._objects.without_own_output(infos)
+        planned = self._objects.prepare(infos)
+        learned = self._scoring.learn(planned, {})
+        if self._if_exists == "overwrite":
+            self._objects.delete_output()
+        if learned:
+            self._ledger.learn(learned)
+        self._objects.add(planned)
+        self._ledger.begin(self._identity() | self._more_identity(), self.kind)
+        self.plan = self._scoring.make_plan(self._objects.files)
+        _log.info("run started", extra={"output": self.destination, "objects": len(planned)})
+        return None
+
+    def _identity(self) -> dict[str, Any]:
+        """Return the properties that a resumption must repeat."""
+        return {
+            "source": self.source if isinstance(self.source, str) else list(self.source),
+            "model": self._model_identity,
+            "settings": self._settings.identity(),
+            "mode": self._scoring.mode,
+        }
+
+    def _more_identity(self) -> dict[str, Any]:
+        """Return properties that a resumption or a retry reads."""
+        return {
+            "made_with": self._model_reference,
+            "destination_region": self._region_of(self.destination),
+        }
+
+    def _resume(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
+        self._ledger.check_identity(self._identity(), self.kind)
+        self._resumed = True
+        finished = self._ledger.final_report()
+        self._objects.load()
+        if self._settings.per_object and finished is None and not self._appending:
+            self._objects.check_unchanged(select())
+        self.plan = self._scoring.make_plan(self._objects.files)
+        self._scoring.resume(self.plan, finished=finished is not None)
+        at = {"output": self.destination, "objects": self._planned, "records": self.progress.records}
+        _log.info("run resumed", extra=at)
+        if finished is None:
+            return None
+        self._finished = self._planned
+        return Report.from_json(finished)
+
+    # Scoring
+
+    def _score(self) -> Report:
+        """Score all objects that are not finished, and report."""
+        assert self.plan is not None, "opened before"
         began, cpu_before_s = self._clock.now(), cpu_s()
         if self._observation is not None:
             self._observation.begin(began)
         try:
-            complete = self._run_tasks()
-        except HeadraceError as error:
+            complete = self._scoring.execute(self.plan, appended=self._appending)
+        except BaseException as error:
             self._write_error_page(error, self._clock.now() - began, cpu_s() - cpu_before_s)
+            self._delete_traces()
             raise
         return self._finish(complete, self._clock.now() - began, cpu_s() - cpu_before_s)
 
-    # Beginning
-
-    def _open(self) -> TransformReport | None:
-        """Begin or resume the run. Return the report of a finished run."""
-        begun = self._ledger.identity() is not None
-        if begun and self._if_exists == "resume":
-            return self._resume()
-        if begun and self._if_exists == "refuse":
-            raise OutputExistsError(self.destination)
-        # A run that cannot start must neither delete an existing output nor leave files.
-        self.plan = make_plan(
-            self.source, self.destination, self._stores, self._settings, region_of=self._region_of
-        )
-        learned = learn(self.plan, self._stores, self._settings, self._runner.metadata)
-        if begun:
-            self._delete_output()
-        self._ledger.learn(learned)
-        more = {"made_with": self._model_reference, "destination_region": self._region_of(self.destination)}
-        self._ledger.begin({**self._identity(), **more}, self.plan.objects)
-        _log.info("transform started", extra={"output": self.destination, "objects": len(self.plan.objects)})
-        return None
-
-    def _identity(self) -> Mapping[str, Any]:
-        source = self.source if isinstance(self.source, str) else list(self.source)
-        return {"source": source, "model": self._model_identity, "settings": self._settings.identity()}
-
-    def _resume(self) -> TransformReport | None:
-        self._ledger.check_identity(self._identity())
-        self._resumed = True
-        finished = self._ledger.final_report()
-        if finished is not None:
-            return TransformReport.from_json(finished)
-        objects = tuple(self._ledger.objects())
-        self._check_unchanged(objects)
-        self.plan = TransformPlan(objects, cut_tasks(objects, self._settings))
-        self._records = self._ledger.tasks()
-        for number in self._ledger.remove_lost_tasks(
-            self._records, assembled=self._ledger.assembled_objects()
-        ):
-            del self._records[number]
-        _log.info("transform resumed", extra={"output": self.destination, "tasks_done": len(self._records)})
-        return None
-
-    def _check_unchanged(self, objects: Sequence[PlannedObject]) -> None:
-        """Raise ResumeRefusedError, with the differences, unless the source is unchanged."""
-        now = make_plan(self.source, self.destination, self._stores, self._settings).objects
-        before = {o.info.uri: o.info for o in objects}
-        after = {o.info.uri: o.info for o in now}
-        changed = [f"{uri} is new" for uri in after if uri not in before]
-        changed += [f"{uri} is missing" for uri in before if uri not in after]
-        changed += [
-            f"{uri} has changed"
-            for uri, info in before.items()
-            if uri in after and (after[uri].etag, after[uri].size_bytes) != (info.etag, info.size_bytes)
-        ]
-        if changed:
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            raise ResumeRefusedError(
-                f"{self.destination}: the source has changed since the run started: "
-                f"{'; '.join(changed[:3])}{more}. Restore it, or start again with --overwrite"
-            )
-
-    def _delete_output(self) -> None:
-        """Delete the output of an earlier transform, and nothing else."""
-        store = self._ledger.store
-        self._ledger.abandon()
-        for planned in self._ledger.objects():
-            store.delete(self.destination + planned.output)
-            store.delete(self.destination + planned.failed)
-        store.delete(self.destination + REPORT_NAME)
-        store.delete(self.destination + PAGE_NAME)
-        self._ledger.delete()
-
-    # Doing
-
-    def _run_tasks(self) -> bool:
-        """Run the remaining tasks. Return False if the run was drained before the last one."""
-        assert self.plan is not None, "opened before"
-        assembler = Assembler(self._ledger, self.plan, self._settings, self._records.values())
-        checkpoints = self._ledger.checkpoints() if self._resumed else {}
-        self._begin_progress(self.plan, checkpoints)
-
-        def on_task(record: TaskRecord) -> None:
-            self._records[record.task] = record
-            assembler.add_task(record)
-
-        work = TransformWork(
-            plan=self.plan,
-            settings=self._settings,
-            stores=self._stores,
-            ledger=self._ledger,
-            learned=self._learned(self.plan),
-            progress=self.progress,
-            clock=self._clock,
-            on_task=on_task,
-            on_batch=self._check_failures_so_far,
-            observation=self._observation,
-            run_id=self._ledger.run_id(),
-        )
-        assembler.publish_all()
-        left = [task for task in self.plan.tasks if task.number not in self._records]
-        if left and not self._runner.run(
-            work, left, range_starts=assembler.range_starts(), checkpoints=checkpoints
-        ):
-            return False
-        return self._redo_ranges(work, assembler)
-
-    def _redo_ranges(self, work: TransformWork, assembler: Assembler) -> bool:
-        """Score ranges with a wrong start again, until all are right."""
-        redo_work = TransformWork(
-            plan=work.plan,
-            settings=work.settings,
-            stores=work.stores,
-            ledger=work.ledger,
-            learned=work.learned,
-            on_task=work.on_task,
-            clock=work.clock,
-            replaces=True,
-            run_id=work.run_id,
-        )
-        while misplaced := assembler.ranges_to_redo():
-            _log.info(
-                "ranges scored again: their starts were guessed wrong", extra={"tasks": sorted(misplaced)}
-            )
-            tasks = [work.plan.tasks[number] for number in sorted(misplaced)]
-            if not self._runner.run(redo_work, tasks, range_starts=dict(misplaced.values()), checkpoints={}):
-                return False
-        missing = assembler.unassembled()
-        if missing:
-            raise LedgerError(
-                f"{self.destination}: {len(missing)} objects were not assembled although all tasks are "
-                f"finished; the first is {work.plan.objects[missing[0]].info.uri}. Do not trust this output; "
-                "please report it"
-            )
-        return True
-
-    def _learned(self, plan: TransformPlan) -> dict[str, Any]:
-        """Return the properties of the first records, read once for all workers and resumptions."""
-        learned = self._ledger.learned()
-        if learned is None:
-            learned = learn(plan, self._stores, self._settings, self._runner.metadata)
-            self._ledger.learn(learned)
-        return learned
-
-    def _begin_progress(self, plan: TransformPlan, checkpoints: Mapping[int, TaskCheckpoint]) -> None:
-        progress = self.progress
-        counts = [s.counts for r in self._records.values() for s in r.shards]
-        for checkpoint in (c for c in checkpoints.values() if c.task not in self._records):
-            counts += [checkpoint.counts, *(s.counts for s in checkpoint.done)]
-        total = sum_counts(counts)
-        progress.records = total.records_in
-        progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
-        progress.objects_broken = total.objects_broken
-        progress.objects_total = len(plan.objects)
-        progress.bytes_total = plan.nbytes
-        done = [shard for number in self._records for shard in plan.tasks[number].shards]
-        sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.count for s in done]
-        progress.begin(objects_before=sum(s.ends_object for s in done), bytes_before=sum(sizes))
+    def _delete_traces(self) -> None:
+        """Delete all traces of a run that broke before its first commit."""
+        if self._resumed or self._scoring.has_committed:
+            return
+        try:
+            self._objects.delete_output()
+            self._objects.files, self.plan = [], None
+        except HeadraceError:
+            _log.warning("the traces of the run cannot be deleted", exc_info=True)
 
     def _check_failures_so_far(self, _: ScoredBatch | None) -> None:
-        self._check_failures(self.progress.rows_failed, self.progress.records, at_end=False)
-
-    def _check_failures(self, failed: int, records: int, *, at_end: bool) -> None:
-        """Raise TooManyFailuresError if more records failed than the policy allows."""
-        policy = self._settings.failures
-        most, share = policy.failed_rows_max, policy.failed_share_max
-        if most is not None and failed > most:
-            why = f"{failed:,} records failed, and failed_rows_max is {most:,}"
-        elif share is not None and failed > share * records and (at_end or records >= SHARE_ROWS_MIN):
-            why = f"{failed:,} of {records:,} records failed, and failed_share_max is {share:g}"
-        else:
-            return
-        raise TooManyFailuresError(
-            f"{self.destination}: {why}. Finished work stays; its failed records are in *.failed. "
-            "Continue with --resume and a higher limit"
+        self._settings.failures.check(
+            self.destination, self.progress.rows_failed, self.progress.records, at_end=False
         )
 
     # Ending
 
-    def _finish(self, complete: bool, elapsed_s: float, cpu_used_s: float) -> TransformReport:
-        assert self.plan is not None, "opened before"
-        # Count from the ledger, not from what workers reported.
-        records = [record for _, record in sorted(self._ledger.tasks().items())]
-        results = object_results(self.plan, records, self._settings)
+    def _finish(self, complete: bool, elapsed_s: float, cpu_used_s: float) -> Report:
+        report = self._report(None if complete else self._status_if_stopped, elapsed_s, cpu_used_s)
+        at = {"output": self.destination, "parts": report.parts}
+        counts = {name: getattr(report, name) for name in ("records_in", "rows_out", "rows_failed")}
         if complete:
-            self._check_counts(self.plan, records, len(results))
-            total = sum_counts(s.counts for r in records for s in r.shards)
-            self._check_failures(total.rows_failed, total.records_in, at_end=True)
-        suppressed = any(r.suppressed for r in results)
-        cut_short: Status = "drained" if self._drained else "partial"
-        status: Status = cut_short if not complete else "failed" if suppressed else "complete"
-        report = self._report(status, records, results, elapsed_s, cpu_used_s)
-        _log.info(
-            "transform %s", report.status, extra={"output": self.destination, "rows_out": report.rows_out}
-        )
+            self._settings.failures.check(
+                self.destination, report.rows_failed, report.records_in, at_end=True
+            )
+        _log.info("run %s", report.status, extra=at | counts)
         if complete:
+            self._refuse_empty(report)
             text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
             self._ledger.publish(REPORT_NAME, text)
         self._write_page(report)
         if complete:
-            self._ledger.finish(report.to_record())
+            self._ledger.finish(report.to_json())
+            self._finished = self._planned
         return report
 
-    def _report(
-        self,
-        status: Status,
-        records: Sequence[TaskRecord],
-        results: Sequence[ObjectResult],
-        elapsed_s: float,
-        cpu_used_s: float,
-    ) -> TransformReport:
+    @property
+    def _status_if_stopped(self) -> Status:
+        return "drained" if self._draining else "partial"
+
+    def _refuse_empty(self, report: Report) -> None:
+        """Delete the output of a stream without any record, and raise EmptySourceError."""
+        if self._settings.per_object or self._appending or report.records_in or report.objects_broken:
+            return
+        self._objects.delete_output()
+        raise EmptySourceError(report.source, f"{self._planned} object(s) without a single record")
+
+    def _report(self, stopped: Status | None, elapsed_s: float, cpu_used_s: float) -> Report:
+        """Return the report of a complete run (`stopped` None), or of one that stopped before its end."""
         assert self.plan is not None, "opened before"
+        totals = self._scoring.totals(self.plan, complete=stopped is None)
+        suppressed = any(result.suppressed for result in totals.objects)
         return make_report(
-            status=status,
+            kind=self.kind,
+            status=stopped or ("failed" if suppressed else "complete"),
             source=self.source if isinstance(self.source, str) else ", ".join(self.source),
             output=self.destination,
-            model=self._runner.metadata.name,
-            plan=self.plan,
-            records=records,
-            results=results,
+            model=self._scoring.metadata.name,
+            objects=self._planned,
+            totals=totals,
             progress=self.progress,
-            statistics=self._runner.statistics(),
+            statistics=self._scoring.statistics(),
             elapsed_s=elapsed_s,
-            cpu_s=cpu_used_s + self._runner.cpu_s(),
-            peak_memory_mb=peak_memory_mb() + self._runner.peak_memory_mb(),
+            cpu_s=cpu_used_s + self._scoring.cpu_s(),
+            peak_memory_mb=peak_memory_mb() + self._scoring.peak_memory_mb(),
             resumed=self._resumed,
-            destination_region=(self._ledger.identity() or {}).get("destination_region"),
         )
 
-    def _write_error_page(self, error: HeadraceError, elapsed_s: float, cpu_used_s: float) -> None:
+    def _write_error_page(self, error: BaseException, elapsed_s: float, cpu_used_s: float) -> None:
         """Write the page of a run that stopped with an error."""
-        if self._observation is None or self.plan is None:
+        if self._observation is None or not isinstance(error, HeadraceError):
             return
         try:
-            records = [record for _, record in sorted(self._ledger.tasks().items())]
-            results = object_results(self.plan, records, self._settings)
-            self._write_page(self._report("failed", records, results, elapsed_s, cpu_used_s), str(error))
+            self._write_page(self._report("failed", elapsed_s, cpu_used_s), str(error))
         except HeadraceError:
             # The destination may be the cause; the first error is the one to report.
             _log.warning("cannot write %s%s", self.destination, PAGE_NAME, exc_info=True)
 
-    def _write_page(self, report: TransformReport, error: str = "") -> None:
+    def _write_page(self, report: Report, error: str = "") -> None:
         if self._observation is not None:
             page = report_page(report, self._observation, settings=self._settings, error=error)
             self._ledger.publish(PAGE_NAME, page)
             self.page = self.destination + PAGE_NAME
 
-    def _check_counts(self, plan: TransformPlan, records: Sequence[TaskRecord], objects_done: int) -> None:
-        """Check from the ledger that every task, object and record of the run is counted once."""
-        if len(records) != len(plan.tasks) or objects_done != len(plan.objects):
-            raise LedgerError(
-                f"{self.destination}{LEDGER_FOLDER}/: the run reports success with {len(records)} of "
-                f"{len(plan.tasks)} tasks and {objects_done} of {len(plan.objects)} objects finished. Do not "
-                "trust this output; please report it"
-            )
-        for record in records:
-            for shard in record.shards:
-                counts = shard.counts
-                if counts.records_in != counts.rows_out + counts.rows_failed:
-                    raise CountMismatchError(
-                        plan.objects[shard.index].info.uri,
-                        records_in=counts.records_in,
-                        out=counts.rows_out,
-                        failed=counts.rows_failed,
-                    )
+
+def _make_scoring(context: RunContext, predictor: Predictor | None, runner: Runner | None) -> Scoring:
+    if (predictor is None) == (runner is None):
+        raise ConfigError("a run needs either a predictor or a runner")
+    if runner is not None:
+        return TaskScoring(context, runner)
+    assert predictor is not None, "checked above"
+    if context.settings.per_object:
+        return TaskScoring(context, InProcessRunner(predictor))
+    return PartScoring(context, predictor)

@@ -4,7 +4,7 @@ from typing import Final
 
 from headrace.core.clock import Clock
 from headrace.core.errors import LedgerError
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 
 CHECK_INTERVAL_S: Final = 1.0
 
@@ -23,7 +23,7 @@ class RunGuard:
         clock: The clock of `CHECK_INTERVAL_S`.
     """
 
-    def __init__(self, ledger: TransformLedger, run_id: str, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, run_id: str, clock: Clock) -> None:
         self._ledger = ledger
         self._run_id = run_id
         self._clock = clock

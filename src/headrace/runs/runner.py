@@ -11,7 +11,7 @@ from headrace.core.tensor import ModelMetadata
 from headrace.runs.locality import Locality
 from headrace.runs.plan import Task
 from headrace.runs.records import ShardPosition, TaskCheckpoint
-from headrace.runs.task_run import TaskRun, TransformWork
+from headrace.runs.task_run import TaskRun, TaskWork
 
 
 class Runner(Protocol):
@@ -24,7 +24,7 @@ class Runner(Protocol):
 
     def run(
         self,
-        work: TransformWork,
+        work: TaskWork,
         tasks: Sequence[Task],
         *,
         range_starts: Mapping[tuple[int, int], ShardPosition],
@@ -88,7 +88,7 @@ class InProcessRunner(Runner):
     @override
     def run(
         self,
-        work: TransformWork,
+        work: TaskWork,
         tasks: Sequence[Task],
         *,
         range_starts: Mapping[tuple[int, int], ShardPosition],

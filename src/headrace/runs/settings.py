@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Final, Literal, cast, get_args
 
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, TooManyFailuresError
 from headrace.formats.json_path import SliceEnd, compile_path
 from headrace.formats.read import ReadOptions
 
@@ -176,6 +176,20 @@ class FailurePolicy:
             raise ConfigError(f"failed_rows_max must be at least 0, not {self.failed_rows_max}")
         if self.failed_share_max is not None and not 0 <= self.failed_share_max <= 1:
             raise ConfigError(f"failed_share_max must be from 0 to 1, not {self.failed_share_max}")
+
+    def check(self, destination: str, failed: int, records: int, *, at_end: bool) -> None:
+        """Raise TooManyFailuresError if more records of a run failed than its limits allow."""
+        most, share = self.failed_rows_max, self.failed_share_max
+        if most is not None and failed > most:
+            why = f"{failed:,} records failed, and failed_rows_max is {most:,}"
+        elif share is not None and failed > share * records and (at_end or records >= SHARE_ROWS_MIN):
+            why = f"{failed:,} of {records:,} records failed, and failed_share_max is {share:g}"
+        else:
+            return
+        raise TooManyFailuresError(
+            f"{destination}: {why}. Finished work stays; its failed records are in files beside it. "
+            "Continue with --resume and a higher limit"
+        )
 
 
 SHARE_ROWS_MIN = 1000

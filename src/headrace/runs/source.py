@@ -1,7 +1,8 @@
-"""Read the shards of tasks into blocks, one after another, with the start and end of each.
+"""Read the objects and ranges of a run into blocks, one after another, with the start and end of each.
 
-Input: tasks and their checkpoints. Output: `ReadBlock`s, whose `index` is the shard's place in the
-list of open shards, and a `ShardEnd` for each. A broken object costs the rest of that object.
+Input: shards and the positions to resume from. Output: `ReadBlock`s, and a `ShardEnd` for each
+shard. A broken object (truncated, missing, changed) costs the rest of that object, as one failure
+of kind OBJECT.
 """
 
 from collections import deque
@@ -14,21 +15,22 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
 from headrace.formats.lines import PROBE_BYTES
 from headrace.formats.read import (
-    ReadOptions,
+    first_records,
     is_read_by_row_groups,
     is_seekable,
     position_after,
     read_object,
     skip_records,
     text_format,
+    unreadable_reason,
 )
 from headrace.formats.text_range import TextFormat, TextRange
-from headrace.runs.items import BlockSource, ReadBlock
+from headrace.runs.items import BlockSource, Cursor, ReadBlock
 from headrace.runs.parquet_source import parquet_blocks
-from headrace.runs.plan import Shard, Task, TransformPlan
+from headrace.runs.plan import PlannedObject, Shard, Task
 from headrace.runs.prefetch import Extent, Prefetch
 from headrace.runs.records import ShardPosition, ShardRecord, TaskCheckpoint
-from headrace.runs.settings import FlowSettings
+from headrace.runs.settings import RunSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -41,15 +43,24 @@ _TAIL_BYTES_MAX = 4 << 20
 class OpenShard:
     """A shard that this process reads.
 
-    `resume` is the checkpoint to continue from. `done` are the shards of the same task that an
-    earlier process finished; they are attached to the first open shard of the task.
+    `checkpoint` is that of the task, attached to its first open shard. A run without tasks has the
+    task number -1.
     """
 
     task: int
     shard: Shard
     ends_task: bool
-    resume: TaskCheckpoint | None = None
-    done: tuple[ShardRecord, ...] = ()
+    checkpoint: TaskCheckpoint | None = None
+
+    @property
+    def resume(self) -> TaskCheckpoint | None:
+        """The checkpoint, if it lies within this shard."""
+        return self.checkpoint if self.checkpoint is not None and self.checkpoint.is_inside else None
+
+    @property
+    def done(self) -> tuple[ShardRecord, ...]:
+        """The finished shards of the task before this one."""
+        return () if self.checkpoint is None else self.checkpoint.done
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,55 +83,82 @@ def list_open_shards(tasks: Sequence[Task], checkpoints: Mapping[int, TaskCheckp
     open_shards: list[OpenShard] = []
     for task in tasks:
         checkpoint = checkpoints.get(task.number)
-        done = checkpoint.done if checkpoint else ()
-        for place, shard in enumerate(task.shards[len(done) :], len(done)):
-            first = place == len(done)
-            resume = checkpoint if checkpoint and checkpoint.entries and first else None
+        done = len(checkpoint.done) if checkpoint else 0
+        for place, shard in enumerate(task.shards[done:], done):
             ends_task = place == len(task.shards) - 1
-            open_shards.append(OpenShard(task.number, shard, ends_task, resume, done if first else ()))
+            open_shards.append(
+                OpenShard(task.number, shard, ends_task, checkpoint if place == done else None)
+            )
     return open_shards
 
 
-class TaskSource(BlockSource):
+def list_objects(objects: Sequence[PlannedObject], start: Cursor) -> list[OpenShard]:
+    """Return the objects from `start` on as shards of a run without tasks."""
+    return [
+        OpenShard(
+            -1,
+            Shard(index),
+            ends_task=False,
+            checkpoint=TaskCheckpoint.at(start.position) if index == start.index and start.position else None,
+        )
+        for index in range(start.index, len(objects))
+    ]
+
+
+class ShardSource(BlockSource):
     """A source of the blocks of all open shards, in order.
 
     One thread iterates. Another may take from `shard_ends`; any thread may call `close`.
 
     Args:
         stores: The object stores.
-        plan: The plan of the tasks.
+        objects: The objects of the plan.
         open_shards: The shards to read.
-        read: The options of reading.
-        flow: The limits of reading ahead.
+        settings: The options of reading, and the limits of reading ahead.
         range_starts: The known starts of ranges, by object index and range number.
+        first: The index of the first open shard. A block has the index of its shard.
+        stop: The position at which to stop, if not at the end.
+        empty_raises: Raise EmptySourceError for an empty archive, instead of reporting it as broken.
     """
 
     def __init__(
         self,
         stores: Stores,
-        plan: TransformPlan,
+        objects: Sequence[PlannedObject],
         open_shards: Sequence[OpenShard],
+        settings: RunSettings,
         *,
-        read: ReadOptions,
-        flow: FlowSettings,
-        range_starts: Mapping[tuple[int, int], ShardPosition],
+        range_starts: Mapping[tuple[int, int], ShardPosition] | None = None,
+        first: int = 0,
+        stop: Cursor | None = None,
+        empty_raises: bool = False,
     ) -> None:
+        if stop is not None:
+            open_shards = open_shards[: stop.index - first + (stop.position is not None)]
         self._stores = stores
-        self._plan = plan
+        self._objects = objects
         self._open_shards = open_shards
-        self._read = read
-        self._range_starts = dict(range_starts)
+        self._read = settings.read
+        self._range_starts = dict(range_starts or {})
+        self._first = first
+        self._stop = stop
+        self._empty_raises = empty_raises
         self._heads: dict[int, tuple[bool, tuple[str, ...] | None]] = {}
         self._skipped: set[int] = set()
         self.shard_ends: deque[ShardEnd] = deque()
-        """The ends of shards that are completely read, in order."""
+        """The ends of shards of tasks that are completely read, in order."""
         self.range_begins: dict[int, tuple[ShardPosition, bool]] = {}
         """The start of each range by open shard, and whether its positions are relative."""
-        self.reading = 0
-        """The index of the open shard that is being read."""
+        self._reading = 0
         self.bytes_read = 0
         self.objects_read = 0
-        self._prefetch = Prefetch(stores, [self._extent(open_shard) for open_shard in open_shards], flow)
+        extents = [self._extent(open_shard) for open_shard in open_shards]
+        self._prefetch = Prefetch(stores, extents, settings.flow)
+
+    @property
+    def reading(self) -> str:
+        """The URI of the object that is being read, or an empty string."""
+        return self._uri(self._open_shards[self._reading]) if self._open_shards else ""
 
     def skip(self, index: int) -> None:
         """Stop reading object `index`. Blocks that were read may still be delivered."""
@@ -134,17 +172,22 @@ class TaskSource(BlockSource):
     def blocks(self) -> Iterator[ReadBlock]:
         """Yield all blocks. Raises errors that stop the run: denied access, an unavailable store."""
         for number, open_shard in enumerate(self._open_shards):
-            self.reading = number
-            yield from self._shard_blocks(number, open_shard)
+            self._reading = number
+            blocks = self._shard_blocks(number, open_shard)
+            stop = self._stop
+            if stop is not None and stop.position is not None and stop.index == self._first + number:
+                blocks = _stop_at(blocks, stop.position)
+            yield from blocks
             self.objects_read += open_shard.shard.ends_object
             if open_shard.ends_task:
-                yield ReadBlock(Block(Position(self._uri(open_shard))), number, ends_batch=True)
+                end = Block(Position(self._uri(open_shard)))
+                yield ReadBlock(end, self._first + number, ends_batch=True)
 
     def _uri(self, open_shard: OpenShard) -> str:
         return self._info(open_shard).uri
 
     def _info(self, open_shard: OpenShard) -> ObjectInfo:
-        return self._plan.objects[open_shard.shard.index].info
+        return self._objects[open_shard.shard.index].info
 
     def _begin(self, open_shard: OpenShard) -> Position | None:
         """Return the start of a range, if it is known."""
@@ -166,10 +209,15 @@ class TaskSource(BlockSource):
         return Extent(info, 0, shard.stop)
 
     def _shard_blocks(self, number: int, open_shard: OpenShard) -> Iterator[ReadBlock]:
-        uri, entries = self._uri(open_shard), 0
+        uri, entries, index = self._uri(open_shard), 0, self._first + number
         last: Block | None = None
         text_range: TextRange | None = None
         broken = relative = False
+        if not is_read_by_row_groups(uri, self._read) and (why := unreadable_reason(uri, self._read)):
+            # An event notification or a watched source may name any object.
+            yield _failed_block(index, Position(uri), why)
+            self._add_shard_end(ShardEnd(index, 1), open_shard, None, broken=True)
+            return
         try:
             text_range = self._range(open_shard)
             relative = self._relative(open_shard, text_range)
@@ -180,20 +228,21 @@ class TaskSource(BlockSource):
                         break
                     continue  # the next range starts where this one ends
                 if text_range is not None and text_range.begin is not None:
-                    self.range_begins[number] = (ShardPosition.from_position(text_range.begin), relative)
+                    self.range_begins[index] = (ShardPosition.from_position(text_range.begin), relative)
                 entries += block.records
-                yield ReadBlock(block, number)
+                yield ReadBlock(block, index)
         except _OBJECT_ERRORS as error:
-            reached = position_after(last) if last else self._first(open_shard)
-            failure = Failure(reached, FailureKind.OBJECT, f"{error}; the rest of {uri} is not read")
+            if isinstance(error, EmptySourceError) and self._empty_raises:
+                raise
+            reached = position_after(last) if last else self._begin_of(open_shard)
             entries += 1
-            yield ReadBlock(Block(reached, failures=(failure,)), number, last=True)
+            yield _failed_block(index, reached, f"{error}; the rest of {uri} is not read")
             broken = True
         self._add_shard_end(
-            ShardEnd(number, entries, relative=relative), open_shard, text_range, broken=broken
+            ShardEnd(index, entries, relative=relative), open_shard, text_range, broken=broken
         )
 
-    def _first(self, open_shard: OpenShard) -> Position:
+    def _begin_of(self, open_shard: OpenShard) -> Position:
         """Return the start of a shard of which nothing was read."""
         if open_shard.resume is not None:
             return open_shard.resume.position(self._uri(open_shard))
@@ -209,6 +258,8 @@ class TaskSource(BlockSource):
     def _add_shard_end(
         self, end: ShardEnd, open_shard: OpenShard, text_range: TextRange | None, *, broken: bool
     ) -> None:
+        if open_shard.task < 0:
+            return
         begin = text_range.begin if text_range is not None else None
         reached = text_range.end if text_range is not None and not broken else None
         if begin is not None and (broken or reached is not None):
@@ -223,9 +274,9 @@ class TaskSource(BlockSource):
         self.shard_ends.append(end)
 
     def _range(self, open_shard: OpenShard) -> TextRange | None:
-        """Return the shard as a range of a text, or None if its object is not text."""
+        """Return the shard as a range of a text, or None for a whole object, or one that is not text."""
         shard, names = open_shard.shard, None
-        text = text_format(self._uri(open_shard), self._read)
+        text = None if shard.is_whole else text_format(self._uri(open_shard), self._read)
         if text is None:
             return None
         if shard.number:
@@ -295,6 +346,25 @@ class TaskSource(BlockSource):
             broken = head is not None and any(f.kind is FailureKind.OBJECT for f in head.failures)
             self._heads[index] = (not broken, None if head is None else head.column_names)
         return self._heads[index]
+
+
+def _stop_at(blocks: Iterator[ReadBlock], stop: Position) -> Iterator[ReadBlock]:
+    """Yield the blocks of an object before the record at `stop`."""
+    for read in blocks:
+        first = read.block.first
+        if first.member_byte > stop.member_byte:
+            return
+        if first.member_byte == stop.member_byte and first.record + read.block.records >= stop.record:
+            if first.record < stop.record:
+                yield replace(read, block=first_records(read.block, stop.record - first.record))
+            return
+        yield read
+
+
+def _failed_block(index: int, reached: Position, why: str) -> ReadBlock:
+    """Return an empty block whose failure says that the object is unreadable from `reached` on."""
+    failure = Failure(reached, FailureKind.OBJECT, why)
+    return ReadBlock(Block(reached, failures=(failure,)), index, last=True)
 
 
 assert PROBE_BYTES <= _TAIL_BYTES, "an object's first tail tells whether it is text"

@@ -160,11 +160,13 @@ def read_extension(table: SpecTable) -> SpecExtension:
     )
 
 
-def parse_max_failed(text: str) -> tuple[int | None, float | None]:
+def parse_max_failed(text: str | None) -> tuple[int | None, float | None]:
     """Return (failed_rows_max, failed_share_max) of a count ``"100"`` or a share ``"1%"``; one is None.
 
-    Raises ConfigError for any other text.
+    Both are None without a text. Raises ConfigError for any other text.
     """
+    if text is None:
+        return None, None
     if _COUNT.fullmatch(text.strip()):
         return int(text), None
     share = _SHARE.fullmatch(text.strip())

@@ -18,14 +18,14 @@ from headrace.core.predictor import Predictor
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
 from headrace.runs.items import ScoredBatch
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import Mapper
 from headrace.runs.observation import RunObservation
-from headrace.runs.plan import Task, TransformPlan
+from headrace.runs.plan import Plan, Task
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import ShardPosition, TaskCheckpoint, TaskRecord
 from headrace.runs.settings import RunSettings
-from headrace.runs.source import TaskSource, list_open_shards
+from headrace.runs.source import ShardSource, list_open_shards
 from headrace.runs.task_sink import TaskSink
 from headrace.storage.resolve import Stores
 
@@ -41,12 +41,12 @@ def _no_check() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformWork:
-    """The properties that all tasks of a transform share.
+class TaskWork:
+    """The properties that all tasks of a run share.
 
     Attributes:
-        plan: The plan of the transform.
-        settings: The settings of the transform.
+        plan: The plan of the run.
+        settings: The settings of the run.
         stores: The object stores.
         ledger: The ledger of the destination.
         learned: The properties of the first records.
@@ -62,10 +62,10 @@ class TransformWork:
         check: Called before every write; raises an error once the run is over.
     """
 
-    plan: TransformPlan
+    plan: Plan
     settings: RunSettings
     stores: Stores
-    ledger: TransformLedger
+    ledger: Ledger
     learned: Mapping[str, Any]
     progress: RunProgress = field(default_factory=RunProgress)
     clock: Clock = field(default_factory=SystemClock)
@@ -87,7 +87,7 @@ class TaskRun:
 
     def __init__(
         self,
-        work: TransformWork,
+        work: TaskWork,
         tasks: Sequence[Task],
         predictor: Predictor,
         *,
@@ -97,13 +97,8 @@ class TaskRun:
         settings = work.settings
         self._work = work
         self._open_shards = list_open_shards(tasks, checkpoints or {})
-        self._source = TaskSource(
-            work.stores,
-            work.plan,
-            self._open_shards,
-            read=settings.read,
-            flow=settings.flow,
-            range_starts=range_starts or {},
+        self._source = ShardSource(
+            work.stores, work.plan.objects, self._open_shards, settings, range_starts=range_starts
         )
         mapper = Mapper(predictor.metadata, settings.mapping, settings.read, work.learned)
         self._flow = Flow(
@@ -140,7 +135,7 @@ class TaskRun:
     @property
     def reading(self) -> str:
         """The object that is being read."""
-        return self._work.plan.objects[self._open_shards[self._source.reading].shard.index].info.uri
+        return self._flow.reading
 
     def execute(self) -> bool:
         """Run the tasks. Return False if drained before the last one is finished."""
@@ -166,9 +161,7 @@ class TaskRun:
         return True
 
     def _report(self, batch: ScoredBatch) -> None:
-        for failure in batch.failures if batch.broken else ():
-            if failure.kind is FailureKind.OBJECT:
-                _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})
+        log_broken_objects(batch)
         self._work.on_batch(batch)
 
     def _persist(self, last: ScoredBatch | None) -> None:
@@ -182,3 +175,10 @@ class TaskRun:
         except HeadraceError:
             # The destination may be the cause; the first error is the one to report.
             _log.warning("cannot persist the batches since the last checkpoint", exc_info=True)
+
+
+def log_broken_objects(batch: ScoredBatch) -> None:
+    """Log the failures of objects in a batch."""
+    for failure in batch.failures if batch.broken else ():
+        if failure.kind is FailureKind.OBJECT:
+            _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})

@@ -1,31 +1,58 @@
-"""Write scored batches to outputs: each record to the output of its own object.
+"""Write scored batches to the outputs of tasks: one for each object, or one part for each task.
 
 Input: `ScoredBatch`es in source order, across objects. Output: ``KEY.out`` and ``KEY.out.failed``
-of every whole object, persisted drafts of every range, and the ledger's record of every task.
+of every whole object, or the part of every task; persisted drafts of every range; and the ledger's
+record of every task.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
 from headrace.core.clock import Clock
-from headrace.core.errors import CountMismatchError, TooManyFailuresError
+from headrace.core.errors import LedgerError
 from headrace.core.tensor import Array, ModelMetadata, dtype_of
 from headrace.runs.items import ScoredBatch, ScoredSpan
-from headrace.runs.ledger import DRAFTS, TransformLedger
-from headrace.runs.output import EncoderFactory, ShardOutput
-from headrace.runs.part_ledger import Counts
-from headrace.runs.plan import TransformPlan
-from headrace.runs.records import ShardRecord, TaskCheckpoint, TaskRecord
+from headrace.runs.ledger import DRAFTS, Ledger
+from headrace.runs.output import EncoderFactory, RecordOutput, suppresses_output
+from headrace.runs.parts import part_names
+from headrace.runs.plan import Plan, Shard
+from headrace.runs.records import Counts, ShardRecord, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.settings import TABLES, RunSettings
-from headrace.runs.source import OpenShard, ShardEnd, TaskSource
+from headrace.runs.source import OpenShard, ShardEnd, ShardSource
 from headrace.runs.spooled_output import SpooledOutput
 from headrace.storage.draft import Draft, PersistedDraft, discard
 from headrace.storage.local import LocalStore
 from headrace.storage.publisher import DraftPublisher
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenOutput:
+    """The output that a shard is written to, and its contents before the shard."""
+
+    output: RecordOutput[SpooledOutput]
+    before: Counts
+    entries_before: int
+    failures_before: Counter[str]
+    out_bytes_before: int
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of the shard."""
+        return self.output.counts.minus(self.before)
+
+    @property
+    def entries(self) -> int:
+        """The number of the shard's records and failures that this process wrote."""
+        return self.output.entries - self.entries_before
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """The failed records of the shard by reason."""
+        return dict(self.output.failures - self.failures_before)
 
 
 class TaskSink:
@@ -40,7 +67,7 @@ class TaskSink:
         source: The source, for the ends of shards.
         make_encoder: See `EncoderFactory`.
         metadata: The model's metadata.
-        settings: The settings of the transform.
+        settings: The settings of the run.
         attempt: A unique part of the names of this process's drafts.
         clock: The clock of checkpoints.
         on_task: Called with the record of every committed task, also of another process.
@@ -51,10 +78,10 @@ class TaskSink:
 
     def __init__(
         self,
-        ledger: TransformLedger,
-        plan: TransformPlan,
+        ledger: Ledger,
+        plan: Plan,
         open_shards: Sequence[OpenShard],
-        source: TaskSource,
+        source: ShardSource,
         *,
         make_encoder: EncoderFactory,
         metadata: ModelMetadata,
@@ -71,8 +98,11 @@ class TaskSink:
         self._open_shards = open_shards
         self._source = source
         self._make_encoder = make_encoder
-        self._empty_outputs = _make_empty_outputs(metadata) if settings.output.format in TABLES else None
         self._settings = settings
+        self._per_object = settings.per_object
+        self._is_table = settings.output.format in TABLES
+        writes_empty_tables = self._is_table and self._per_object
+        self._empty_outputs = _make_empty_outputs(metadata) if writes_empty_tables else None
         self._attempt = attempt
         self._clock = clock
         self._on_task = on_task
@@ -80,8 +110,11 @@ class TaskSink:
         self._region = region
         self._check = check
         self._publisher = DraftPublisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
-        self._open: dict[int, ShardOutput] = {}
-        self._appends = isinstance(ledger.store, LocalStore)
+        self._open: dict[int, _OpenOutput] = {}
+        """The outputs of the shards that are being written, by open shard."""
+        self._task_output: tuple[int, RecordOutput[SpooledOutput]] | None = None
+        """The task in progress and its part, in a run that writes parts."""
+        self._appends = self._per_object and isinstance(ledger.store, LocalStore)
         """True if drafts are files, to which the next range of an object can be appended."""
         self._previous: tuple[int, Draft] | None = None
         """The last finished shard and its draft."""
@@ -96,43 +129,53 @@ class TaskSink:
         self._began_s = self._checkpointed_s = clock.now()
 
     def write(self, batch: ScoredBatch) -> None:
-        """Write a batch, finish the shards that end with it, and write a checkpoint if one is due."""
+        """Write a batch, finish the shards that end with it, and write a checkpoint if one is due.
+
+        Raises TooManyFailuresError for a failed record if the settings allow none.
+        """
         row = 0
         for index, group in groupby(batch.spans, key=_index_of):
             spans = list(group)
             rows = sum(len(span.selection) for span in spans)
             outputs = {name: data[row : row + rows] for name, data in batch.outputs.items()} if rows else {}
             row += rows
-            output = self._output(index)
-            output.add(spans, outputs)
-            if output.has_failures:
-                self._on_failure(self._open_shards[index])
+            # Earlier shards, which may share the output or have had no records.
+            self._finish_ended()
+            opened = self._opened(index)
+            opened.output.add(spans, outputs)
+            if self._settings.failures.on_error == "object" and opened.counts.has_failures:
+                self._source.skip(self._open_shards[index].shard.index)
         self._finish_ended()
         if self._clock.now() - self._checkpointed_s >= self._settings.output.checkpoint_s:
             self.checkpoint(batch)
 
-    def _on_failure(self, open_shard: OpenShard) -> None:
-        match self._settings.failures.on_error:
-            case "job":
-                raise TooManyFailuresError(
-                    f"{self._plan.objects[open_shard.shard.index].info.uri}: a record failed, and on_error "
-                    "is job"
-                )
-            case "object":
-                self._source.skip(open_shard.shard.index)
-            case _:
-                pass
+    def _opened(self, index: int) -> _OpenOutput:
+        """Return the output of an open shard."""
+        if index not in self._open:
+            open_shard = self._open_shards[index]
+            output = self._object_output(index, open_shard) if self._per_object else self._part(open_shard)
+            resumed = open_shard.resume
+            already, failures = (
+                (resumed.counts, Counter(resumed.failures)) if resumed else (Counts(), Counter[str]())
+            )
+            out_bytes = 0
+            if not self._per_object:
+                # The output of a checkpoint inside the shard has the shard's first bytes, too.
+                out_bytes = sum(s.out_bytes for s in resumed.done) if resumed else output.out.nbytes
+            self._open[index] = _OpenOutput(
+                output,
+                output.counts.minus(already),
+                output.entries,
+                output.failures - failures,
+                out_bytes,
+            )
+        return self._open[index]
 
-    def _output(self, index: int) -> ShardOutput:
-        output = self._open.get(index)
-        if output is not None:
-            return output
-        open_shard = self._open_shards[index]
-        name = (
-            f"task-{open_shard.task:05d}-{self._attempt}-{open_shard.shard.index}-{open_shard.shard.number}"
-        )
-        store, uri, resume = self._ledger.store, self._ledger.draft_uri(name), open_shard.resume
-        output = self._open[index] = ShardOutput(
+    def _object_output(self, index: int, open_shard: OpenShard) -> RecordOutput[SpooledOutput]:
+        shard, resume = open_shard.shard, open_shard.resume
+        uri = self._draft_uri(open_shard.task, f"{shard.index}-{shard.number}")
+        store = self._ledger.store
+        return RecordOutput(
             make_encoder=self._make_encoder,
             out=SpooledOutput(
                 store,
@@ -141,12 +184,37 @@ class TaskSink:
                 draft=self._previous_draft(index),
             ),
             failed=SpooledOutput(store, f"{uri}.failed", persisted=resume.failed if resume else None),
-            writes_begin=open_shard.shard.index not in self._objects_with_begin,
+            writes_begin=shard.index not in self._objects_with_begin,
             begin_bytes=resume.begin_bytes if resume else 0,
             counts=resume.counts if resume else None,
             failures=resume.failures if resume else None,
+            policy=self._settings.failures,
         )
+
+    def _part(self, open_shard: OpenShard) -> RecordOutput[SpooledOutput]:
+        """Return the part of the shard's task, with the output of the task's checkpoint."""
+        task, checkpoint = open_shard.task, open_shard.checkpoint
+        if self._task_output is not None and self._task_output[0] == task:
+            return self._task_output[1]
+        uri, store = self._draft_uri(task, "part"), self._ledger.store
+        done = checkpoint.done if checkpoint else ()
+        failures = sum(
+            (Counter(s.failures) for s in done), Counter(checkpoint.failures if checkpoint else {})
+        )
+        output = RecordOutput(
+            make_encoder=self._make_encoder,
+            out=SpooledOutput(store, f"{uri}.out", persisted=checkpoint.out if checkpoint else None),
+            failed=SpooledOutput(store, f"{uri}.failed", persisted=checkpoint.failed if checkpoint else None),
+            begin_bytes=checkpoint.begin_bytes if checkpoint else 0,
+            counts=sum_counts((*(s.counts for s in done), checkpoint.counts if checkpoint else Counts())),
+            failures=failures,
+            policy=self._settings.failures,
+        )
+        self._task_output = task, output
         return output
+
+    def _draft_uri(self, task: int, name: str) -> str:
+        return self._ledger.draft_uri(f"task-{task:05d}-{self._attempt}-{name}")
 
     def _previous_draft(self, index: int) -> Draft | None:
         """Return the draft of the previous range if this process wrote it, to append to its file."""
@@ -165,51 +233,66 @@ class TaskSink:
         ended = self._source.shard_ends
         while ended:
             end = ended[0]
-            output = self._output(end.open_shard)
-            if output.entries != end.entries:
+            opened = self._opened(end.open_shard)
+            if opened.entries != end.entries:
                 return
             ended.popleft()
-            self._finish(end, output)
+            self._finish(end, opened)
 
-    def _finish(self, end: ShardEnd, output: ShardOutput) -> None:
-        open_shard = self._open_shards[end.open_shard]
+    def _finish(self, end: ShardEnd, opened: _OpenOutput) -> None:
+        open_shard, output = self._open_shards[end.open_shard], opened.output
         self._check()
         del self._open[end.open_shard]
-        output.end(self._empty_outputs)
-        counts, out_bytes = output.counts, output.out.nbytes
-        _check_counts(self._plan.objects[open_shard.shard.index].info.uri, counts)
-        record = ShardRecord(
-            index=open_shard.shard.index,
-            number=open_shard.shard.number,
-            counts=counts,
-            out_bytes=out_bytes,
-            begin=end.begin,
-            end=end.end,
-            relative=end.relative,
-            begin_bytes=output.begin_bytes,
-            failures=dict(output.failures),
-        )
-        if open_shard.shard.is_whole:
+        ends_output = self._per_object or open_shard.ends_task
+        if ends_output:
+            output.end(self._empty_outputs)
+        record = self._record(end, opened, open_shard.shard)
+        if ends_output and open_shard.shard.is_whole:
             self._publish(open_shard, output)
-        else:
+        elif ends_output:
             record = replace(record, out=output.out.persist(), failed=output.failed.persist())
             if output.begin_bytes:
                 self._objects_with_begin.add(open_shard.shard.index)
             draft = output.out.release() if self._appends else None
             self._previous = (end.open_shard, draft) if draft is not None else None
-        output.close()
+        if ends_output:
+            self._close_output(output)
         self._done[open_shard.task].append(record)
         if open_shard.ends_task:
             self._commit(open_shard.task)
 
-    def _publish(self, open_shard: OpenShard, output: ShardOutput) -> None:
-        planned, destination = self._plan.objects[open_shard.shard.index], self._ledger.destination
-        if suppresses_output(self._settings, failed=output.has_failures):
-            self._ledger.store.delete(destination + planned.output)
+    def _record(self, end: ShardEnd, opened: _OpenOutput, shard: Shard) -> ShardRecord:
+        opened.counts.check(self._plan.objects[shard.index].info.uri)
+        return ShardRecord(
+            index=shard.index,
+            number=shard.number,
+            counts=opened.counts,
+            out_bytes=opened.output.out.nbytes - opened.out_bytes_before,
+            begin=end.begin,
+            end=end.end,
+            relative=end.relative,
+            begin_bytes=opened.output.begin_bytes,
+            failures=opened.failures,
+        )
+
+    def _close_output(self, output: RecordOutput[SpooledOutput]) -> None:
+        output.out.close()
+        output.failed.close()
+        self._task_output = None
+
+    def _publish(self, open_shard: OpenShard, output: RecordOutput[SpooledOutput]) -> None:
+        destination = self._ledger.destination
+        if self._per_object:
+            planned = self._plan.objects[open_shard.shard.index]
+            name, failed_name = planned.output, planned.failed
         else:
-            self._publish_output(open_shard, output.out, destination + planned.output)
+            name, failed_name = part_names(open_shard.task, self._settings.output.format)
+        if suppresses_output(self._settings, failed=output.counts.has_failures):
+            self._ledger.store.delete(destination + name)
+        elif self._per_object or output.out.nbytes:
+            self._publish_output(open_shard, output.out, destination + name)
         if output.failed.nbytes:
-            self._publish_output(open_shard, output.failed, destination + planned.failed)
+            self._publish_output(open_shard, output.failed, destination + failed_name)
 
     def _publish_output(self, open_shard: OpenShard, spooled: SpooledOutput, uri: str) -> None:
         draft = spooled.publish(uri, self._publisher)
@@ -239,59 +322,76 @@ class TaskSink:
         """Persist the task in progress up to the end of `batch`."""
         self._checkpointed_s = self._clock.now()
         self._check()
-        open_shard = self._open_shards[batch.end.index] if batch.end.index < len(self._open_shards) else None
-        if open_shard is None:
+        index, position = batch.end.index, batch.end.position
+        if index >= len(self._open_shards):
             return
-        done = self._done[open_shard.task]
-        output, position = self._open.get(batch.end.index), batch.end.position
-        resumable = self._settings.output.format not in TABLES
+        open_shard = self._open_shards[index]
+        task, done = open_shard.task, self._done[open_shard.task]
         self._publisher.flush()
-        if output is None or position is None or not resumable:
-            if done:
-                self._ledger.checkpoint(TaskCheckpoint(open_shard.task, tuple(done)))
-                self._discard_published_drafts(open_shard.task)
+        opened = None if position is None or self._is_table else self._open.get(index)
+        output = opened.output if opened is not None else None
+        if output is None and not self._per_object and self._task_output is not None and not self._is_table:
+            output = self._task_output[1] if self._task_output[0] == task else None
+        if output is None:
+            if done and self._per_object:
+                self._save(TaskCheckpoint(task, tuple(done)))
             return
-        begin, relative = self._source.range_begins.get(batch.end.index, (None, False))
-        entries = output.entries + (open_shard.resume.entries if open_shard.resume else 0)
-        self._ledger.checkpoint(
-            TaskCheckpoint(
-                task=open_shard.task,
-                done=tuple(done),
-                entries=entries,
+        checkpoint = TaskCheckpoint(
+            task=task,
+            done=tuple(done),
+            begin_bytes=output.begin_bytes,
+            out=output.out.persist(),
+            failed=output.failed.persist(),
+        )
+        if opened is not None and position is not None:
+            begin, relative = self._source.range_begins.get(index, (None, False))
+            checkpoint = replace(
+                checkpoint,
+                is_inside=True,
                 record=position.record,
                 line=position.line,
                 byte=position.byte,
-                counts=output.counts,
+                counts=opened.counts,
                 begin=begin,
                 relative=relative,
                 member=position.member,
                 member_byte=position.member_byte,
-                begin_bytes=output.begin_bytes,
-                out=output.out.persist(),
-                failed=output.failed.persist(),
-                failures=dict(output.failures),
+                failures=opened.failures,
             )
-        )
-        self._discard_published_drafts(open_shard.task)
+        self._save(checkpoint)
+
+    def _save(self, checkpoint: TaskCheckpoint) -> None:
+        self._ledger.checkpoint(checkpoint)
+        self._discard_published_drafts(checkpoint.task)
 
     def end(self) -> None:
-        """Finish the shards without further records, after the last batch."""
+        """Finish the shards without further records, after the last batch.
+
+        Raises LedgerError if records of a shard are missing.
+        """
         self._finish_ended()
         self._publisher.flush()
+        if self._open or self._source.shard_ends:
+            open_shard = self._open_shards[
+                min((*self._open, *(e.open_shard for e in self._source.shard_ends)))
+            ]
+            uri = self._plan.objects[open_shard.shard.index].info.uri
+            raise LedgerError(
+                f"{uri}: not all of its records were written although all were read. Do not trust this "
+                "output; please report it"
+            )
 
     def close(self) -> None:
         """Release all drafts; committed work stays. Further calls do nothing."""
-        for output in self._open.values():
-            output.close()
+        outputs = [opened.output for opened in self._open.values()]
+        if self._task_output is not None:
+            outputs.append(self._task_output[1])
+        for output in outputs:
+            self._close_output(output)
         if self._previous is not None:
             self._previous[1].close()
             self._previous = None
         self._publisher.close()
-
-
-def suppresses_output(settings: RunSettings, *, failed: bool) -> bool:
-    """Return True if an object gets no output because of a failure in it."""
-    return failed and settings.failures.on_error == "object"
 
 
 def _index_of(span: ScoredSpan) -> int:
@@ -305,10 +405,3 @@ def _make_empty_outputs(metadata: ModelMetadata) -> Mapping[str, Array]:
         for spec in metadata.outputs
         if spec.shape is not None and -1 not in spec.shape[1:]
     }
-
-
-def _check_counts(uri: str, counts: Counts) -> None:
-    if counts.records_in != counts.rows_out + counts.rows_failed:
-        raise CountMismatchError(
-            uri, records_in=counts.records_in, out=counts.rows_out, failed=counts.rows_failed
-        )

@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 from headrace.core.clock import Clock
 from headrace.core.errors import EmptySourceError, NotFoundError
-from headrace.runs.objects import select_objects
-from headrace.runs.stream_report import Report
-from headrace.runs.stream_run import Run
+from headrace.runs.report import Report
+from headrace.runs.run import Run
 from headrace.storage.contract import ObjectInfo
-from headrace.storage.resolve import Stores
 
 
 class SourceWatcher:
@@ -22,9 +20,8 @@ class SourceWatcher:
     two successive polls see it unchanged.
     """
 
-    def __init__(self, run: Run, stores: Stores, *, poll_s: float, clock: Clock) -> None:
+    def __init__(self, run: Run, *, poll_s: float, clock: Clock) -> None:
         self._run = run
-        self._stores = stores
         self._poll_s = poll_s
         self._clock = clock
         self._stop = threading.Event()
@@ -33,7 +30,7 @@ class SourceWatcher:
     def tick(self) -> Report | None:
         """Poll once: score new objects and return the report, or None without new objects."""
         try:
-            listed = select_objects(self._run.source, self._stores)
+            listed = self._run.select()
         except (EmptySourceError, NotFoundError):
             listed = []
         ready = [i for i in listed if self._is_unchanged(i)]

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.locality import Locality
-from headrace.runs.part_ledger import Counts
-from headrace.runs.plan import PlannedObject, Shard, Task, TransformPlan
-from headrace.runs.records import ShardRecord, TaskRecord
+from headrace.runs.plan import Plan, PlannedObject, Shard, Task
+from headrace.runs.records import Counts, ShardRecord, TaskRecord
 from headrace.runs.runners.messages import Message, metadata_to_json
 from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle
-from headrace.runs.task_run import TransformWork
+from headrace.runs.task_run import TaskWork
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from runs.support import make_settings
@@ -27,21 +26,21 @@ ROWS = 5
 """The number of rows of each task; one of them fails."""
 
 
-def plan_of(regions: Sequence[str | None]) -> TransformPlan:
+def plan_of(regions: Sequence[str | None]) -> Plan:
     """Return a plan with one task of one object for each region."""
     objects = tuple(
         PlannedObject(ObjectInfo(f"memory://in/{n}.csv", 100, "e"), f"{n}.out", region)
         for n, region in enumerate(regions)
     )
-    return TransformPlan(objects, tuple(Task(n, (Shard(n),), region) for n, region in enumerate(regions)))
+    return Plan(objects, tuple(Task(n, (Shard(n),), region) for n, region in enumerate(regions)))
 
 
 def work_of(
     regions: Sequence[str | None], on_task: Callable[[TaskRecord], None] = lambda _: None, **more
-) -> TransformWork:
+) -> TaskWork:
     stores = Stores()
-    ledger = TransformLedger(stores.for_uri(OUT), OUT)
-    return TransformWork(
+    ledger = Ledger(stores.for_uri(OUT), OUT)
+    return TaskWork(
         plan=plan_of(regions),
         settings=make_settings(),
         stores=stores,

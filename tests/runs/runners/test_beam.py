@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.app.runners import DataRegions, Workers
-from headrace.app.transforming import open_transform, transform_sync
+from headrace.app.runs import open_run, transform_sync
 from headrace.core.errors import InstanceLostError, RunnerError, TooManyFailuresError
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.runners.engines import BeamWorkers
 from headrace.runs.settings import FailurePolicy, TaskSettings, TransformSettings
 from headrace.storage.regions import RegionRules
@@ -58,24 +58,24 @@ def assert_local_outputs(source: Path, to: str) -> None:
     assert outputs(source.parent / to) == outputs(source.parent / "here")
 
 
-def ledger_of(source: Path, to: str) -> TransformLedger:
+def ledger_of(source: Path, to: str) -> Ledger:
     destination = f"{source.parent}/{to}/"
-    return TransformLedger(Stores().for_uri(destination), destination)
+    return Ledger(Stores().for_uri(destination), destination)
 
 
 def test_killed_worker_process_costs_uncommitted_work(source):
     """Beam's DirectRunner itself would wait for the worker forever."""
     (source / "day" / "9.csv").write_bytes(rows(200, 0, more={120: WAITS}))
-    opened = open_transform(
+    opened = open_run(
         f"{source}/",
-        f"{source.parent}/out/",
+        output=f"{source.parent}/out/",
         model=SPEC,
         settings=settings(),
         workers=BeamWorkers(direct_workers=2, poll_s=0.1),
     )
     killed: list[int] = []
     with opened as run:
-        runner = run._runner
+        runner = run._scoring._runner
         poll = runner._poll
 
         def poll_and_kill(work, status_store) -> None:
@@ -103,7 +103,8 @@ def test_task_that_kills_workers_is_excluded(source):
     with pytest.raises(InstanceLostError, match=r"day/2\.csv, or soon after"):
         transform(source, "out", IN_MEMORY)
     ledger = ledger_of(source, "out")
-    planned = {o.info.uri.rpartition("/")[2]: number for number, o in enumerate(ledger.objects())}
+    (objects,) = ledger.plans()
+    planned = {o.info.uri.rpartition("/")[2]: number for number, o in enumerate(objects)}
     lacking = {planned["2.csv"]}
     shards = {s.index for record in ledger.tasks().values() for s in record.shards}
     assert set(range(len(planned))) - shards == lacking
@@ -124,18 +125,18 @@ def test_beam_over_object_storage(source, s3_server):
 
 
 def test_drained_run_resumes(source):
-    opened = open_transform(
-        f"{source}/", f"{source.parent}/out/", model=SPEC, settings=settings(), workers=IN_MEMORY
+    opened = open_run(
+        f"{source}/", output=f"{source.parent}/out/", model=SPEC, settings=settings(), workers=IN_MEMORY
     )
     with opened as run:
-        update = run._runner._update
+        update = run._scoring._runner._update
 
         def drained(status, work) -> None:
             update(status, work)
             if status.done:
                 run.drain()
 
-        run._runner._update = drained
+        run._scoring._runner._update = drained
         report = run.execute()
     assert report.status in {"drained", "complete"}
     assert transform(source, "out", IN_MEMORY, resume=True).status == "complete"

@@ -2,9 +2,8 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import InstanceLostError
-from headrace.runs.part_ledger import Counts
-from headrace.runs.plan import Shard, Task, TransformPlan
-from headrace.runs.records import ShardRecord, TaskCheckpoint
+from headrace.runs.plan import Plan, Shard, Task
+from headrace.runs.records import Counts, ShardRecord, TaskCheckpoint
 from headrace.runs.runners.deaths import EXCLUDED_TASKS_MAX, WorkerDeaths
 from runs.runners.scheduling import work_of
 
@@ -39,19 +38,19 @@ def test_model_that_dies_at_many_tasks_is_an_error(work):
 @for_each(
     ("checkpoint", "message"),
     [
-        (TaskCheckpoint(0, (), entries=40, record=41), r"at record 41 of memory://in/0\.csv"),
+        (TaskCheckpoint(0, (), is_inside=True, record=41), r"at record 41 of memory://in/0\.csv"),
         (
             TaskCheckpoint(0, (ShardRecord(0, 0, Counts(), 0),)),
             r"the first records of memory://in/1\.csv \(from about byte 50",
         ),
         (
-            TaskCheckpoint(0, (ShardRecord(0, 0, Counts(), 0),), entries=7, record=7, relative=True),
+            TaskCheckpoint(0, (ShardRecord(0, 0, Counts(), 0),), is_inside=True, record=7, relative=True),
             r"at record 7 of its range from about byte 50 on of memory://in/1\.csv",
         ),
     ],
 )
 def test_error_names_the_position_of_the_checkpoint(work, checkpoint, message):
-    plan = TransformPlan(work.plan.objects, (Task(0, (Shard(0), Shard(1, 1, 2, 50))),))
+    plan = Plan(work.plan.objects, (Task(0, (Shard(0), Shard(1, 1, 2, 50))),))
     object.__setattr__(work, "plan", plan)
     work.ledger.checkpoint(checkpoint)
     deaths = WorkerDeaths("double")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.core.errors import LedgerError
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.runners.embedded_worker import STATUS_INTERVAL_S, EmbeddedWorker
 from headrace.runs.runners.messages import Assignment, error_from_json
 from headrace.runs.runners.status_store import StatusStore
@@ -43,17 +43,17 @@ class Opener:
 
 
 @pytest.fixture
-def ledger(stores, shared) -> TransformLedger:
+def ledger(stores, shared) -> Ledger:
     return begin_run(stores, shared, rows_each=9)
 
 
-def begin_run(stores, shared, *, rows_each: int) -> TransformLedger:
+def begin_run(stores, shared, *, rows_each: int) -> Ledger:
     """Return the ledger of a run over three objects that was drained before its first task."""
     put(stores, {f"{n}.csv": rows(rows_each, n) for n in range(3)})
     run = make_transform(stores, predictor=shared, settings=SETTINGS)
     run.drain()
     assert run.execute().status == "drained"
-    return TransformLedger(stores.for_uri(OUT), OUT)
+    return Ledger(stores.for_uri(OUT), OUT)
 
 
 def make_worker(stores, predictor, **more) -> tuple[EmbeddedWorker, Opener]:

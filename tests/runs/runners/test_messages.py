@@ -22,9 +22,8 @@ from headrace.core.errors import (
 )
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.runs.part_ledger import Counts
 from headrace.runs.progress import RunProgress
-from headrace.runs.records import ShardPosition
+from headrace.runs.records import Counts, ShardPosition
 from headrace.runs.runners.messages import (
     Assignment,
     WorkerCounters,

@@ -15,10 +15,10 @@ from ray.cluster_utils import Cluster
 
 import headrace
 from headrace.app.runners import DataRegions, RayWorkers, Workers
-from headrace.app.transforming import OpenedTransform, execute, open_transform
+from headrace.app.runs import OpenedRun, execute, open_run
 from headrace.core.errors import ConfigError, HeadraceError, InstanceLostError, ModelLoadError
-from headrace.runs.ledger import TransformLedger
-from headrace.runs.report import TransformReport
+from headrace.runs.ledger import Ledger
+from headrace.runs.report import Report
 from headrace.runs.runners.messages import Assignment
 from headrace.runs.runners.ray import RayRunner
 from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
@@ -132,15 +132,15 @@ def expected(source) -> dict[str, bytes]:
     out = source.parent / "local"
     with pytest.MonkeyPatch.context() as patch:
         allow_small_tasks(patch)
-        report = execute(open_run(source, out, workers=Workers()))
+        report = execute(open_ray_run(source, out, workers=Workers()))
     assert (report.status, report.objects_broken, report.rows_failed > 50) == ("complete", 1, True)
     assert report.tasks > 15
     return outputs(out)
 
 
-def open_run(source: Path, out: Path, *, model: str = SLOW, workers: Any = TWO, **more) -> OpenedTransform:
-    return open_transform(
-        str(source), str(out), model=model, workers=workers, **{"settings": SETTINGS, **more}
+def open_ray_run(source: Path, out: Path, *, model: str = SLOW, workers: Any = TWO, **more) -> OpenedRun:
+    return open_run(
+        str(source), output=str(out), model=model, workers=workers, **{"settings": SETTINGS, **more}
     )
 
 
@@ -150,12 +150,13 @@ def copied_model(folder: Path, name: str = "Quick") -> str:
     return f"{folder / MODELS.name}:{name}"
 
 
-def runner_of(one: OpenedTransform) -> RayRunner:
-    assert isinstance(one.runner, RayRunner)
-    return one.runner
+def runner_of(one: OpenedRun) -> RayRunner:
+    runner = one.run._scoring._runner
+    assert isinstance(runner, RayRunner)
+    return runner
 
 
-def assert_complete(report: TransformReport, out: Path, expected: dict[str, bytes]) -> None:
+def assert_complete(report: Report, out: Path, expected: dict[str, bytes]) -> None:
     assert report.status == "complete"
     assert report.records_in == report.rows_out + report.rows_failed
     assert outputs(out) == expected
@@ -164,7 +165,7 @@ def assert_complete(report: TransformReport, out: Path, expected: dict[str, byte
 
 @pytest.fixture
 def at_progress(monkeypatch) -> Callable[[int, Callable[[], None]], list[int]]:
-    """Call a function once, when a number of tasks are finished."""
+    """Call a function once, when a number of tasks are finished and a worker is busy."""
 
     def arrange(tasks: int, act: Callable[[], None]) -> list[int]:
         real, done = TaskScheduler.update_progress, list[int]()
@@ -172,7 +173,7 @@ def at_progress(monkeypatch) -> Callable[[int, Callable[[], None]], list[int]]:
         def update_progress(self: TaskScheduler) -> None:
             real(self)
             finished = len(self._work.ledger.tasks()) if self._work and not done else 0
-            if finished >= tasks:
+            if finished >= tasks and any_busy(self.handles):
                 done.append(finished)
                 act()
 
@@ -185,7 +186,7 @@ def at_progress(monkeypatch) -> Callable[[int, Callable[[], None]], list[int]]:
 def test_growing_pool_writes_the_outputs_of_the_local_runner(nodes, source, expected, tmp_path, monkeypatch):
     """The workers do not have the model's file, so its copy is sent to them."""
     model = copied_model(tmp_path, "Slow")
-    run = open_run(source, tmp_path / "out", model=model, workers=RayWorkers(1, 2, cpus=0.5))
+    run = open_ray_run(source, tmp_path / "out", model=model, workers=RayWorkers(1, 2, cpus=0.5))
     (tmp_path / MODELS.name).unlink()
     sizes: list[int] = []
     real = TaskScheduler.update_progress
@@ -218,8 +219,8 @@ def test_run_sends_its_credentials_to_workers(nodes, source, expected, s3_server
     uri, store = f"s3://{s3_server.bucket()}", Stores(s3_server.environ)
     for path in (p for p in source.rglob("*") if p.is_file()):
         store.for_uri(uri).put(f"{uri}/in/{path.relative_to(source)}", path.read_bytes())
-    run = open_transform(
-        f"{uri}/in/", f"{uri}/out/", model=SLOW, workers=TWO, settings=SETTINGS, stores=store
+    run = open_run(
+        f"{uri}/in/", output=f"{uri}/out/", model=SLOW, workers=TWO, settings=SETTINGS, stores=store
     )
     assert execute(run).status == "complete"
     found = outputs_in(store, f"{uri}/out/")
@@ -230,7 +231,7 @@ def test_run_sends_its_credentials_to_workers(nodes, source, expected, s3_server
 
 def test_killed_node_is_survived(nodes, source, expected, tmp_path, at_progress):
     """The workers of the node live on as orphans and keep writing."""
-    run = open_run(source, tmp_path / "out")
+    run = open_ray_run(source, tmp_path / "out")
     killed = at_progress(5, lambda: nodes.kill("us"))
     with run as transform:
         report = transform.execute()
@@ -240,7 +241,7 @@ def test_killed_node_is_survived(nodes, source, expected, tmp_path, at_progress)
 
 
 def test_killed_worker_and_failed_call_are_replaced(nodes, source, expected, tmp_path, at_progress):
-    run = open_run(source, tmp_path / "out")
+    run = open_ray_run(source, tmp_path / "out")
 
     def busy_member() -> Any:
         return next(m for m in runner_of(run)._members if m.handle.assigned)
@@ -273,27 +274,27 @@ def test_fatal_record_is_excluded_and_named(nodes, tmp_path):
     tasks = make_settings(tasks={"task_objects_max": 1})
     one = RayWorkers(1, 1)
     with pytest.raises(InstanceLostError, match=rf"{DIED} at record [4-8]0 of .*/3\.csv, or soon.*--resume"):
-        execute(open_run(source, out, model=model, workers=one, settings=tasks))
+        execute(open_ray_run(source, out, model=model, workers=one, settings=tasks))
     assert sorted(n for n in outputs(out) if n.endswith(".out")) == [f"{n}.csv.out" for n in (0, 1, 2, 4, 5)]
     # Where the record is harmless, such as on another machine, the rest is scored.
     (tmp_path / "harmless").touch()
-    report = execute(open_run(source, out, model=model, workers=one, settings=tasks, resume=True))
+    report = execute(open_ray_run(source, out, model=model, workers=one, settings=tasks, resume=True))
     assert (report.status, report.resumed, report.records_in) == ("complete", True, 6 * 120 + 1)
 
 
 def test_load_error_is_raised(nodes, source, tmp_path):
     with pytest.raises(ModelLoadError, match="the weights of broken are gone"):
-        execute(open_run(source, tmp_path / "out", model=BROKEN))
+        execute(open_ray_run(source, tmp_path / "out", model=BROKEN))
     assert not (tmp_path / "out").exists()
 
 
 def test_drained_run_resumes(nodes, source, expected, tmp_path, at_progress):
-    run = open_run(source, tmp_path / "out")
-    drained = at_progress(3, run.transform.drain)
+    run = open_ray_run(source, tmp_path / "out")
+    drained = at_progress(3, run.run.drain)
     report = execute(run)
     assert drained
     assert (report.status, report.objects_done < report.objects) == ("drained", True)
-    resumed = execute(open_run(source, tmp_path / "out", resume=True))
+    resumed = execute(open_ray_run(source, tmp_path / "out", resume=True))
     assert resumed.bytes_read < report.bytes_read + resumed.bytes_read
     assert_complete(resumed, tmp_path / "out", expected)
 
@@ -313,7 +314,7 @@ def test_duplicated_tasks_are_committed_once(nodes, source, expected, tmp_path, 
         return Assignment(handle.assigned, run_id=self._work.run_id)
 
     monkeypatch.setattr(TaskScheduler, "assign", assign)
-    assert_complete(execute(open_run(source, tmp_path / "out")), tmp_path / "out", expected)
+    assert_complete(execute(open_ray_run(source, tmp_path / "out")), tmp_path / "out", expected)
     assert len(doubles) > 2
 
 
@@ -323,14 +324,16 @@ def test_workers_run_tasks_of_their_region(nodes, tmp_path):
         (source / region).mkdir(parents=True)
         for number in range(count):
             (source / region / f"{number}.csv").write_bytes(lines(50, start=1000 * number))
-    local = execute(open_run(source, tmp_path / "local", model=QUICK, workers=Workers()))
+    local = execute(open_ray_run(source, tmp_path / "local", model=QUICK, workers=Workers()))
     rules = RegionRules.parse([f"{source}/{region}/={region}" for region in ("eu", "us")])
 
-    def transform_in_region(region: str, folder: Path, other: str, **more) -> TransformReport:
+    def transform_in_region(region: str, folder: Path, other: str, **more) -> Report:
         here = RayWorkers(1, 1, label_selector={"ray.io/region": region})
         regions = DataRegions(rules, other_regions=other)
         settings = make_settings(tasks={"task_objects_max": 1})
-        run = open_run(source, folder, model=QUICK, workers=here, settings=settings, regions=regions, **more)
+        run = open_ray_run(
+            source, folder, model=QUICK, workers=here, settings=settings, regions=regions, **more
+        )
         return execute(run)
 
     partial = transform_in_region("eu", out, "never")
@@ -338,7 +341,7 @@ def test_workers_run_tasks_of_their_region(nodes, tmp_path):
     whole = transform_in_region("us", out, "never", resume=True)
     assert_complete(whole, out, outputs(tmp_path / "local"))
     assert (whole.bytes_across_regions, whole.tasks_left, whole.records_in) == ([], {}, local.records_in)
-    ledger = TransformLedger(LocalStore(), f"{out}/")
+    ledger = Ledger(LocalStore(), f"{out}/")
     assert [r.region for _, r in sorted(ledger.tasks().items())] == ["eu"] * 3 + ["us"] * 4
     crossed = transform_in_region("eu", tmp_path / "crossed", "idle")
     nbytes = sum(p.stat().st_size for p in (source / "us").iterdir())
@@ -354,7 +357,7 @@ def test_wait_for_placement_is_limited(nodes, tmp_path, monkeypatch):
         (source / region / "0.csv").write_bytes(lines(50))
     rules = RegionRules.parse([f"{source}/{region}/={region}" for region in ("eu", "us")])
     here = RayWorkers(1, 2, label_selector={"ray.io/region": "eu"})
-    run = open_run(
+    run = open_ray_run(
         source, tmp_path / "out", model=QUICK, workers=here, regions=DataRegions(rules, other_regions="never")
     )
     clock, real = ManualClock(), TaskScheduler.update_progress
@@ -373,7 +376,7 @@ def test_wait_for_placement_is_limited(nodes, tmp_path, monkeypatch):
 def test_impossible_placement_is_an_error(nodes, source, tmp_path):
     unavailable = RayWorkers(1, 1, gpus=99, place_s=0.1)
     with pytest.raises(ConfigError, match=r"within 0\.1 s: each requests 1 CPU of 3, 99 GPU of 0 in"):
-        execute(open_run(source, tmp_path / "out", workers=unavailable))
+        execute(open_ray_run(source, tmp_path / "out", workers=unavailable))
 
 
 def no_worker(tell: object, region: object) -> Any:
@@ -415,7 +418,7 @@ def test_opener_error_is_raised(nodes):
 
 SCRIPT = """
 import sys
-from headrace.app.transforming import transform_sync
+from headrace.app.runs import transform_sync
 from headrace.app.runners import RayWorkers
 from runs.support import make_settings
 report = transform_sync(*sys.argv[1:3], model=sys.argv[3], workers=RayWorkers(), settings=make_settings())

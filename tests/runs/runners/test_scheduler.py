@@ -7,12 +7,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import levels
 from headrace.core.errors import InstanceLostError, ModelLoadError
-from headrace.runs.part_ledger import Counts
-from headrace.runs.records import ShardPosition, TaskCheckpoint
+from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint
 from headrace.runs.runners.deaths import DEATHS_MAX, EXCLUDED_TASKS_MAX
 from headrace.runs.runners.messages import WorkerCounters
 from headrace.runs.runners.scheduler import ASSIGNED_TASKS_MAX, TaskScheduler, WorkerHandle, any_busy
-from headrace.runs.task_run import TransformWork
+from headrace.runs.task_run import TaskWork
 from runs.runners.scheduling import IDLE, READY, ROWS, add_worker, record, task_message, work_of
 
 REGIONS = st.sampled_from([None, "eu", "us"])
@@ -194,7 +193,7 @@ def counters_message(records: int, failed: int = 0, **more) -> dict:
     }
 
 
-def begun(regions=(None,) * 3, **more) -> tuple[TaskScheduler, TransformWork]:
+def begun(regions=(None,) * 3, **more) -> tuple[TaskScheduler, TaskWork]:
     work = work_of(regions, **more)
     scheduler = TaskScheduler("double")
     scheduler.begin(work, work.plan.tasks, {})

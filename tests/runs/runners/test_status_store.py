@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.observation import RunObservation
 from headrace.runs.records import TaskRecord
 from headrace.runs.runners.messages import WorkerCounters
@@ -15,8 +15,8 @@ DEST = "memory://out/run/"
 
 
 @pytest.fixture
-def ledger(stores: Stores) -> TransformLedger:
-    return TransformLedger(stores.for_uri(DEST), DEST)
+def ledger(stores: Stores) -> Ledger:
+    return Ledger(stores.for_uri(DEST), DEST)
 
 
 def observed(step: int) -> dict:

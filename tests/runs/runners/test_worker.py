@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 
 from headrace.engine.engine import Engine
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.observation import RunObservation
-from headrace.runs.plan import make_plan
 from headrace.runs.probe import learn
 from headrace.runs.run_guard import CHECK_INTERVAL_S
 from headrace.runs.runners.messages import Assignment
 from headrace.runs.runners.worker import OBSERVATION_INTERVAL_S, TaskWorker
-from headrace.runs.settings import TransformSettings
+from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from runs.observation_support import failure, scored
 from runs.stream_support import ScriptedPredictor
-from runs.support import FailingPredictor, engine, make_settings, rows
+from runs.support import FailingPredictor, engine, make_settings, plan_of, rows
 
 
 def observations_in(messages) -> list[RunObservation]:
@@ -72,23 +71,36 @@ def test_assignment_has_the_observation_start():
         )
 
 
+def begin(ledger, plan) -> None:
+    ledger.write_plan(0, plan.objects)
+    ledger.begin({}, "transform")
+
+
 class BegunRun:
     """A run that has begun, over objects of 40 rows. Its workers write a checkpoint of every batch."""
 
-    def __init__(self, folder: Path, names: str, *, task_objects_max: int = 1) -> None:
-        self.settings = make_settings(checkpoint_s=0.0, tasks={"task_objects_max": task_objects_max})
+    def __init__(
+        self,
+        folder: Path,
+        names: str,
+        *,
+        task_objects_max: int = 1,
+        preset: type[RunSettings] = TransformSettings,
+    ) -> None:
+        tasks = {"task_objects_max": task_objects_max}
+        self.settings = make_settings(preset=preset, checkpoint_s=0.0, tasks=tasks)
         source, self.out, self.stores = f"{folder}/in/", f"{folder}/out/", Stores()
         for name in names:
             self.stores.for_uri(source).put(f"{source}{name}.csv", rows(40))
-        self.plan = make_plan(source, self.out, self.stores, self.settings)
-        self.ledger = TransformLedger(self.stores.for_uri(self.out), self.out)
-        self.ledger.begin({}, self.plan.objects)
+        self.plan = plan_of(self.stores, self.settings, source, self.out)
+        self.ledger = Ledger(self.stores.for_uri(self.out), self.out)
+        begin(self.ledger, self.plan)
 
     @contextmanager
     def engine(self) -> Iterator[Engine]:
         """Yield a started engine whose metadata the run has probed."""
         with engine() as started:
-            self.ledger.learn(learn(self.plan, self.stores, self.settings, started.metadata))
+            self.ledger.learn(learn(self.plan.objects, self.stores, self.settings, started.metadata))
             yield started
 
     def worker(self, predictor, messages: list, kind: type[TaskWorker] = TaskWorker, **more) -> TaskWorker:
@@ -103,6 +115,16 @@ class BegunRun:
 
     def output(self, name: str) -> bytes:
         return self.stores.for_uri(self.out).get(f"{self.out}{name}.csv.out")
+
+
+def test_worker_of_a_stream_writes_the_parts_of_its_tasks(tmp_path):
+    begun, messages = BegunRun(tmp_path, "abc", task_objects_max=2, preset=StreamSettings), []
+    with begun.engine() as started:
+        begun.worker(started, messages).do(Assignment((1, 0)))
+    assert [m for m in messages if "error" in m] == []
+    parts = {p.name: p.read_bytes() for p in Path(begun.out).iterdir() if p.is_file()}
+    one = b"".join(b"%d.0\n" % (2 * i) for i in range(40))
+    assert parts == {"part-00000.csv": one * 2, "part-00001.csv": one}
 
 
 @pytest.mark.parametrize("more", [(), (1,)])
@@ -127,7 +149,7 @@ def test_task_finished_by_another_worker_is_no_error(tmp_path, more):
         orphan = threading.Thread(target=slow.do, args=[Assignment((0,), checkpoint_all=True)])
         orphan.start()
         assert checkpoint_written.wait(30)
-        assert begun.ledger.checkpoints([0])[0].entries
+        assert begun.ledger.checkpoints([0])[0].is_inside
         begun.worker(FailingPredictor(started, at=0, action=finished), messages).do(Assignment((0, *more)))
     assert [m for m in messages if "error" in m] == []
     assert [json.loads(m["task"])["task"] for m in messages if "task" in m] == [0, *more]
@@ -194,11 +216,11 @@ def test_lost_draft_is_an_error(tmp_path):
     assert checkpoint_written in messages[-1]["error"]["message"]
 
 
-def begin_anew(ledger, objects) -> None:
+def begin_anew(ledger, plan) -> None:
     """Replace the run, as --overwrite does."""
     ledger.abandon()
     ledger.delete()
-    ledger.begin({}, objects)
+    begin(ledger, plan)
 
 
 def finish(ledger, _) -> None:
@@ -219,7 +241,7 @@ def test_worker_of_a_finished_run_stops_writing(tmp_path, over):
         def _on_batch(self, batch) -> None:
             super()._on_batch(batch)
             if not after and begun.ledger.checkpoints([0]):
-                over(begun.ledger, begun.plan.objects)
+                over(begun.ledger, begun.plan)
                 clock.advance(CHECK_INTERVAL_S)
                 after.update(files())
 

@@ -17,13 +17,12 @@ from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import JobProgress, NewJob, ResultRef
 from headrace.jobs.kind import AttemptPredictor, JobPredictor, KindRunner, Models
 from headrace.jobs.kinds.options import transform_settings
-from headrace.jobs.kinds.transform import bind_to_attempt, failed_note
+from headrace.jobs.kinds.run import bind_to_attempt, failed_note
 from headrace.jobs.paths import JobPaths
 from headrace.protocols.oip_json import JsonWireRequest, decode_request, encode_response, parse_header_length
 from headrace.protocols.plain_json import request_from_json
 from headrace.runs.media_types import bare_type
-from headrace.runs.run import Transform
-from headrace.runs.runner import InProcessRunner
+from headrace.runs.run import Run
 from headrace.storage.contract import Store
 from headrace.storage.folder import remove_folder
 from headrace.storage.local import LocalStore
@@ -114,35 +113,35 @@ class InferKind(KindRunner):
         spec = attempt.job.spec
         watched = AttemptPredictor(predictor)
         folder = self._folder(attempt)
-        transform = Transform(
+        run = Run(
             spec.input_uri,
             folder,
             stores=self._stores,
-            runner=InProcessRunner(watched),
+            predictor=watched,
             settings=transform_settings(spec),
             model_identity=self._models.identity(spec.model),
             if_exists="overwrite",
         )
-        bind_to_attempt(attempt, transform, watched)
-        report = transform.execute()
+        bind_to_attempt(attempt, run, watched)
+        report = run.execute()
         attempt.raise_if_stopped()
         if report.rows_out == 0 and report.rows_failed:
             raise DataError(
                 f"all {report.rows_failed} records failed: "
                 f"{next(iter(report.failures), 'see the failed records')}"
             )
-        broken = transform.progress.first_broken
+        broken = run.progress.first_broken
         if broken is not None:
             raise DataError(f"the payload could not be read to its end: {broken.why} ({broken.position})")
         if report.objects_broken or report.status == "failed":
             raise DataError("records of the payload failed, and its options require all of them")
-        assert transform.plan is not None, "it was executed"
-        if len(transform.plan.objects) != 1:
+        assert run.plan is not None, "it was executed"
+        if len(run.plan.objects) != 1:
             raise DataError(
-                f"the input names {len(transform.plan.objects)} objects, "
+                f"the input names {len(run.plan.objects)} objects, "
                 "but an infer job has one: submit a transform"
             )
-        uri = transform.destination + transform.plan.objects[0].output
+        uri = run.destination + run.plan.objects[0].output
         total = report.records_in
         attempt.set_progress_source(
             lambda: JobProgress(total, total, "records", failed_note(report.rows_failed))

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from headrace.core.errors import MissingExtraError, ModelLoadError, RunnerError
 from headrace.core.predictor import Predictor
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.locality import Locality
 from headrace.runs.plan import Task
 from headrace.runs.records import ShardPosition, TaskCheckpoint
@@ -28,7 +28,7 @@ from headrace.runs.runners.scheduled import ScheduledRunner
 from headrace.runs.runners.scheduler import WorkerHandle
 from headrace.runs.runners.status_store import StatusStore, WorkerStatus
 from headrace.runs.runners.worker import Opener
-from headrace.runs.task_run import TransformWork
+from headrace.runs.task_run import TaskWork
 
 ASSUMED_WORKERS: Final = 64
 """The assumed number of workers of a Beam runner that decides it itself."""
@@ -60,7 +60,7 @@ class BeamRunner(ScheduledRunner):
         model: str,
         environ: Mapping[str, str] | None = None,
         locality: Locality | None = None,
-        prepare: Callable[[TransformLedger], None],
+        prepare: Callable[[Ledger], None],
     ) -> None:
         if importlib.util.find_spec("apache_beam") is None:
             raise MissingExtraError("beam", "a transform on Apache Beam")
@@ -94,7 +94,7 @@ class BeamRunner(ScheduledRunner):
     @override
     def run(
         self,
-        work: TransformWork,
+        work: TaskWork,
         tasks: Sequence[Task],
         *,
         range_starts: Mapping[tuple[int, int], ShardPosition],
@@ -117,7 +117,7 @@ class BeamRunner(ScheduledRunner):
 
     # One pipeline
 
-    def _run_pipeline(self, work: TransformWork, status_store: StatusStore) -> None:
+    def _run_pipeline(self, work: TaskWork, status_store: StatusStore) -> None:
         """Run the remaining tasks in one pipeline, as far as it gets."""
         workers, left = self._workers, self._scheduler.left
         self._pipeline = token_hex(6)
@@ -142,7 +142,7 @@ class BeamRunner(ScheduledRunner):
             work, exit_reason, nothing=self._scheduler.left == left, task_to_blame=task_to_blame
         )
 
-    def _wait(self, process: PipelineProcess, work: TransformWork, status_store: StatusStore) -> str | None:
+    def _wait(self, process: PipelineProcess, work: TaskWork, status_store: StatusStore) -> str | None:
         """Poll the workers' statuses until the pipeline ends.
 
         Return the reason if a worker's death ended it.
@@ -192,7 +192,7 @@ class BeamRunner(ScheduledRunner):
         return task_to_blame_found
 
     def _check_progress(
-        self, work: TransformWork, exit_reason: str | None, *, nothing: bool, task_to_blame: bool
+        self, work: TaskWork, exit_reason: str | None, *, nothing: bool, task_to_blame: bool
     ) -> None:
         """Raise the error of a pipeline that finished no task, so that it is not repeated forever."""
         if not nothing or self._draining:
@@ -210,7 +210,7 @@ class BeamRunner(ScheduledRunner):
 
     # What workers tell
 
-    def _poll(self, work: TransformWork, status_store: StatusStore) -> None:
+    def _poll(self, work: TaskWork, status_store: StatusStore) -> None:
         """Read the workers' statuses and update the progress.
 
         Raises an error that a worker reports.
@@ -222,7 +222,7 @@ class BeamRunner(ScheduledRunner):
                 self._update(status, work)
         self._scheduler.update_progress()
 
-    def _update(self, status: WorkerStatus, work: TransformWork) -> None:
+    def _update(self, status: WorkerStatus, work: TaskWork) -> None:
         _, handle = self._workers_by_name.get(status.worker) or (
             status,
             WorkerHandle(self._locality, ready=True),

@@ -3,7 +3,7 @@
 from typing import Final
 
 from headrace.core.errors import InstanceLostError
-from headrace.runs.task_run import TransformWork
+from headrace.runs.task_run import TaskWork
 
 DEATHS_MAX: Final = 2
 """The number of workers that a task may kill before it is excluded."""
@@ -35,7 +35,7 @@ class WorkerDeaths:
         """Return True if the task killed DEATHS_MAX workers and is not retried."""
         return self._by_task.get(task, 0) >= DEATHS_MAX
 
-    def record_death(self, task: int, work: TransformWork, reason: str) -> bool:
+    def record_death(self, task: int, work: TaskWork, reason: str) -> bool:
         """Record the death of a worker during the task.
 
         Return True if the task is excluded from now on.
@@ -64,12 +64,12 @@ class WorkerDeaths:
         )
 
 
-def _describe_position(task: int, work: TransformWork) -> str:
+def _describe_position(task: int, work: TaskWork) -> str:
     """Return the position that a task with a checkpoint of every batch has reached."""
     checkpoint = next(iter(work.ledger.checkpoints([task]).values()), None)
     shard = work.plan.tasks[task].shards[len(checkpoint.done) if checkpoint else 0]
     uri = work.plan.objects[shard.index].info.uri
-    if checkpoint is None or not checkpoint.entries:
+    if checkpoint is None or not checkpoint.is_inside:
         part = "" if shard.is_whole else f" (from about byte {shard.start:,} on)"
         return f"at the first records of {uri}{part}, or soon after them"
     since = f" of its range from about byte {shard.start:,} on" if checkpoint.relative else ""

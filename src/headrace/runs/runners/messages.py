@@ -15,9 +15,8 @@ from headrace.core.errors import HeadraceError
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.failures import failure_line, read_failures
-from headrace.runs.part_ledger import Counts
 from headrace.runs.progress import RunProgress
-from headrace.runs.records import ShardPosition
+from headrace.runs.records import Counts, ShardPosition
 
 Message = dict[str, Any]
 

@@ -22,7 +22,7 @@ from headrace.runs.records import ShardPosition, TaskCheckpoint
 from headrace.runs.runners.messages import receive, send
 from headrace.runs.runners.scheduled import ScheduledRunner
 from headrace.runs.runners.scheduler import WorkerHandle, any_busy
-from headrace.runs.task_run import TransformWork
+from headrace.runs.task_run import TaskWork
 
 _log = logging.getLogger("headrace.runs")
 
@@ -116,7 +116,7 @@ class ProcessRunner(ScheduledRunner):
     @override
     def run(
         self,
-        work: TransformWork,
+        work: TaskWork,
         tasks: Sequence[Task],
         *,
         range_starts: Mapping[tuple[int, int], ShardPosition],

@@ -30,7 +30,7 @@ from headrace.runs.runners.messages import Message
 from headrace.runs.runners.scheduled import ScheduledRunner
 from headrace.runs.runners.scheduler import WorkerHandle, any_busy
 from headrace.runs.runners.worker import Opener
-from headrace.runs.task_run import TransformWork
+from headrace.runs.task_run import TaskWork
 
 _log = logging.getLogger("headrace.runs")
 
@@ -162,7 +162,7 @@ class RayRunner(ScheduledRunner):
     @override
     def run(
         self,
-        work: TransformWork,
+        work: TaskWork,
         tasks: Sequence[Task],
         *,
         range_starts: Mapping[tuple[int, int], ShardPosition],

@@ -16,10 +16,8 @@ from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.runs.locality import Locality
 from headrace.runs.observation import RunObservation
-from headrace.runs.part_ledger import Counts
 from headrace.runs.plan import Task
-from headrace.runs.records import ShardPosition, TaskCheckpoint, TaskRecord
-from headrace.runs.report import sum_counts
+from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.runners.deaths import DEATHS_MAX, WorkerDeaths
 from headrace.runs.runners.messages import (
     Assignment,
@@ -31,7 +29,7 @@ from headrace.runs.runners.messages import (
     metadata_from_json,
     statistics_of,
 )
-from headrace.runs.task_run import TransformWork
+from headrace.runs.task_run import TaskWork
 
 _log = logging.getLogger("headrace.runs")
 
@@ -82,7 +80,7 @@ class TaskScheduler:
         """The finished tasks, as far as known."""
         self._range_starts: Mapping[tuple[int, int], ShardPosition] = {}
         self._before = Counts()
-        self._work: TransformWork | None = None
+        self._work: TaskWork | None = None
         self._peak_memory_mb = 0.0
         self.handles: list[WorkerHandle] = []
         """The running and starting workers."""
@@ -120,7 +118,7 @@ class TaskScheduler:
 
     def begin(
         self,
-        work: TransformWork,
+        work: TaskWork,
         tasks: Sequence[Task],
         range_starts: Mapping[tuple[int, int], ShardPosition],
         checkpoints: Mapping[int, TaskCheckpoint] | None = None,
@@ -305,7 +303,7 @@ def any_busy(handles: Iterable[WorkerHandle]) -> bool:
 
 
 def make_assignment(
-    work: TransformWork,
+    work: TaskWork,
     numbers: Sequence[int],
     range_starts: Mapping[tuple[int, int], ShardPosition],
     *,

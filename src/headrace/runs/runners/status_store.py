@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from headrace.core.errors import NotFoundError
-from headrace.runs.ledger import WORKERS, TransformLedger
+from headrace.runs.ledger import WORKERS, Ledger
 from headrace.runs.observation import RunObservation
 from headrace.runs.runners.messages import Message, WorkerCounters
 
@@ -83,7 +83,7 @@ def _merge_observations(before: Message | None, now: Message) -> Message:
 class StatusStore:
     """The statuses of one run's workers, and the request to drain. Used by one thread."""
 
-    def __init__(self, ledger: TransformLedger) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self._store = ledger.store
         self._folder = ledger.uri(WORKERS)
         self._etags: dict[str, str | None] = {}

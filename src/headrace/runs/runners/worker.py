@@ -13,9 +13,9 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, LedgerError, StorageError
 from headrace.core.predictor import Predictor
 from headrace.runs.items import ScoredBatch
-from headrace.runs.ledger import TransformLedger
+from headrace.runs.ledger import Ledger
 from headrace.runs.observation import RunObservation
-from headrace.runs.plan import TransformPlan, cut_tasks
+from headrace.runs.plan import make_plan
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import TaskCheckpoint, TaskRecord
 from headrace.runs.run_guard import RunGuard
@@ -27,7 +27,7 @@ from headrace.runs.runners.messages import (
     metadata_to_json,
 )
 from headrace.runs.settings import RunSettings
-from headrace.runs.task_run import TaskRun, TransformWork
+from headrace.runs.task_run import TaskRun, TaskWork
 from headrace.runs.usage import cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 
@@ -69,11 +69,11 @@ class TaskWorker:
         self._stores = stores
         self._settings = settings
         self._region = region
-        self.ledger = TransformLedger(stores.for_uri(destination), destination)
+        self.ledger = Ledger(stores.for_uri(destination), destination)
         self._progress: list[RunProgress] = []
         self._counters_sent_s = self._observation_sent_s = self._clock.now()
         self._observation: RunObservation | None = None
-        self._work: TransformWork | None = None
+        self._work: TaskWork | None = None
         self._run: TaskRun | None = None
         self._running = threading.Lock()
         self._done: set[int] = set()
@@ -122,20 +122,21 @@ class TaskWorker:
         )
         self._send({"tally": counters.to_json()})
 
-    def _begin(self) -> TransformWork:
+    def _begin(self) -> TaskWork:
         # The run writes the plan before it assigns any task.
-        objects = tuple(self.ledger.objects())
-        if not objects:
+        plan = make_plan(self.ledger.plans(), self._settings)
+        if not plan.objects:
             raise LedgerError(
-                f"{self.ledger.uri('plan.jsonl')}: the worker does not find the plan of its run. All workers "
-                "must reach the destination under the same name: use object storage or a shared folder"
+                f"{self.ledger.uri('plan-00000.jsonl')}: the worker does not find the plan of its run. All "
+                "workers must reach the destination under the same name: use object storage or a shared "
+                "folder"
             )
-        return TransformWork(
-            plan=TransformPlan(objects, cut_tasks(objects, self._settings)),
+        return TaskWork(
+            plan=plan,
             settings=self._settings,
             stores=self._stores,
             ledger=self.ledger,
-            learned=self.ledger.learned() or {},
+            learned=self.ledger.learned(),
             clock=self._clock,
             on_task=self._on_task,
             on_batch=self._on_batch,
@@ -184,7 +185,9 @@ class TaskWorker:
     def _execute(self, assignment: Assignment) -> bool:
         check = self._run_check(assignment.run_id)
         check()
-        self._work = work = self._work or self._begin()
+        if self._work is None or max(assignment.tasks) >= len(self._work.plan.tasks):
+            self._work = self._begin()  # a watched source adds tasks
+        work = self._work
         progress = RunProgress()
         self._progress.append(progress)
         tasks = [work.plan.tasks[number] for number in assignment.tasks]

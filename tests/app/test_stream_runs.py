@@ -10,15 +10,16 @@ import pytest
 
 import headrace
 from cases import for_each
-from headrace.app.streaming import OpenedRun, PredictorOptions, execute, open_predictor, open_run, open_watch
+from headrace.app.predictors import PredictorOptions, open_predictor
+from headrace.app.runs import OpenedRun, execute, open_run, open_watch
 from headrace.core.errors import ConfigError, LimitError, ModelLoadError, NotFoundError, OutputExistsError
 from headrace.core.model import Model
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.engine.steps import multi_row_request
+from headrace.runs.report import Report
+from headrace.runs.run import Run
 from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
-from headrace.runs.stream_report import Report
-from headrace.runs.stream_run import Run
 from headrace.storage.resolve import Stores
 from runs.stream_support import ScriptedPredictor
 

@@ -5,13 +5,22 @@ from dataclasses import replace
 
 import pytest
 
+from cases import for_each
 from headrace.core.errors import ConfigError, DataError, HeadraceError
 from headrace.jobs.attempt import Attempt, AttemptStoppedError, StopReason
 from headrace.jobs.job import NewJob
-from headrace.jobs.kinds.stream import StreamKind
-from headrace.jobs.kinds.transform import TransformKind
+from headrace.jobs.kinds.options import stream_settings, transform_settings
+from headrace.jobs.kinds.run import RunJobs
 from headrace.storage.resolve import Stores
 from jobs.support import Doubles, attempt_at, one_model
+
+
+def streams(models, stores) -> RunJobs:
+    return RunJobs(models, stores, stream_settings)
+
+
+def transforms(models, stores) -> RunJobs:
+    return RunJobs(models, stores, transform_settings)
 
 
 @pytest.fixture
@@ -25,7 +34,7 @@ def source(tmp_path):
 
 @pytest.mark.parametrize(
     ("make_kind", "written"),
-    [(TransformKind, ["a.csv.out", "b.csv.out"]), (StreamKind, ["part-00000.csv"])],
+    [(transforms, ["a.csv.out", "b.csv.out"]), (streams, ["part-00000.csv"])],
 )
 def test_output_and_report_are_below_output_uri(tmp_path, source, make_kind, written):
     spec = NewJob(model="m", input_uri=source, output_uri=f"{tmp_path}/out/")
@@ -43,13 +52,13 @@ def test_output_and_report_are_below_output_uri(tmp_path, source, make_kind, wri
 def test_report_counts_bytes_of_another_region(tmp_path, source):
     spec = NewJob(model="m", input_uri=source, output_uri=f"{tmp_path}/out/", region="eu")
     with Stores() as stores, one_model() as models:
-        TransformKind(models, stores).run(Attempt(replace(attempt_at(spec).job, worker_region="us")))
+        transforms(models, stores).run(Attempt(replace(attempt_at(spec).job, worker_region="us")))
     report = json.loads((tmp_path / "out" / "_report.json").read_text())
     size = sum(path.stat().st_size for path in (tmp_path / "in").iterdir())
     assert report["bytes_across_regions"] == [{"from": "eu", "to": "us", "bytes": size}]
 
 
-@pytest.mark.parametrize("make_kind", [TransformKind, StreamKind])
+@pytest.mark.parametrize("make_kind", [transforms, streams])
 def test_next_attempt_resumes(tmp_path, source, make_kind):
     # A drain stops the first attempt; the second predicts only the remaining rows.
     spec = NewJob(
@@ -85,7 +94,7 @@ def test_next_attempt_resumes(tmp_path, source, make_kind):
     assert [float(line) for line in lines] == [4.0 * i for i in range(300)] + [6.0] * 300
 
 
-@pytest.mark.parametrize("make_kind", [TransformKind, StreamKind])
+@pytest.mark.parametrize("make_kind", [transforms, streams])
 def test_invalid_job_fails_before_it_runs(tmp_path, source, make_kind):
     with Stores() as stores, one_model() as models:
         for spec, why in (
@@ -105,7 +114,7 @@ def test_suppressed_objects_fail_the_job(tmp_path, source):
     (tmp_path / "in" / "a.csv").write_text("1,2\n-1,3\n")
     spec = NewJob(model="m", input_uri=source, output_uri=f"{tmp_path}/out/", options={"on_error": "object"})
     with Stores() as stores, one_model() as models, pytest.raises(DataError, match="1 of 2 objects"):
-        TransformKind(models, stores).run(attempt_at(spec))
+        transforms(models, stores).run(attempt_at(spec))
 
 
 def test_sagemaker_options_are_supported(tmp_path, source):
@@ -121,7 +130,48 @@ def test_sagemaker_options_are_supported(tmp_path, source):
     )
     with Stores() as stores, one_model() as models:
         try:
-            TransformKind(models, stores).run(attempt_at(spec))
+            transforms(models, stores).run(attempt_at(spec))
         except ConfigError as error:
             pytest.fail(str(error))
     assert (tmp_path / "out" / "a.csv.out").read_text().splitlines()[3] == "3,3,12.0"
+
+
+# Streams
+
+
+def test_part_limits_are_applied(tmp_path):
+    (tmp_path / "in.csv").write_text("1,2\n" * 100)
+    spec = NewJob(
+        model="m",
+        input_uri=f"{tmp_path}/in.csv",
+        output_uri=f"{tmp_path}/out/",
+        options={"part_rows_max": 40, "batch_rows_max": 10, "accept": "application/jsonlines"},
+    )
+    with Stores() as stores, one_model() as models:
+        streams(models, stores).run(attempt_at(spec))
+    parts = sorted((tmp_path / "out").glob("part-*.jsonl"))
+    assert [len(part.read_text().splitlines()) for part in parts] == [40, 40, 20]
+
+
+@for_each("options", [{"part_rows_max": "40"}, {"part_bytes_max": 0}, {"accept": "image/png"}])
+def test_invalid_part_limits_are_refused(tmp_path, options):
+    spec = NewJob(model="m", input_uri=f"{tmp_path}/in.csv", output_uri=f"{tmp_path}/out/", options=options)
+    with Stores() as stores, one_model() as models, pytest.raises(ConfigError):
+        streams(models, stores).run(attempt_at(spec))
+
+
+@for_each(("worker_region", "across"), [("us", 400), ("eu", 0), ("", 0)])
+def test_bytes_of_another_region_are_counted(tmp_path, worker_region, across):
+    (tmp_path / "in.csv").write_text("1,2\n" * 100)
+    for kind, folder in ((streams, "parts"), (transforms, "files")):
+        spec = NewJob(
+            model="m",
+            input_uri=f"{tmp_path}/in.csv",
+            output_uri=f"{tmp_path}/{folder}-{worker_region}/",
+            region="eu",
+        )
+        attempt = attempt_at(spec)
+        attempt = Attempt(replace(attempt.job, worker_region=worker_region))
+        with Stores() as stores, one_model() as models:
+            kind(models, stores).run(attempt)
+        assert attempt.progress.bytes_across_regions == across

@@ -8,9 +8,9 @@ import pytest
 
 import headrace
 from cases import for_each
+from headrace.app.predictors import PredictorOptions
 from headrace.app.runners import Workers
-from headrace.app.streaming import PredictorOptions
-from headrace.app.transforming import dry_run, open_transform, retry_failed, transform_sync
+from headrace.app.runs import dry_run, open_run, retry_failed, transform_sync
 from headrace.core.errors import ConfigError, EmptySourceError, OutputExistsError, ResumeRefusedError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
@@ -204,9 +204,9 @@ def test_worker_threads_are_model_instances(stores, folder):
 def test_worker_processes_refuse_memory_stores_and_classes(stores, folder):
     processes = Workers(2, "process")
     with pytest.raises(ConfigError, match="memory:// objects exist in this process only"):
-        open_transform(IN, OUT, model=str(folder / "double.py"), stores=stores, workers=processes)
+        open_run(IN, output=OUT, model=str(folder / "double.py"), stores=stores, workers=processes)
     with pytest.raises(ConfigError, match="name it as a file, a folder or module:Class"):
-        open_transform(f"{folder}/in/", f"{folder}/out/", model=EvenOnlyModel, workers=processes)
+        open_run(f"{folder}/in/", output=f"{folder}/out/", model=EvenOnlyModel, workers=processes)
     assert object_names(stores) == []
 
 
@@ -248,10 +248,10 @@ def test_retry_failed_refuses_a_changed_model(folder):
 
 def test_retry_failed_requires_an_unnamed_model(stores):
     transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores)
-    with pytest.raises(ConfigError, match="does not name the transform's model: give it again"):
+    with pytest.raises(ConfigError, match="does not name the run's model: give it again"):
         retry_failed(OUT, stores=stores)
     EvenOnlyModel.takes_all = True
     assert retry_failed(OUT, model=EvenOnlyModel, stores=stores).exit_code == 0
     assert stores.for_uri(OUT).get(f"{OUT}a.csv.out") == doubled()
-    with pytest.raises(ConfigError, match="there is no transform"):
+    with pytest.raises(ConfigError, match="there is no run"):
         retry_failed("memory://b/nothing/", stores=stores)

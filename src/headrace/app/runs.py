@@ -1,0 +1,531 @@
+"""Build streams, runs and transforms from stores, predictors, runners and the ledger."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+from headrace.app.predictors import (
+    ModelLike,
+    OpenedPredictor,
+    PredictorOptions,
+    RunningPredictor,
+    model_reference,
+    open_predictor,
+)
+from headrace.app.renamed import accepts_old_names
+from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_options, open_runner
+from headrace.core.clock import SystemClock
+from headrace.core.errors import ConfigError
+from headrace.core.predictor import Predictor
+from headrace.runs.destination import check_folder
+from headrace.runs.flow import Flow, open_flow
+from headrace.runs.ledger import Ledger
+from headrace.runs.observation import RunObservation
+from headrace.runs.plan import (
+    LEDGER_FOLDER,
+    Plan,
+    check_separate,
+    make_plan,
+    output_names,
+    plan_objects,
+    select_infos,
+)
+from headrace.runs.probe import ProbedRecord, first_records
+from headrace.runs.report import Report
+from headrace.runs.retry import FailedRecordsRetry, finished_identity
+from headrace.runs.run import IfExists, Run
+from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
+from headrace.runs.stream import Stream
+from headrace.runs.watch import SourceWatcher
+from headrace.storage.local import LocalStore
+from headrace.storage.resolve import Stores
+
+ReportFormat = Literal["html"]
+"""The format of an additional report, besides ``_report.json``."""
+
+
+def _open_stream_predictor(
+    model: ModelLike | None,
+    endpoint: str | None,
+    options: PredictorOptions | None,
+    settings: RunSettings | None,
+) -> OpenedPredictor:
+    """Return the predictor of a stream or run. Raise ConfigError for sequences at an endpoint.
+
+    A request whose response is lost is sent again. Its steps would then change their states twice.
+    """
+    if endpoint is not None and settings is not None and settings.mapping.sequence is not None:
+        raise ConfigError(
+            f"--sequence {settings.mapping.sequence} needs the model itself (--model), not an endpoint: "
+            "a request whose response is lost would be sent again and repeat its steps"
+        )
+    return open_predictor(model, endpoint, options or PredictorOptions())
+
+
+def stream(
+    source: str | Sequence[str],
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: StreamSettings | None = None,
+    options: PredictorOptions | None = None,
+    stores: Stores | None = None,
+) -> Stream:
+    """Return the predictions for a source as a stream, to be iterated once.
+
+    ::
+
+        async for outcome in headrace.stream("s3://bucket/day.tar.gz", model="churn.onnx"):
+            if outcome.ok:
+                ...  # outcome.outputs by name, outcome.record (raw bytes), outcome.position
+            else:
+                ...  # outcome.position, outcome.why, outcome.raw
+
+    Iterate with ``async for`` or ``for``. Each record yields one outcome (`Prediction` or
+    `Failure`), in source order. The source is read from the first iteration on, and only as far
+    ahead as the settings allow: a consumer that stops iterating stops the source. `Stream.batches`
+    yields whole batches with arrays, without an object for each record.
+
+    Args:
+        source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
+        model: A file (``model.onnx``, ``file.py``, ``file.py:Class``), ``module:Class``, a Model class,
+            or a Predictor.
+        endpoint: The URL of a served model, instead of `model`.
+        settings: Reading, mapping and batching of records; `StreamSettings.output` is ignored.
+        options: Model instances, or the protocol and limits of an endpoint.
+        stores: The object stores. By default all URI schemes, with credentials from the environment.
+
+    Raises:
+        ConfigError: At once, for invalid arguments; MissingExtraError names the extra to install.
+        HeadraceError: While iterating, after all earlier outcomes: the model does not load or breaks its
+            contract, or the source is empty or no longer reachable.
+    """
+    opened = _open_stream_predictor(model, endpoint, options, settings)
+    chosen_settings, chosen_stores = settings or StreamSettings(), stores or Stores()
+
+    def make_flow() -> Flow:
+        return open_flow(
+            plan_objects(select_infos(source, chosen_stores, chosen_settings), None),
+            chosen_stores,
+            opened.predictor,
+            chosen_settings,
+        )
+
+    return Stream(make_flow, opened.predictor)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A run and its predictor or runner. As a context manager it starts them and always stops them.
+
+    ::
+
+        with headrace.open_run("s3://in/", model="m.onnx", output="s3://out/", resume=True) as run:
+            for notice in notices:
+                report = run.append_notice(notice)
+    """
+
+    run: Run
+    around: AbstractContextManager[Any]
+    stores: Stores
+
+    def __enter__(self) -> Run:
+        self._remove_stale_files()
+        self.around.__enter__()
+        return self.run
+
+    def _remove_stale_files(self) -> None:
+        """Remove old temporary files of killed runs from a local output; no listing shows them."""
+        output = self.run.destination
+        store = self.stores.for_uri(output)
+        if isinstance(store, LocalStore):
+            for folder in (output, f"{output}{LEDGER_FOLDER}/"):
+                store.clean(folder)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.around.__exit__(kind, error, trace)
+
+
+def _action_if_exists(*, resume: bool, overwrite: bool) -> IfExists:
+    """Return the action for earlier output. Raise ConfigError for both flags."""
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite cannot be combined: give one of them")
+    return "resume" if resume else "overwrite" if overwrite else "refuse"
+
+
+@accepts_old_names
+def open_run(
+    source: str | Sequence[str],
+    *,
+    output: str,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: RunSettings | None = None,
+    options: PredictorOptions | None = None,
+    workers: AnyWorkers | None = None,
+    regions: DataRegions | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    stores: Stores | None = None,
+    report: ReportFormat | None = None,
+) -> OpenedRun:
+    """Build a run without starting it, for step-by-step use such as event notices.
+
+    The settings select a stream (`StreamSettings`, the default) or a transform
+    (`TransformSettings`). Enter the result to get the `Run`. Then call `Run.append_notice` for each
+    notice, or `Run.execute` once. Raises ConfigError for invalid arguments.
+    """
+    if_exists = _action_if_exists(resume=resume, overwrite=overwrite)
+    chosen_stores, chosen_settings = stores or Stores(), settings or StreamSettings()
+    chosen_regions = regions or DataRegions()
+    if not chosen_settings.per_object:
+        check_folder(output, chosen_stores, chosen_settings)
+        if workers is None and regions is not None:
+            raise ConfigError("regions need workers: a stream without workers reads its source in order")
+    chosen_options = instance_options(workers or Workers(), options or PredictorOptions())
+    opened = _open_stream_predictor(model, endpoint, chosen_options, settings)
+    predictor, runner, around = opened.predictor, None, RunningPredictor(opened.predictor)
+    if chosen_settings.per_object or workers is not None:
+        opened_runner = open_runner(
+            workers or Workers(),
+            opened,
+            destination=output,
+            model=model,
+            endpoint=endpoint,
+            settings=chosen_settings,
+            options=chosen_options,
+            stores=chosen_stores,
+            locality=chosen_regions.locality,
+        )
+        predictor, runner, around = None, opened_runner.runner, opened_runner.around
+    run = Run(
+        source,
+        output,
+        stores=chosen_stores,
+        predictor=predictor,
+        runner=runner,
+        settings=chosen_settings,
+        model_identity=opened.identity,
+        if_exists=if_exists,
+        model_reference=model_reference(model, endpoint, chosen_options),
+        observation=RunObservation() if report == "html" else None,
+        region_of=chosen_regions.region_of(chosen_stores),
+    )
+    return OpenedRun(run, around, chosen_stores)
+
+
+def execute(opened: OpenedRun, around: AbstractContextManager[Any] | None = None) -> Report:
+    """Load the model, execute the run and unload the model.
+
+    The context manager `around` is entered meanwhile.
+    """
+    with opened as run, around or nullcontext():
+        return run.execute()
+
+
+async def _execute_in_thread(opened: OpenedRun) -> Report:
+    """Execute a run in a thread. A cancellation drains it."""
+    execution = asyncio.ensure_future(asyncio.to_thread(execute, opened))
+    try:
+        return await asyncio.shield(execution)
+    except asyncio.CancelledError:
+        opened.run.drain()
+        await asyncio.wait([execution])
+        raise
+
+
+@accepts_old_names
+def run_sync(
+    source: str | Sequence[str],
+    *,
+    output: str,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: StreamSettings | None = None,
+    options: PredictorOptions | None = None,
+    workers: AnyWorkers | None = None,
+    regions: DataRegions | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    stores: Stores | None = None,
+    report: ReportFormat | None = None,
+) -> Report:
+    """Run `run` for callers without an event loop; block until all predictions are committed."""
+    opened = open_run(
+        source,
+        output=output,
+        model=model,
+        endpoint=endpoint,
+        settings=settings or StreamSettings(),
+        options=options,
+        workers=workers,
+        regions=regions,
+        resume=resume,
+        overwrite=overwrite,
+        stores=stores,
+        report=report,
+    )
+    return execute(opened)
+
+
+@accepts_old_names
+async def run(
+    source: str | Sequence[str],
+    *,
+    output: str,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: StreamSettings | None = None,
+    options: PredictorOptions | None = None,
+    workers: AnyWorkers | None = None,
+    regions: DataRegions | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    stores: Stores | None = None,
+    report: ReportFormat | None = None,
+) -> Report:
+    """Score a source and write the predictions below `output`.
+
+    ::
+
+        report = await headrace.run("s3://bucket/in/", model="churn.onnx", output="s3://bucket/out/")
+
+    Returns when all predictions are committed. A run writes parts (``part-00000.csv``, …) in source
+    order, ``part-*.failed.jsonl`` for failed records, and a ledger in ``_headrace/``. Every object
+    appears whole or not at all. Before `run` returns, it checks from the ledger that records in =
+    rows out + failed. Failed records do not raise an error; see `Report.exit_code`. Cancellation
+    drains, as Ctrl-C does for the command: records that were read are delivered, and
+    ``resume=True`` continues the run.
+
+    Args:
+        source: As for `stream`.
+        output: A folder or prefix. Other objects in it are not changed. The name of a file, such as
+            ``out.csv``, is refused unless it is an existing folder or ends in ``/``.
+        model: As for `stream`.
+        endpoint: As for `stream`.
+        settings: Reading, mapping, batching and writing of records.
+        options: As for `stream`.
+        workers: Workers in threads or processes, or `RayWorkers` or `BeamWorkers`. Each worker writes the
+            parts of its tasks. Without them, the parts follow the order of the source.
+        regions: As for `transform`; needs workers.
+        resume: Continue an earlier run at the output to identical bytes, or return the report of a
+            finished run. Without `resume` and `overwrite`, an earlier run is an error.
+        overwrite: Delete an earlier run at the output first.
+        stores: As for `stream`.
+        report: "html" also writes ``_report.html``: a summary with plots of throughput and predictions.
+
+    Raises:
+        ConfigError: Invalid arguments; OutputExistsError if the output holds a run.
+        ResumeRefusedError: The model, source or settings differ from those of the run to resume.
+        TooManyFailuresError: More records failed than `StreamSettings.failures` allows.
+        HeadraceError: The run failed. Committed parts stay, and the run can be resumed.
+    """
+    opened = open_run(
+        source,
+        output=output,
+        model=model,
+        endpoint=endpoint,
+        settings=settings or StreamSettings(),
+        options=options,
+        workers=workers,
+        regions=regions,
+        resume=resume,
+        overwrite=overwrite,
+        stores=stores,
+        report=report,
+    )
+    return await _execute_in_thread(opened)
+
+
+@accepts_old_names
+def transform_sync(
+    source: str | Sequence[str],
+    destination: str,
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: TransformSettings | None = None,
+    options: PredictorOptions | None = None,
+    workers: AnyWorkers | None = None,
+    regions: DataRegions | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    stores: Stores | None = None,
+    report: ReportFormat | None = None,
+) -> Report:
+    """Run `transform` for callers without an event loop; block until all outputs are committed."""
+    opened = open_run(
+        source,
+        output=destination,
+        model=model,
+        endpoint=endpoint,
+        settings=settings or TransformSettings(),
+        options=options,
+        workers=workers,
+        regions=regions,
+        resume=resume,
+        overwrite=overwrite,
+        stores=stores,
+        report=report,
+    )
+    return execute(opened)
+
+
+@accepts_old_names
+async def transform(
+    source: str | Sequence[str],
+    destination: str,
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: TransformSettings | None = None,
+    options: PredictorOptions | None = None,
+    workers: AnyWorkers | None = None,
+    regions: DataRegions | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    stores: Stores | None = None,
+    report: ReportFormat | None = None,
+) -> Report:
+    """Score every object of a source and write one predictions file for each of them.
+
+    ::
+
+        report = await headrace.transform("s3://bucket/in/", "s3://bucket/out/", model="churn.onnx")
+
+    The object ``in/day/a.csv`` becomes ``out/day/a.csv.out``, with its records in order. Failed
+    records go to ``out/day/a.csv.out.failed`` with position, reason and bytes. Outputs appear whole
+    or not at all.
+
+    Before `transform` returns, it checks from the ledger in ``out/_headrace/`` that, for every
+    object and for the run, records in = rows out + failed (+ suppressed). Failed records do not
+    raise an error; see `Report.exit_code`. Cancellation drains, as Ctrl-C does for the
+    command: finished tasks stay, and ``resume=True`` continues the run.
+
+    Args:
+        source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
+        destination: A folder or prefix outside the source. Other objects in it are not changed.
+        model: As for `stream`. Workers outside this process need a file, a folder or ``module:Class``.
+        endpoint: The URL of a served model, instead of `model`.
+        settings: Reading, splitting, mapping, batching and writing of objects, and the failure policy.
+        options: The protocol and limits of an endpoint, or the model's own options.
+        workers: The number of instances in threads or processes; or `RayWorkers` or `BeamWorkers`, which
+            send the tasks to other machines.
+        regions: The regions of data and workers. By default regions are ignored.
+        resume: Continue an earlier transform at the destination to identical bytes, or return the
+            report of a finished one. Without `resume` and `overwrite`, an earlier transform is an error.
+        overwrite: Delete an earlier transform at the destination first.
+        stores: The object stores. By default all URI schemes, with credentials from the environment.
+        report: "html" also writes ``_report.html``: a summary with plots of throughput and predictions.
+
+    Raises:
+        ConfigError: Invalid arguments; OutputExistsError if the destination holds a transform.
+        ResumeRefusedError: The model, source or settings differ from those of the transform to resume.
+        TooManyFailuresError: More records failed than `TransformSettings.failures` allows.
+        HeadraceError: The run failed. Committed outputs stay, and the run can be resumed.
+    """
+    opened = open_run(
+        source,
+        output=destination,
+        model=model,
+        endpoint=endpoint,
+        settings=settings or TransformSettings(),
+        options=options,
+        workers=workers,
+        regions=regions,
+        resume=resume,
+        overwrite=overwrite,
+        stores=stores,
+        report=report,
+    )
+    return await _execute_in_thread(opened)
+
+
+def open_watch(opened: OpenedRun, *, poll_s: float) -> SourceWatcher:
+    """Return a watch over the run's source. Start the predictor before `SourceWatcher.serve`."""
+    return SourceWatcher(opened.run, poll_s=poll_s, clock=SystemClock())
+
+
+def retry_failed(
+    destination: str,
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    options: PredictorOptions | None = None,
+    other_model: bool = False,
+    stores: Stores | None = None,
+    report: ReportFormat | None = None,
+    around: Callable[[FailedRecordsRetry, Predictor], AbstractContextManager[Any]] | None = None,
+) -> Report:
+    """Retry the failed records of a finished run and merge the results into its outputs.
+
+    Blocks until the outputs are committed. Without `model` and `endpoint`, the run's own
+    model is opened again by its name. A different model is refused unless `other_model` is true.
+    An existing page is written again if a count changed; with `report` "html", a page is written in any case.
+    The context manager that `around` returns is entered meanwhile. Raises as
+    `FailedRecordsRetry.execute` does.
+    """
+    chosen_stores = stores or Stores()
+    folder = destination.rstrip("/") + "/"
+    if model is None and endpoint is None:
+        identity = finished_identity(Ledger(chosen_stores.for_uri(folder), folder))
+        made: Mapping[str, Any] = identity.get("made_with") or {}
+        model, endpoint = made.get("model"), made.get("endpoint")
+        if model is None and endpoint is None:
+            raise ConfigError(f"{folder}: the ledger does not name the run's model: give it again")
+        options = options or PredictorOptions(**made["options"])
+    opened = open_predictor(model, endpoint, options or PredictorOptions())
+    retry = FailedRecordsRetry(
+        folder,
+        stores=chosen_stores,
+        predictor=opened.predictor,
+        model_identity=opened.identity,
+        other_model=other_model,
+        write_page=report == "html",
+    )
+    with RunningPredictor(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
+        return retry.execute()
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The plan of a run, its first records and the model inputs made from each."""
+
+    plan: Plan
+    seen: tuple[ProbedRecord, ...]
+
+
+def dry_run(
+    source: str | Sequence[str],
+    destination: str,
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: RunSettings | None = None,
+    options: PredictorOptions | None = None,
+    workers: AnyWorkers | None = None,
+    stores: Stores | None = None,
+    records: int = 3,
+) -> DryRun:
+    """Read the first records of the source and load the model, but write nothing.
+
+    Raises the errors of `run` and `transform` that occur before the first batch.
+    """
+    opened = open_predictor(model, endpoint, options or PredictorOptions())
+    chosen_settings, chosen_stores = settings or TransformSettings(), stores or Stores()
+    infos = select_infos(source, chosen_stores, chosen_settings)
+    names = output_names(source, infos, chosen_settings) if chosen_settings.per_object else None
+    objects = plan_objects(infos, names)
+    check_separate(source, destination, objects, chosen_settings.data_type)
+    with RunningPredictor(opened.predictor):
+        seen = first_records(
+            objects, chosen_stores, chosen_settings, opened.predictor.metadata, count=records
+        )
+    has_tasks = chosen_settings.per_object or workers is not None
+    plan = make_plan([objects], chosen_settings) if has_tasks else Plan(tuple(objects))
+    return DryRun(plan, tuple(seen))

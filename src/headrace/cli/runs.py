@@ -1,0 +1,187 @@
+"""The parts that ``headrace stream`` and ``headrace transform`` share: options, execution, retry."""
+
+import logging
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+import click
+from click.core import ParameterSource
+from typing_extensions import override
+
+from headrace.app.predictors import add_current_folder_to_path
+from headrace.app.runs import OpenedRun, execute, open_watch, retry_failed
+from headrace.cli.groups import complete_files
+from headrace.cli.interrupt import InterruptHandler
+from headrace.cli.logs import configure_logs
+from headrace.cli.options import POSITIVE, RUN_LOG_OPTIONS, combined_options
+from headrace.cli.progress import ProgressDisplay, choose_style
+from headrace.cli.reports import exit_status, print_error, print_report
+from headrace.core.errors import HeadraceError
+from headrace.core.predictor import Predictor
+from headrace.runs.progress import RunProgress
+from headrace.runs.report import Report
+from headrace.runs.retry import FailedRecordsRetry
+
+DRY_RECORDS: Final = 3
+_log = logging.getLogger("headrace.cli")
+
+REPORT_OPTIONS = combined_options(
+    click.option(
+        "--report",
+        type=click.Choice(["html"]),
+        help="Additional report with plots, DEST/_report.html. DEST/_report.json is always written.",
+    ),
+    click.option(
+        "--json",
+        "json_lines",
+        is_flag=True,
+        help="Print progress and report as JSON lines on standard output.",
+    ),
+    click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
+    RUN_LOG_OPTIONS,
+)
+
+EXISTING_OPTIONS = combined_options(
+    click.option("--resume", is_flag=True, help="Continue the run at DEST, or start a new one."),
+    click.option("--overwrite", is_flag=True, help="Delete the run at DEST and start a new one."),
+    click.option("--dry-run", is_flag=True, help="Show the plan and the model's inputs; write nothing."),
+    click.option("--watch", is_flag=True, help="Poll the source and score new objects until stopped."),
+    click.option(
+        "--poll-s", type=POSITIVE, default=5.0, show_default=True, help="Polling interval in seconds."
+    ),
+)
+
+MODEL_OPTIONS = combined_options(
+    click.option(
+        "--model",
+        metavar="MODEL",
+        shell_complete=complete_files,
+        help="Model: model.onnx, file.py, file.py:Class or module:Class.",
+    ),
+    click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model."),
+)
+
+
+class RunCommand(click.Command):
+    """The ``run`` command of a group; its usage shows the name of the group and all its commands."""
+
+    usage_lines: tuple[str, ...] = ()
+
+    @override
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        path = ctx.parent.command_path if ctx.parent else ctx.command_path
+        for number, line in enumerate(self.usage_lines):
+            formatter.write_usage(path, line, prefix="       " if number else None)
+
+
+def exit_with(action: Callable[[], int], params: dict[str, Any]) -> NoReturn:
+    """Configure the process for a run, call the action, and exit with its status or an error's."""
+    configure_logs(params["log_format"], params["verbose"])
+    add_current_folder_to_path()
+    try:
+        code = action()
+    except HeadraceError as error:
+        _log.debug("run failed", exc_info=True)
+        code = print_error(error, json_lines=params["json_lines"])
+    sys.stdout.flush()
+    raise SystemExit(code)
+
+
+def check_existing_options(context: click.Context) -> None:
+    """Raise UsageError for options about earlier output that exclude or require each other."""
+    params = context.params
+    polls = context.get_parameter_source("poll_s") is ParameterSource.COMMANDLINE
+    if polls and not params["watch"]:
+        raise click.UsageError("--poll-s requires --watch")
+    if params["resume"] and params["overwrite"]:
+        raise click.UsageError("--resume and --overwrite cannot be combined")
+    if params["dry_run"] and params["watch"]:
+        raise click.UsageError("--dry-run and --watch cannot be combined: a dry run writes nothing")
+
+
+def run_or_watch(opened: OpenedRun, params: dict[str, Any]) -> int:
+    """Execute the run with a progress display and print its report, or watch its source.
+
+    Return the exit status, when watching that of the last report.
+    """
+    run, json_lines = opened.run, params["json_lines"]
+    style = choose_style(json_lines=json_lines, quiet=params["quiet"])
+    display = ProgressDisplay(style, run.progress, run.statistics, reading=run.reading)
+    if params["watch"]:
+        return _watch(opened, display, poll_s=params["poll_s"], json_lines=json_lines)
+    with InterruptHandler(run.drain):
+        report = execute(opened, display)
+    return print_report(report, run.progress, json_lines=json_lines, page=run.page)
+
+
+def _watch(opened: OpenedRun, display: ProgressDisplay, *, poll_s: float, json_lines: bool) -> int:
+    """Score new objects until stopped, with a report after each poll that found any."""
+    watch = open_watch(opened, poll_s=poll_s)
+    code = 0
+
+    def say(report: Report) -> None:
+        nonlocal code
+        code = exit_status(report)
+        print_report(report, opened.run.progress, json_lines=json_lines, page=opened.run.page)
+
+    with InterruptHandler(watch.stop), opened, display:
+        watch.serve(say)
+    return code
+
+
+_RETRY_EPILOG = """\b
+Examples:
+  headrace transform retry-failed s3://bucket/out/
+  headrace stream retry-failed s3://bucket/scored/
+
+\b
+Exit status: 0 no failed record is left; 3 some are left; 1 the retry failed.
+"""
+
+
+@click.command("retry-failed", epilog=_RETRY_EPILOG)
+@click.argument("destination", metavar="DEST", shell_complete=complete_files)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    shell_complete=complete_files,
+    help="Current name of the model.  [default: its name in the run]",
+)
+@click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model.")
+@click.option("--other-model", is_flag=True, help="Allow a model that differs from the model of the run.")
+@REPORT_OPTIONS
+def retry_failed_command(destination: str, **params: Any) -> None:
+    """Retry the failed records of a finished run and merge the results into its outputs.
+
+    Only the failed records are sent to the model again. In a transform, broken objects, and outputs
+    in Parquet or Arrow, are processed again as a whole; in a stream, they stay as they are.
+    DEST/_report.json gets the new counts, and so does DEST/_report.html if it is there.
+    """
+    exit_with(lambda: _retry(destination, params), params)
+
+
+def _retry(destination: str, params: dict[str, Any]) -> int:
+    json_lines = params["json_lines"]
+    progress = RunProgress()
+    page: str | None = None
+
+    @contextmanager
+    def open_display(retry: FailedRecordsRetry, predictor: Predictor) -> Generator[None]:
+        nonlocal progress, page
+        progress = retry.progress
+        style = choose_style(json_lines=json_lines, quiet=params["quiet"])
+        with ProgressDisplay(style, retry.progress, predictor.statistics):
+            yield
+        page = retry.page
+
+    report = retry_failed(
+        destination,
+        model=params["model"],
+        endpoint=params["endpoint"],
+        other_model=params["other_model"],
+        report=params["report"],
+        around=open_display,
+    )
+    return print_report(report, progress, json_lines=json_lines, page=page)

@@ -1,0 +1,209 @@
+"""Score a plan by tasks, which a runner distributes; they may finish in any order."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from headrace.core.errors import ConfigError, LedgerError
+from headrace.core.predictor import PredictorStatistics
+from headrace.core.tensor import ModelMetadata
+from headrace.runs.assembler import Assembler
+from headrace.runs.plan import LEDGER_FOLDER, Plan, PlannedObject, make_plan
+from headrace.runs.probe import learn
+from headrace.runs.records import TaskCheckpoint, TaskRecord, sum_counts
+from headrace.runs.retry_ledger import RetryLedger
+from headrace.runs.runner import Runner
+from headrace.runs.scoring import RunContext, Scoring
+from headrace.runs.task_run import TaskWork
+from headrace.runs.totals import RunTotals, task_totals
+
+_log = logging.getLogger("headrace.runs")
+
+
+class TaskScoring(Scoring):
+    """The scoring of a transform, or of a stream with workers. The runner is started before."""
+
+    def __init__(self, context: RunContext, runner: Runner) -> None:
+        self._context = context
+        self._runner = runner
+        self._records: dict[int, TaskRecord] = {}
+        """The records of finished tasks, of this process and of earlier ones."""
+        self._settled: dict[int, TaskRecord] = {}
+        """The records of tasks that were counted when the run was complete; they do not change."""
+        self._has_checkpoints = False
+
+    @property
+    @override
+    def metadata(self) -> ModelMetadata:
+        return self._runner.metadata
+
+    @property
+    @override
+    def mode(self) -> str:
+        return "tasks"
+
+    @override
+    def check(self) -> None:
+        settings = self._context.settings
+        if settings.flow.batch_delay_ms is not None or settings.mapping.sequence is not None:
+            name = "batch_delay_ms" if settings.mapping.sequence is None else "sequence"
+            raise ConfigError(
+                f"{name} needs the records in the order of the source, but workers run their tasks in any "
+                "order: remove it, or run without workers"
+            )
+
+    @override
+    def make_plan(self, plans: Sequence[Sequence[PlannedObject]]) -> Plan:
+        return make_plan(plans, self._context.settings)
+
+    @override
+    def learn(self, objects: Sequence[PlannedObject], known: Mapping[str, Any]) -> Mapping[str, Any]:
+        context = self._context
+        return learn(objects, context.stores, context.settings, self._runner.metadata, known=known)
+
+    @override
+    def resume(self, plan: Plan, *, finished: bool) -> None:
+        ledger = self._context.ledger
+        self._records = ledger.tasks()
+        if finished:
+            self._settled = dict(self._records)
+            return
+        self._has_checkpoints = True
+        assembled = Assembler(ledger, plan, self._context.settings).assembled_tasks()
+        for number in ledger.remove_lost_tasks(self._records, assembled=assembled):
+            del self._records[number]
+
+    @override
+    def execute(self, plan: Plan, *, appended: bool) -> bool:
+        context = self._context
+        assembler = Assembler(context.ledger, plan, context.settings, self._records.values())
+        checkpoints = context.ledger.checkpoints() if self._has_checkpoints else {}
+        self._has_checkpoints = True
+        self._begin_progress(plan, checkpoints)
+
+        def on_task(record: TaskRecord) -> None:
+            self._records[record.task] = record
+            assembler.add_task(record)
+
+        work = TaskWork(
+            plan=plan,
+            settings=context.settings,
+            stores=context.stores,
+            ledger=context.ledger,
+            # Read once for all workers and resumptions.
+            learned=context.ledger.learned(),
+            progress=context.progress,
+            clock=context.clock,
+            on_task=on_task,
+            on_batch=context.on_batch,
+            observation=context.observation,
+            run_id=context.ledger.run_id(),
+        )
+        assembler.publish_all()
+        left = [task for task in plan.tasks if task.number not in self._records]
+        if left and not self._runner.run(
+            work, left, range_starts=assembler.range_starts(), checkpoints=checkpoints
+        ):
+            return False
+        return self._redo_ranges(work, assembler)
+
+    def _redo_ranges(self, work: TaskWork, assembler: Assembler) -> bool:
+        """Score ranges with a wrong start again, until all are right."""
+        redo_work = TaskWork(
+            plan=work.plan,
+            settings=work.settings,
+            stores=work.stores,
+            ledger=work.ledger,
+            learned=work.learned,
+            on_task=work.on_task,
+            clock=work.clock,
+            replaces=True,
+            run_id=work.run_id,
+        )
+        while misplaced := assembler.ranges_to_redo():
+            _log.info(
+                "ranges scored again: their starts were guessed wrong", extra={"tasks": sorted(misplaced)}
+            )
+            tasks = [work.plan.tasks[number] for number in sorted(misplaced)]
+            if not self._runner.run(redo_work, tasks, range_starts=dict(misplaced.values()), checkpoints={}):
+                return False
+        missing = assembler.unassembled()
+        if missing:
+            raise LedgerError(
+                f"{work.ledger.destination}: {len(missing)} objects were not assembled although all tasks "
+                f"are finished; the first is {work.plan.objects[missing[0]].info.uri}. Do not trust this "
+                "output; please report it"
+            )
+        return True
+
+    def _begin_progress(self, plan: Plan, checkpoints: Mapping[int, TaskCheckpoint]) -> None:
+        progress = self._context.progress
+        counts = [s.counts for r in self._records.values() for s in r.shards]
+        for checkpoint in (c for c in checkpoints.values() if c.task not in self._records):
+            counts += [checkpoint.counts, *(s.counts for s in checkpoint.done)]
+        total = sum_counts(counts)
+        progress.records = total.records_in
+        progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
+        progress.objects_broken = total.objects_broken
+        progress.objects_total = len(plan.objects)
+        progress.bytes_total = plan.nbytes
+        done = [shard for number in self._records for shard in plan.tasks[number].shards]
+        sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.count for s in done]
+        progress.begin(objects_before=sum(s.ends_object for s in done), bytes_before=sum(sizes))
+
+    @property
+    @override
+    def has_committed(self) -> bool:
+        return True
+
+    @override
+    def totals(self, plan: Plan, *, complete: bool) -> RunTotals:
+        ledger = self._context.ledger
+        # Count from the ledger, not from what workers reported.
+        found = self._settled | ledger.tasks(without=self._settled)
+        records = [found[number] for number in sorted(found)]
+        totals = task_totals(
+            plan,
+            records,
+            self._context.settings,
+            retried=RetryLedger(ledger).retried(),
+            destination_region=(ledger.identity() or {}).get("destination_region"),
+        )
+        if complete:
+            self._check_counts(plan, records, totals.objects_done)
+            self._records, self._settled = dict(found), found
+        return totals
+
+    def _check_counts(self, plan: Plan, records: Sequence[TaskRecord], objects_done: int) -> None:
+        """Check from the ledger that every task, object and record of the run is counted once."""
+        if len(records) != len(plan.tasks) or objects_done != len(plan.objects):
+            raise LedgerError(
+                f"{self._context.ledger.destination}{LEDGER_FOLDER}/: the run reports success with "
+                f"{len(records)} of {len(plan.tasks)} tasks and {objects_done} of {len(plan.objects)} "
+                "objects finished. Do not trust this output; please report it"
+            )
+        for record in records:
+            for shard in record.shards:
+                shard.counts.check(plan.objects[shard.index].info.uri)
+
+    @override
+    def drain(self) -> None:
+        self._runner.drain()
+
+    @override
+    def statistics(self) -> PredictorStatistics:
+        return self._runner.statistics()
+
+    @override
+    def reading(self) -> Sequence[str]:
+        return self._runner.reading()
+
+    @override
+    def cpu_s(self) -> float:
+        return self._runner.cpu_s()
+
+    @override
+    def peak_memory_mb(self) -> float:
+        return self._runner.peak_memory_mb()
