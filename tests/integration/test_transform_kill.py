@@ -1,4 +1,4 @@
-"""A transform that is killed at random and resumed writes the same bytes as an undisturbed one."""
+"""A run by tasks that is killed at random and resumed writes the same bytes as an undisturbed one."""
 
 import gzip
 import os
@@ -51,6 +51,14 @@ def command(source: Path, output: Path, isolation: str) -> list[str]:
     ]  # fmt: skip
 
 
+def stream_command(source: Path, output: Path, isolation: str) -> list[str]:
+    return [
+        sys.executable, "-m", "headrace", "stream", f"{source}/", "--output", f"{output}/", "--model", MODEL,
+        "--input-filter", "$[1:]", "--task-bytes", "60k", "--batch-rows-max", "64", "--checkpoint-s", "0.05",
+        "--workers", "2" if isolation == "process" else "1", "--isolation", isolation, "--quiet", "--resume",
+    ]  # fmt: skip
+
+
 def children(pid: int) -> list[int]:
     listed = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in listed.read_text().split()] if listed.exists() else []
@@ -94,6 +102,28 @@ def test_killed_transform_writes_the_bytes_of_an_undisturbed_one(tmp_path, isola
     assert expected["large.csv.out"].count(b"\n") > LARGE_ROWS
     output = run_with_kills(
         lambda output: command(source, output, isolation),
+        tmp_path,
+        kill_at_random,
+        read=outputs,
+        expected=expected,
+        status=3,
+    )
+    assert not list((output / "_headrace" / "drafts").glob("*"))
+    assert not list(output.rglob(".headrace-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_stream_with_workers_writes_the_parts_of_an_undisturbed_one(tmp_path):
+    source = tmp_path / "in"
+    make_source(source)
+    undisturbed = tmp_path / "undisturbed"
+    done = subprocess.run(stream_command(source, undisturbed, "thread"), capture_output=True, check=False)
+    assert done.returncode == 3, done.stderr.decode()
+    expected = outputs(undisturbed)
+    assert len([name for name in expected if name.endswith(".csv")]) > 5
+    output = run_with_kills(
+        lambda output: stream_command(source, output, "process"),
         tmp_path,
         kill_at_random,
         read=outputs,

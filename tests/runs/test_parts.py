@@ -126,7 +126,6 @@ def test_failures_have_their_place_in_the_part(place):
     assert place.failed() == [(0, 0, 0), (4, 2, 10), (4, 2, 10), (6, 3, 14)]
     (record,) = place.ledger.parts(place.ledger.parts_state())
     assert (record.out_bytes, record.begin_bytes) == (14, 2)
-    assert record.failed_bytes == len(place.parts()["part-00000.failed.jsonl"])
     assert (record.in_part, record.failures) == (Counts(7, 3, 4), {"model: no": 4})
 
 

@@ -125,7 +125,6 @@ def test_checkpoint_has_the_resume_position():
         in_part=COUNTS,
         attempt=TEXTS,
         out_bytes=NUMBERS,
-        failed_bytes=NUMBERS,
         begin_bytes=NUMBERS,
         failures=REASONS,
         replay=st.none() | st.builds(Replay, CURSORS, NUMBERS, NUMBERS),

@@ -124,8 +124,8 @@ def _counts(report: Report, *, whole: bool) -> Html:
     parts = (
         (report.records_in, "records in", "="),
         (report.rows_out, "predicted", "+"),
-        (report.rows_failed, "failed", "+"),
-        (report.rows_suppressed, "suppressed", ""),
+        (report.rows_failed, "failed", "+" if report.kind == "transform" else ""),
+        *([(report.rows_suppressed, "suppressed", "")] if report.kind == "transform" else []),
     )
     shown = [
         element("div", element("b", count(number)), element("span", name))

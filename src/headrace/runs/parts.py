@@ -181,7 +181,6 @@ class PartsSink:
             in_part=output.counts,
             attempt=self._attempt,
             out_bytes=output.out.nbytes,
-            failed_bytes=output.failed.nbytes,
             begin_bytes=output.begin_bytes,
             failures=dict(output.failures),
             replay=self._replay,

@@ -224,7 +224,6 @@ class PartRecord:
     in_part: Counts
     attempt: str
     out_bytes: int = 0
-    failed_bytes: int = 0
     begin_bytes: int = 0
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
     replay: Replay | None = None

@@ -32,7 +32,7 @@ from headrace.storage.resolve import Stores
 _log = logging.getLogger("headrace.runs")
 
 
-def _do_nothing(_: Any) -> None:
+def ignore(_: Any) -> None:
     """Ignore the event."""
 
 
@@ -69,8 +69,8 @@ class TaskWork:
     learned: Mapping[str, Any]
     progress: RunProgress = field(default_factory=RunProgress)
     clock: Clock = field(default_factory=SystemClock)
-    on_task: Callable[[TaskRecord], None] = _do_nothing
-    on_batch: Callable[[ScoredBatch | None], None] = _do_nothing
+    on_task: Callable[[TaskRecord], None] = ignore
+    on_batch: Callable[[ScoredBatch | None], None] = ignore
     observation: RunObservation | None = None
     replaces: bool = False
     region: str | None = None

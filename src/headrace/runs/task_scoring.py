@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -12,11 +13,12 @@ from headrace.core.tensor import ModelMetadata
 from headrace.runs.assembler import Assembler
 from headrace.runs.plan import LEDGER_FOLDER, Plan, PlannedObject, make_plan
 from headrace.runs.probe import learn
+from headrace.runs.progress import RunProgress
 from headrace.runs.records import TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.retry_ledger import RetryLedger
 from headrace.runs.runner import Runner
 from headrace.runs.scoring import RunContext, Scoring
-from headrace.runs.task_run import TaskWork
+from headrace.runs.task_run import TaskWork, ignore
 from headrace.runs.totals import RunTotals, task_totals
 
 _log = logging.getLogger("headrace.runs")
@@ -111,17 +113,8 @@ class TaskScoring(Scoring):
 
     def _redo_ranges(self, work: TaskWork, assembler: Assembler) -> bool:
         """Score ranges with a wrong start again, until all are right."""
-        redo_work = TaskWork(
-            plan=work.plan,
-            settings=work.settings,
-            stores=work.stores,
-            ledger=work.ledger,
-            learned=work.learned,
-            on_task=work.on_task,
-            clock=work.clock,
-            replaces=True,
-            run_id=work.run_id,
-        )
+        # The records were counted when they were scored first.
+        redo_work = replace(work, progress=RunProgress(), on_batch=ignore, observation=None, replaces=True)
         while misplaced := assembler.ranges_to_redo():
             _log.info(
                 "ranges scored again: their starts were guessed wrong", extra={"tasks": sorted(misplaced)}

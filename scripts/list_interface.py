@@ -1,0 +1,59 @@
+"""List what users can name: commands, options, Python names, settings, spec keys and routes.
+
+Print one line each, sorted, so that two versions can be compared::
+
+    python scripts/list_interface.py > now.txt
+    PYTHONPATH=../before/src python scripts/list_interface.py > before.txt
+    diff before.txt now.txt
+"""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import click
+
+import headrace
+from headrace.cli import main
+from headrace.cli.groups import DefaultCommandGroup
+from headrace.runs.spec_extension import EXTENSION_FIELDS
+from headrace.server.jobs.app import jobs_app
+from headrace.server.openapi import openapi_document
+
+
+def commands(command: click.Command, path: str) -> Iterator[str]:
+    """Yield the commands and options of a command group; hidden options are old names."""
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            is_default = isinstance(command, DefaultCommandGroup) and name == command.default_command
+            yield from commands(inner, path if is_default else f"{path} {name}")
+        return
+    yield f"command {path}"
+    for parameter in command.params:
+        for name in (*parameter.opts, *parameter.secondary_opts):
+            yield f"option {path} {name}"
+
+
+def python_names() -> Iterator[str]:
+    """Yield the public names of the package, and the fields of its settings and reports."""
+    for name in headrace.__all__:
+        yield f"python {name}"
+        value = getattr(headrace, name)
+        if is_dataclass(value):
+            yield from (f"python {name}.{field.name}" for field in fields(value))
+
+
+def routes() -> Iterator[str]:
+    """Yield the routes of served models and of jobs."""
+    for path, methods in openapi_document("0")["paths"].items():
+        yield from (f"route models {method.upper()} {path}" for method in methods)
+    stub: Any = SimpleNamespace(open=True, submit_internal=None)
+    for path, methods in jobs_app(stub, stub, version="0").openapi()["paths"].items():
+        yield from (f"route jobs {method.upper()} {path}" for method in methods)
+
+
+if __name__ == "__main__":
+    lines = [*commands(main, "headrace"), *python_names(), *routes()]
+    lines += [f"spec headrace.{name}" for name in EXTENSION_FIELDS]
+    print("\n".join(sorted(set(lines))))
