@@ -72,7 +72,7 @@ def test_repeated_notices_predict_each_object_once(watched):
         assert run.append_notice(notice(first)) is None
         # Late, repeated, and together with a new one.
         report = run.append_notice(notice(second, first, second))
-        assert (report.records_in, report.objects_read) == (3, 2)
+        assert (report.records_in, report.objects_done) == (3, 2)
         # A listing has the same objects as the notices.
         assert run.append(select_objects(run.source, watched.stores)) is None
     assert watched.predictions() == b"2.0\n4.0\n6.0\n"
