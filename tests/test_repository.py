@@ -226,11 +226,11 @@ def test_every_extra_has_an_adapter_module(extra):
 @pytest.mark.parametrize(
     ("adapter", "imported", "problem"),
     [
-        ("headrace.formats.image", "PIL", ""),
-        ("headrace.formats.image", "av", "does not import av"),
+        ("headrace.formats.media.image", "PIL", ""),
+        ("headrace.formats.media.image", "av", "does not import av"),
         ("headrace.formats.nowhere", "PIL", "does not exist"),
         ("headrace.formats", "PIL", "does not exist"),
-        ("headrace.formats.*", "PIL", ""),
+        ("headrace.formats.media.*", "PIL", ""),
         ("headrace.formats.*", "boto3", "does not import boto3"),
         ("headrace.*", "PIL", "does not import PIL"),
         ("headrace.nowhere.*", "PIL", "does not exist"),

@@ -15,24 +15,24 @@ import zstandard
 from PIL import Image
 
 from conformance.check_tables import run_each
-from formats import video_files
 from formats.framed_files import recordio, recordio_part, tfrecord, tfrecord_frame
+from formats.media import video_files
 from headrace.core.block import Block, Position
 from headrace.core.tensor import TensorSpec
-from headrace.formats.audio import AudioFormat
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import Buffer
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
-from headrace.formats.image import ImageFormat
 from headrace.formats.json import JsonFormat
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.line import LineFormat
+from headrace.formats.media.audio import AudioFormat
+from headrace.formats.media.image import ImageFormat
+from headrace.formats.media.video import VideoFormat
 from headrace.formats.read import ReadOptions, read_object
 from headrace.formats.recordio import RecordIOFormat
 from headrace.formats.tfrecord import TfRecordFormat
-from headrace.formats.video import VideoFormat
 from headrace.formats.whole import WholeFormat
 from headrace.testing import FORMAT_CHECKS, FormatSample
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cases import for_each
-from formats import video_files
+from formats.media import video_files
 from headrace.core.block import Position
 from headrace.core.errors import CorruptError
-from headrace.formats.audio import AudioFormat
-from headrace.formats.image import ImageFormat
-from headrace.formats.video import VideoFormat
+from headrace.formats.media.audio import AudioFormat
+from headrace.formats.media.image import ImageFormat
+from headrace.formats.media.video import VideoFormat
 
 RNG = np.random.default_rng(11)
 FIRST = Position("memory://bucket/archive.tar", member="m", record=3, line=1, byte=0, member_byte=512)

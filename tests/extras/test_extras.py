@@ -18,7 +18,7 @@ from PIL import Image
 
 from extras.environments import ROOT
 from formats.framed_files import tfrecord
-from formats.video_files import fragmented
+from formats.media.video_files import fragmented
 from integration.command import predictions
 from servers.polling import wait_until
 from servers.ports import free_port

@@ -20,7 +20,7 @@ from headrace.formats.csv import CsvFormat
 from headrace.formats.json import JsonFormat
 from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.line import LineFormat
-from headrace.formats.pixels import ImageMode
+from headrace.formats.media.pixels import ImageMode
 from headrace.formats.recordio import RecordIOFormat
 from headrace.formats.whole import WholeFormat
 
@@ -285,11 +285,11 @@ def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
 
 def _media_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
     if kind == "image":
-        from headrace.formats.image import ImageFormat  # noqa: PLC0415 - an extra
+        from headrace.formats.media.image import ImageFormat  # noqa: PLC0415 - an extra
 
         return ImageFormat(size_px=options.size_px, mode=options.image_mode)
     if kind == "audio":
-        from headrace.formats.audio import AudioFormat  # noqa: PLC0415 - an extra
+        from headrace.formats.media.audio import AudioFormat  # noqa: PLC0415 - an extra
 
         if options.window_ms is None:
             raise ConfigError(f"{name} is audio: set the length of a window with --window-ms")
@@ -299,7 +299,7 @@ def _media_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
             sample_rate_hz=options.sample_rate_hz,
             channels=options.audio_channels,
         )
-    from headrace.formats.video import VideoFormat  # noqa: PLC0415 - an extra
+    from headrace.formats.media.video import VideoFormat  # noqa: PLC0415 - an extra
 
     return VideoFormat(
         every_frames=options.every_frames,

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, cast, get_args
 from headrace.core.errors import ConfigError
 from headrace.formats.contract import AudioChannels
 from headrace.formats.json_path_grammar import SliceEnd
-from headrace.formats.pixels import ImageMode
+from headrace.formats.media.pixels import ImageMode
 from headrace.runs.document import SpecTable, format_value
 from headrace.runs.media_types import COMPRESSIONS, SPLITS, accept_of, kind_of
 from headrace.runs.settings import Assemble, DataType, Join, OnError, OutputFormat

@@ -1,0 +1,1 @@
+"""Adapters for other engines: models of headrace within pipelines of Apache Beam and Ray Data."""
