@@ -12,10 +12,10 @@ from headrace.core.errors import ConfigError, TooManyFailuresError
 from headrace.core.model import Model
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.contract import BlockSelection
+from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.jsonl_encode import JsonLinesEncoder
 from headrace.formats.parquet import ParquetEncoder
 from headrace.formats.read import ReadOptions
-from headrace.formats.transform_csv import TransformCsvEncoder
 from headrace.runs.encoders import Encoders, resolve_format
 from headrace.runs.mapping import Mapper
 from headrace.runs.report import Report
@@ -219,7 +219,7 @@ def selection_of(name, text, **more):
 
 @for_each(
     ("format_", "kind"),
-    [("csv", TransformCsvEncoder), ("jsonl", JsonLinesEncoder), ("parquet", ParquetEncoder)],
+    [("csv", CsvEncoder), ("jsonl", JsonLinesEncoder), ("parquet", ParquetEncoder)],
 )
 def test_part_has_the_requested_format(format_, kind):
     assert isinstance(part_encoder(format=format_), kind)

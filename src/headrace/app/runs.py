@@ -29,6 +29,7 @@ from headrace.runs.plan import (
     Plan,
     check_separate,
     make_plan,
+    no_region,
     output_names,
     plan_objects,
     select_infos,
@@ -182,17 +183,26 @@ def open_run(
     """
     if_exists = _action_if_exists(resume=resume, overwrite=overwrite)
     chosen_stores, chosen_settings = stores or Stores(), settings or StreamSettings()
-    chosen_regions = regions or DataRegions()
+    chosen_options = options or PredictorOptions()
     if not chosen_settings.per_object:
         check_folder(output, chosen_stores, chosen_settings)
         if workers is None and regions is not None:
             raise ConfigError("regions need workers: a stream without workers reads its source in order")
-    chosen_options = instance_options(workers or Workers(), options or PredictorOptions())
+    elif workers is None:
+        workers = Workers()
+    if workers is not None:
+        chosen_options = instance_options(workers, chosen_options)
     opened = _open_stream_predictor(model, endpoint, chosen_options, settings)
-    predictor, runner, around = opened.predictor, None, RunningPredictor(opened.predictor)
-    if chosen_settings.per_object or workers is not None:
+    predictor, runner, around, region_of = (
+        opened.predictor,
+        None,
+        RunningPredictor(opened.predictor),
+        no_region,
+    )
+    if workers is not None:
+        chosen_regions = regions or DataRegions()
         opened_runner = open_runner(
-            workers or Workers(),
+            workers,
             opened,
             destination=output,
             model=model,
@@ -203,6 +213,7 @@ def open_run(
             locality=chosen_regions.locality,
         )
         predictor, runner, around = None, opened_runner.runner, opened_runner.around
+        region_of = chosen_regions.region_of(chosen_stores)
     run = Run(
         source,
         output,
@@ -214,7 +225,7 @@ def open_run(
         if_exists=if_exists,
         model_reference=model_reference(model, endpoint, chosen_options),
         observation=RunObservation() if report == "html" else None,
-        region_of=chosen_regions.region_of(chosen_stores),
+        region_of=region_of,
     )
     return OpenedRun(run, around, chosen_stores)
 

@@ -1,6 +1,7 @@
 """Choose the encoder of an output from the settings and the format of its records."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from typing_extensions import override
 
@@ -8,6 +9,7 @@ from headrace.core.block import Block
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
+from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import INPUT, output_columns
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_path_grammar import ElementSelector, MemberSelector
@@ -141,15 +143,16 @@ class Encoders:
         header: bool,
         input_is_csv: bool,
     ) -> Encoder:
-        return TransformCsvEncoder(
-            columns,
-            join=self._output.join,
-            output_filter=self._filter,
-            header=header,
-            delimiter=delimiter,
-            input_columns=names,
-            input_is_csv=input_is_csv,
-        )
+        layout: dict[str, Any] = {
+            "join": self._output.join,
+            "header": header,
+            "delimiter": delimiter,
+            "input_columns": names,
+            "input_is_csv": input_is_csv,
+        }
+        if self._filter.is_root:
+            return CsvEncoder(columns, **layout)
+        return TransformCsvEncoder(columns, output_filter=self._filter, **layout)
 
     def _is_json(self, block: Block) -> bool:
         return self._mapper.layout_of(block)[0] in _JSON_FORMATS

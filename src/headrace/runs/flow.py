@@ -18,6 +18,7 @@ thread would only compete for the interpreter lock. Batches that close by delay 
 reader thread, because the feeder must not be blocked in a read when a delay ends.
 """
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -49,6 +50,8 @@ from headrace.runs.source import ShardSource, list_objects
 from headrace.runs.step_requests import end_request, join_responses, split_request
 from headrace.runs.window import Window
 from headrace.storage.resolve import Stores
+
+_log = logging.getLogger("headrace.runs")
 
 _FAILURE_BYTES = 1024
 """The approximate memory of a failed record in addition to its bytes: an object and an output line."""
@@ -137,6 +140,8 @@ class Flow:
             return None
         scored = _score_batch(batch, response)
         self._progress.batch_delivered(scored)
+        if scored.broken and not self._is_replay:
+            _log_broken_objects(scored)
         return scored
 
     def drain(self) -> None:
@@ -338,6 +343,12 @@ def open_flow(
         sequencer=sequencer,
         is_replay=stop is not None,
     )
+
+
+def _log_broken_objects(batch: ScoredBatch) -> None:
+    for failure in batch.failures:
+        if failure.kind is FailureKind.OBJECT:
+            _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})
 
 
 def _columns_bytes(read: ReadBlock) -> int:

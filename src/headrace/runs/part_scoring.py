@@ -21,7 +21,6 @@ from headrace.runs.records import Counts
 from headrace.runs.retry_ledger import RetryLedger
 from headrace.runs.scoring import RunContext, Scoring
 from headrace.runs.sequences import Sequencer
-from headrace.runs.task_run import log_broken_objects
 from headrace.runs.totals import RunTotals, part_totals, replace_retried
 
 _log = logging.getLogger("headrace.runs")
@@ -43,6 +42,7 @@ class PartScoring(Scoring):
         self._drops_open_part = False
         self._sequencer: Sequencer | None = None
         """The state of the predictor's sequences, if all submitted batches were delivered."""
+        self._resumed = False
         self._draining = False
 
     @property
@@ -71,6 +71,7 @@ class PartScoring(Scoring):
 
     @override
     def resume(self, plan: Plan, *, finished: bool) -> None:
+        self._resumed = True
         self._state = self._context.ledger.parts_state()
         self._count_before(self._state)
         if finished:
@@ -141,7 +142,6 @@ class PartScoring(Scoring):
             if flow.mapper.learned != learned:
                 learned = dict(flow.mapper.learned)
                 context.ledger.learn(learned)
-            log_broken_objects(batch)
             if context.observation is not None:
                 context.observation.add_batch(batch, context.clock.now())
             sink.write(batch)
@@ -256,9 +256,10 @@ class PartScoring(Scoring):
         total.check(ledger.destination)
         if complete:
             self._done_objects = len(plan.objects)
-        retried = RetryLedger(ledger).retried()
-        originals = [part for part in ledger.parts(state) if part.part in retried] if retried else []
-        counted = replace_retried(counted, originals, retried)
+        retried = RetryLedger(ledger).retried() if self._resumed else {}
+        if retried:
+            originals = [part for part in ledger.parts(state) if part.part in retried]
+            counted = replace_retried(counted, originals, retried)
         objects_done = progress.objects_before + progress.objects_read
         return replace(counted, objects_done=objects_done, parts=state.published)
 

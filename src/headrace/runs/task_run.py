@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.core.block import FailureKind
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
@@ -161,7 +160,6 @@ class TaskRun:
         return True
 
     def _report(self, batch: ScoredBatch) -> None:
-        log_broken_objects(batch)
         self._work.on_batch(batch)
 
     def _persist(self, last: ScoredBatch | None) -> None:
@@ -175,10 +173,3 @@ class TaskRun:
         except HeadraceError:
             # The destination may be the cause; the first error is the one to report.
             _log.warning("cannot persist the batches since the last checkpoint", exc_info=True)
-
-
-def log_broken_objects(batch: ScoredBatch) -> None:
-    """Log the failures of objects in a batch."""
-    for failure in batch.failures if batch.broken else ():
-        if failure.kind is FailureKind.OBJECT:
-            _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})

@@ -34,7 +34,7 @@ class TaskScoring(Scoring):
         """The records of finished tasks, of this process and of earlier ones."""
         self._settled: dict[int, TaskRecord] = {}
         """The records of tasks that were counted when the run was complete; they do not change."""
-        self._has_checkpoints = False
+        self._resumed = self._has_checkpoints = False
 
     @property
     @override
@@ -68,6 +68,7 @@ class TaskScoring(Scoring):
     @override
     def resume(self, plan: Plan, *, finished: bool) -> None:
         ledger = self._context.ledger
+        self._resumed = True
         self._records = ledger.tasks()
         if finished:
             self._settled = dict(self._records)
@@ -161,7 +162,7 @@ class TaskScoring(Scoring):
             plan,
             records,
             self._context.settings,
-            retried=RetryLedger(ledger).retried(),
+            retried=RetryLedger(ledger).retried() if self._resumed else None,
             destination_region=(ledger.identity() or {}).get("destination_region"),
         )
         if complete:
