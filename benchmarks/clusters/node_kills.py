@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import ray
 from competition import BrokenRunError
 from inputs import FOLDER, MODEL, make_input
 from million import ROWS
 from ray.cluster_utils import Cluster
 from targets import Target, spread
 
-import ray
 from headrace.app.runners import RayWorkers
 from headrace.app.runs import transform_sync
 from headrace.runs.settings import OutputSettings, TaskSettings, TransformSettings

@@ -6,11 +6,10 @@ Ray starts before the clock.
 import os
 
 import numpy as np
+import ray
 import ray.data
 from job import BATCH_ROWS, COLUMNS, Job, Mlp, read_arguments
 from pyarrow import csv
-
-import ray
 
 NAMES = [f"c{i}" for i in range(COLUMNS)]
 

@@ -4,8 +4,8 @@ import logging
 from typing import Any
 
 import pytest
-
 import ray
+
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.runs.runners.cluster import Cluster, exit_reason, is_node_failure

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray.cluster_utils import Cluster
 
 import headrace
-import ray
 from headrace.app.runners import DataRegions, RayWorkers, Workers
 from headrace.app.runs import OpenedRun, execute, open_run
 from headrace.core.errors import ConfigError, HeadraceError, InstanceLostError, ModelLoadError

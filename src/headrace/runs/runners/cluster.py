@@ -10,9 +10,8 @@ from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.runs.runners.engines import reject_client_address
 
 try:
-    import ray.exceptions as _exceptions
-
     import ray as _ray
+    import ray.exceptions as _exceptions
 except ImportError as _error:
     raise MissingExtraError("ray", "a transform on Ray") from _error
 
