@@ -46,7 +46,7 @@ from headrace.runs.records import (
     parse_versioned,
 )
 from headrace.storage.contract import ObjectInfo, Store
-from headrace.storage.draft import discard_all, is_complete, open_draft, remove_unfinished
+from headrace.storage.draft import is_complete, open_draft, remove_unfinished
 
 RunKind = Literal["stream", "transform"]
 
@@ -275,12 +275,11 @@ class Ledger:
 
     def finish(self, report: Mapping[str, Any]) -> None:
         """Record the report of a complete run, and remove drafts and checkpoints."""
-        for info in [*self.store.list(self.uri("task-")), *self.store.list(self.uri("part-"))]:
-            if ".checkpoint" in info.uri.removeprefix(self._base):
+        for info in list(self.store.list(self._base)):
+            name = info.uri.removeprefix(self._base)
+            if name.startswith((DRAFTS, WORKERS)) or ".checkpoint" in name:
                 self.store.delete(info.uri)
-        for folder in (DRAFTS, WORKERS):
-            discard_all(self.store, self.uri(folder))
-        remove_unfinished(self.store, self._base)
+        self._remove_unfinished()
         self.store.put(self.uri("report.json"), dump_json(report))
 
     def final_report(self) -> dict[str, Any] | None:
@@ -309,10 +308,13 @@ class Ledger:
         for info in infos:
             if info.uri not in last:
                 self.store.delete(info.uri)
-        for folder in (self.uri(DRAFTS), self.uri(WORKERS), self._base):
-            remove_unfinished(self.store, folder)
+        self._remove_unfinished()
         for uri in last:
             self.store.delete(uri)
+
+    def _remove_unfinished(self) -> None:
+        for folder in (DRAFTS, WORKERS, ""):
+            remove_unfinished(self.store, self.uri(folder))
 
     def get(self, name: str) -> bytes | None:
         """Return a ledger object, or None if it does not exist."""

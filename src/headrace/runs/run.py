@@ -159,7 +159,10 @@ class Run:
             return None
         if fresh:
             planned = self._objects.prepare(fresh)
-            self._ledger.learn(self._scoring.learn(planned, self._ledger.learned()))
+            known = self._ledger.learned()
+            learned = self._scoring.learn(planned, known)
+            if learned != known:
+                self._ledger.learn(learned)
             self._ledger.reopen()
             self._objects.add(planned)
             self.plan = self._scoring.make_plan(self._objects.files)

@@ -190,13 +190,6 @@ def discard(store: Store, persisted: PersistedDraft) -> None:
         store.delete(segment_uri(persisted.uri, number))
 
 
-def discard_all(store: Store, folder: str) -> None:
-    """Delete all drafts in a folder. No other writer may use the folder."""
-    for info in store.list(folder):
-        store.delete(info.uri)
-    remove_unfinished(store, folder)
-
-
 def remove_unfinished(store: Store, folder: str) -> None:
     """Delete the temporary files of killed writers in a folder, not below it.
 
