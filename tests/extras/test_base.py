@@ -13,7 +13,7 @@ import importlib, pkgutil, headrace
 from headrace.core.errors import MissingExtraError
 
 for module in pkgutil.walk_packages(headrace.__path__, "headrace.", onerror=lambda _: None):
-    if not module.name.endswith(("__main__", "formats.container")):
+    if not module.name.endswith(("__main__", "formats.media.container")):
         try:
             importlib.import_module(module.name)
         except MissingExtraError as error:
@@ -57,7 +57,7 @@ def test_help_of_every_command(base, folder):
 
 
 def test_modules_import_or_name_their_extra(base, folder):
-    """`formats.container` has no extra of its own: its two importers name theirs."""
+    """`formats.media.container` has no extra of its own: its two importers name theirs."""
     missing = dict(line.split() for line in base.script(_IMPORT_ALL, folder).splitlines())
     assert missing["headrace.jobs.client"] == "jobs"
     assert missing["headrace.runtimes.huggingface"] == "huggingface"
