@@ -9,7 +9,7 @@ from headrace.runs.plan import Plan, PlannedObject, Shard, Task
 from headrace.runs.records import Counts, PartRecord, RetriedOutput, ShardRecord, TaskRecord, sum_counts
 from headrace.runs.region_transfers import RegionTransfer
 from headrace.runs.settings import StreamSettings
-from headrace.runs.totals import RunTotals, object_results, part_totals, replace_retried, task_totals
+from headrace.runs.totals import RunTotals, part_totals, replace_retried, task_totals
 from headrace.storage.contract import ObjectInfo
 from runs.support import make_settings
 
@@ -78,7 +78,7 @@ def test_object_is_done_with_its_last_range():
     # The records of a finished range count, its output does not exist yet.
     assert totals.counts == Counts(14, 12, 2)
     assert totals.out_bytes == 16
-    assert [o.uri for o in object_results(PLAN, records_of(*SHARDS[:3]), TRANSFORM)] == [
+    assert [o.uri for o in totals.objects] == [
         "memory://in/a",
         "memory://in/b",
     ]

@@ -537,6 +537,5 @@ def dry_run(
         seen = first_records(
             objects, chosen_stores, chosen_settings, opened.predictor.metadata, count=records
         )
-    has_tasks = chosen_settings.per_object or workers is not None
-    plan = make_plan([objects], chosen_settings) if has_tasks else Plan(tuple(objects))
-    return DryRun(plan, tuple(seen))
+    by_tasks = chosen_settings.per_object or workers is not None
+    return DryRun(make_plan([objects], chosen_settings, by_tasks=by_tasks), tuple(seen))

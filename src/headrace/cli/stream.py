@@ -94,7 +94,8 @@ def run_command(source: tuple[str, ...], **params: Any) -> None:
 
     SOURCE is an object, a prefix that ends with /, a glob or manifest:URI, on s3://, gs://, az://,
     http(s)://, file://, or a plain path. Objects are streamed, never downloaded whole. With
-    --workers or --runner, each worker writes the parts of its tasks, in no common order.
+    --workers or --runner, each worker writes the parts of its tasks. The numbers of the parts are in
+    source order, but a later part may appear first.
     """
     check_usage(click.get_current_context())
     check_existing_options(click.get_current_context())

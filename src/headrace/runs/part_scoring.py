@@ -15,7 +15,7 @@ from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, Replay
 from headrace.runs.ledger import PartsState
 from headrace.runs.parts import PartsSink
-from headrace.runs.plan import Plan, PlannedObject
+from headrace.runs.plan import Plan, PlannedObject, make_plan
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import Counts
 from headrace.runs.retry_ledger import RetryLedger
@@ -63,7 +63,7 @@ class PartScoring(Scoring):
 
     @override
     def make_plan(self, plans: Sequence[Sequence[PlannedObject]]) -> Plan:
-        return Plan(tuple(planned for some in plans for planned in some))
+        return make_plan(plans, self._context.settings, by_tasks=False)
 
     @override
     def learn(self, objects: Sequence[PlannedObject], known: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -276,11 +276,3 @@ class PartScoring(Scoring):
     @override
     def reading(self) -> Sequence[str]:
         return [self._flow.reading] if self._flow is not None else []
-
-    @override
-    def cpu_s(self) -> float:
-        return 0.0
-
-    @override
-    def peak_memory_mb(self) -> float:
-        return 0.0

@@ -142,15 +142,18 @@ def plan_objects(
     return [PlannedObject(i, "" if names is None else names.name(i.uri), region_of(i.uri)) for i in infos]
 
 
-def make_plan(plans: Sequence[Sequence[PlannedObject]], settings: RunSettings) -> Plan:
-    """Return the plan of a run's plan files, with tasks.
+def make_plan(
+    plans: Sequence[Sequence[PlannedObject]], settings: RunSettings, *, by_tasks: bool = True
+) -> Plan:
+    """Return the plan of a run's plan files; without `by_tasks`, its objects are read in order.
 
     The tasks of a later file continue the numbers of the earlier ones.
     """
     tasks: list[Task] = []
     objects: list[PlannedObject] = []
     for some in plans:
-        tasks += _cut_tasks(some, settings, first=len(tasks), offset=len(objects))
+        if by_tasks:
+            tasks += _cut_tasks(some, settings, first=len(tasks), offset=len(objects))
         objects += some
     return Plan(tuple(objects), tuple(tasks))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
 
 from headrace.core.errors import ConfigError
@@ -9,6 +10,7 @@ from headrace.runs.encoders import resolve_format
 from headrace.runs.ledger import Ledger, RunKind
 from headrace.runs.parts import part_names
 from headrace.runs.plan import Plan, make_plan
+from headrace.runs.records import PartRecord
 from headrace.runs.retry_ledger import RetryLedger
 from headrace.runs.settings import TABLES, settings_from_identity
 from headrace.runs.totals import RunTotals, part_totals, task_totals
@@ -34,11 +36,15 @@ class RetriedRun:
         """The plan with its original tasks and the present versions of the objects."""
 
     def _make_plan(self) -> Plan:
-        plans = self._ledger.plans()
-        plan = make_plan(plans, self.settings) if self._by_tasks else Plan(tuple(o for p in plans for o in p))
+        plan = make_plan(self._ledger.plans(), self.settings, by_tasks=self._by_tasks)
         renewed = self._records.new_infos()
         objects = (replace(o, info=renewed.get(i, o.info)) for i, o in enumerate(plan.objects))
         return Plan(tuple(objects), plan.tasks)
+
+    @cached_property
+    def _parts(self) -> list[PartRecord]:
+        """The records of the parts, which a retry does not change."""
+        return list(self._ledger.parts(self._ledger.parts_state()))
 
     def check(self) -> None:
         """Raise ConfigError if the failed records of the run cannot be retried."""
@@ -90,8 +96,7 @@ class RetriedRun:
     def begin_bytes(self) -> dict[int, int]:
         """Return the number of bytes before the first record of each output, if there are any."""
         if not self._by_tasks:
-            parts = self._ledger.parts(self._ledger.parts_state())
-            return {part.part: part.begin_bytes for part in parts if part.begin_bytes}
+            return {part.part: part.begin_bytes for part in self._parts if part.begin_bytes}
         tasks = self._ledger.tasks()
         shards = [(task, shard) for task, record in tasks.items() for shard in record.shards]
         if not self.settings.per_object:
@@ -103,8 +108,7 @@ class RetriedRun:
         """Return the totals of the run with the records gained by all retries."""
         retried = self._records.retried()
         if not self._by_tasks:
-            parts = self._ledger.parts(self._ledger.parts_state())
-            return replace(part_totals(parts, retried), objects_done=len(self.plan.objects))
+            return replace(part_totals(self._parts, retried), objects_done=len(self.plan.objects))
         tasks = [record for _, record in sorted(self._ledger.tasks().items())]
         region = self.identity.get("destination_region")
         return task_totals(self.plan, tasks, self.settings, retried=retried, destination_region=region)

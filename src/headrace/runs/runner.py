@@ -60,12 +60,12 @@ class Runner(Protocol):
         ...
 
     def cpu_s(self) -> float:
-        """Return the processor time of other processes in seconds."""
-        ...
+        """Return the processor time of other processes in seconds; 0 if there are none."""
+        return 0.0
 
     def peak_memory_mb(self) -> float:
-        """Return the sum of the other processes' peak memory in MB."""
-        ...
+        """Return the sum of the other processes' peak memory in MB; 0 if there are none."""
+        return 0.0
 
 
 class InProcessRunner(Runner):
@@ -116,11 +116,3 @@ class InProcessRunner(Runner):
     @override
     def reading(self) -> Sequence[str]:
         return [self._run.reading] if self._run is not None else []
-
-    @override
-    def cpu_s(self) -> float:
-        return 0.0
-
-    @override
-    def peak_memory_mb(self) -> float:
-        return 0.0

@@ -99,9 +99,9 @@ class Scoring(Protocol):
         ...
 
     def cpu_s(self) -> float:
-        """Return the processor time of other processes in seconds."""
-        ...
+        """Return the processor time of other processes in seconds; 0 if there are none."""
+        return 0.0
 
     def peak_memory_mb(self) -> float:
-        """Return the sum of the other processes' peak memory in MB."""
-        ...
+        """Return the sum of the other processes' peak memory in MB; 0 if there are none."""
+        return 0.0

@@ -194,8 +194,8 @@ class TaskSink:
     def _part(self, open_shard: OpenShard) -> RecordOutput[SpooledOutput]:
         """Return the part of the shard's task, with the output of the task's checkpoint."""
         task, checkpoint = open_shard.task, open_shard.checkpoint
-        if self._task_output is not None and self._task_output[0] == task:
-            return self._task_output[1]
+        if (begun := self._begun_part(task)) is not None:
+            return begun
         uri, store = self._draft_uri(task, "part"), self._ledger.store
         done = checkpoint.done if checkpoint else ()
         failures = sum(
@@ -212,6 +212,10 @@ class TaskSink:
         )
         self._task_output = task, output
         return output
+
+    def _begun_part(self, task: int) -> RecordOutput[SpooledOutput] | None:
+        """Return the part in progress if it is that of the task."""
+        return self._task_output[1] if self._task_output and self._task_output[0] == task else None
 
     def _draft_uri(self, task: int, name: str) -> str:
         return self._ledger.draft_uri(f"task-{task:05d}-{self._attempt}-{name}")
@@ -328,11 +332,9 @@ class TaskSink:
         open_shard = self._open_shards[index]
         task, done = open_shard.task, self._done[open_shard.task]
         self._publisher.flush()
-        opened = None if position is None or self._is_table else self._open.get(index)
-        output = opened.output if opened is not None else None
-        if output is None and not self._per_object and self._task_output is not None and not self._is_table:
-            output = self._task_output[1] if self._task_output[0] == task else None
-        if output is None:
+        opened = None if position is None else self._open.get(index)
+        output = opened.output if opened is not None else self._begun_part(task)
+        if output is None or self._is_table:
             if done and self._per_object:
                 self._save(TaskCheckpoint(task, tuple(done)))
             return

@@ -118,18 +118,6 @@ def task_totals(
     )
 
 
-def object_results(
-    plan: Plan, records: Iterable[TaskRecord], settings: RunSettings, retried: Retried | None = None
-) -> list[ObjectResult]:
-    """Return the results of all objects whose shards are finished, with the records gained by a retry."""
-    by_object = _by_object(records)
-    retried_by_index = retried or {}
-    return [
-        _result(plan, index, by_object[index], settings, retried_by_index.get(index))
-        for index in _finished(plan, by_object)
-    ]
-
-
 def _sum_objects(
     plan: Plan, by_object: Mapping[int, Sequence[ShardRecord]], settings: RunSettings, retried: Retried
 ) -> RunTotals:
