@@ -13,8 +13,9 @@ import numpy as np
 
 from headrace.core import InferRequest, Tensor, current_call
 from headrace.engine import Engine
-from headrace.engine.backend import LocalBackend
-from headrace.engine.process_backend import ProcessBackend
+from headrace.engine.backend import CallInputs
+from headrace.engine.local_backend import LocalBackend
+from headrace.engine.process.parent import ProcessBackend
 from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings
 from headrace.runtimes.load import model_factory
@@ -58,7 +59,7 @@ def calls(make) -> None:
 
 def _call_s(backend, x) -> float:
     began = time.perf_counter()
-    backend.call(({"x": x},), len(x), "", current_call(), fresh=False)
+    backend.call(CallInputs(({"x": x},), len(x)), current_call())
     return time.perf_counter() - began
 
 

@@ -16,7 +16,7 @@ from headrace.core.errors import ConfigError, LimitError, ModelLoadError, NotFou
 from headrace.core.model import Model
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
-from headrace.engine.steps import multi_row_request
+from headrace.engine.sequences import multi_row_request
 from headrace.runs.report import Report
 from headrace.runs.run import Run
 from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings

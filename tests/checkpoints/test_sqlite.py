@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from checkpoints.reported_failure import reported_failure
 from headrace.checkpoints import sqlite
 from headrace.checkpoints.sqlite import BUSY_STEP_S, SCHEMA_VERSION, SqliteCheckpointStore
 from headrace.checkpoints.store import SequenceCheckpoint
-from headrace.core.errors import ConfigError, UnavailableError
+from headrace.core.errors import ConfigError
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 
 FIRST = SequenceCheckpoint("a", 1, b"one", 0)
@@ -60,7 +61,7 @@ def test_journal_mode_and_synchronous(path):
         assert store._connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_write_fails_after_busy_s_without_effect(path, other, manual_time):
+def test_write_fails_after_busy_s_without_effect(path, other, manual_time, caplog):
     store = SqliteCheckpointStore(path, "m", busy_s=5)
     other.execute("BEGIN IMMEDIATE")
     for call in (
@@ -69,8 +70,9 @@ def test_write_fails_after_busy_s_without_effect(path, other, manual_time):
         lambda: store.purge(idle_ms_max=1, count_max=1),
     ):
         manual_time.now = 100.0
-        with pytest.raises(UnavailableError, match="locked"):
-            call()
+        why, logged = reported_failure(caplog, call)
+        assert why == "the checkpoint store of model m: it failed; try again later"
+        assert logged == f"m {path}: OperationalError: database is locked"
         assert 105.0 < manual_time.now <= 105.0 + max(BUSY_STEP_S)
     other.execute("ROLLBACK")
     assert store.load(["a"], idle_ms_max=1e9) == [None]
@@ -110,10 +112,12 @@ def test_save_waits_for_another_writer(path, other, monkeypatch):
     store.close()
 
 
-def test_threads_wait_up_to_busy_s(path):
+def test_threads_wait_up_to_busy_s(path, caplog):
     store = SqliteCheckpointStore(path, "m", busy_s=0.05)
-    with store._lock, pytest.raises(UnavailableError, match="other threads"):
-        store.save([FIRST])
+    with store._lock:
+        why, logged = reported_failure(caplog, lambda: store.save([FIRST]))
+    assert why == "the checkpoint store of model m: it failed; try again later"
+    assert logged == f"m {path}: other threads held the file for over 0.05 s"
     store.close()
 
 
@@ -134,10 +138,11 @@ def test_later_schema_is_refused(path, other):
         SqliteCheckpointStore(path, "m")
 
 
-def test_open_fails_after_busy_s(path, other, manual_time):
+def test_open_fails_after_busy_s(path, other, manual_time, caplog):
     other.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(UnavailableError, match="other processes held the file for over"):
-        SqliteCheckpointStore(path, "m", busy_s=5)
+    why, logged = reported_failure(caplog, lambda: SqliteCheckpointStore(path, "m", busy_s=5))
+    assert why == "the checkpoint store of model m: it failed; try again later"
+    assert logged == f"m {path}: other processes held the file for over 5 s: database is locked"
     assert manual_time.now > 5
     other.execute("ROLLBACK")
 
@@ -160,7 +165,8 @@ def test_unusable_file_is_refused(kind, path):
         SqliteCheckpointStore(path, "m")
 
 
-def test_damaged_file_is_reported(path):
+def test_damaged_file_is_reported(path, caplog):
+    """Only the log has the path and the words of SQLite."""
     ids = [f"s-{n}" for n in range(50)]
     with closing(SqliteCheckpointStore(path, "m")) as store:
         store.save([SequenceCheckpoint(id, 1, bytes(3000), 0) for id in ids])
@@ -168,17 +174,20 @@ def test_damaged_file_is_reported(path):
     pages = 8 * 4096
     path.write_bytes(whole[:pages] + b"\xff" * (len(whole) - pages))
     with closing(SqliteCheckpointStore(path, "m")) as store:
-        with pytest.raises(UnavailableError, match=f"{path}.*malformed"):
-            store.load(ids, idle_ms_max=1e9)
-        with pytest.raises(UnavailableError, match="malformed"):
-            store.save([SequenceCheckpoint(id, 2, b"", 1) for id in ids])
+        for call in (
+            lambda: store.load(ids, idle_ms_max=1e9),
+            lambda: store.save([SequenceCheckpoint(id, 2, b"", 1) for id in ids]),
+        ):
+            why, logged = reported_failure(caplog, call)
+            assert why == "the checkpoint store of model m: it failed; try again later"
+            assert logged == f"m {path}: DatabaseError: database disk image is malformed"
 
 
-def test_other_errors_are_not_retried(path, other, manual_time):
+def test_other_errors_are_not_retried(path, other, manual_time, caplog):
     store = SqliteCheckpointStore(path, "m", busy_s=60)
     other.execute("DROP TABLE checkpoints")
-    with pytest.raises(UnavailableError, match="no such table"):
-        store.load(["a"], idle_ms_max=1e9)
+    _, logged = reported_failure(caplog, lambda: store.load(["a"], idle_ms_max=1e9))
+    assert logged == f"m {path}: OperationalError: no such table: checkpoints"
     assert manual_time.now == 0
     store.close()
 

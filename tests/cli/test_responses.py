@@ -13,7 +13,8 @@ from headrace.core.tensor import InferResponse, Tensor
 
 def response(**outputs):
     arrays = {
-        n: np.array(v, object) if isinstance(v[0], str | bytes) else np.asarray(v) for n, v in outputs.items()
+        n: np.array(v, object) if np.ndim(v) and isinstance(v[0], str | bytes) else np.asarray(v)
+        for n, v in outputs.items()
     }
     return InferResponse(tuple(Tensor(n, a) for n, a in arrays.items()), "m", "1")
 
@@ -31,6 +32,11 @@ def test_table_has_one_line_per_row(capsys):
         ["0", "yes", "0.25", "0.75"],
         ["1", "no", "0.333333", "2"],
     ]
+
+
+def test_value_without_axes_is_one_line(capsys):
+    print_response(response(loss=np.array(0.5, np.float32), p=np.array([1, 2])), json_lines=False)
+    assert lines(capsys) == [["row", "loss", "p"], ["0", "0.5", "1"], ["1", "2"]]
 
 
 def test_wide_and_long_outputs_are_abridged(capsys):

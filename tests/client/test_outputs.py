@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.client.outputs import message_prefix, require_outputs
+from headrace.client.outputs import message_prefix, require_outputs, require_rows
 from headrace.core.errors import ModelContractError
 from headrace.core.tensor import InferRequest, Tensor
 
@@ -16,6 +16,13 @@ def test_require_outputs_raises_for_a_missing_output():
     require_outputs(InferRequest(INPUTS), [], "m")
     with pytest.raises(ModelContractError, match=r"request r7: .*no output 'cow' \(it has cat, dog\)"):
         require_outputs(request, ["cat", "dog"], "m")
+
+
+def test_require_rows_raises_for_an_output_without_axes():
+    request = InferRequest((Tensor("x", np.zeros(1)),))
+    require_rows(request, [Tensor("y", np.zeros(1))], 1, "m")
+    with pytest.raises(ModelContractError, match=r"output 'y' has shape \[\] for 1 rows"):
+        require_rows(request, [Tensor("y", np.zeros(()))], 1, "m")
 
 
 def test_message_prefix_is_empty_without_an_id():

@@ -15,7 +15,8 @@ from headrace.core import InferRequest, InferResponse, Model, RowError, Sequence
 from headrace.core.call import current_call
 from headrace.core.errors import RefusedRowsError, SequenceGoneError
 from headrace.core.sequence import SequenceControl
-from headrace.engine.backend import LocalBackend
+from headrace.engine.backend import CallInputs
+from headrace.engine.local_backend import LocalBackend
 from headrace.engine.stepper import SequenceEnding, StepOrder
 
 InferFunction = Callable[[InferRequest], Awaitable[InferResponse]]
@@ -115,7 +116,7 @@ class SteppedBackends:
         parts = [{t.name: t.data[h.row : h.row + 1] for t in h.infer_request.inputs} for h in heads]
         orders = [self._order(id, head, save=moving) for id, head in zip(ids, heads, strict=True)]
         try:
-            stepped = backend.step(parts, orders, current_call())
+            stepped = backend.call(CallInputs(parts, len(orders), orders=orders), current_call())
         except RowError as refused:
             for row, why in refused.rows.items():
                 self._sequences[ids[row]].waiting.popleft()

@@ -79,6 +79,43 @@ def fresh_response(model: Any, x: Any, **settings: Any) -> Any:
         return submit_and_wait(engine, x)
 
 
+class OverlapDetector:
+    """A count of the most loads of models that happened at the same time."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._active = 0
+        self._changed = threading.Condition()
+
+    def begin(self) -> None:
+        with self._changed:
+            self._active += 1
+            self.peak = max(self.peak, self._active)
+            self._changed.notify_all()
+            # Time for another load to begin, if loads can overlap.
+            self._changed.wait_for(lambda: self.peak > 1, timeout=0.05)
+
+    def end(self) -> None:
+        with self._changed:
+            self._active -= 1
+
+    def model(self) -> type[Model]:
+        """Return a model class that is counted from its first line until it is warmed up."""
+        detector = self
+
+        class Overlapping(Model):
+            def __init__(self) -> None:
+                detector.begin()
+
+            def warm_up(self) -> None:
+                detector.end()
+
+            def predict(self, x: Any) -> Any:
+                return x
+
+        return Overlapping
+
+
 @contextmanager
 def serving(make: Any, *, clock: Any = None, **settings: Any) -> Iterator[Engine]:
     """Yield a started engine that batches requests, in a thread by default."""

@@ -19,7 +19,8 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.core.sequence import SequenceEnd
-from headrace.engine.backend import LocalBackend
+from headrace.engine.backend import CallInputs
+from headrace.engine.local_backend import LocalBackend
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import SequenceEnding, StepOrder
 from headrace.engine.streams import StreamCall
@@ -161,7 +162,7 @@ class _AllMethods(Model):
 
 def _called(backend: LocalBackend, *values: float, call=None) -> list[float]:
     x = np.array(values, np.float32).reshape(-1, 1)
-    called = backend.call(({"x": x},), len(x), "", call or current_call(), fresh=True)
+    called = backend.call(CallInputs(({"x": x},), len(x), fresh=True), call or current_call())
     return called.outputs["output"].ravel().tolist()
 
 
@@ -388,7 +389,7 @@ def _order(number, steps=0):
 
 
 def _stepped(backend, parts, *orders):
-    return backend.step(parts, orders, current_call()).outputs
+    return backend.call(CallInputs(parts, len(orders), orders=orders), current_call()).outputs
 
 
 @for_each("method", ["predict", "predict_stream", "predict_request"])
@@ -479,5 +480,6 @@ def test_step_sees_its_current_call():
             seen.append(current_call().cancelled)
             return x
 
-    _backend(Asks()).step(({"x": np.zeros((1, 1))},), [_order(1)], _CancelledCall())
+    inputs = CallInputs(({"x": np.zeros((1, 1))},), 1, orders=[_order(1)])
+    _backend(Asks()).call(inputs, _CancelledCall())
     assert (seen, current_call().cancelled) == ([True], False)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cases import for_each
+from engine import process_models as models
 from headrace.core import Model, TensorSpec
 from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
 from headrace.engine.backend_factory import INLINE_CALL_S, BackendFactory
@@ -30,12 +31,29 @@ class Timed(Model):
         return x
 
 
-def _backend_factory(make, clock=None, **settings) -> BackendFactory:
+def _backend_factory(make, clock=None, load_lock=None, **settings) -> BackendFactory:
     serve = ServeSettings(**settings)
     factory = (lambda: make) if isinstance(make, Model) else make
     return BackendFactory(
-        factory, "m", version="1", fingerprint="f", settings=serve, clock=clock or ManualClock()
+        factory,
+        "m",
+        version="1",
+        fingerprint="f",
+        settings=serve,
+        clock=clock or ManualClock(),
+        load_lock=load_lock or threading.Lock(),
     )
+
+
+@pytest.mark.slow  # starts processes
+@pytest.mark.parametrize("isolation", ["process", None])
+def test_processes_load_in_parallel(isolation):
+    """An instance in a process does not wait for loads of threads, once its isolation is known."""
+    lock = threading.Lock()
+    backend_factory = _backend_factory(models.Apart, load_lock=lock, isolation=isolation)
+    backend_factory.load().close()
+    with lock:
+        backend_factory.load().close()
 
 
 def _inline(make, clock=None, **settings) -> bool:

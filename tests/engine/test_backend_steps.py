@@ -27,9 +27,10 @@ from headrace.core.errors import (
 from headrace.core.model import RowError
 from headrace.core.sequence import SequenceEnd, SequenceLimits
 from headrace.engine import Engine
-from headrace.engine.backend import LocalBackend
+from headrace.engine.backend import CallInputs
+from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import describe_error
-from headrace.engine.process_backend import ProcessBackend
+from headrace.engine.process.parent import ProcessBackend
 from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import SequenceEnding, StepOrder
@@ -83,7 +84,12 @@ def step(backend, *orders, x=1.0, do="", call=None):
     """Do one step of each sequence; `x` and `do` for each, or for all."""
     x, do = ([one] * len(orders) if isinstance(one, (float, str)) else one for one in (x, do))
     parts = [{"x": rows(v), "do": np.array([what], object)} for v, what in zip(x, do, strict=True)]
-    return backend.step(parts, orders, call or current_call())
+    return call_steps(backend, parts, orders, call)
+
+
+def call_steps(backend, parts, orders, call=None):
+    """Do one step of each sequence, with these arrays."""
+    return backend.call(CallInputs(parts, len(orders), orders=orders), call or current_call())
 
 
 def totals(stepped):
@@ -141,10 +147,10 @@ def test_rows_may_arrive_joined(made, kind):
     """A call of no rows is possible too."""
     backend = made(kind)
     part = {"x": rows(1, 2), "do": np.array(["", ""], object)}
-    stepped = backend.step((part, part), [order(n) for n in range(4)], current_call())
+    stepped = call_steps(backend, (part, part), [order(n) for n in range(4)])
     assert totals(stepped) == [1, 2, 1, 2]
     none = {"x": np.zeros((0, 1), np.float32), "do": np.array([], object)}
-    stepped = backend.step((none,), [], current_call())
+    stepped = call_steps(backend, (none,), [])
     assert (totals(stepped), stepped.flags, stepped.checkpoints) == ([], [], [])
 
 
@@ -157,9 +163,11 @@ def test_step_times_add_up(made, kind):
 
 @both
 def test_settings_override_model_sequence_limits(made, kind):
+    """Infinity arrives as None in a process, which means no limit as well."""
     assert made(kind).sequences == models.Summing.sequences
     backend = made(kind, sequences={"live_max": 9, "evict_idle_ms": inf, "time_ms_max": None})
-    assert backend.sequences == SequenceLimits(9, inf, None, evict_idle_ms=inf, interleave=True)
+    evict_idle_ms = None if kind == "process" else inf
+    assert backend.sequences == SequenceLimits(9, inf, None, evict_idle_ms=evict_idle_ms, interleave=True)
 
 
 # All or nothing
@@ -365,7 +373,7 @@ def test_unsendable_parameters_are_input_error(made):
     for steps, value in enumerate([object(), {1: 2}, b"x", 1 << 70, "\ud800"], 1):
         large = {"x": np.ones((1, 1 << 18 + steps), np.float32), "do": np.array([""], object)}
         with pytest.raises(ModelInputError, match="the request cannot be sent to its process"):
-            backend.step((large,), [order(1, steps=steps, parameters={"p": value})], current_call())
+            call_steps(backend, (large,), [order(1, steps=steps, parameters={"p": value})])
         assert totals(step(backend, order(1, steps=steps))) == [steps + 1], value
 
 
@@ -454,7 +462,7 @@ def _cancel_during_step(backend, folder, number, steps, x):
     leaver = threading.Thread(target=leave)
     leaver.start()
     try:
-        return backend.step(({"x": rows(x)},), [order(number, steps=steps)], call)
+        return call_steps(backend, ({"x": rows(x)},), [order(number, steps=steps)], call)
     finally:
         leaver.join()
 

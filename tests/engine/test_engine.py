@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cases import for_each
-from engine.support import WAIT_S, request, rows, running, submit_and_wait
+from engine.support import WAIT_S, OverlapDetector, request, rows, running, serving, submit_and_wait
 from headrace.core import InferRequest, Model, Tensor
 from headrace.core.errors import (
     CancelledRequestError,
@@ -113,6 +113,14 @@ def test_failed_load_of_one_instance_stops_all():
     with pytest.raises(StoppedError):
         engine.submit(request())
     engine.stop()
+
+
+@for_each("serve", [{}, {"isolation": None}, {"isolation": "auto"}])
+def test_thread_instances_load_one_after_another(serve):
+    """Libraries such as torch.export keep state of a load in global variables."""
+    detector = OverlapDetector()
+    with serving(detector.model(), instances=3, **serve):
+        assert detector.peak == 1
 
 
 def test_missing_extra_error_is_unchanged():

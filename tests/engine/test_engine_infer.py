@@ -4,6 +4,7 @@ import asyncio
 import gc
 import random
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from headrace.core.errors import (
 )
 from headrace.core.tensor import text_array
 from headrace.engine import Engine
+from headrace.engine.session import EngineSession
 from headrace.engine.settings import ServeSettings
 from headrace.testing import EchoModel, HeldModel, ManualClock, PickyModel
 from servers import polling
@@ -335,8 +337,16 @@ def test_cancel_in_shared_call_harms_no_other():
         assert sum(_end_counts(engine).values()) == 4
 
 
-def test_cancel_during_bisection_completes_each_once():
+def test_cancel_during_bisection_completes_each_once(monkeypatch):
     """The cancelled request is not tried again."""
+    check_wanted = EngineSession.check_wanted
+
+    def or_gone(session, entry):
+        if entry.request.inputs[0].data[0, 0] == 1:
+            raise CancelledRequestError("gone")
+        check_wanted(session, entry)
+
+    monkeypatch.setattr(EngineSession, "check_wanted", or_gone)
     model = Notes(lambda x: _raise(ValueError) if len(x) > 1 else None, held=True)
 
     async def ask(engine):
@@ -346,14 +356,6 @@ def test_cancel_during_bisection_completes_each_once():
         return await _results_of(tasks)
 
     with serving(model) as engine:
-        check_wanted = engine._session.check_wanted
-
-        def or_gone(entry):
-            if entry.request.inputs[0].data[0, 0] == 1:
-                raise CancelledRequestError("gone")
-            check_wanted(entry)
-
-        engine._session.check_wanted = or_gone
         ends = asyncio.run(ask(engine))
         assert isinstance(ends[1], CancelledRequestError)
         assert _end_counts(engine) == _expected_counts(success=4, cancelled=1)
@@ -794,7 +796,7 @@ def test_stop_with_requests_in_flight(drain):
     async def ask(engine):
         tasks = await _start_while_first_runs(engine, model, request(rows(1)), request(rows(2)))
         stopping = asyncio.create_task(in_thread(lambda: engine.stop(drain=drain)))
-        await wait_until(lambda: engine._session.queue._closed)
+        await wait_until(lambda: engine._session.queue.closed)
         with pytest.raises(StoppedError, match="model m is not running"):
             await engine.infer(request())
         if not drain:
@@ -887,11 +889,11 @@ class DyingBackend:
     def __getattr__(self, name):
         return getattr(self._backend, name)
 
-    def call(self, parts, count, request_id, call, *, fresh):
-        if self.script["dies"](parts):
+    def call(self, inputs, call):
+        if self.script["dies"](inputs.parts):
             self.lost = True
             raise InstanceLostError("m", "it died")
-        return self._backend.call(parts, count, request_id, call, fresh=fresh)
+        return self._backend.call(inputs, call)
 
     def restart(self):
         self.script["restarts"](self)
@@ -1021,6 +1023,44 @@ def test_requests_wait_while_model_is_held():
 
     with serving(model) as engine:
         assert asyncio.run(ask(engine)) == [[0], [1]]
+
+
+# Tensors without axes
+
+
+class Accumulates(Model):
+    """Returns the sum of a sequence's values."""
+
+    def step(self, states, x):
+        assert x.shape == (len(states),)
+        for state, value in zip(states, x, strict=True):
+            state["sum"] = state.get("sum", np.zeros(())) + value
+        return np.array([state["sum"] for state in states])
+
+
+def test_tensor_without_axes_is_one_row():
+    """Also in a step of a sequence, and beside rows of other requests."""
+    scalar = InferRequest((Tensor("x", np.array(2.0)),))
+    start = replace(scalar, parameters={"sequence_id": "s", "sequence_start": True})
+
+    async def ask(engine):
+        return [r.outputs[0].data.tolist() for r in await asyncio.gather(*map(engine.infer, [scalar] * 2))]
+
+    async def stream(engine):
+        requests = [replace(scalar, parameters={"sequence_id": "s"})] * 2
+
+        async def more():
+            for one in requests:
+                yield one
+
+        return [r.outputs[0].data.tolist() async for r in engine.stream(start, more())]
+
+    with serving(EchoModel()) as engine:
+        assert asyncio.run(ask(engine)) == [[2.0], [2.0]]
+    with serving(Accumulates) as engine:
+        assert asyncio.run(engine.infer(start))["output"].tolist() == [2.0]
+    with serving(Accumulates) as engine:
+        assert asyncio.run(stream(engine)) == [[2.0], [4.0], [6.0]]
 
 
 # Whole requests

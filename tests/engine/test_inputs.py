@@ -1,5 +1,7 @@
 """Inputs: signatures, declared inputs, request checks, text elements, and the call."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,8 @@ from cases import for_each
 from engine.support import rows
 from headrace.core import InferRequest, Model, Tensor, TensorSpec
 from headrace.core.errors import ModelInputError, ModelLoadError
-from headrace.core.tensor import text_array
-from headrace.engine.bytes_inputs import convert_bytes_inputs
+from headrace.core.tensor import ModelMetadata, text_array
+from headrace.engine.input_conversion import convert_inputs
 from headrace.engine.inputs import ModelInputs
 
 X = np.zeros((2, 3), np.float32)
@@ -143,6 +145,53 @@ def test_invalid_request_names_reason(inputs, request_, message):
     assert caught.value.model == "m"
 
 
+class _Methods(Model):
+    def keywords(self, **tensors): ...
+    def arrays(self, *arrays): ...
+    def both(self, *arrays, **tensors): ...
+    def only_self(self, /, **tensors): ...
+    def named(this, **tensors): ...  # noqa: N805
+    def states(self, states, **tensors): ...
+    def only_states(self, states, /, **tensors): ...
+
+
+@for_each(
+    ("method", "attribute", "refused", "accepted"),
+    [
+        ("keywords", "predict", {"self"}, {"states", "this", "x"}),
+        ("named", "predict", {"this"}, {"self", "x"}),
+        ("both", "predict", {"self"}, {"x"}),
+        ("arrays", "predict", set(), {"self", "x"}),
+        ("only_self", "predict", set(), {"self", "x"}),
+        ("states", "step", {"self", "states"}, {"x"}),
+        ("only_states", "step", set(), {"states", "self", "x"}),
+    ],
+)
+def test_tensor_named_as_a_parameter_of_the_method_is_refused(method, attribute, refused, accepted):
+    """Python takes `predict(self=...)` for a second value of the parameter."""
+    model = _Methods()
+    setattr(model, attribute, getattr(model, method))
+    inputs = ModelInputs.of(model, "m")
+    called = model.predict if attribute == "predict" else functools.partial(model.step, {})
+    for name in accepted:
+        assert inputs.check(_request(**{name: X})) == 2
+        inputs.call(called, {name: X})
+    for name in refused:
+        with pytest.raises(ModelInputError, match=f"no input can be named '{name}': its method has a param"):
+            inputs.check(_request(x=X, **{name: X}))
+
+
+def test_declared_input_named_as_a_parameter_of_the_method_fails_load():
+    model = _Methods()
+    model.predict, model.inputs = model.keywords, _specs("self")
+    with pytest.raises(ModelLoadError, match="cannot be called with its inputs self"):
+        ModelInputs.of(model, "m")
+    model.predict = model.both
+    inputs = ModelInputs.of(model, "m")
+    assert inputs.check(_request(self=X)) == 2
+    inputs.call(model.predict, {"self": X})
+
+
 # Lossless conversions
 
 
@@ -195,6 +244,18 @@ def test_column_vector_is_accepted_as_column():
         inputs.check(_request(x=np.ones((3, 2), np.float32)))
 
 
+def test_whole_request_may_have_tensors_without_axes():
+    """They are no rows beside tensors with rows."""
+    model = _model(_keywords)
+    model.predict_request = lambda request: request
+    inputs = ModelInputs.of(model, "m")
+    one = np.float32(1)
+    assert inputs.check(_request(a=np.array(one))) == 1
+    assert inputs.check(_request(a=X, b=np.array(one), c=X)) == 2
+    with pytest.raises(ModelInputError, match=r"disagree on the number of rows \(a: 2, b: 1\)"):
+        inputs.check(_request(a=X, b=X[:1], c=np.array(one)))
+
+
 def text_request(*values, shape=None):
     text = text_array(values)
     return InferRequest(
@@ -202,28 +263,42 @@ def text_request(*values, shape=None):
     )
 
 
+def converted(request, bytes_as, *, as_rows=True):
+    return convert_inputs(request, ModelMetadata("m", bytes_as=bytes_as), as_rows=as_rows)
+
+
 @for_each("sent", [("a", "ü"), (b"a", "ü".encode()), ("a", "ü".encode())])
 @for_each(("bytes_as", "given"), [("str", ["a", "ü"]), ("bytes", [b"a", "ü".encode()])])
 def test_elements_are_converted_to_wanted_type(sent, bytes_as, given):
-    request = convert_bytes_inputs(text_request(*sent, shape=(2, 1)), bytes_as, "m")
+    request = converted(text_request(*sent, shape=(2, 1)), bytes_as)
     assert request["text"].tolist() == [[g] for g in given]
     assert request.inputs[1].parameters == {"kind": 1}
 
 
 def test_matching_input_is_not_copied():
     request = text_request("a", "b")
-    assert convert_bytes_inputs(request, "str", "m").inputs[1] is request.inputs[1]
+    assert converted(request, "str").inputs[1] is request.inputs[1]
     numbers = InferRequest((Tensor("x", rows(1)),))
-    assert convert_bytes_inputs(numbers, "str", "m") is numbers
+    assert converted(numbers, "str") is numbers
     mixed = text_request("a", b"\xff")
-    assert convert_bytes_inputs(mixed, "sent", "m") is mixed
+    assert converted(mixed, "sent") is mixed
+
+
+def test_tensors_without_axes_become_rows():
+    request = _request(x=X, y=np.array(2.0), text=np.array(b"t", object))
+    found = converted(request, "str")
+    assert [t.data.shape for t in found.inputs] == [(2, 3), (1,), (1,)]
+    assert (found["x"] is X, found["y"].tolist(), found["text"].tolist()) == (True, [2.0], ["t"])
+    kept = converted(request, "str", as_rows=False)
+    assert [t.data.shape for t in kept.inputs] == [(2, 3), (), ()]
+    assert kept["text"].item() == "t"
 
 
 def test_empty_input_is_unchanged():
     empty = InferRequest((Tensor("text", np.empty((0, 2), object)),))
-    assert convert_bytes_inputs(empty, "str", "m")["text"].shape == (0, 2)
+    assert converted(empty, "str")["text"].shape == (0, 2)
 
 
 def test_invalid_utf8_names_element_and_byte():
     with pytest.raises(ModelInputError, match="element 1 is not UTF-8"):
-        convert_bytes_inputs(text_request("a", b"\xff"), "str", "m")
+        converted(text_request("a", b"\xff"), "str")

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-import headrace.engine.batch_loop
-import headrace.engine.steps.step_committer
+import headrace.engine.request_committer
+import headrace.engine.sequences.step_committer
 from engine.process_models import Identity
-from engine.steps.models import (
+from engine.sequences.models import (
     Adding,
     end,
     many_sequences_request,
@@ -20,24 +20,25 @@ from engine.steps.models import (
     step_request,
     submit_result,
 )
-from engine.steps.sum_model import FaultyStore, SumModel, sums
-from engine.steps.sum_model import engine as counted_engine
-from engine.steps.sum_model import sum_request as counted_request
+from engine.sequences.sum_model import FaultyStore, SumModel, sums
+from engine.sequences.sum_model import engine as counted_engine
+from engine.sequences.sum_model import sum_request as counted_request
 from engine.support import WAIT_S, request, rows, serving, submit_and_wait, values, wait_until
 from headrace.core import Model
 from headrace.core.errors import InstanceLostError, PredictError, SequenceLostError, StoppedError
 from headrace.engine import Engine
-from headrace.engine.backend import LocalBackend
-from headrace.engine.batch_queue import BatchQueue
+from headrace.engine.batch_caller import BatchCaller, PreparedCall
 from headrace.engine.counters import EngineCounters
-from headrace.engine.instance import Instance
+from headrace.engine.local_backend import LocalBackend
 from headrace.engine.pending_request import FutureCallback
+from headrace.engine.request_committer import RequestCommitter
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.schedule import IndependentRequests
+from headrace.engine.sequences.multi_row_request import MultiRowRequest
+from headrace.engine.sequences.sequence_schedule import SequenceSchedule
+from headrace.engine.sequences.state_loader import StateLoader
+from headrace.engine.sequences.step_committer import StepCommitter
 from headrace.engine.settings import ServeSettings
-from headrace.engine.steps.multi_row_request import MultiRowRequest
-from headrace.engine.steps.state_loader import StateLoader
-from headrace.engine.steps.step_calls import StepCall, StepCaller
-from headrace.engine.steps.step_committer import StepCommitter
-from headrace.engine.steps.step_queue import StepQueue
 from servers import polling
 
 ISOLATIONS = ("thread", pytest.param("process", marks=pytest.mark.slow))
@@ -119,7 +120,7 @@ def logged_errors(caplog):
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_defect_fails_batch_and_thread_continues(isolation, breaks, caplog):
     with serving(Identity, isolation=isolation) as engine:
-        breaks(Instance, "predict_batch")
+        breaks(BatchCaller, "call")
         assert is_internal_error(submit_error(engine, request()))
         assert values(submit_and_wait(engine, rows(2))) == [2.0]
         assert engine.alive
@@ -138,7 +139,7 @@ def test_defect_fails_whole_batch(breaks):
             await asyncio.to_thread(model.calling.wait, WAIT_S)
             others = [asyncio.ensure_future(engine.infer(request(rows(v)))) for v in (2, 3)]
             await asyncio.sleep(0)
-            breaks(Instance, "predict_batch")
+            breaks(BatchCaller, "call")
             model.gate.set()
             results = await asyncio.gather(first, *others, return_exceptions=True)
             return results, await engine.infer(request(rows(4)))
@@ -150,7 +151,7 @@ def test_defect_fails_whole_batch(breaks):
 
 def test_memory_error_is_the_cause(breaks):
     with serving(Identity) as engine:
-        breaks(Instance, "predict_batch", error=MemoryError("no room"))
+        breaks(BatchCaller, "call", error=MemoryError("no room"))
         error = submit_error(engine, request())
     assert isinstance(error, PredictError)
     assert isinstance(error.__cause__, MemoryError)
@@ -160,9 +161,12 @@ def test_memory_error_is_the_cause(breaks):
     "where",
     [
         (FutureCallback, "start"),
-        (headrace.engine.batch_loop, "deliver"),
+        (RequestCommitter, "item"),
+        (RequestCommitter, "result"),
+        (headrace.engine.request_committer, "deliver"),
         (EngineCounters, "record_result"),
-        (BatchQueue, "batch_ended"),
+        (IndependentRequests, "end"),
+        (RequestQueue, "mark_ended_locked"),
     ],
 )
 def test_defect_around_delivery_ends_each_request_once(where, breaks):
@@ -171,11 +175,13 @@ def test_defect_around_delivery_ends_each_request_once(where, breaks):
         future = engine.submit(request(), strict=True)
         assert is_internal_error(future.exception(WAIT_S)) or values(future.result()) == [1.0]
         assert values(submit_and_wait(engine, rows(2))) == [2.0]
+        statistics = engine.model_statistics()
+    assert statistics.in_flight == 0
 
 
 def test_defect_in_counting_still_reports_error(breaks, caplog):
     with serving(Identity) as engine:
-        breaks(Instance, "predict_batch")
+        breaks(BatchCaller, "call")
         breaks(EngineCounters, "record_result", error=RuntimeError("worse"))
         assert is_internal_error(submit_error(engine, request()))
     assert logged_errors(caplog) == ["boom", "worse"]
@@ -185,7 +191,7 @@ def test_defect_in_counting_still_reports_error(breaks, caplog):
 def test_engine_without_threads_fails_at_once(isolation, breaks, caplog):
     """Waiting and later requests."""
     with serving(Identity, isolation=isolation) as engine:
-        breaks(BatchQueue, "poll")
+        breaks(IndependentRequests, "take")
         error = submit_error(engine, request())
         assert isinstance(error, InstanceLostError)
         assert "(RuntimeError)" in str(error)
@@ -199,7 +205,7 @@ def test_engine_without_threads_fails_at_once(isolation, breaks, caplog):
 
 def test_other_instances_take_over_batches(breaks):
     with serving(Identity, instances=2) as engine:
-        breaks(BatchQueue, "poll")
+        breaks(IndependentRequests, "take")
         for value in range(4):
             assert values(submit_and_wait(engine, rows(value))) == [value]
         polling.wait_until(lambda: not engine.alive)  # its thread ends by itself
@@ -212,10 +218,10 @@ def test_other_instances_take_over_batches(breaks):
 @pytest.mark.parametrize(
     "where",
     [
-        (StepQueue, "end_steps"),
-        (StepCaller, "call"),
+        (SequenceSchedule, "end_steps"),
+        (BatchCaller, "call"),
         (StepCommitter, "_count_step"),
-        (headrace.engine.steps.step_committer, "deliver"),
+        (headrace.engine.sequences.step_committer, "deliver"),
         (EngineCounters, "record_result"),
     ],
 )
@@ -243,7 +249,7 @@ def test_waiting_requests_of_ended_sequence_fail(model, breaks):
         first = engine.submit(more("a", 1), strict=True)
         assert model.stepping.wait(WAIT_S)
         second = engine.submit(more("a", 1), strict=True)
-        breaks(StepQueue, "end_steps")
+        breaks(SequenceSchedule, "end_steps")
         model.gate.set()
         assert is_internal_error(first.exception(WAIT_S))
         assert isinstance(second.exception(WAIT_S), SequenceLostError)
@@ -269,7 +275,7 @@ def run_full_calls(model, engine, *, before_results):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
-    "where", [(StepQueue, "end_steps"), (StepQueue, "mark_ended"), (StepCommitter, "_count_step")]
+    "where", [(SequenceSchedule, "end_steps"), (RequestQueue, "mark_ended"), (StepCommitter, "_count_step")]
 )
 def test_defect_in_parallel_commit_ends_its_sequences(model, where, after, breaks):
     with serving(model, max_batch_rows=1) as engine:
@@ -305,20 +311,20 @@ def run_five_calls(model):
 
 
 def test_failed_preparation_is_retried_in_call(run_five_calls, monkeypatch):
-    real, threads = StepCall.from_outcomes, []
+    real, threads = PreparedCall.from_items, []
 
-    def broken(outcomes):
+    def broken(items):
         if threading.current_thread().name.endswith("-beside_0"):
-            threads.append(len(outcomes))
+            threads.append(len(items))
             raise RuntimeError("boom")
-        return real(outcomes)
+        return real(items)
 
-    monkeypatch.setattr(StepCall, "from_outcomes", broken)
+    monkeypatch.setattr(PreparedCall, "from_items", broken)
     assert run_five_calls(lambda: threads) == [None] * 5
 
 
 def test_failed_take_of_next_steps_fails_all(run_five_calls, breaks):
-    breaks(StepQueue, "take_full")
+    breaks(SequenceSchedule, "take_full")
     ends = run_five_calls(lambda: breaks.threads)
     assert breaks.threads[0].endswith("-beside_0")
     assert ends[:2] == [None, None]
@@ -330,8 +336,8 @@ def test_failing_failure_handling_ends_thread(model, rows_max, times, breaks, ca
     with serving(model, max_batch_rows=rows_max) as engine:
 
         def both():
-            breaks(StepQueue, "end_steps")
-            breaks(StepQueue, "state_corrupted", error=RuntimeError("worse"), times=times)
+            breaks(SequenceSchedule, "end_steps")
+            breaks(SequenceSchedule, "state_corrupted", error=RuntimeError("worse"), times=times)
 
         one, other = run_full_calls(model, engine, before_results=both)
         assert is_internal_error(one)
@@ -361,7 +367,7 @@ def failed_commits(engine):
 def test_step_requests_fail_without_threads(isolation, breaks, caplog):
     with serving(Adding, isolation=isolation) as engine:
         submit_result(engine, start("a", 1))
-        breaks(StepQueue, "_poll")
+        breaks(SequenceSchedule, "take")
         assert isinstance(submit_error(engine, more("a", 1)), (InstanceLostError, SequenceLostError))
         assert isinstance(failed_commits(engine), InstanceLostError)
         polling.wait_until(lambda: not engine.alive)  # its thread ends by itself
@@ -372,7 +378,7 @@ def test_other_instances_take_over_sequences(breaks):
     with serving(Adding, instances=2) as engine:
         submit_result(engine, start("a", 1))
         submit_result(engine, start("b", 2))
-        breaks(StepQueue, "_poll")
+        breaks(SequenceSchedule, "take")
         assert isinstance(submit_error(engine, more("a", 1)), SequenceLostError)
         assert submit_result(engine, more("b", 5)) == [7.0]
         for value in (1, 2, 3):
@@ -400,7 +406,7 @@ def test_defect_ends_waiting_stream_with_error(model, after, breaks):
         try:
             item = asyncio.ensure_future(anext(stream))
             await wait_until(lambda: model.stepping.is_set() and stream._call.responses._getter is not None)
-            breaks(StepQueue, "end_steps", after=after)
+            breaks(SequenceSchedule, "end_steps", after=after)
             model.gate.set()
             assert (await item).outputs[0].data.item() == Adding.AGAIN
             with pytest.raises(PredictError, match="an internal error"):
@@ -442,7 +448,7 @@ def test_failed_output_delivery_fails_its_request_only(model, breaks, caplog):
         ((FaultyStore, "save"), False, 1),
         ((FaultyStore, "save"), True, 3),
         ((StateLoader, "load"), False, 1),
-        ((StepQueue, "end_steps"), False, 3),
+        ((SequenceSchedule, "end_steps"), False, 3),
     ],
 )
 def test_sequence_continues_at_last_saved_step(where, after, goes_on, breaks):
@@ -461,7 +467,7 @@ def test_lost_thread_loses_no_checkpointed_step(breaks):
     """Another instance takes over its sequences and their requests."""
     with counted_engine(FaultyStore(), instances=2) as engine:
         assert sums(engine, 1, sequence_id="s", sequence_start=True) == [1]
-        breaks(StepQueue, "_poll")
+        breaks(SequenceSchedule, "take")
         assert sums(engine, 2, sequence_id="s") == [3]
         polling.wait_until(lambda: not engine.alive)  # its thread ends by itself
 
@@ -470,7 +476,7 @@ def test_lost_thread_loses_no_checkpointed_step(breaks):
 def test_checkpointed_sequence_survives_defect_in_process_mode(breaks):
     with counted_engine("memory:", SumModel, isolation="process") as engine:
         assert sums(engine, 1, sequence_id="s", sequence_start=True) == [1]
-        breaks(StepQueue, "end_steps")
+        breaks(SequenceSchedule, "end_steps")
         assert sums(engine, 2, sequence_id="s") == "PredictError"
         assert sums(engine, 4, sequence_id="s") == [7]
 
@@ -501,13 +507,13 @@ class _DyingBackend(LocalBackend):
     def restart(self):
         self.dead = False
 
-    def call(self, parts, rows, request, call, *, fresh):
+    def call(self, inputs, call, deliver=None):
         assert self.gate.wait(WAIT_S)
-        self.calls.append([part["x"].ravel().tolist() for part in parts])
-        if any(self.POISON in part["x"] for part in parts):
+        self.calls.append([part["x"].ravel().tolist() for part in inputs.parts])
+        if any(self.POISON in part["x"] for part in inputs.parts):
             self.dead = True
             raise InstanceLostError("m", "it died")
-        return super().call(parts, rows, request, call, fresh=fresh)
+        return super().call(inputs, call, deliver)
 
 
 def _run_requests(*sent):

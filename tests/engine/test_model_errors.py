@@ -1,16 +1,15 @@
 """Descriptions and conversions of exceptions."""
 
-import pytest
-
 from cases import for_each
-from headrace.core.errors import ModelContractError, PredictError
+from headrace.core import RowError
+from headrace.core.errors import ModelContractError, PredictError, RefusedRowsError
 from headrace.engine.model_errors import (
     WHY_CHARS_MAX,
     RemoteError,
     describe_error,
     internal_error,
     is_out_of_memory,
-    reduced_rows_max,
+    refused_error,
     reported_error,
 )
 
@@ -18,6 +17,10 @@ from headrace.engine.model_errors import (
 class _UnprintableError(Exception):
     def __str__(self):
         raise RuntimeError
+
+
+class OutOfMemoryError(Exception):
+    """An error that is known by its name, as that of torch."""
 
 
 @for_each(
@@ -46,6 +49,7 @@ def test_description_is_cut():
     ("error", "expected"),
     [
         (MemoryError(), True),
+        (OutOfMemoryError("allocation on device 0"), True),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
         (RuntimeError("[ONNXRuntimeError] : 6 : Failed to allocate memory for requested buffer"), True),
         (RemoteError("OutOfMemoryError: CUDA out of memory"), True),
@@ -66,12 +70,21 @@ def test_headrace_errors_are_unchanged_others_described():
     assert reported.__cause__ is other
 
 
-@pytest.mark.parametrize(
-    ("error", "rows", "rows_max"), [(MemoryError(), 9, 4), (MemoryError(), 1, None), (ValueError(), 9, None)]
-)
-def test_rows_max_is_halved_after_out_of_memory(error, rows, rows_max, caplog):
-    assert reduced_rows_max("m", error, rows) == rows_max
-    assert bool(caplog.records) == (rows_max is not None)
+def test_refused_rows_are_reported_as_refused():
+    error = RowError({3: "negative age", 7: KeyError("name")})
+    reported = reported_error("m", error)
+    assert isinstance(reported, RefusedRowsError)
+    assert "row 3: negative age; row 7: 'name'" in str(reported)
+    assert reported.__cause__ is error
+    assert "it raised RowError without a row" in str(reported_error("m", RowError({})))
+
+
+def test_refused_error_is_bounded():
+    """In the rows that it lists, and in the text for each."""
+    error = RowError(dict.fromkeys(range(100), "x" * 10_000))
+    text = str(refused_error("m", error.rows, error))
+    assert ("row 7: x" in text, "row 8: " in text) == (True, False)
+    assert len(text) < 9 * WHY_CHARS_MAX
 
 
 def test_internal_error_is_chained_without_its_text():

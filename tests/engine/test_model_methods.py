@@ -9,7 +9,7 @@ from engine.support import WAIT_S, request, running, serving
 from headrace.core.errors import ModelInputError, ModelLoadError
 from headrace.runtimes.load import model_factory
 
-NO_METHOD = "has no predict, no predict_stream and no step"
+NO_METHOD = "has no predict, no predict_stream, no handle and no step"
 
 
 def _factory(folder, body):

@@ -25,7 +25,7 @@ from headrace.core.errors import (
     PredictError,
 )
 from headrace.engine import Engine
-from headrace.engine.control_group import own_groups
+from headrace.engine.process.control_group import own_groups
 from headrace.engine.settings import ServeSettings
 from headrace.testing import ManualClock
 from servers.polling import wait_until
@@ -187,7 +187,7 @@ def test_memory_limit_by_control_group_kills(tmp_path, harm):
 @pytest.mark.parametrize("harm", ["hog", "hog_at_once"])
 def test_memory_limit_without_group_raises_memory_error(tmp_path, monkeypatch, harm):
     """The process lives on."""
-    monkeypatch.setattr("headrace.engine.process_limits.own_groups", dict)
+    monkeypatch.setattr("headrace.engine.process.process_limits.own_groups", dict)
     with poisonous(harm, tmp_path, memory_bytes_max=1024 * MIB) as engine:
         pid = pid_of(engine)
         assert "MemoryError" in run_with_neighbours(engine)
@@ -227,7 +227,7 @@ def test_processes_of_model_are_killed_with_it(tmp_path):
 
 def test_unenforceable_limit_is_refused(tmp_path, monkeypatch):
     """Root is bound by no limit on processes."""
-    monkeypatch.setattr("headrace.engine.process_limits.own_groups", dict)
+    monkeypatch.setattr("headrace.engine.process.process_limits.own_groups", dict)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     with (
         pytest.raises(ConfigError, match="processes_max cannot be enforced here"),
@@ -341,7 +341,8 @@ def test_shared_call_survives_abandonment(tmp_path):
             wait_until(held.running)
             both = [engine.submit(request(rows(1))) for _ in range(2)]
         wait_until((tmp_path / "began").exists)
-        assert len(engine._session.slots[0].instance._running.entries) == 2
+        caller = engine._session.slots[0].cancel_if_unwanted.__self__
+        assert len(caller._running.items) == 2
         engine.abandon(both[0])
         with pytest.raises(CancelledRequestError):
             both[0].result(0)

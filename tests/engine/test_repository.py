@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from engine.support import WAIT_S, request
+from engine.support import WAIT_S, OverlapDetector, request
 from headrace.core import Model
 from headrace.core.errors import ConfigError, ModelLoadError, ModelNotFoundError, ModelNotReadyError
 from headrace.core.statistics import ModelState
@@ -69,6 +69,12 @@ def states(repository):
 def test_duplicate_version_is_refused():
     with pytest.raises(ConfigError, match="model a version 1 is defined twice"):
         ModelRepository([definition("a"), definition("a")])
+
+
+def test_models_in_threads_load_one_after_another(opened):
+    detector = OverlapDetector()
+    opened(*(definition(name, make=detector.model()) for name in "abc"))
+    assert detector.peak == 1
 
 
 def test_numeric_versions_are_newest(opened):

@@ -14,7 +14,7 @@ from engine.stepping import WAYS, InferFunction, open_client
 from engine.support import serving
 from headrace.core import InferRequest, Tensor
 from headrace.core.errors import ModelLoadError, RefusedRowsError
-from headrace.engine.backend import LocalBackend
+from headrace.engine.local_backend import LocalBackend
 from headrace.runtimes.classes import load_class
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

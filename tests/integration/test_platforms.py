@@ -32,7 +32,8 @@ import numpy as np
 from headrace.core.call import current_call
 from headrace.core.errors import ConfigError, InstanceLostError
 from headrace.core.model import ModelRecipe
-from headrace.engine.process_backend import ProcessBackend
+from headrace.engine.backend import CallInputs
+from headrace.engine.process.parent import ProcessBackend
 from headrace.engine.settings import ServeSettings
 
 assert not hasattr(os, "memfd_create"), "the calls of Linux are still here"
@@ -40,11 +41,11 @@ recipe = ModelRecipe("model:Double", {})
 x = np.arange(2_000_000.0).reshape(-1, 2)  # more than the first arena holds
 backend = ProcessBackend(recipe, "double")
 for rows in (2, len(x)):
-    called = backend.call(({"x": x[:rows]},), rows, "", current_call(), fresh=True)
+    called = backend.call(CallInputs(({"x": x[:rows]},), rows, fresh=True), current_call())
     np.testing.assert_array_equal(called.outputs["y"], x[:rows, 0] * 2)
 os.kill(backend.pid, signal.SIGKILL)
 try:
-    backend.call(({"x": x},), len(x), "", current_call(), fresh=True)
+    backend.call(CallInputs(({"x": x},), len(x), fresh=True), current_call())
 except InstanceLostError as error:
     print(error.signal)
 backend.close()

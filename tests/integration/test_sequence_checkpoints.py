@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import levels
-from engine.steps.sum_model import HangingModel, SlowModel, engine, sum_request
+from engine.sequences.sum_model import HangingModel, SlowModel, engine, sum_request
 from headrace.core.errors import (
     InstanceLostError,
     SequenceLostError,

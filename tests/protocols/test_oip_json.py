@@ -36,7 +36,7 @@ NAMES = st.text("abc_é/ ", min_size=1, max_size=4)
 ARRAYS = st.sampled_from([np.float32, np.int64, np.uint8, np.bool_]).flatmap(
     lambda dtype: hnp.arrays(
         dtype,
-        hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4),
+        hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
         elements={"allow_infinity": False} if dtype is np.float32 else None,
     )
 )
@@ -48,7 +48,7 @@ TENSORS = st.dictionaries(NAMES, ARRAYS, min_size=1, max_size=4).map(
 def same(found, expected):
     assert [t.name for t in found] == [t.name for t in expected]
     for a, b in zip(found, expected, strict=True):
-        assert a.data.dtype == b.data.dtype
+        assert (a.data.dtype, a.data.shape) == (b.data.dtype, b.data.shape)
         np.testing.assert_array_equal(a.data, b.data)
 
 

@@ -117,6 +117,7 @@ def same(one, other):
 @example({"inputs": [{"name": "x", "shape": [1.0], "datatype": "FP32", "data": [1]}]})
 @example({"inputs": [{"name": "x", "shape": [-1], "datatype": "FP32", "data": [1]}]})
 @example({"inputs": [{"name": "x", "shape": [], "datatype": "FP32", "data": [1]}]})
+@example({"inputs": [{"name": "x", "shape": [], "datatype": "FP32", "data": 1}]})
 @example({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1e39]}]})
 @example({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [2**53 + 1]}]})
 @example({"inputs": [{"name": "x", "shape": [1], "datatype": "UINT8", "data": [256]}]})

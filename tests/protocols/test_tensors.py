@@ -27,7 +27,7 @@ from headrace.protocols.tensors import (
 NUMERIC = [
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64",
 ]  # fmt: skip
-SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 
 @st.composite
@@ -60,7 +60,7 @@ def by_json(datatype, array):
 
 def by_binary(datatype, array):
     return array_from_binary(
-        "x", datatype, array.shape, memoryview(bytes(binary_values("x", datatype, array)))
+        "x", datatype, array.shape, memoryview(b"".join([binary_values("x", datatype, array)]))
     )
 
 
@@ -173,7 +173,6 @@ def test_malformed_binary_names_the_tensor(datatype, shape, data, why):
     ("shape", "why"),
     [
         (None, "must be a list"),
-        ([], "at least one dimension"),
         ([1] * 17, "17 dimensions"),
         ([-1], "must be 0 or more"),
         ([1.0], "must be 0 or more"),
@@ -185,6 +184,20 @@ def test_malformed_binary_names_the_tensor(datatype, shape, data, why):
 def test_invalid_shapes_are_refused(shape, why):
     with pytest.raises(DataError, match=why):
         validate_shape("x", shape)
+
+
+@for_each(("datatype", "value"), [("FP32", 1.5), ("INT8", -3), ("BOOL", True), ("BYTES", "text")])
+def test_shape_without_axes_has_one_value(datatype, value):
+    """As a list of one value, or nested as the shape says: as the value itself."""
+    assert validate_shape("x", []) == ()
+    for data in ([value], value):
+        array = array_from_json("x", datatype, (), data)
+        assert (array.shape, array.dtype, array.item()) == ((), dtype_of(datatype), value)
+    for data in ([], [value, value], [[value]], None):
+        with pytest.raises(DataError, match="tensor 'x'"):
+            array_from_json("x", datatype, (), data)
+    with pytest.raises(DataError, match="its data must be a list"):
+        array_from_json("x", datatype, (1,), value)
 
 
 @for_each("datatype", ["FP8", "fp32", 3, None])

@@ -1,26 +1,45 @@
 """A model loaded as in an engine, called with one request after another."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 
-from engine.support import pending_request
-from headrace.core import InferRequest, InferResponse, Model
-from headrace.engine.backend import LocalBackend
-from headrace.engine.instance import Instance
-from headrace.testing import ManualClock
+from headrace.core import InferRequest, InferResponse, Model, SystemClock
+from headrace.engine.batch_caller import BatchCaller
+from headrace.engine.counters import EngineCounters
+from headrace.engine.local_backend import LocalBackend
+from headrace.engine.pending_request import FutureCallback, PendingRequest
+from headrace.engine.request_committer import RequestCommitter
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.schedule import IndependentRequests
 
 
 class LoadedModel:
     """A made, loaded and warmed-up model. The test closes it."""
 
     def __init__(self, make: Callable[[], Model], name: str) -> None:
-        self._backend = LocalBackend(make, name)
-        self._instance = Instance(self._backend, name, ManualClock())
-        self.inputs = self._backend.inputs
-        self.metadata = self._backend.metadata
+        self._backend = backend = LocalBackend(make, name)
+        self.inputs = backend.inputs
+        self.metadata = backend.metadata
+        clock, counters, schedule = SystemClock(), EngineCounters(), IndependentRequests(merge=False)
+        queue = RequestQueue(
+            clock, schedule, in_flight_max=1, queue_rows_max=1, deliver_results=lambda _: None
+        )
+        self._caller = BatchCaller(backend, name, clock, counters, before_call=lambda _: None)
+        self._committer = RequestCommitter(
+            queue, schedule, backend, counters, clock, before_call=lambda _: None
+        )
 
     def predict(self, request: InferRequest) -> InferResponse:
+        """Return the response to a checked request. Raises its error."""
         self.inputs.check(request)
-        return self._instance.predict(pending_request(request), lambda _: None)
+        item = self._committer.item(PendingRequest(request, request.rows, 0.0, FutureCallback(Future())))
+        for call in self._caller.call([item]) or ():
+            call.apply()
+        result = self._committer.result(item)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def close(self) -> None:
+        """Close the model."""
         self._backend.close()

@@ -53,7 +53,7 @@ def test_engine_reads_the_signature():
     model.predict = predict_with_signature(dict, ["x", "y"], ["scale"])
     inputs = ModelInputs.of(model, "m")
     assert inputs.specs == (TensorSpec("x", "FP32"), TensorSpec("y", "FP32"))
-    assert inputs.optional == {"scale"}
+    assert inputs.optional == ("scale",)
     assert inputs.call(model.predict, {"y": 2, "x": 1}) == {"x": 1, "y": 2}
 
 

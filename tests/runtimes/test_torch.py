@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cases import for_each
+from engine.support import serving
 from headrace.core.errors import (
     ConfigError,
     MissingExtraError,
@@ -311,7 +312,7 @@ def test_torchscript_names_its_inputs(tmp_path):
     instance = LoadedModel(source.make, "twice")
     try:
         assert [s.name for s in instance.inputs.specs] == ["x"]
-        assert instance.inputs.optional == {"scale"}
+        assert instance.inputs.optional == ("scale",)
         request = InferRequest((Tensor("x", X),))
         response = instance.predict(request)
         assert np.allclose(response["output_0"], 2 * X)
@@ -339,6 +340,15 @@ def test_exported_program_declares_inputs(tmp_path):
             "y": ((rows, 4), "float32"),
             "sum": ((rows,), "float32"),
         }
+
+
+def test_exported_program_loads_in_several_instances(tmp_path):
+    """torch.export keeps the state of a load in a global variable."""
+    path = tmp_path / "m.pt2"
+    batch = torch.export.Dim("batch", max=64)
+    export(Several(), path, (torch.zeros(2, 3), torch.ones(2, 1)), dynamic_shapes=({0: batch}, {0: batch}))
+    with serving(model_factory(str(path)).make, instances=3) as engine:
+        assert engine.alive
 
 
 def test_exported_program_with_keyword_inputs(tmp_path):

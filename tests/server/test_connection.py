@@ -19,6 +19,7 @@ from headrace.server.connection import ConnectionContext, HttpConnection
 from headrace.server.direct import DirectResponse
 from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
 from headrace.server.overdue_watch import OverdueWatch
+from server.manual_time import ManualTime
 from server.support import WAIT_S, Socket
 from servers.polling import wait_until
 
@@ -79,10 +80,10 @@ async def asgi_app(scope, receive, send):
 class RunningListener:
     """A listener with its own event loop."""
 
-    def __init__(self, direct, tls=None, **shared) -> None:
+    def __init__(self, direct, tls=None, app=asgi_app, **shared) -> None:
         self.direct = direct
         self.loop = new_event_loop()
-        self.listener = HttpListener(asgi_app, "127.0.0.1", 0, tls, direct=direct)
+        self.listener = HttpListener(app, "127.0.0.1", 0, tls, direct=direct)
         self.made = []
         shared_by_all = ConnectionContext(direct, **shared)
         running_listener = self
@@ -224,6 +225,121 @@ def test_late_body_becomes_an_asgi_exchange():
         wait_until(lambda: opened.call(lambda: len(opened.listener._server.server_state.tasks)) == 1)
         assert path_and_body(raw.send(b"w").read_response()) == ("long", b"slow")
         assert path_and_body(raw.send(post(b"fast")).read_response()) == ("direct", b"fast")
+
+
+# Silence within a body
+
+
+class ManualWatch(OverdueWatch):
+    """A watch whose time passes by `advance` alone."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.time = ManualTime()
+        self.starts = 0
+
+    def watch(self, item, loop):
+        super().watch(item, self.time)
+        self.starts += 1
+
+
+def send_and_wait(opened, raw, silent, data):
+    """Send bytes, and wait until they started the time of silence anew."""
+    starts = silent.starts
+    raw.send(data)
+    wait_until(lambda: silent.starts > starts)
+
+
+@for_each("path", [b"/now", b"/long"])
+@for_each("incomplete_s", [0.001, WAIT_S])
+def test_silence_within_a_body_is_refused(path, incomplete_s):
+    """Whether the connection still buffers the body or the application reads it."""
+    silent = OverdueWatch(0.05)
+    with running_listener(silent=silent, incomplete=OverdueWatch(incomplete_s)) as opened:
+        for body in (
+            post(b"x" * 1000, path)[:-990],
+            post(b"", path, b"Transfer-Encoding: chunked") + b"5\r\nab",
+        ):
+            request = body.replace(b"Content-Length: 0\r\n", b"")
+            with opened.socket() as raw:
+                response = raw.send(request).read_response()
+                assert (response.status, response.error) == (408, "the body did not arrive in time")
+                assert response.headers["connection"] == "close"
+                assert raw.read_to_end() == b""
+        with opened.socket() as raw:
+            assert path_and_body(raw.send(post(b"whole", path)).read_response())[1] == b"whole"
+        assert not opened.call(lambda: silent._due_s)
+
+
+@for_each("path", [b"/now", b"/long"])
+def test_slow_body_without_silence_arrives(path):
+    silent = ManualWatch()
+    with running_listener(silent=silent) as opened, opened.socket() as raw:
+        request = post(b"x" * 20, path)
+        send_and_wait(opened, raw, silent, request[:-20])
+        for _ in range(19):
+            opened.call(silent.time.advance, 0.9)
+            send_and_wait(opened, raw, silent, b"x")
+        assert path_and_body(raw.send(b"x").read_response())[1] == b"x" * 20
+        # The connection is idle now, which has a limit of its own.
+        opened.call(silent.time.advance, 10)
+        assert path_and_body(raw.send(post(b"next", path)).read_response())[1] == b"next"
+
+
+def test_body_that_the_application_does_not_read_is_not_silent():
+    silent, released = ManualWatch(), threading.Event()
+
+    async def app(scope, receive, send):
+        await asyncio.to_thread(released.wait, WAIT_S)
+        await asgi_app(scope, receive, send)
+
+    with running_listener(app=app, silent=silent) as opened, opened.socket() as raw:
+        body = b"x" * 1_000_000
+        sending = threading.Thread(target=raw.send, args=(post(body, b"/long"),))
+        sending.start()
+        wait_until(lambda: opened.made and (made := opened.made[0]()) is not None and made.flow.read_paused)
+        opened.call(silent.time.advance, 10)
+        released.set()
+        assert path_and_body(raw.read_response()) == ("long", body)
+        sending.join(WAIT_S)
+
+
+def test_expected_body_is_not_silent_before_the_application_wants_it():
+    silent, released = ManualWatch(), threading.Event()
+
+    async def app(scope, receive, send):
+        await asyncio.to_thread(released.wait, WAIT_S)
+        await asgi_app(scope, receive, send)
+
+    with running_listener(app=app, silent=silent) as opened, opened.socket() as raw:
+        head, _, body = post(b"hi", b"/long", b"Expect: 100-continue").partition(b"\r\n\r\n")
+        send_and_wait(opened, raw, silent, head + b"\r\n\r\n")
+        opened.call(silent.time.advance, 10)
+        released.set()
+        assert raw.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 100")
+        assert path_and_body(raw.send(body).read_response()) == ("long", b"hi")
+
+
+def test_response_before_the_end_of_a_silent_body_is_finished():
+    """Then the connection is closed."""
+    silent, released = ManualWatch(), threading.Event()
+
+    async def app(scope, receive, send):
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await asyncio.to_thread(released.wait, WAIT_S)
+        await send({"type": "http.response.body", "body": b"b"})
+
+    with running_listener(app=app, silent=silent) as opened, opened.socket() as raw:
+        send_and_wait(opened, raw, silent, post(b"xyz", b"/long")[:-2])
+        raw.read_until(b"\r\n\r\na")
+        opened.call(silent.time.advance, 10)
+        released.set()
+        assert raw.read_until(b"b") == b"b"
+        send_and_wait(opened, raw, silent, b"y")
+        opened.call(silent.time.advance, 10)
+        assert raw.read_to_end() == b""
 
 
 def test_large_body_becomes_an_asgi_exchange(echo, monkeypatch):

@@ -52,6 +52,17 @@ async def test_response_is_raw_if_the_request_was(carrier):
 
 @CARRIERS
 @in_event_loop
+async def test_tensors_may_have_no_axes(carrier):
+    plane = FunctionDataplane(m=FunctionModel(echo))
+    async with serving(plane, carrier) as channel:
+        for raw in (True, False):
+            response = await unary(channel)(infer_request(np.array(2.5, np.float32), raw=raw))
+            assert plane.seen[-1]["x"].shape == ()
+            assert (list(response.outputs[0].shape), values(response).tolist()) == ([], 2.5)
+
+
+@CARRIERS
+@in_event_loop
 async def test_model_receives_parameters_priority_and_deadline(carrier):
     plane = FunctionDataplane(m=FunctionModel(echo))
     async with serving(plane, carrier) as channel:

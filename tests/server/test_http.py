@@ -306,6 +306,17 @@ def test_slow_body_times_out():
         assert raw.read_to_end() == b""
 
 
+def test_silence_within_a_body_times_out(monkeypatch):
+    monkeypatch.setattr("headrace.server.connection.BODY_IDLE_S_MAX", 0.05)
+    with serving({"linear": Linear}) as server:
+        for path in (PATH, "/v2/models/linear/infer_stream", "/v2/repository/index"):
+            with server.socket() as raw:
+                raw.send(b"POST %s HTTP/1.1\r\nContent-Length: 1000\r\n\r\n0123456789" % path.encode())
+                response = raw.read_response()
+                assert (response.status, response.error) == (408, "the body did not arrive in time")
+                assert raw.read_to_end() == b""
+
+
 # The exchange in isolation
 
 

@@ -1,8 +1,10 @@
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import DataError, PredictError
+from headrace.core.tensor import InferRequest, Tensor
 from headrace.server.errors import status_of
 from headrace.server.observation import Observers, RequestObservation, safe_id, tracing_wanted
 
@@ -30,6 +32,14 @@ def test_unsafe_request_id_is_replaced(text):
 
 def test_safe_request_id_is_kept():
     assert seen(x_request_id="abc-1").request_id == "abc-1"
+
+
+def test_rows_of_any_request_are_recorded():
+    """Also of a request that its model refuses, or that has tensors without axes."""
+    for shapes, rows in ([[(2, 3)], 2], [[()], 1], [[(), (3,)], 3], [[(2,), (3,)], 3], [[], 0]):
+        one = seen()
+        one.on_request(InferRequest(tuple(Tensor(f"x{i}", np.zeros(s)) for i, s in enumerate(shapes))))
+        assert one.rows == rows
 
 
 def test_clock_times_convert_to_epoch_times():

@@ -3,30 +3,7 @@
 import asyncio
 
 from headrace.server.overdue_watch import CHECKS_PER_PERIOD, OverdueWatch
-
-
-class _Loop:
-    """An event loop with manual time."""
-
-    def __init__(self):
-        self.now = 0.0
-        self.timers = []
-
-    def time(self):
-        return self.now
-
-    def call_later(self, delay_s, function, *arguments):
-        self.timers.append((self.now + delay_s, function, arguments))
-        return object()
-
-    def advance(self, seconds):
-        until = self.now + seconds
-        while due := [t for t in self.timers if t[0] <= until]:
-            timer = min(due, key=lambda t: t[0])
-            self.timers.remove(timer)
-            self.now = timer[0]
-            timer[1](*timer[2])
-        self.now = until
+from server.manual_time import ManualTime
 
 
 class _Waiting:
@@ -38,7 +15,7 @@ class _Waiting:
 
 
 def test_overdue_item_is_called_once_in_time():
-    loop, overdue, waiting = _Loop(), OverdueWatch(1.0), _Waiting()
+    loop, overdue, waiting = ManualTime(), OverdueWatch(1.0), _Waiting()
     overdue.watch(waiting, loop)
     loop.advance(0.99)
     assert waiting.told == 0
@@ -49,7 +26,7 @@ def test_overdue_item_is_called_once_in_time():
 
 
 def test_finished_item_is_not_called():
-    loop, overdue, first, second = _Loop(), OverdueWatch(1.0), _Waiting(), _Waiting()
+    loop, overdue, first, second = ManualTime(), OverdueWatch(1.0), _Waiting(), _Waiting()
     overdue.watch(first, loop)
     overdue.watch(second, loop)
     overdue.done(first)
@@ -59,7 +36,7 @@ def test_finished_item_is_not_called():
 
 
 def test_one_timer_serves_all_items():
-    loop, overdue = _Loop(), OverdueWatch(1.0)
+    loop, overdue = ManualTime(), OverdueWatch(1.0)
     for _ in range(100):
         overdue.watch(_Waiting(), loop)
     assert len(loop.timers) == 1

@@ -9,6 +9,7 @@ import pytest
 from cases import for_each
 from headrace.core import Model, TensorSpec
 from headrace.core.errors import UnsupportedError
+from headrace.core.tensor import InferResponse
 from headrace.protocols.oip_json import decode_response
 from headrace.protocols.sse import decode_events
 from headrace.testing import EchoModel, HeldModel
@@ -60,6 +61,25 @@ class Surrogate(Model):
         raise ValueError("lone \ud800 surrogate")
 
 
+class WholeEcho(Model):
+    """A model that returns whole requests."""
+
+    def predict(self, **tensors):
+        return tensors
+
+    def predict_request(self, request):
+        return InferResponse(request.inputs)
+
+
+class StreamEcho(Model):
+    """A model that streams its requests."""
+
+    async def predict_stream(self, requests):
+        async for request in requests:
+            yield InferResponse(request.inputs)
+            yield {t.name: t.data for t in request.inputs}
+
+
 class Infinite(Model):
     """A model whose output is a number that JSON lacks."""
 
@@ -85,6 +105,8 @@ def server():
         definition(NoTensor, "texted"),
         definition(Surrogate, "surrogate"),
         definition(Infinite, "infinite"),
+        definition(WholeEcho, "whole"),
+        definition(StreamEcho, "streamed"),
         definition(Linear, "stats"),
         definition(Linear, "na me/é%".replace("/", "-")),
     ]
@@ -167,7 +189,7 @@ def test_statistics_count_requests(server: RestServer):
     assert (one["name"], one["version"]) == ("linear", "1")
     assert one["inference_count"] >= 1
     assert len(server.get("/v2/models/linear/stats").json["model_stats"]) == 3
-    assert len(server.get("/v2/models/stats").json["model_stats"]) == 17
+    assert len(server.get("/v2/models/stats").json["model_stats"]) == 19
 
 
 def test_model_may_be_named_stats(server: RestServer):
@@ -430,6 +452,41 @@ def test_zero_rows_and_zero_sizes_in_binary(server: RestServer):
     assert server.post("/v2/models/linear/infer", body, header).json["outputs"] == []
 
 
+@for_each("model", ["any", "inline", "both"])
+def test_tensor_without_axes_is_one_row(server: RestServer, model):
+    for data in ([2.5], 2.5):
+        response = server.infer(model, {**tensor(shape=[]), "data": data})
+        assert response.status == 200, response.body
+        found = [tuple(t.data.shape) for t in decode_response(response.body).outputs]
+        assert (found, response.json["outputs"][0]["data"]) == ([(1,)], [2.5])
+    body, headers = binary_body(("x", "FP32", [], np.float32(2.5).tobytes()))
+    found = outputs_of(server.post(f"/v2/models/{model}/infer", body, headers))
+    assert [(d.shape, d.tolist()) for d in found.values()] == [((1,), [2.5])]
+    response = server.infer("any", tensor("x", [1, 2], shape=[2]), tensor("y", [1], shape=[]))
+    assert (response.status, "disagree on the number of rows (x: 2, y: 1)" in response.error) == (400, True)
+    response = server.infer("linear", tensor(shape=[]))
+    assert "takes FP32 [-1, 4], but the request has FP32 [1]" in response.error
+
+
+@for_each("text", [False, True])
+def test_whole_requests_and_streams_keep_tensors_without_axes(server: RestServer, text):
+    datatype, value = ("BYTES", "one") if text else ("FP32", 2.5)
+    inputs = tensor("x", [value], datatype, []), tensor("y", [1, 2, 3])
+    as_json = [{"name": "x", "shape": [], "datatype": datatype, "data": [value]}]
+    response = server.infer("whole", *inputs)
+    assert [t["name"] for t in response.json["outputs"]] == ["x", "y"]
+    assert response.json["outputs"][:1] == as_json
+    assert server.infer("whole", inputs[0]).json["outputs"] == as_json
+    binary = server.infer("whole", inputs[0], parameters={"binary_data_output": True})
+    (found,) = outputs_of(binary).values()
+    assert (found.shape, found.item()) == ((), b"one" if text else 2.5)
+    response = server.post("/v2/models/streamed/infer_stream", {"inputs": list(inputs)})
+    events = [orjson.loads(event) for event in decode_events(response.body)]
+    assert [event["outputs"][:1] for event in events] == [as_json, as_json]
+    joined = server.infer("streamed", inputs[0]).json["outputs"]
+    assert joined == [{"name": "x", "shape": [2], "datatype": datatype, "data": [value, value]}]
+
+
 def test_non_utf8_bytes_need_binary(server: RestServer):
     body, header = binary_body(("x", "BYTES", [1], b"\1\0\0\0\xff"))
     response = server.post("/v2/models/any/infer", body, header)
@@ -464,7 +521,7 @@ BAD_TENSORS = {
     "size is true": {**ROW, "shape": [True, 4]},
     "shape is text": {**ROW, "shape": "1,4"},
     "no shape": {k: v for k, v in ROW.items() if k != "shape"},
-    "no dimension": {**ROW, "shape": [], "data": [1]},
+    "no dimension": {**ROW, "shape": [], "data": [1, 2]},
     "many dimensions": {**ROW, "shape": [1] * 100},
     "datatype unknown": {**ROW, "datatype": "FP128"},
     "datatype is a number": {**ROW, "datatype": 32},
@@ -538,6 +595,14 @@ def test_malformed_body_responds_400(server: RestServer, what):
     response = server.post("/v2/models/linear/infer", BAD_BODIES[what])
     assert response.status == 400, response.body
     assert 0 < len(response.error) < 4100
+
+
+@for_each("model", ["any", "inline"])
+def test_tensor_named_self_responds_400(server: RestServer, model):
+    """Python would take it for the first parameter of `predict(self, **tensors)`."""
+    for names in (["self"], ["x", "self"]):
+        response = server.infer(model, *(tensor(name, [1], shape=[1]) for name in names))
+        assert (response.status, "no input can be named 'self'" in response.error) == (400, True)
 
 
 def test_last_duplicate_key_wins(server: RestServer):

@@ -37,6 +37,7 @@ ROLES = {
     ("GET", "/v2/models/linear/ready"): None,
     ("POST", "/v2/models/linear/infer"): Role.INFER,
     ("POST", "/v2/models/linear/infer_stream"): Role.INFER,
+    ("POST", "/v2/models/linear/handle"): Role.INFER,
     ("POST", "/v2/models/linear/generate"): Role.INFER,
     ("POST", "/v2/models/linear/generate_stream"): Role.INFER,
     ("GET", "/v2/models/linear/stats"): Role.INFER,

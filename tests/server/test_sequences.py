@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import sqlite3
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -46,6 +48,21 @@ def end(server, model="sum", **parameters):
 def sums(answer):
     assert answer.status == 200, answer.body
     return answer.json["outputs"][0]["data"]
+
+
+def test_failed_checkpoint_store_discloses_nothing(tmp_path, caplog):
+    """Clients learn that it failed; the log has its address and the reason."""
+    path = tmp_path / "secret.db"
+    models = [definition(RunningSum, "sum", isolation="thread", checkpoints=f"sqlite:///{path}")]
+    with serving(models) as served:
+        assert sums(send_step(served, 2, sequence_id="a", sequence_start=True)) == [2]
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("DROP TABLE checkpoints")
+        response = send_step(served, 2, sequence_id="a")
+    assert response.status == 503
+    assert response.error == "the checkpoint store of model sum/1: it failed; try again later"
+    (record, *_) = (r for r in caplog.records if r.name == "headrace.checkpoints")
+    assert (record.store, record.why) == (str(path), "OperationalError: no such table: checkpoints")
 
 
 @for_each("id", ["a", "s3://bucket/a b.wav", 7, 2**63 - 1])

@@ -1,18 +1,29 @@
 """The lifecycle of a server: listeners before models, drain, stop, and forced stop."""
 
 import asyncio
+import json
 import threading
+from contextlib import asynccontextmanager
 
+import grpc
 import numpy as np
 import pytest
 
+from cases import for_each
 from engine.support import request
 from headrace.core.errors import ModelLoadError, ModelNotReadyError, StoppedError
+from headrace.core.model import Model
 from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.server.dataplane import Dataplane
+from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
+from headrace.server.grpc_http2 import GrpcHttp2Server
+from headrace.server.grpc_service import GrpcService
+from headrace.server.listen import HttpListener
+from headrace.server.rest import RestApp
 from headrace.server.serving import DrainSettings, Serving
 from headrace.testing import EchoModel, HeldModel
+from server.grpc_support import bidi, infer_request
 
 WAIT_S = 30.0
 
@@ -78,7 +89,7 @@ def test_listeners_open_before_models_load():
         "door opens",
         "model loads",
         "ready True",
-        "door closes in 5",
+        "door closes in 6",
         "metrics closes in 1",
     ]
 
@@ -157,6 +168,114 @@ def test_stop_during_load_raises_nothing():
 
     asyncio.run(main())
     assert "ready" not in log
+
+
+class Endless(Model):
+    """Yields one item, then nothing until it is cancelled."""
+
+    async def predict_stream(self, requests):
+        yield {"n": [1]}
+        await asyncio.Event().wait()
+
+
+class Stubborn(Model):
+    """Yields one item, then ignores its cancellation until its gate opens."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+
+    def predict_stream(self, requests):
+        yield {"n": [1]}
+        self.gate.wait(WAIT_S)
+        yield {"n": [2]}
+
+
+async def events_until_the_end(port, on_first):
+    """Return the events of a stream, whose body must be complete; call `on_first` after the first."""
+    body = b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}]}'
+    head = f"POST /v2/models/m/infer_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head.encode() + body)
+    received = await reader.readuntil(b"\n\n\r\n")
+    on_first()
+    received += await reader.read()
+    writer.close()
+    assert received.endswith(b"\r\n0\r\n\r\n"), received
+    return [line[6:] for line in received.splitlines() if line.startswith(b"data: ")]
+
+
+async def grpc_status_at_the_end(port, on_first):
+    """Return the status of a gRPC stream and the text of its error; call `on_first` after an item."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = bidi(channel)()
+        await call.write(infer_request(np.ones(1, np.float32)))
+        await call.read()
+        on_first()
+        with pytest.raises(grpc.RpcError) as caught:
+            await call.read()
+        return caught.value.code(), caught.value.details()
+
+
+@asynccontextmanager
+async def stopped_in_the_end(repository, plane, carrier):
+    """Yield how a stream's end is read, the port, and the server's `stop`; wait for the end."""
+    if carrier == "rest":
+        listener = HttpListener(RestApp(plane), "127.0.0.1", 0)
+    elif carrier == "aio":
+        listener = GrpcAioServer(GrpcService(plane), GrpcAioSettings(port=0))
+    else:
+        listener = GrpcHttp2Server(GrpcService(plane), "127.0.0.1", 0, message_bytes_max=1 << 20)
+    made = Serving(repository, plane, [listener], drain=DrainSettings(grace_s=0.05))
+    ready = asyncio.Event()
+    running = asyncio.ensure_future(made.run(ready.set, signals=False))
+    await ready.wait()
+    async with asyncio.timeout(WAIT_S):
+        yield (
+            (events_until_the_end if carrier == "rest" else grpc_status_at_the_end),
+            listener.port,
+            made.stop,
+        )
+        await running
+
+
+@for_each("carrier", ["rest", "aio", "asgi"])
+def test_open_stream_gets_an_error_after_the_grace_period(carrier):
+
+    async def main():
+        repository = ModelRepository([ModelDefinition("m", "1", Endless)])
+        plane = Dataplane(repository)
+        async with stopped_in_the_end(repository, plane, carrier) as (ends, port, stop):
+            return await ends(port, stop)
+
+    found = asyncio.run(main())
+    why = "model m is not running: while this stream was open"
+    if carrier == "rest":
+        assert json.loads(found[-1]) == {"error": why}
+        assert len(found) == 2
+    else:
+        assert found[0] is grpc.StatusCode.UNAVAILABLE
+        # The HTTP/2 server closes the connection right after the last stream, which may cost its text.
+        assert carrier == "asgi" or found[1] == why
+
+
+@for_each("carrier", ["rest", "aio", "asgi"])
+def test_stream_of_a_stubborn_model_ends_with_an_error_too(carrier):
+    model = Stubborn()
+
+    async def main():
+        repository = ModelRepository([ModelDefinition("m", "1", lambda: model)])
+        plane = Dataplane(repository)
+        async with stopped_in_the_end(repository, plane, carrier) as (ends, port, stop):
+            try:
+                return await ends(port, stop)
+            finally:
+                model.gate.set()
+
+    found = asyncio.run(main())
+    if carrier == "rest":
+        assert json.loads(found[-1]) == {"error": "the server is stopping"}
+    else:
+        assert found[0] is grpc.StatusCode.UNAVAILABLE
 
 
 def test_slow_model_is_stopped_after_the_grace_period():

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
+from headrace.checkpoints.failures import closed_error
 from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import UnavailableError
 
 
 class _StoredState(NamedTuple):
@@ -71,7 +71,7 @@ class MemoryCheckpointStore(CheckpointStore):
 
     def _open(self) -> dict[str, _StoredState]:
         if self._states is None:
-            raise UnavailableError("memory:", f"the checkpoint store of model {self.model} is closed")
+            raise closed_error(self.model)
         return self._states
 
     def _oldest_s(self, idle_ms_max: float) -> float:

@@ -14,8 +14,9 @@ from urllib.parse import quote
 
 from typing_extensions import override
 
+from headrace.checkpoints.failures import closed_error, store_failure
 from headrace.checkpoints.store import KEEP_MS, CheckpointStore, SequenceCheckpoint
-from headrace.core.errors import MissingExtraError, UnavailableError
+from headrace.core.errors import MissingExtraError
 
 try:
     import redis as _redis
@@ -187,14 +188,11 @@ class RedisCheckpointStore(CheckpointStore):
     @contextmanager
     def _translated_errors(self) -> Generator[None]:
         if self._closed:
-            raise UnavailableError(self._server, f"the checkpoint store of model {self.model} is closed")
+            raise closed_error(self.model)
         try:
             yield
         except (redis.RedisError, OSError) as error:
-            raise UnavailableError(
-                self._server,
-                f"the checkpoint store failed: {type(error).__name__}: {error}",
-            ) from error
+            raise store_failure(self.model, self._server, f"{type(error).__name__}: {error}") from error
 
 
 def _client(connection: Mapping[str, Any], timeout_s: float) -> Any:

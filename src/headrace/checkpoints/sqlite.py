@@ -11,6 +11,7 @@ from typing import Final
 
 from typing_extensions import override
 
+from headrace.checkpoints.failures import closed_error, store_failure
 from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
 from headrace.core.errors import ConfigError, UnavailableError
 
@@ -149,19 +150,18 @@ class SqliteCheckpointStore(CheckpointStore):
         """Give the connection to one thread, with the time at which its wait for others ends."""
         until_s = time.monotonic() + self._busy_s
         if not self._lock.acquire(timeout=self._busy_s):
-            raise UnavailableError(str(self.path), f"other threads held the file for over {self._busy_s:g} s")
+            raise self._failure(f"other threads held the file for over {self._busy_s:g} s")
         try:
             if self._connection is None:
-                raise UnavailableError(
-                    str(self.path), f"the checkpoint store of model {self.model} is closed"
-                )
+                raise closed_error(self.model)
             yield self._connection, until_s
         except sqlite3.Error as error:
-            raise UnavailableError(
-                str(self.path), f"the checkpoint file cannot be read or written: {error}"
-            ) from error
+            raise self._failure(f"{type(error).__name__}: {error}") from error
         finally:
             self._lock.release()
+
+    def _failure(self, why: str) -> UnavailableError:
+        return store_failure(self.model, str(self.path), why)
 
     def _connect(self) -> sqlite3.Connection:
         if not self.path.parent.is_dir():
@@ -175,9 +175,8 @@ class SqliteCheckpointStore(CheckpointStore):
         except sqlite3.Error as error:
             connection.close()
             if _is_busy(error):
-                raise UnavailableError(
-                    str(self.path), f"other processes held the file for over {self._busy_s:g} s: {error}"
-                ) from error
+                why = f"other processes held the file for over {self._busy_s:g} s: {error}"
+                raise self._failure(why) from error
             raise ConfigError(
                 f"{self.path} cannot be used for checkpoints ({error}): "
                 "check that it is an SQLite file and writable"

@@ -33,7 +33,8 @@ class CheckpointStore(Protocol):
 
     Every method raises UnavailableError if the store does not respond in time or properly, and
     after `close`. The operation may then have happened, or not. Saving the same checkpoints again
-    is correct in both cases.
+    is correct in both cases. Clients of the model receive the error's text, so it contains no
+    address and no message of a driver; the log has them.
     """
 
     def save(self, checkpoints: Sequence[SequenceCheckpoint]) -> list[bool]:

@@ -10,8 +10,26 @@ from typing import Any, Final
 from headrace.core.address import REDIS_SCHEMES
 from headrace.core.errors import MissingExtraError
 
-_JOBS: Final = ("sqlalchemy", "fastapi", "uvicorn", "httptools", "uvloop", "httpx", "httpcore")
-_SERVE: Final = ("grpc", "google.protobuf", "uvicorn", "httptools", "uvloop", "prometheus_client", "aiohttp")
+_JOBS: Final = (
+    "sqlalchemy",
+    "fastapi",
+    "uvicorn",
+    "httptools",
+    "uvloop",
+    "python_multipart",
+    "httpx",
+    "httpcore",
+)
+_SERVE: Final = (
+    "grpc",
+    "google.protobuf",
+    "uvicorn",
+    "httptools",
+    "uvloop",
+    "prometheus_client",
+    "python_multipart",
+    "aiohttp",
+)
 PACKAGES: Final = {
     "jobs": _JOBS,
     "serve": _SERVE,

@@ -2,6 +2,7 @@
 
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,8 +51,9 @@ def print_response(response: InferResponse, *, json_lines: bool) -> None:
     if text is not None:
         click.echo(printable(text))
         return
-    print_table(_table(response))
-    rows = max((t.rows for t in response.outputs), default=0)
+    outputs = [t if t.data.ndim else replace(t, data=t.data.reshape(1)) for t in response.outputs]
+    print_table(_table(outputs))
+    rows = max((t.rows for t in outputs), default=0)
     if rows > ROWS_SHOWN:
         click.echo(
             f"… and {rows - ROWS_SHOWN:,} more rows: use --json or --output FILE for all rows", err=True
@@ -176,17 +178,17 @@ def _as_text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _table(response: InferResponse) -> Table:
+def _table(outputs: Sequence[Tensor]) -> Table:
     table = plain_table("row ")
-    for tensor in response.outputs:
+    for tensor in outputs:
         titles = _titles(tensor)
         numbers = tensor.datatype != "BYTES" and tensor.data.size == tensor.rows * len(titles)
         for title in titles:
             table.add_column(title, justify="right" if numbers else "left", overflow="fold")
-    rows = max((t.rows for t in response.outputs), default=0)
+    rows = max((t.rows for t in outputs), default=0)
     for row in range(min(rows, ROWS_SHOWN)):
         cells = [str(row)]
-        for tensor in response.outputs:
+        for tensor in outputs:
             cells += _cells(tensor, row)
         table.add_row(*map(Text, cells))
     return table

@@ -153,8 +153,9 @@ class OipRestProtocol(EndpointProtocol):
 
         Append the outputs of good rows to `parts`, in order.
         """
-        search = Bisection(rows)
-        while (indices := search.next()) is not None:
+        search = Bisection([rows])
+        while (pieces := search.next()) is not None:
+            indices = pieces[0].rows
             part = request if len(indices) == rows else select_rows(request, indices)
             try:
                 outputs = await self._infer_once(client, part)
@@ -168,7 +169,7 @@ class OipRestProtocol(EndpointProtocol):
             self._guard.record_success(len(indices))
             parts.append(outputs)
             search.mark_succeeded()
-        return search.failures
+        return search.failures()
 
     async def _infer_once(self, client: RetryingClient, request: InferRequest) -> tuple[Tensor, ...]:
         """Send one request in the encoding that the endpoint accepts.

@@ -31,8 +31,12 @@ def message_prefix(request: InferRequest) -> str:
 
 def require_rows(request: InferRequest, outputs: Sequence[Tensor], rows: int, model: str) -> None:
     """Raise ModelContractError unless each output has `rows` rows and none is missing."""
-    found = {t.name: t.rows for t in outputs}
     prefix = message_prefix(request)
+    for tensor in outputs:
+        if not tensor.data.ndim:
+            why = f"{prefix}output {tensor.name!r} has shape [] for {rows} rows: its first axis must be rows"
+            raise ModelContractError(model, why)
+    found = {t.name: t.rows for t in outputs}
     if not found:
         raise ModelContractError(model, f"{prefix}the endpoint returned no output for {rows} rows")
     for output, got in found.items():

@@ -7,6 +7,7 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.call import current_call
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError
+from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.model import Model, ModelRecipe, RowError
 from headrace.core.outcome import Outcome, Prediction
 from headrace.core.predictor import Predictor
@@ -26,6 +27,8 @@ __all__ = [
     "Clock",
     "Failure",
     "FailureKind",
+    "HandleRequest",
+    "HandleResponse",
     "HeadraceError",
     "InferRequest",
     "InferResponse",

@@ -1,9 +1,10 @@
 """The contract of a user's model: one class, numpy arrays in, numpy arrays out."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States
 from headrace.core.tensor import Array, InferResponse, TensorSpec
 
@@ -85,7 +86,7 @@ class Model:
     def warm_up(self) -> None:
         """Make the first, slow calls of the model. Called once, after `load`."""
 
-    def predict(self, *args: Any, **tensors: Any) -> Array | Mapping[str, Array]:
+    def predict(self, /, *args: Any, **tensors: Any) -> Array | Mapping[str, Array]:
         """Predict a whole batch.
 
         The arguments are numpy arrays by input name, first axis rows. Numbers are float32 unless
@@ -121,6 +122,25 @@ class Model:
                         yield {"word": [word]}
         """
         raise NotImplementedError(f"{type(self).__name__} has no predict_stream method")
+
+    def handle(self, requests: Sequence[HandleRequest], /) -> Sequence[HandleResponse | bytes | str]:
+        """Respond to a batch of requests that headrace does not read.
+
+        For requests that are no tensors, such as forms, files and the protocols of other servers.
+        Each request has bytes by name and headers. Return one response for each, in order: bytes,
+        text, or a `HandleResponse` with a status, headers, and a body that may be an iterator of
+        chunks. A server passes on requests to ``/v2/models/NAME/handle``, up to `max_batch_rows`
+        at once.
+
+        Raise `RowError` for requests that are refused; the others are passed again without them.
+        Any other exception fails the requests that raise it alone. `current_call` tells when no
+        client waits any more. May be ``async def``. ::
+
+            def handle(self, requests):
+                images = [decode(request.body) for request in requests]
+                return [HandleResponse(png, content_type="image/png") for png in self.net(images)]
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no handle method")
 
     def step(self, states: States, /, *args: Any, **tensors: Any) -> Array | Mapping[str, Array]:
         """Run one step of many sequences.
@@ -176,6 +196,11 @@ def has_predict(model: Model) -> bool:
 def has_predict_stream(model: Model) -> bool:
     """Return True if the model overrides `predict_stream`."""
     return getattr(model.predict_stream, "__func__", None) is not Model.predict_stream
+
+
+def has_handle(model: Model) -> bool:
+    """Return True if the model overrides `handle`."""
+    return getattr(model.handle, "__func__", None) is not Model.handle
 
 
 def has_step(model: Model) -> bool:

@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.core.service import Service
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
@@ -28,19 +28,17 @@ class PredictorStatistics:
         return self.busy_s / total if total else 0.0
 
 
-def complete_future(
-    future: "Future[InferResponse]", result: InferResponse | BaseException
-) -> BaseException | None:
+def complete_future(future: "Future[Any]", result: object) -> BaseException | None:
     """Complete a future. Return an exception that one of its callbacks raised, else None.
 
     Futures log exceptions of callbacks but let SystemExit and the like through. Those must not end
     a thread that has other futures to complete.
     """
     try:
-        if isinstance(result, InferResponse):
-            future.set_result(result)
-        else:
+        if isinstance(result, BaseException):
             future.set_exception(result)
+        else:
+            future.set_result(result)
     except BaseException as error:  # noqa: BLE001 - see above
         return error
     return None

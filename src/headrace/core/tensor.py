@@ -1,7 +1,7 @@
 """Requests and responses for every protocol and model: named tensors, first axis rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -141,7 +141,8 @@ class ModelMetadata:
     - `max_batch_delay_ms`: limit of the wait for co-batching, in milliseconds.
     - `fingerprint`: changes with the model's file or code. A resumed run refuses another
       fingerprint.
-    - `can_predict`, `can_stream`: whether `predict` and `predict_stream` requests are served.
+    - `can_predict`, `can_stream`, `can_handle`: whether `predict`, `predict_stream` and `handle`
+      requests are served.
     - `whole_requests`: the model is called with one request at a time (`Model.predict_request`).
     - `bytes_as`: type of text elements (`Model.bytes_as`).
     - `is_stateful`: requests belong to sequences (`Model.step`). Such a model can also predict and
@@ -159,6 +160,7 @@ class ModelMetadata:
     fingerprint: str = ""
     can_predict: bool = True
     can_stream: bool = False
+    can_handle: bool = False
     whole_requests: bool = False
     bytes_as: Literal["str", "bytes", "sent"] = "str"
     is_stateful: bool = False
@@ -207,6 +209,13 @@ class InferRequest:
             sizes = ", ".join(f"{t.name}: {t.rows}" for t in self.inputs)
             raise ModelInputError("?", f"inputs disagree on the number of rows ({sizes})")
         return rows
+
+    def with_row_axes(self) -> "InferRequest":
+        """Return the request with each tensor of shape [] as one row, of shape [1]."""
+        if all(t.data.ndim for t in self.inputs):
+            return self
+        inputs = tuple(t if t.data.ndim else replace(t, data=t.data.reshape(1)) for t in self.inputs)
+        return replace(self, inputs=inputs)
 
 
 @dataclass(frozen=True, slots=True)

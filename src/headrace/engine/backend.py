@@ -1,65 +1,56 @@
-"""Backends: a loaded model, in this process or in another, as an instance calls it.
+"""The contract of a backend: a loaded model, in this process or in another, as an instance calls it.
 
-`LocalBackend` runs the model in this process. `headrace.engine.process_backend` runs it in a
-process of its own, with the same interface.
+`headrace.engine.local_backend` runs the model in this process, `headrace.engine.process` in a
+process of its own.
 """
 
-import asyncio
-import contextvars
-import inspect
-import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError as FutureCancelledError
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
-from types import CoroutineType
 from typing import Any, Protocol
 
-import numpy as np
-from typing_extensions import override
-
-from headrace.core.call import CALL, Call
-from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import (
-    CancelledRequestError,
-    ConfigError,
-    ModelContractError,
-    ModelLoadError,
-    PredictError,
-    StoppedError,
-)
+from headrace.core.call import Call
 from headrace.core.frozen import statically_frozen
-from headrace.core.model import Model, has_predict, has_predict_stream, has_step
-from headrace.core.sequence import SequenceEnd, SequenceLimits, States
-from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, dtype_of
+from headrace.core.sequence import SequenceLimits
+from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.inputs import ModelInputs
-from headrace.engine.loop_thread import LoopThread
-from headrace.engine.model_errors import describe_error
-from headrace.engine.model_methods import check_methods
-from headrace.engine.outputs import OutputCheck, Outputs, concatenate
-from headrace.engine.settings import ServeSettings
-from headrace.engine.stepper import DeliverStep, SequenceEnding, StepOrder, Stepper, StepResult
-from headrace.engine.streams import StreamCall, StreamModel
-
-_log = logging.getLogger("headrace.engine")
-_DEFAULTS = ServeSettings()
-_FIRST_STEP = StepOrder(0, "", 0, again=False, end=True, parameters={}, restore=None, save=False)
-"""The order of the warm-up step."""
+from headrace.engine.outputs import OutputCheck, Outputs
+from headrace.engine.stepper import SequenceEnding, StepFlags, StepOrder
+from headrace.engine.streams import StreamCall
 
 InputParts = Sequence[Mapping[str, Array]]
 """Tensors by input name for each request, to be joined along the first axis."""
 
 
 @statically_frozen
+class CallInputs:
+    """The arguments of one call of a model."""
+
+    parts: InputParts
+    rows: int
+    """Number of rows in all parts."""
+    request_id: str = ""
+    """Id of the only request, for error messages."""
+    orders: Sequence[StepOrder] = ()
+    """With a `step`: one order for each row, all of different sequences."""
+    requests: Sequence[Any] = ()
+    """Opaque requests, which the model takes instead of `parts`."""
+    fresh: bool = False
+    """True if the arrays belong to the backend."""
+
+
+@statically_frozen
 class CallResult:
-    """The checked outputs of one call of the model, and the seconds of its three steps."""
+    """The checked outputs of one call, and the seconds of its three steps."""
 
     outputs: Outputs
     input_s: float = 0.0
     infer_s: float = 0.0
     output_s: float = 0.0
+    flags: Sequence[StepFlags] = ()
+    """With a `step`: the model's decisions for each row."""
+    checkpoints: Sequence[bytes | None] = ()
+    """With a `step`: the requested checkpoints."""
+    responses: Sequence[Any] = ()
+    """Responses to opaque requests."""
 
 
 class Backend(Protocol):
@@ -72,26 +63,13 @@ class Backend(Protocol):
     sequences: SequenceLimits
     """Sequence limits of a model with a `step`."""
 
-    def call(self, parts: InputParts, rows: int, request: str, call: Call, *, fresh: bool) -> CallResult:
-        """Call `predict` once on `rows` rows in all, for the request with the id `request`.
+    def call(self, inputs: CallInputs, call: Call) -> CallResult:
+        """Call `predict` once, or `step` for orders, or the method for opaque requests.
 
-        `fresh` arrays belong to the backend. Raises the exception of the model, ModelContractError
-        for invalid outputs, and InstanceLostError when the instance died.
-        """
-        ...
-
-    def call_request(self, request: InferRequest, call: Call) -> InferResponse:
-        """Call `predict_request` of a model that has one. Raises as `call` does."""
-        ...
-
-    def step(
-        self, parts: InputParts, orders: Sequence[StepOrder], call: Call, *, fresh: bool = False
-    ) -> StepResult:
-        """Call `step` once, of a model that has one, with one row of `parts` for each order.
-
-        All orders are of different sequences. `fresh` arrays belong to the backend. Raises as
-        `call` does, and SequenceLostError for a sequence whose state is not here. Then no state has
-        changed, and a checkpoint to restore must be passed again.
+        Raises the exception of the model, ModelContractError for invalid outputs, and
+        InstanceLostError when the instance died. SequenceLostError is raised for a sequence whose
+        state is not here. If a step raises, no state has changed, and a checkpoint to restore must
+        be passed again.
         """
         ...
 
@@ -129,384 +107,3 @@ class Backend(Protocol):
     def close(self) -> None:
         """Cancel the streams, close the model and end its process or threads. Errors are logged."""
         ...
-
-
-class LocalBackend(Backend):
-    """A model that is loaded and warmed up in this process. Make it in the thread that calls it.
-
-    `predict` gets C-contiguous arrays of its own, and may write into them unless the model's
-    `writes_inputs` is false. The arrays that it returns are not copied, so the next call must not
-    write into them.
-
-    A model with an asynchronous `predict_stream` gets a thread with an event loop, in which all of
-    its methods are called: between two awaits of its streams no other code of the model runs. With
-    `inline` its streams run in the event loops of their clients.
-    """
-
-    def __init__(
-        self,
-        make_model: Callable[[], Model],
-        name: str,
-        *,
-        clock: Clock | None = None,
-        fingerprint: str = "",
-        version: str | None = None,
-        settings: ServeSettings = _DEFAULTS,
-        inline: bool = False,
-    ) -> None:
-        self._name = name
-        self._version = version
-        self._clock = clock or SystemClock()
-        self._runner: asyncio.Runner | None = None
-        self._loop_thread: LoopThread | None = None
-        self._model: Model | None = None
-        self._stream_model: StreamModel | None = None
-        self._stepper: Stepper | None = None
-        self._cancel: Callable[[], object] | None = None
-        self._streams: set[StreamCall] = set()
-        self._changed = threading.Condition()
-        self._closed = False
-        self.model_lock = threading.Lock()
-        """Held while code of the model runs, where several threads run it."""
-        try:
-            self._load(make_model(), settings, inline=inline)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, (ModelLoadError, ConfigError)):
-                raise
-            raise ModelLoadError(name, f"it did not load: {describe_error(error)}") from error
-        model = self._model
-        assert model is not None
-        delay_ms = settings.max_batch_delay_ms
-        self.metadata = ModelMetadata(
-            name=name,
-            version=version,
-            platform=type(model).__name__,
-            inputs=self.inputs.specs,
-            outputs=model.outputs,
-            max_batch_rows=self.rows_max,
-            max_batch_delay_ms=model.max_batch_delay_ms if delay_ms is None else delay_ms,
-            fingerprint=fingerprint,
-            can_predict=has_predict(model) or has_step(model),
-            can_stream=has_predict_stream(model) or has_step(model),
-            is_stateful=has_step(model),
-            sequences_live_max=model.sequences.live_max if has_step(model) else None,
-            whole_requests=model.predict_request is not None,
-            bytes_as=model.bytes_as,
-        )
-
-    def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
-        check_methods(model, self._name)
-        if has_step(model):
-            if inline:
-                raise ConfigError(
-                    f"model {self._name}: a model with a step cannot run inline; set isolation to thread"
-                )
-            self._stepper = Stepper(model, self._name)
-        if has_predict_stream(model):
-            self._stream_model = StreamModel(
-                model, self._name, self._version, clock=self._clock, model_lock=self.model_lock
-            )
-            if self._stream_model.is_async and not inline:
-                self._loop_thread = LoopThread(f"headrace-{self._name}-loop")
-        self._run(model.load)
-        # From here on, the model holds resources that `close` must free.
-        self._model = model
-        self.predict = model.predict
-        self.is_async = inspect.iscoroutinefunction(model.predict)
-        self.inputs = ModelInputs.of(model, self._name)
-        self.check = OutputCheck(self._name, model.outputs, "step" if has_step(model) else "predict")
-        self.sequences = model.sequences.with_values(settings.sequences)
-        self.rows_max = model.max_batch_rows if settings.max_batch_rows is None else settings.max_batch_rows
-        self.writes_inputs = model.writes_inputs
-        if self.rows_max < 1:
-            raise ModelLoadError(self._name, f"max_batch_rows must be 1 or more, not {self.rows_max}")
-        if settings.max_batch_delay_ms is None and model.max_batch_delay_ms < 0:
-            raise ModelLoadError(
-                self._name, f"max_batch_delay_ms must be 0 or more, not {model.max_batch_delay_ms}"
-            )
-        if not settings.warm_up:
-            return
-        self._run(model.warm_up)
-        if type(model).warm_up is Model.warm_up and (has_predict(model) or has_step(model)):
-            self._call_with_zeros()
-
-    def zeros(self, rows: int) -> dict[str, Array] | None:
-        """Return inputs of zeros, or None if the declared row shapes are not fixed."""
-        arrays: dict[str, Array] = {}
-        for spec in self.inputs.specs:
-            if spec.shape is None or spec.datatype == "BYTES" or -1 in spec.shape[1:]:
-                return None
-            datatype = "FP32" if spec.datatype == "BF16" else spec.datatype
-            arrays[spec.name] = np.zeros((rows, *spec.shape[1:]), dtype_of(datatype))
-        return arrays or None
-
-    def _call_with_zeros(self) -> None:
-        """Make the slow first call, if the model has no warm-up and declares its row shapes."""
-        zeros = self.zeros(1)
-        if zeros is None:
-            return
-        try:
-            if self._stepper is None:
-                self._run(lambda: self._predict(zeros))
-            else:
-                self._step_with_zeros(zeros)
-        except Exception:  # noqa: BLE001 - zeros may be an input that the model does not accept
-            _log.debug("warm-up with zeros failed", extra={"model": self._name}, exc_info=True)
-
-    def _step_with_zeros(self, zeros: Mapping[str, Array]) -> None:
-        """Do the only step of a sequence, and report its end to the model as usual."""
-        try:
-            self.step((zeros,), [_FIRST_STEP], CALL.get())
-        finally:
-            self.end_sequences([SequenceEnding(_FIRST_STEP.number, _FIRST_STEP.id, 1, SequenceEnd.ENDED)])
-
-    @override
-    def call(self, parts: InputParts, rows: int, request: str, call: Call, *, fresh: bool) -> CallResult:
-        token = CALL.set(call)
-        try:
-            return self._call(parts, rows, request, fresh=fresh)
-        finally:
-            CALL.reset(token)
-
-    @override
-    def call_request(self, request: InferRequest, call: Call) -> InferResponse:
-        model = self._model
-        assert model is not None
-        token = CALL.set(call)
-        try:
-            returned = self._run_locked(lambda: model.predict_request(request))
-        finally:
-            CALL.reset(token)
-        if not isinstance(returned, InferResponse):
-            kind = type(returned).__name__
-            raise ModelContractError(self._name, f"predict_request returned a {kind}, not an InferResponse")
-        return replace(
-            returned, model_name=self._name, model_version=self.metadata.version, id=returned.id or request.id
-        )
-
-    @override
-    def step(
-        self,
-        parts: InputParts,
-        orders: Sequence[StepOrder],
-        call: Call,
-        *,
-        fresh: bool = False,
-        deliver: DeliverStep | None = None,
-    ) -> StepResult:
-        """Do one step of each order. The step counts only when `deliver` has returned."""
-        stepper = self._stepper
-        assert stepper is not None, "the model has a step"
-        token = CALL.set(call)
-        try:
-            began_s = self._clock.now()
-            tensors = self._join(parts, fresh=fresh)
-            joined_s = inferred_s = self._clock.now()
-
-            def called(states: States) -> Outputs:
-                nonlocal inferred_s
-                rows = len(states)
-                returned = self.resolve(self._call_step(states, tensors))
-                inferred_s = self._clock.now()
-                return self.check(returned, rows, "")
-
-            outputs, flags, checkpoints = stepper.step(orders, called, deliver)
-        finally:
-            CALL.reset(token)
-        took_s = (joined_s - began_s, inferred_s - joined_s, self._clock.now() - inferred_s)
-        return StepResult(outputs, flags, checkpoints, *took_s)
-
-    def _call_step(self, states: States, tensors: Mapping[str, Array]) -> Any:
-        assert self._model is not None
-        return self.inputs.call(partial(self._model.step, states), tensors)
-
-    @override
-    def end_sequences(self, endings: Sequence[SequenceEnding]) -> None:
-        assert self._stepper is not None, "the model has a step"
-        self._stepper.end(endings, self._run)
-
-    def _call(self, parts: InputParts, rows: int, request: str, *, fresh: bool) -> CallResult:
-        began_s = self._clock.now()
-        tensors = self._join(parts, fresh=fresh)
-        joined_s = self._clock.now()
-        returned = self._invoke(tensors)
-        inferred_s = self._clock.now()
-        outputs = self.check(returned, rows, request)
-        return CallResult(outputs, joined_s - began_s, inferred_s - joined_s, self._clock.now() - inferred_s)
-
-    def _invoke(self, tensors: Mapping[str, Array]) -> Any:
-        if self._stream_model is not None:
-            return self._run_locked(lambda: self._predict(tensors))
-        # A direct call: there is neither an event loop nor a lock to wait for.
-        return self.resolve(self.inputs.call(self.predict, tensors))
-
-    def resolve(self, returned: Any) -> Any:
-        """Return the result of `predict`, awaited if `predict` returned a coroutine."""
-        if not isinstance(returned, CoroutineType):
-            return returned
-        self.is_async = True
-        return self._run_coroutine(returned)
-
-    def _predict(self, tensors: Mapping[str, Array]) -> Any:
-        returned = self.inputs.call(self.predict, tensors)
-        # An ``async def`` is known before; a function that wraps one is known only now.
-        self.is_async = self.is_async or inspect.iscoroutine(returned)
-        return returned
-
-    def _join(self, parts: InputParts, *, fresh: bool) -> Mapping[str, Array]:
-        """Return all rows in arrays that the model may write into.
-
-        A retry then finds its rows unchanged.
-        """
-        if len(parts) > 1:
-            return concatenate(parts)
-        if fresh:
-            return parts[0]
-        if self.writes_inputs:
-            return {n: d.copy() for n, d in parts[0].items()}
-        return {n: d if d.flags.c_contiguous else np.ascontiguousarray(d) for n, d in parts[0].items()}
-
-    @override
-    def cancel(self) -> None:
-        """Cancel an asynchronous `predict`. A plain `predict` can look at `current_call()`."""
-        cancel = self._cancel
-        if cancel is not None:
-            cancel()
-
-    @property
-    @override
-    def lost(self) -> bool:
-        """Always False: a local backend lives as long as its process."""
-        return False
-
-    @override
-    def on_lost(self, hook: Callable[[], None]) -> None:
-        pass
-
-    @override
-    def restart(self) -> None:
-        pass
-
-    # Streams
-
-    @override
-    def open_stream(self, stream: StreamCall) -> None:
-        model = self._stream_model
-        assert model is not None, "the model has a predict_stream"
-        stream.on_end(lambda: self._on_stream_end(stream))
-        with self._changed:
-            if self._closed:
-                raise StoppedError(f"model {self._name} is stopping")
-            # Started under the lock, so that `close` sees it.
-            if not model.is_async:
-                model.run_in_thread(stream)
-            elif self._loop_thread is None:
-                self._start_stream(model, stream)
-            else:
-                self._loop_thread.loop.call_soon_threadsafe(self._start_stream, model, stream)
-            self._streams.add(stream)
-
-    def _on_stream_end(self, stream: StreamCall) -> None:
-        with self._changed:
-            self._streams.discard(stream)
-            self._changed.notify_all()
-
-    def _start_stream(self, model: StreamModel, stream: StreamCall) -> None:
-        """Start a stream, in the model's event loop."""
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(model.run(stream))
-        # A task that is cancelled before its first step does not run at all.
-        task.add_done_callback(lambda _: stream.end(model.cancelled()))
-
-        def stop() -> None:
-            with suppress(RuntimeError):  # the client's event loop is closed, and the task with it
-                loop.call_soon_threadsafe(task.cancel)
-
-        stream.on_cancel(stop)
-
-    # Closing
-
-    @override
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            open_streams = list(self._streams)
-        for stream in open_streams:
-            stream.cancel(StoppedError(f"model {self._name} is stopping"))
-        if self._stream_model is not None and (
-            self._loop_thread is not None or not self._stream_model.is_async
-        ):
-            # Inline streams run in the event loops of their clients, possibly the one that stops
-            # here.
-            with self._changed:
-                self._changed.wait_for(lambda: not self._streams)
-        model, self._model = self._model, None
-        try:
-            if model is not None:
-                self._run(model.close)
-        except BaseException:  # noqa: BLE001 - an exception of a model must not keep its thread from ending
-            _log.exception("closing the model failed", extra={"model": self._name})
-        finally:
-            if self._loop_thread is not None:
-                self._loop_thread.stop()
-            if self._runner is not None:
-                self._runner.close()
-
-    def _run(self, method: Callable[[], Any]) -> Any:
-        """Call a method of the model in its thread, and wait for it if it is asynchronous."""
-        if self._loop_thread is not None:
-            return self._run_in_loop(method, self._loop_thread)
-        result = method()
-        return self._run_coroutine(result) if inspect.iscoroutine(result) else result
-
-    def _run_coroutine(self, coroutine: Any) -> Any:
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        # The context of this call, not of the first one.
-        return self._runner.run(self._await_cancellable(coroutine), context=contextvars.copy_context())
-
-    def _run_locked(self, method: Callable[[], Any]) -> Any:
-        """Call `_run` while no plain generator of the model runs."""
-        if self._stream_model is None or self._loop_thread is not None:
-            return self._run(method)
-        with self.model_lock:
-            return self._run(method)
-
-    def _run_in_loop(self, method: Callable[[], Any], loop_thread: LoopThread) -> Any:
-        def begin() -> Any:
-            result = method()
-            return self._await_cancellable(result) if inspect.iscoroutine(result) else result
-
-        try:
-            return loop_thread.submit(begin).result()
-        except (asyncio.CancelledError, FutureCancelledError):
-            raise self._unexpected_cancel_error() from None
-
-    async def _await_cancellable(self, coroutine: Any) -> Any:
-        """Return the result of a model's method. Raises CancelledRequestError after `cancel`."""
-        task, loop, call = asyncio.current_task(), asyncio.get_running_loop(), CALL.get()
-        assert task is not None
-        cancelled = False
-
-        def cancel() -> None:
-            # Only once: a second cancellation would interrupt the clean-up of the model.
-            nonlocal cancelled
-            if not cancelled:
-                cancelled = True
-                loop.call_soon_threadsafe(task.cancel)
-
-        self._cancel = cancel
-        if call.cancelled:
-            cancel()
-        try:
-            return await coroutine
-        except asyncio.CancelledError:
-            if not cancelled:
-                raise self._unexpected_cancel_error() from None
-            raise CancelledRequestError(f"model {self._name}: the call was cancelled") from None
-        finally:
-            self._cancel = None
-
-    def _unexpected_cancel_error(self) -> PredictError:
-        return PredictError(self._name, "it raised CancelledError, although its call was not cancelled")

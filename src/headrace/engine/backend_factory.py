@@ -1,5 +1,6 @@
 """Backend factory: instances in the client's event loop, in a thread or in a process."""
 
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -7,9 +8,10 @@ from headrace.core.call import current_call
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Isolation, Model
-from headrace.engine.backend import Backend, LocalBackend
+from headrace.engine.backend import Backend, CallInputs
+from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import describe_error
-from headrace.engine.process_backend import ProcessBackend
+from headrace.engine.process.parent import ProcessBackend
 from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings
 
@@ -24,7 +26,12 @@ _TRIES: Final = 5
 
 
 class BackendFactory:
-    """A loader of one model's backends, with the isolation of its settings or of the model itself."""
+    """A loader of one model's backends, with the isolation of its settings or of the model itself.
+
+    `load_lock` is held while a model is made, loaded and warmed up in this process: libraries keep
+    the state of a load in global variables (torch.export), or import modules meanwhile. Processes
+    load in parallel.
+    """
 
     def __init__(
         self,
@@ -35,6 +42,7 @@ class BackendFactory:
         fingerprint: str,
         settings: ServeSettings,
         clock: Clock,
+        load_lock: threading.Lock,
     ) -> None:
         self._make_model = make_model
         self._name = name
@@ -42,17 +50,27 @@ class BackendFactory:
         self._fingerprint = fingerprint
         self._settings = settings
         self._clock = clock
+        self._load_lock = load_lock
         self._isolation: Isolation | None = settings.isolation
 
     def load(self) -> Backend:
         """Load one instance for the calling thread. Raises ModelLoadError and ConfigError."""
+        if self._isolation != "process":
+            with self._load_lock:
+                backend = self._load_unless_process()
+            if backend is not None:
+                return backend
+        return self._load_in_process()
+
+    def _load_unless_process(self) -> LocalBackend | None:
+        """Load an instance in this process, or return None if the model's isolation is a process."""
         models: list[Model] = []
         if self._isolation is None:
             # The model's own isolation is known once a model exists.
             models.append(self._make_model_checked())
             self._isolation = models[0].isolation
         if self._isolation == "process":
-            return self._load_in_process()
+            return None
         return self._load_in_thread((lambda: models[0]) if models else self._make_model)
 
     def _make_model_checked(self) -> Model:
@@ -101,7 +119,7 @@ class BackendFactory:
             return False
         if self._isolation != "auto":
             return self._isolation == "inline"
-        if backend.is_async or backend.metadata.can_stream:
+        if backend.is_async or backend.metadata.can_stream or backend.metadata.can_handle:
             return False
         is_fast = self._is_fast_enough(backend, 1, INLINE_CALL_S) and self._is_fast_enough(
             backend, backend.rows_max, INLINE_BATCH_S
@@ -120,7 +138,7 @@ class BackendFactory:
             if zeros is None:
                 return False
             for _ in range(_TRIES):
-                called = backend.call((zeros,), rows, "", current_call(), fresh=False)
+                called = backend.call(CallInputs((zeros,), rows), current_call())
                 times_s.append(called.input_s + called.infer_s + called.output_s)
                 if called.infer_s > 10 * limit_s:
                     return False

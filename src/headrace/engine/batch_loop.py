@@ -1,110 +1,230 @@
-"""The work loop of `Model.predict`: batches of independent requests."""
+"""The loop of an instance: take a batch, call the model, commit the results; for every kind of call.
+
+The model is called in the thread of the instance. While calls of steps are full, a second thread
+commits the last call and prepares the next one.
+"""
 
 from collections.abc import Callable, Sequence
-
-from typing_extensions import override
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Protocol
 
 from headrace.batching.adaptive import WaitCondition
-from headrace.core.errors import InstanceLostError, ModelError
-from headrace.engine.batch_queue import BlockingConsumer, RequestBatch
-from headrace.engine.model_errors import internal_error
-from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
-from headrace.engine.session import EngineSession, InstanceSlot
-from headrace.engine.work_loop import WorkLoop
+from headrace.core.clock import Clock
+from headrace.core.errors import InstanceLostError
+from headrace.engine.batch_caller import BatchCaller, CallItem, ModelCall, PreparedCall
+from headrace.engine.counters import EngineCounters
+from headrace.engine.ready_queue import BlockingConsumer
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.schedule import ReadyBatch
 
 
-class BatchLoop(WorkLoop[RequestBatch]):
-    """The work loop of `Model.predict`: batches of independent requests."""
+class TakenBatch:
+    """A batch that an instance has taken."""
 
-    def __init__(self, session: EngineSession, slot: InstanceSlot) -> None:
-        self._session = session
-        self._slot = slot
-        self._entries: Sequence[PendingRequest] = ()
+    __slots__ = ("batch", "call", "endings_reported", "is_ended", "items")
 
-    @override
+    def __init__(self, batch: ReadyBatch) -> None:
+        self.batch = batch
+        self.items: Sequence[CallItem] | None = None
+        """Its items; None until they are made."""
+        self.call: PreparedCall | None = None
+        """The call of all items, if it was made ahead."""
+        self.endings_reported = False
+        """True once the model was told of the sequences that ended before this batch."""
+        self.is_ended = False
+        """True once the schedule knows its end."""
+
+
+class Committer(Protocol):
+    """The committer of one instance's batches. In the instance's thread, except `commit`.
+
+    For requests without states, and for steps of sequences.
+    """
+
+    commits_beside: bool
+    """True if the next full call may run while `commit` runs in another thread."""
+    takes_ahead: bool
+    """True if the next full call may be prepared during a call."""
+
+    def make_items(self, batch: ReadyBatch) -> Sequence[CallItem]:
+        """Return the items of a batch, without those that no client wants."""
+        ...
+
+    def prepare(self, taken: TakenBatch, wait_for_commit: Callable[[], None]) -> None:
+        """Make `taken.items`, without those that no client wants or that cannot be called."""
+        ...
+
+    def commit(self, taken: TakenBatch, calls: Sequence[ModelCall], began_s: float, ended_s: float) -> None:
+        """Deliver the outcomes of the items, with the calls that returned. A delivered result is final."""
+        ...
+
+    def fail(self, taken: TakenBatch, error: BaseException) -> None:
+        """Fail the items that have no result, after a defect raised `error`."""
+        ...
+
+    def instance_lost(
+        self, taken: Sequence[TakenBatch], died_in: Sequence[CallItem], error: InstanceLostError | None
+    ) -> bool:
+        """Handle the death of the instance: in the call of `died_in`, or without a call.
+
+        Requeue the items; those of the call are repeated in calls of their own, up to a limit.
+        Return True if the death was intended, since no client wanted the call.
+        """
+        ...
+
+    def instance_restarted(self) -> None:
+        """Resume work after a restart of the instance."""
+        ...
+
+    def instance_given_up(self) -> None:
+        """Leave the waiting work to the other instances: this one will not be restarted."""
+        ...
+
+
+_NOTHING: Final = TakenBatch(ReadyBatch())
+
+
+class BatchLoop:
+    """The batches of one instance. All methods run in the instance's thread."""
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        caller: BatchCaller,
+        committer: Committer,
+        counters: EngineCounters,
+        clock: Clock,
+        *,
+        instance: int,
+        name: str,
+    ) -> None:
+        self._queue = queue
+        self._instance = instance
+        self._caller = caller
+        self._committer = committer
+        self._counters = counters
+        self._clock = clock
+        self._taken = _NOTHING
+        """The batch in progress."""
+        # It starts its thread with its first task.
+        self._side_thread = ThreadPoolExecutor(1, f"headrace-{name}-{instance}-beside")
+        self._committing: Future[None] | None = None
+        """The commit of the last batch, while the next call may be made."""
+        self._next_batch: Future[TakenBatch | None] | None = None
+        """The next batch, prepared while the model is called for this one."""
+
     def take(
         self, consumer: BlockingConsumer, unavailable: Callable[[], bool]
-    ) -> RequestBatch | WaitCondition | None:
-        return self._session.batch_queue.take(consumer, unavailable)
+    ) -> TakenBatch | WaitCondition | None:
+        """Wait for the next batch.
 
-    @override
-    def run_batch(self, batch: RequestBatch) -> bool:
-        self._entries = batch.items
-        try:
-            self._entries = entries = [t for t in batch.items if t.callback.start()]
-            if entries:
-                deliver(self._predict(entries, batch.reason))
-        finally:
-            self._session.batch_queue.batch_ended(batch)
-        self._entries = ()
-        return bool(entries)
-
-    def _predict(
-        self, entries: Sequence[PendingRequest], reason: str
-    ) -> list[tuple[PendingRequest, RequestResult]]:
-        session, slot = self._session, self._slot
-        assert slot.instance is not None
-        counters = slot.counters
-        began_s = session.clock.now()
-        if counters.ended_s is not None:
-            counters.starved_s += max(0.0, entries[0].arrived_s - counters.ended_s)
-        try:
-            results = slot.instance.predict_batch(entries, session.check_wanted)
-        finally:
-            counters.ended_s = ended_s = session.clock.now()
-            counters.busy_s += ended_s - began_s
-        counters.close_reasons[reason] = counters.close_reasons.get(reason, 0) + 1
-        session.queue.mark_ended([entry for entry, _ in results])
-        for entry, result in results:
-            counters.record_result(entry, result, began_s, ended_s)
-        return results
-
-    @override
-    def instance_lost(self, error: InstanceLostError | None) -> bool:
-        """Requeue the requests in flight.
-
-        Those of the call that died are retried in calls of their own.
+        Return a WaitCondition once the instance is `unavailable`, and None when the queue is closed
+        and nothing is left.
         """
-        if error is None:
-            return False
-        assert self._slot.instance is not None
-        died_in = self._slot.instance.died_in
-        for entry in died_in:
-            entry.deaths += 1
-            entry.key = entry  # in a call of its own from now on, since it may have killed the instance
-        entries = self._entries
-        retried = [t for t in entries if not t.cancelled and t.deaths < DEATHS_MAX]
-        exhausted = [t for t in entries if not t.cancelled and t.deaths >= DEATHS_MAX]
-        intended = all(t.cancelled for t in died_in)
-        self._fail_entries(exhausted, error)
-        self._slot.alive = False
-        self._session.batch_queue.requeue(retried)
-        return intended
+        if self._next_batch is not None:
+            if unavailable():
+                return WaitCondition()
+            if (ahead := self._take_ahead()) is not None:
+                return ahead
+        batch = self._queue.take(consumer, self._instance, unavailable)
+        if batch is None and self._committing is not None:
+            # Sequences that end with the last call are reported to the model as well.
+            self._wait_for_commit()
+            batch = self._queue.take(consumer, self._instance, unavailable)
+        return TakenBatch(batch) if isinstance(batch, ReadyBatch) else batch
 
-    @override
-    def internal_failure(self, error: BaseException) -> None:
-        """Fail the requests that have no result yet."""
-        entries, self._entries = self._entries, ()
-        self._fail_entries(entries, internal_error(self._session.name, error))
+    def _take_ahead(self) -> TakenBatch | None:
+        """Return the batch taken ahead; None if there is none or its preparation has not begun."""
+        next_batch, self._next_batch = self._next_batch, None
+        return None if next_batch is None or next_batch.cancel() else next_batch.result()
 
-    def _fail_entries(self, entries: Sequence[PendingRequest], error: ModelError) -> None:
-        unfinished = [entry for entry in entries if not entry.ended]
-        self._session.queue.mark_ended(entries)
-        now = self._session.clock.now()
+    def _prepare_ahead(self) -> TakenBatch | None:
+        batch = self._queue.take_full(self._instance)
+        if batch is None:
+            return None
+        taken = TakenBatch(batch)
+        taken.items = self._committer.make_items(batch)
         try:
-            for entry in unfinished:
-                self._slot.counters.record_result(entry, error, now, now)
+            taken.call = PreparedCall.from_items(taken.items)
+        except Exception:  # noqa: BLE001 - raised again where the call is made
+            taken.call = None
+        return taken
+
+    def run_batch(self, taken: TakenBatch) -> bool:
+        """Run a batch and complete its requests. Return True if the model was called.
+
+        Raises InstanceLostError when the instance died meanwhile; `instance_lost` follows.
+        """
+        self._taken, self._caller.died_in = taken, ()
+        counters, committer = self._counters, self._committer
+        committer.prepare(taken, self._wait_for_commit)
+        if not taken.items:
+            now = self._clock.now()
+            committer.commit(taken, (), now, now)
+            self._taken = _NOTHING
+            return False
+        began_s = self._clock.now()
+        try:
+            if committer.takes_ahead and self._queue.schedule.is_full(self._instance):
+                self._next_batch = self._side_thread.submit(self._prepare_ahead)
+            calls = self._caller.call(taken.items, taken.call)
         finally:
-            deliver([(entry, error) for entry in entries])
+            counters.ended_s = ended_s = self._clock.now()
+            counters.busy_s += ended_s - began_s
+        reason = taken.batch.reason
+        counters.close_reasons[reason] = counters.close_reasons.get(reason, 0) + 1
+        self._wait_for_commit()
+        if committer.commits_beside and (
+            self._next_batch is not None or self._queue.schedule.is_full(self._instance)
+        ):
+            # The next call is full already, so it runs while this one is committed.
+            self._committing = self._side_thread.submit(
+                committer.commit, taken, calls or (), began_s, ended_s
+            )
+        else:
+            committer.commit(taken, calls or (), began_s, ended_s)
+        self._taken = _NOTHING
+        return calls is not None
 
-    @override
-    def instance_restarted(self) -> None:
-        pass
+    def _wait_for_commit(self) -> None:
+        """Wait for the commit of the last call: calls are committed in order."""
+        committing = self._committing
+        if committing is not None:
+            # A commit whose error handling failed raises in every later call.
+            committing.result()
+            self._committing = None
 
-    @override
-    def instance_given_up(self) -> None:
-        pass
+    def internal_failure(self, error: BaseException) -> None:
+        """Fail the taken requests that have no result, after a defect raised `error`.
 
-    @override
+        The instance may go on, unless this method raises.
+        """
+        self._wait_for_commit()
+        taken, self._taken, self._caller.died_in = self._taken, _NOTHING, ()
+        if taken is not _NOTHING:
+            self._committer.fail(taken, error)
+
+    def instance_lost(self, error: InstanceLostError | None) -> bool:
+        """Handle the death of the instance: in the call that raised `error`, or without a call.
+
+        Its requests are requeued; those of the call are repeated in calls of their own. Return True
+        if the death was intended, since no client wanted the call.
+        """
+        self._wait_for_commit()
+        lost = [] if self._taken is _NOTHING else [self._taken]
+        if (ahead := self._take_ahead()) is not None:
+            lost.append(ahead)
+        died_in = () if error is None else self._caller.died_in
+        self._taken = _NOTHING
+        return self._committer.instance_lost(lost, died_in, error)
+
     def close(self) -> None:
-        pass
+        """Finish what is in progress; no further batch is taken."""
+        try:
+            self._wait_for_commit()
+        finally:
+            self._side_thread.shutdown()
+
+    def cancel_if_unwanted(self) -> None:
+        """Cancel the call in progress if no client wants it any more. Any thread."""
+        self._caller.cancel_if_unwanted()

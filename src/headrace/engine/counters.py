@@ -18,7 +18,6 @@ from headrace.core.statistics import (
 from headrace.core.tensor import InferResponse
 from headrace.engine.backend import CallResult
 from headrace.engine.pending_request import PendingRequest, RequestResult
-from headrace.engine.stepper import StepResult
 
 _SIZES_MAX = 1024
 """Limit of batch sizes that are counted apart. Further sizes count as the largest."""
@@ -80,7 +79,7 @@ class EngineCounters:
         self.stream_items = 0
         self.restarts = 0
 
-    def record_call(self, rows: int, called: CallResult | StepResult) -> None:
+    def record_call(self, rows: int, called: CallResult) -> None:
         """Count one call of the model that returned."""
         compute, infer_s = self.compute, called.infer_s
         compute.count += 1
@@ -142,8 +141,8 @@ class EngineCounters:
             times.arrived_s, times.began_s, times.ended_s = arrived_s, began_s, ended_s
         if not entry.ended:
             return
-        if isinstance(result, InferResponse):
-            failed_rows = len(result.failures)
+        if not isinstance(result, BaseException):
+            failed_rows = len(result.failures) if isinstance(result, InferResponse) else 0
             self.record_success(ended_s - arrived_s, rows=entry.rows - failed_rows, failed_rows=failed_rows)
         elif isinstance(result, DeadlineError):
             self.expired += 1

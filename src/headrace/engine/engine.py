@@ -10,11 +10,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import override
 
-from headrace.batching.adaptive import AdaptiveBatcher
 from headrace.checkpoints.open import open_store
 from headrace.checkpoints.store import KEEP_MS, CheckpointStore
 from headrace.core.clock import Clock, SystemClock
@@ -30,6 +29,7 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
+from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.model import Model
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.sequence import SequenceInfo, SequenceLimits
@@ -37,11 +37,11 @@ from headrace.core.statistics import ModelStatistics, SequenceStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
-from headrace.engine.batch_queue import BatchQueue
-from headrace.engine.bytes_inputs import convert_bytes_inputs
 from headrace.engine.counters import sum_counters
 from headrace.engine.inline_caller import NO_CALLBACK
+from headrace.engine.input_conversion import convert_inputs
 from headrace.engine.instance_worker import InstanceWorker
+from headrace.engine.opaque import ChunkedResponse
 from headrace.engine.pending_request import (
     FutureCallback,
     LoopCallback,
@@ -50,11 +50,11 @@ from headrace.engine.pending_request import (
     cancelled_error,
     merge_key,
 )
+from headrace.engine.responses import ResponseBuilder
+from headrace.engine.sequences.sequence_rows import count_steps
+from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.settings import ServeSettings
-from headrace.engine.steps.response_builder import ResponseBuilder
-from headrace.engine.steps.sequence_rows import count_steps
-from headrace.engine.steps.step_queue import StepQueue
 from headrace.engine.streams import ResponseStream, StreamCall
 
 RETRY_AFTER_MAX_S = 30.0
@@ -64,6 +64,8 @@ limit them.
 """
 
 _NOT_NOW = "it is starting or stopping"
+_HANDLE = "handle"
+"""The key of opaque requests, which share calls with each other only."""
 
 
 class Engine(Predictor):
@@ -102,6 +104,7 @@ class Engine(Predictor):
         sequences: Without `serving`: limits of a model with a `step` that replace the model's own.
         open_checkpoints: Opens the checkpoint store at every start, instead of the store that
             `serving` names. The engine closes the store when it has stopped.
+        load_lock: Held while an instance loads in this process; default: a lock of this engine.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Engine(Predictor):
         serving: ServeSettings | None = None,
         sequences: Mapping[str, Any] | None = None,
         open_checkpoints: Callable[[], CheckpointStore] | None = None,
+        load_lock: "threading.Lock | None" = None,
     ) -> None:
         if instances < 1:
             raise ConfigError(f"model {name}: instances must be 1 or more, not {instances}")
@@ -143,37 +147,37 @@ class Engine(Predictor):
             fingerprint=fingerprint,
             settings=settings,
             clock=self._clock,
+            load_lock=load_lock or threading.Lock(),
         )
         self._changed = threading.Condition()
         self._session = self._new_session(0)
 
     def _new_session(self, instances: int) -> EngineSession:
-        # Sizes are known when the model is loaded.
-        batcher = AdaptiveBatcher[PendingRequest](rows_max=1, delay_s=0.0, merge=self._merge)
-        queue = BatchQueue(
-            batcher,
+        return EngineSession(
+            self.name,
             self._clock,
+            self._changed,
+            instances,
+            merge=self._merge,
             in_flight_max=self._in_flight_max,
             queue_rows_max=self.settings.queue_rows_max,
         )
-        return EngineSession(self.name, self._clock, queue, self._changed, instances)
 
-    def _make_step_queue(self, session: EngineSession, backend: Backend) -> StepQueue:
-        """Return the request queue of a model that has a `step`."""
+    def _make_sequences(self, session: EngineSession, backend: Backend) -> SequenceSchedule:
+        """Return the schedule of a model that has a `step`."""
         limits = backend.sequences
         # A request that `put` accepts must never exceed the limit of one sequence; `put` blocks
         # instead.
         limits = replace(limits, requests_max=max(limits.requests_max, self._in_flight_max))
-        return StepQueue(
+        return SequenceSchedule(
             limits,
             self._clock,
+            session.queue,
             model=self.name,
             inputs=backend.inputs,
-            respond=ResponseBuilder(backend.check, self.name, backend.metadata.version),
+            respond=ResponseBuilder.of(backend),
             instances=len(session.slots),
             merge=self._merge,
-            in_flight_max=self._in_flight_max,
-            queue_rows_max=self.settings.queue_rows_max,
             deliver_results=session.deliver_results,
             store=self._open_store(limits),
         )
@@ -229,7 +233,7 @@ class Engine(Predictor):
                 return
             session = self._new_session(self.settings.instances)
             session.start_threads(
-                lambda slot: InstanceWorker(session, slot, self._backend_factory, self._make_step_queue).run()
+                lambda slot: InstanceWorker(session, slot, self._backend_factory, self._make_sequences).run()
             )
             self._session = session
         try:
@@ -308,18 +312,16 @@ class Engine(Predictor):
         entry = PendingRequest(request, rows, self._clock.now(), callback, key=key, strict=strict)
         if alone or (strict and backend.metadata.whole_requests):
             entry.key = entry
-        if session.step_queue is not None:
-            try:
-                session.step_queue.put(entry, future)
-            except HeadraceError as error:
-                if isinstance(error, StoppedError):
-                    raise
-                session.count_refused(entry, error)
-                future.set_exception(error)
-        elif session.inline is None:
-            session.queue.put(entry, future)
-        else:
+        if session.inline is not None:
             callback.complete(session.inline.call(entry))
+            return future
+        try:
+            session.queue.put(entry, future)
+        except StoppedError:
+            raise
+        except HeadraceError as error:
+            session.count_refused(entry, error)
+            future.set_exception(error)
         return future
 
     def abandon(self, future: Future[InferResponse]) -> None:
@@ -389,7 +391,7 @@ class Engine(Predictor):
         result = inline.call(PendingRequest(request, rows, now, NO_CALLBACK, strict=True, times=times))
         if isinstance(result, BaseException):
             raise result
-        return result
+        return cast("InferResponse", result)
 
     def _prepare(
         self, session: EngineSession, backend: Backend, request: InferRequest
@@ -398,20 +400,65 @@ class Engine(Predictor):
 
         Raises if it cannot be called.
         """
+        request = convert_inputs(request, backend.metadata, as_rows=not backend.metadata.whole_requests)
         rows = self._check_rows(backend, request)
-        request = convert_bytes_inputs(request, backend.metadata.bytes_as, self.name)
         if rows > REQUEST_ROWS_MAX:
             raise LimitError(f"model {self.name}: a request has {rows} rows; the limit is {REQUEST_ROWS_MAX}")
         now = self._clock.now()
+        self._check_deadline(session, request, now)
+        return request, rows, now
+
+    @staticmethod
+    def _check_deadline(session: EngineSession, request: InferRequest | HandleRequest, now: float) -> None:
         if request.deadline is not None and now >= request.deadline:
             with session.counters_lock:
                 session.counters.expired += 1
             raise session.deadline_error(request)
-        return request, rows, now
+
+    async def handle(self, request: HandleRequest) -> tuple[HandleResponse, ResponseStream[bytes] | None]:
+        """Return the response to an opaque request, from an event loop, and the chunks of its body.
+
+        The chunks are None if the body is whole. Requests share calls by their number. Cancellation
+        takes a waiting request out of the queue; always `aclose` the chunks. Raises UnsupportedError
+        for a model without `handle`, and the errors of `infer`, also OverloadedError for a body of
+        chunks while `streams_max` streams are open.
+        """
+        session, backend = self._running_session(_NOT_NOW)
+        if not backend.metadata.can_handle:
+            raise UnsupportedError(f"model {self.name} takes no opaque requests: it has no handle")
+        now = self._clock.now()
+        self._check_deadline(session, request, now)
+        if session.inline is not None:
+            entry = PendingRequest(request, 1, now, NO_CALLBACK, strict=True)
+            result = session.inline.call(entry)
+            if isinstance(result, BaseException):
+                raise result
+        else:
+            callback = LoopCallback(asyncio.get_running_loop())
+            entry = PendingRequest(request, 1, now, callback, key=_HANDLE, strict=True)
+            self._admit(session, entry)
+            left_s = None if request.deadline is None else request.deadline - now
+            result = await self._wait_for_response(session, entry, callback, left_s)
+        if isinstance(result, ChunkedResponse):
+            return result.response, self._open_chunks(session, request, result)
+        return cast("HandleResponse", result), None
+
+    def _open_chunks(
+        self, session: EngineSession, request: HandleRequest, response: ChunkedResponse
+    ) -> ResponseStream[bytes]:
+        call = StreamCall(self._clock, deadline=request.deadline, id=request.id)
+        call.requests.close()
+        slot = session.reserve_slot(call, self.settings.streams_max)
+        try:
+            response.open_stream(call)
+        except BaseException:
+            session.release_stream(slot, call)
+            raise
+        return ResponseStream[bytes](call, None, lambda call: session.release_stream(slot, call))
 
     async def _wait_for_response(
         self, session: EngineSession, entry: PendingRequest, callback: LoopCallback, left_s: float | None
-    ) -> InferResponse:
+    ) -> Any:
         """Return the response to a queued request; withdraw it on cancellation or at its deadline."""
         try:
             if left_s is None:
@@ -465,7 +512,9 @@ class Engine(Predictor):
             session.cancel_unwanted_calls()
         return entry.cancelled
 
-    def stream(self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None) -> ResponseStream:
+    def stream(
+        self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None
+    ) -> ResponseStream[InferResponse]:
         """Open a stream, from an event loop. `first`, then the requests of `more`, go to the model.
 
         Raises UnsupportedError for a model that has no `predict_stream`, ModelInputError for a
@@ -483,8 +532,8 @@ class Engine(Predictor):
         call.requests.offer(first)
         slot = session.reserve_slot(call, self.settings.streams_max)
         try:
-            if session.step_queue is not None:
-                session.open_step_stream(call, session.step_queue, single=more is None)
+            if session.sequences is not None:
+                session.open_step_stream(call, session.sequences, single=more is None)
             else:
                 assert slot.backend is not None
                 slot.backend.open_stream(call)
@@ -498,17 +547,17 @@ class Engine(Predictor):
             call.requests.close()
         else:
             feeder = loop.create_task(_feed_stream(more_checked, call))
-        return ResponseStream(call, feeder, lambda call: session.release_stream(slot, call))
+        return ResponseStream[InferResponse](call, feeder, lambda call: session.release_stream(slot, call))
 
     # Sequences
 
     def sequences(self, limit: int | None = None) -> tuple[SequenceInfo, ...]:
-        """Return the live sequences that have an id, oldest first; `most` is a limit. Any thread.
+        """Return the live sequences that have an id, oldest first, up to a limit. Any thread.
 
         A model without a `step` has none.
         """
-        queue = self._session.step_queue
-        return () if queue is None else queue.sequences(limit)
+        sequences = self._session.sequences
+        return () if sequences is None else sequences.sequences(limit)
 
     def cancel_sequence(self, id: str) -> bool:
         """End the sequence of this id and cancel its waiting requests. Return True if it was live.
@@ -516,7 +565,7 @@ class Engine(Predictor):
         Any thread.
         """
         session = self._session
-        if session.step_queue is None or not session.step_queue.cancel(id):
+        if session.sequences is None or not session.sequences.cancel(id):
             return False
         session.cancel_unwanted_calls()
         return True
@@ -588,21 +637,21 @@ class Engine(Predictor):
             oldest_waiting_s=oldest_s,
             in_flight=requests + running,
             open_streams=sum(len(s.streams) for s in session.slots),
-            sequences=None if session.step_queue is None else _sequence_statistics(session.step_queue),
+            sequences=None if session.sequences is None else _sequence_statistics(session.sequences),
         )
         return sum_counters([*(s.counters for s in session.slots), session.counters], base)
 
 
-def _sequence_statistics(queue: StepQueue) -> SequenceStatistics:
-    ends = {str(why): count for why, count in queue.ends().items()}
-    return SequenceStatistics(queue.live, queue.limits.live_max, ends, queue.refused())
+def _sequence_statistics(sequences: SequenceSchedule) -> SequenceStatistics:
+    ends = {str(why): count for why, count in sequences.ends().items()}
+    return SequenceStatistics(sequences.live, sequences.limits.live_max, ends, sequences.refused())
 
 
 def _checked_request(request: InferRequest, backend: Backend) -> InferRequest:
     """Return one request of a stream with the declared types of its inputs. Raises ModelInputError."""
     if backend.inputs.declared and not backend.metadata.is_stateful:
         backend.inputs.check_names(request)
-    return convert_bytes_inputs(request, backend.metadata.bytes_as, backend.metadata.name)
+    return convert_inputs(request, backend.metadata, as_rows=backend.metadata.is_stateful)
 
 
 async def _checked_requests(

@@ -12,11 +12,14 @@ from typing_extensions import override
 from headrace.core.clock import Clock
 from headrace.core.errors import StoppedError
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor
-from headrace.engine.backend import Backend, LocalBackend
+from headrace.engine.backend import Backend
+from headrace.engine.batch_caller import BatchCaller
 from headrace.engine.counters import EngineCounters
-from headrace.engine.instance import BeforeCall, Instance
+from headrace.engine.local_backend import LocalBackend
+from headrace.engine.model_errors import reported_error
 from headrace.engine.outputs import OutputCheck
 from headrace.engine.pending_request import PendingRequest, RequestResult, ResponseCallback
+from headrace.engine.request_committer import RequestCommitter
 
 
 class _FastPath(NamedTuple):
@@ -55,20 +58,21 @@ class InlineCaller:
 
     def __init__(
         self,
-        instance: Instance,
+        caller: BatchCaller,
+        committer: RequestCommitter,
         backend: Backend,
         counters: EngineCounters,
         clock: Clock,
         *,
-        before_call: BeforeCall,
         stopped_error: Callable[[str], StoppedError],
     ) -> None:
         self.backend = backend
         self._fast_path = _fast_path(backend)
-        self._instance = instance
+        self._caller = caller
+        self._committer = committer
+        self._model = backend.metadata.name
         self._counters = counters
         self._now = clock.now
-        self._before_call = before_call
         self._stopped_error = stopped_error
         self._lock = threading.Lock()
         """Held while the model is called."""
@@ -80,7 +84,10 @@ class InlineCaller:
             if self._closed:
                 return self._stopped_error("it is stopping")
             began_s = self._now()
-            result = self._instance.predict_single(entry, self._before_call)
+            item = self._committer.item(entry)
+            for call in self._caller.call((item,)) or ():
+                call.apply()
+            result = self._committer.result(item)
             self._record(entry, result, began_s, self._now())
         return result
 
@@ -120,7 +127,7 @@ class InlineCaller:
                 returned = fast_path.predict(**tensors)
                 outputs = fast_path.check(fast_path.resolve(returned), rows, request.id)
             except BaseException as caught:  # noqa: BLE001 - becomes the error of the request
-                outputs, error = {}, self._instance.reported_error(caught)
+                outputs, error = {}, reported_error(self._model, caught)
             ended_s = self._now()
             if error is None:
                 counters.record_inline(rows, ended_s - began_s, ended_s)

@@ -36,12 +36,18 @@ class ModelInputs:
 
     model: str
     specs: tuple[TensorSpec, ...]
-    optional: frozenset[str]
+    optional: tuple[str, ...]
     any_name: bool
     declared: bool
     positional: bool
     exact: tuple[ExactInput, ...] | None
     """The inputs, if all of them have a fixed type and row shape; else None."""
+    whole_requests: bool = False
+    """Whether requests may have tensors without axes, which are no rows."""
+    reserved: tuple[str, ...] = ()
+    """Names of parameters that the call fills before the tensors, such as `self`. No tensor that is
+    passed by name can have them.
+    """
 
     @classmethod
     def of(cls, model: Model, name: str) -> "ModelInputs":
@@ -66,7 +72,8 @@ class ModelInputs:
                 f"{method} takes no inputs{besides}: declare a parameter for each input, as in {example}",
             )
         names = [s.name for s in specs]
-        keywords_do = any_keyword or set(names) <= by_keyword
+        reserved = _reserved_names(model) if any_keyword else ()
+        keywords_do = set(names) <= by_keyword or (any_keyword and not set(names) & set(reserved))
         in_order = [p for p in named if p.kind is not p.KEYWORD_ONLY]
         if not keywords_do and not any_position and len(in_order) < len(names):
             raise ModelLoadError(
@@ -77,11 +84,13 @@ class ModelInputs:
         return cls(
             model=name,
             specs=specs,
-            optional=frozenset(by_keyword - set(required) - set(names)),
+            optional=tuple(sorted(by_keyword - set(required) - set(names))),
             any_name=(any_keyword or any_position) and not model.inputs,
             declared=bool(model.inputs),
             positional=not keywords_do or (any_position and not any_keyword and not names),
             exact=exact_inputs(model.inputs) if model.inputs else None,
+            whole_requests=model.predict_request is not None,
+            reserved=reserved,
         )
 
     def check(self, request: InferRequest) -> int:
@@ -93,6 +102,8 @@ class ModelInputs:
         if rows is not None:
             return rows
         self.check_names(request)
+        if self.reserved and not self.positional:
+            self._check_reserved(request)
         return self._rows(request)
 
     def exact_rows(self, request: InferRequest) -> int | None:
@@ -129,7 +140,7 @@ class ModelInputs:
                 raise self._error(f"input {spec.name!r} is missing (inputs: {_names(request)})")
             if self.declared:
                 self._check_spec(spec, tensor)
-        if given and not self.any_name and (unknown := given.keys() - self.optional):
+        if given and not self.any_name and (unknown := given.keys() - set(self.optional)):
             takes = _listed(s.name for s in self.specs)
             raise self._error(f"it has no input {_listed(sorted(unknown))} (it takes {takes})")
 
@@ -142,6 +153,13 @@ class ModelInputs:
         names = [s.name for s in self.specs] or list(tensors)
         rest = {n: d for n, d in tensors.items() if n not in names}
         return predict(*(tensors[n] for n in names), **rest)
+
+    def _check_reserved(self, request: InferRequest) -> None:
+        for tensor in request.inputs:
+            if tensor.name in self.reserved:
+                raise self._error(
+                    f"no input can be named {tensor.name!r}: its method has a parameter of this name"
+                )
 
     def _are_exact(self, tensors: Mapping[str, Array]) -> bool:
         if self.exact is None:
@@ -166,6 +184,9 @@ class ModelInputs:
         try:
             return request.rows
         except ModelInputError as error:
+            with_axes = tuple(t for t in request.inputs if t.data.ndim)
+            if self.whole_requests and len(with_axes) < len(request.inputs):
+                return self._rows(InferRequest(with_axes)) if with_axes else 1
             raise self._error(error.why) from None
 
     def _error(self, why: str) -> ModelInputError:
@@ -227,6 +248,20 @@ def _parameters(model: Model) -> list[inspect.Parameter]:
     except (TypeError, ValueError):
         # Compiled code may have no signature. Then all inputs are passed by name.
         return [inspect.Parameter("tensors", inspect.Parameter.VAR_KEYWORD)]
+
+
+def _reserved_names(model: Model) -> tuple[str, ...]:
+    """Return the parameters that the call fills before the tensors, unless they are positional-only."""
+    method = model.step if has_step(model) else model.predict
+    filled = 1 if has_step(model) else 0
+    # The signature of a bound method lacks its first parameter.
+    function = getattr(method, "__func__", None)
+    try:
+        parameters = inspect.signature(function or method).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    first = list(parameters)[: filled + (function is not None)]
+    return tuple(p.name for p in first if p.kind is p.POSITIONAL_OR_KEYWORD)
 
 
 def _without_states(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:

@@ -2,22 +2,21 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from headrace.batching.adaptive import WaitCondition
 from headrace.core.errors import InstanceLostError, StoppedError
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
-from headrace.engine.batch_loop import BatchLoop
-from headrace.engine.batch_queue import BlockingConsumer
+from headrace.engine.batch_caller import BatchCaller
+from headrace.engine.batch_loop import BatchLoop, Committer, TakenBatch
 from headrace.engine.inline_caller import InlineCaller
-from headrace.engine.instance import Instance
 from headrace.engine.model_errors import describe_error
+from headrace.engine.ready_queue import BlockingConsumer
+from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.restart_policy import RestartPolicy
+from headrace.engine.sequences.sequence_schedule import SequenceSchedule
+from headrace.engine.sequences.step_committer import StepCommitter
 from headrace.engine.session import EngineSession, InstanceSlot
-from headrace.engine.steps.step_loop import StepLoop
-from headrace.engine.steps.step_queue import StepQueue
-from headrace.engine.work_loop import WorkLoop
 
 _log = logging.getLogger("headrace.engine")
 
@@ -30,12 +29,12 @@ class InstanceWorker:
         session: EngineSession,
         slot: InstanceSlot,
         backend_factory: BackendFactory,
-        make_step_queue: Callable[[EngineSession, Backend], StepQueue],
+        make_sequences: Callable[[EngineSession, Backend], SequenceSchedule],
     ) -> None:
         self._session = session
         self._slot = slot
         self._backend_factory = backend_factory
-        self._make_step_queue = make_step_queue
+        self._make_sequences = make_sequences
 
     def run(self) -> None:
         """Load the instance, then work until the queue is closed."""
@@ -68,23 +67,40 @@ class InstanceWorker:
     def _load(self) -> None:
         session, slot = self._session, self._slot
         slot.backend = backend = self._backend_factory.load()
-        slot.instance = Instance(backend, session.name, session.clock, slot.counters)
-        slot.cancel_if_unwanted = slot.instance.cancel_if_unwanted
         metadata = backend.metadata
         if metadata.is_stateful:
-            session.use_step_queue(lambda: self._make_step_queue(session, backend))
+            session.use_sequences(lambda: self._make_sequences(session, backend))
         session.queue.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
         if self._backend_factory.is_inline(backend):
             session.inline = InlineCaller(
-                slot.instance,
+                self._make_caller(backend),
+                self._make_request_committer(backend),
                 backend,
                 slot.counters,
                 session.clock,
-                before_call=session.check_wanted,
                 stopped_error=session.stopped_error,
             )
         slot.restart_policy = RestartPolicy(backend, session.name, session.clock)
         slot.alive = True
+
+    def _make_caller(self, backend: Backend) -> BatchCaller:
+        session, slot = self._session, self._slot
+        caller = BatchCaller(
+            backend, session.name, session.clock, slot.counters, before_call=session.check_wanted
+        )
+        slot.cancel_if_unwanted = caller.cancel_if_unwanted
+        return caller
+
+    def _make_request_committer(self, backend: Backend) -> RequestCommitter:
+        session = self._session
+        return RequestCommitter(
+            session.queue,
+            session.requests,
+            backend,
+            self._slot.counters,
+            session.clock,
+            before_call=session.check_wanted,
+        )
 
     def _work_until_closed(self, backend: Backend) -> None:
         consumer = BlockingConsumer()
@@ -94,53 +110,62 @@ class InstanceWorker:
             consumer.wake()
 
         backend.on_lost(lost)
-        work_loop = self._make_work_loop(backend)
+        committer = self._make_committer(backend)
+        session, slot = self._session, self._slot
+        loop = BatchLoop(
+            session.queue,
+            self._make_caller(backend),
+            committer,
+            slot.counters,
+            session.clock,
+            instance=session.slots.index(slot),
+            name=session.name,
+        )
         try:
-            while (batch := work_loop.take(consumer, lambda: backend.lost)) is not None:
-                if not self._run_batch(work_loop, batch):
+            while (taken := loop.take(consumer, lambda: backend.lost)) is not None:
+                if not self._run_batch(loop, taken):
                     if not self._restart():
-                        work_loop.instance_given_up()
+                        committer.instance_given_up()
                         return
-                    work_loop.instance_restarted()
+                    committer.instance_restarted()
         except BaseException as error:
-            work_loop.internal_failure(error)
+            loop.internal_failure(error)
             raise
         finally:
-            work_loop.close()
+            loop.close()
 
-    def _make_work_loop(self, backend: Backend) -> WorkLoop[Any]:
+    def _make_committer(self, backend: Backend) -> Committer:
         session, slot = self._session, self._slot
-        if session.step_queue is None:
-            return BatchLoop(session, slot)
-        work_loop = StepLoop(
-            session.step_queue,
-            session.slots.index(slot),
+        if session.sequences is None:
+            return self._make_request_committer(backend)
+        return StepCommitter(
+            session.queue,
+            session.sequences,
             backend,
             slot.counters,
             session.clock,
-            before_step=session.check_wanted,
-            name=session.name,
+            instance=session.slots.index(slot),
         )
-        slot.cancel_if_unwanted = work_loop.cancel_if_unwanted
-        return work_loop
 
-    def _run_batch(self, work_loop: WorkLoop[Any], batch: Any) -> bool:
+    def _run_batch(self, loop: BatchLoop, taken: TakenBatch | WaitCondition) -> bool:
         """Run a batch. Return False if the instance died meanwhile or before."""
-        assert self._slot.restart_policy is not None
-        if isinstance(batch, WaitCondition):
-            work_loop.instance_lost(None)
+        restarts = self._slot.restart_policy
+        assert restarts is not None
+        if isinstance(taken, WaitCondition):
+            loop.instance_lost(None)
             return False
         try:
-            if work_loop.run_batch(batch):
-                self._slot.restart_policy.record_success()
+            if loop.run_batch(taken):
+                restarts.record_success()
         except InstanceLostError as error:
-            if work_loop.instance_lost(error):
+            self._slot.alive = False
+            if loop.instance_lost(error):
                 # It was killed on purpose, so it restarts without delay.
-                self._slot.restart_policy.record_success()
+                restarts.record_success()
             return False
         except BaseException as error:  # noqa: BLE001 - a defect fails the batch, not the thread
             _log.exception("a batch failed with an internal error", extra={"model": self._session.name})
-            work_loop.internal_failure(error)
+            loop.internal_failure(error)
         return True
 
     # Death of the process
@@ -173,8 +198,8 @@ class InstanceWorker:
             f"its thread failed with an internal error ({type(error).__name__}): see the log of headrace",
         )
         session = self._session
-        if session.step_queue is not None:
-            session.step_queue.retire_instance(session.slots.index(self._slot))
+        if session.sequences is not None:
+            session.sequences.retire_instance(session.slots.index(self._slot))
 
     def _give_up(self, error: BaseException, reason: str) -> None:
         """Retire the instance. After the last one, the session is lost for this `reason`."""

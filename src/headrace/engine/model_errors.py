@@ -1,12 +1,11 @@
 """Exceptions of models: as text of one line, as errors to report, and as a sign of lack of memory."""
 
-import logging
 import re
+from collections.abc import Mapping
 from typing import Final
 
-from headrace.core.errors import HeadraceError, PredictError
-
-_log = logging.getLogger("headrace.engine")
+from headrace.core.errors import HeadraceError, PredictError, RefusedRowsError
+from headrace.core.model import RowError
 
 WHY_CHARS_MAX: Final = 2000
 """Limit of characters kept of an exception's text."""
@@ -58,20 +57,22 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def reported_error(model: str, error: BaseException) -> HeadraceError:
-    """Return the error to report to the client: a HeadraceError unchanged, others as PredictError."""
+    """Return the error to report to the client of a whole request whose call raised `error`.
+
+    A HeadraceError unchanged, a RowError as RefusedRowsError, others as PredictError.
+    """
     if isinstance(error, HeadraceError):
         return error
+    if isinstance(error, RowError):
+        return refused_error(model, error.rows, error)
     wrapped = PredictError(model, describe_error(error))
     wrapped.__cause__ = error
     return wrapped
 
 
-def reduced_rows_max(model: str, error: BaseException, rows: int) -> int | None:
-    """Return the new batch limit after a batch of `rows` failed for lack of memory, else None."""
-    if rows == 1 or not is_out_of_memory(error):
-        return None
-    _log.warning(
-        "out of memory: the batch size is reduced",
-        extra={"model": model, "rows": rows, "rows_max": rows // 2},
-    )
-    return rows // 2
+def refused_error(model: str, rows: Mapping[int, object], error: RowError) -> RefusedRowsError:
+    """Return the error of a whole request of which the model refused these rows by `error`."""
+    reasons = "; ".join(f"row {row}: {str(why)[:WHY_CHARS_MAX]}" for row, why in sorted(rows.items())[:8])
+    refused = RefusedRowsError(model, reasons or "it raised RowError without a row")
+    refused.__cause__ = error
+    return refused

@@ -5,11 +5,12 @@ import sys
 from typing import Any, Final
 
 from headrace.core.errors import ModelLoadError
-from headrace.core.model import Model, has_predict, has_predict_stream, has_step
+from headrace.core.model import Model, has_handle, has_predict, has_predict_stream, has_step
 
 _EXAMPLES: Final = {
     "predict": "def predict(self, x)",
     "predict_stream": "def predict_stream(self, requests)",
+    "handle": "def handle(self, requests)",
     "step": "def step(self, states, x)",
     "predict_request": "def predict_request(self, request)",
 }
@@ -38,6 +39,7 @@ def _defined_methods(model: Model) -> list[str]:
     defined = {
         "predict": has_predict(model),
         "predict_stream": has_predict_stream(model),
+        "handle": has_handle(model),
         "step": has_step(model),
         "predict_request": model.predict_request is not None,
     }
@@ -46,8 +48,8 @@ def _defined_methods(model: Model) -> list[str]:
 
 def _missing(model: Model) -> str:
     """Return the reason for a model without any method that serves requests."""
-    reason = "has no predict, no predict_stream and no step"
-    for method in ("predict", "predict_stream", "step"):
+    reason = "has no predict, no predict_stream, no handle and no step"
+    for method in ("predict", "predict_stream", "handle", "step"):
         if similar := _similar_name(model, method):
             return f"{reason}: rename its {similar} to {method}"
     return f"{reason}: {_advice('predict')}, which returns one row for each row of x"

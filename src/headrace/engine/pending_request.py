@@ -4,20 +4,22 @@ import asyncio
 import logging
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from typing_extensions import override
 
 from headrace.core.errors import CancelledRequestError
+from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.predictor import complete_future
 from headrace.core.tensor import InferRequest, InferResponse, Tensor
+from headrace.engine.opaque import ChunkedResponse
 
 DEATHS_MAX: Final = 2
 """Number of instance deaths during a request after which the request is not retried."""
 
 _log = logging.getLogger("headrace.engine")
 
-RequestResult = InferResponse | BaseException
+RequestResult = InferResponse | HandleResponse | ChunkedResponse | BaseException
 
 
 class ResponseCallback(Protocol):
@@ -78,7 +80,7 @@ class PendingRequest:
 
     def __init__(
         self,
-        request: InferRequest,
+        request: InferRequest | HandleRequest,
         rows: int,
         arrived_s: float,
         callback: ResponseCallback,
@@ -87,7 +89,8 @@ class PendingRequest:
         strict: bool = False,
         times: RequestTimes | None = None,
     ) -> None:
-        self.request = request
+        self.request: Any = request
+        """The InferRequest or HandleRequest."""
         self.rows = rows
         self.arrived_s = arrived_s
         self.callback = callback
@@ -155,7 +158,7 @@ class LoopCallback(ResponseCallback):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop: asyncio.AbstractEventLoop | None = loop
-        self.future: asyncio.Future[InferResponse] = loop.create_future()
+        self.future: asyncio.Future[Any] = loop.create_future()
 
     @override
     def start(self) -> bool:
@@ -165,10 +168,10 @@ class LoopCallback(ResponseCallback):
     def complete(self, result: RequestResult) -> None:
         if self.future.done():
             return
-        if isinstance(result, InferResponse):
-            self.future.set_result(result)
-        else:
+        if isinstance(result, BaseException):
             self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
 
     def discard(self) -> None:
         """Mark an error of the future as seen, since no coroutine awaits the future any more."""

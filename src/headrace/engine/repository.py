@@ -22,7 +22,7 @@ from headrace.engine.settings import ServeSettings
 _log = logging.getLogger("headrace.engine")
 
 LOADING_MAX = 4
-"""Limit of models that load at the same time."""
+"""Limit of models that load at the same time. In this process, one instance loads after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ class ModelRepository(Service):
         """Limit of unanswered `submit` requests of each engine; see `Engine`."""
         self._clock = clock
         self._lock = threading.Lock()
+        self._load_lock = threading.Lock()
+        """Held while an instance of any model loads in this process."""
         self._changing = threading.Lock()
         """Held while models are loaded or unloaded: one change at a time."""
         self._changing_engines: set[Engine] = set()
@@ -256,6 +258,7 @@ class ModelRepository(Service):
             serving=definition.settings,
             in_flight_max=self._in_flight_max,
             clock=self._clock,
+            load_lock=self._load_lock,
         )
         self._changing_engines.add(engine)
         try:

@@ -1,169 +1,227 @@
-"""The client side of the queues: accepted requests, withdrawals, closing."""
+"""The queue between clients and instances: bounded, with withdrawals, for every kind of call.
+
+Takes pending requests from any thread; gives batches of them to idle instances, in the order of its
+schedule.
+"""
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from headrace.batching.adaptive import WaitCondition
 from headrace.core.clock import Clock
 from headrace.core.errors import StoppedError
-from headrace.engine.pending_request import PendingRequest
+from headrace.engine.pending_request import PendingRequest, RequestResult
+from headrace.engine.ready_queue import BlockingConsumer
+from headrace.engine.schedule import ReadyBatch, Schedule
+
+DeliverResults = Callable[[list[tuple[PendingRequest, RequestResult]]], None]
+"""Marks, counts and delivers results that do not come from a call. Any thread, without a lock."""
 
 
-class RequestQueue(ABC):
-    """A queue of pending requests from any thread. Subclasses define its order, under `_lock`.
+class RequestQueue:
+    """A bounded queue of pending requests.
 
     `put` blocks while `in_flight_max` of its requests are unanswered: back-pressure for clients
-    that produce requests. `offer` never blocks and returns False when the queue is full: for
-    clients that can be refused.
+    that produce requests. `offer` never blocks and returns False while `queue_rows_max` rows are
+    queued: for clients that can be refused. A withdrawn request leaves the queue at once.
     """
 
-    def __init__(self, clock: Clock, *, in_flight_max: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        schedule: Schedule,
+        *,
+        in_flight_max: int,
+        queue_rows_max: int,
+        deliver_results: DeliverResults,
+    ) -> None:
+        self.lock = threading.Lock()
+        """Guards the schedule, and the changes of pending requests."""
+        self.schedule = schedule
+        """The order of the calls. Replaced before the first request by a model with a `step`."""
         self._clock = clock
         self._in_flight_max = in_flight_max
-        self._lock = threading.Lock()
-        self._space_freed = threading.Condition(self._lock)
+        self._queue_rows_max = queue_rows_max
+        self._deliver_results = deliver_results
+        self._space_freed = threading.Condition(self.lock)
         # Not referenced by the callback, so that a client that keeps its future does not keep the
         # request's arrays.
         self._entries_by_future: dict[Future[Any], PendingRequest] = {}
-        self._cancelled = 0
-        self._closed = False
-        self._dropped = False
-        self._successor: RequestQueue | None = None
-
-    @property
-    def dropped(self) -> bool:
-        """True once `drop` was called: no further request is begun."""
-        return self._dropped
-
-    @property
-    def cancelled(self) -> int:
+        self.cancelled = 0
         """Number of `put` requests that were cancelled before they began."""
-        return self._cancelled
+        self.closed = False
+        self.dropped = False
+        """True once `drop` was called: no further request is begun."""
 
-    # Client side
+    def resize(self, *, rows_max: int, delay_s: float) -> None:
+        """Set the limits of a call, once the model is loaded: its rows and its co-batching delay."""
+        with self.lock:
+            self.schedule.resize(rows_max=rows_max, delay_s=delay_s)
+
+    # Clients
 
     def put(self, entry: PendingRequest, future: Future[Any]) -> None:
         """Queue a request with its future; block while the queue is full.
 
-        Raises StoppedError once closed.
+        Raises StoppedError once closed, and the error of a schedule that refuses the request.
         """
-        with self._lock:
-            while len(self._entries_by_future) >= self._in_flight_max and not self._closed:
-                self._space_freed.wait()
-            if self._closed:
-                raise StoppedError("it was stopped while this request waited")
-            self._add(entry)
-            self._entries_by_future[future] = entry
+        try:
+            with self.lock:
+                while len(self._entries_by_future) >= self._in_flight_max and not self.closed:
+                    self._space_freed.wait()
+                if self.closed:
+                    raise StoppedError("it was stopped while this request waited")
+                self.schedule.add(entry, None)
+                self._entries_by_future[future] = entry
+        finally:
+            self.deliver_ended()
         future.add_done_callback(self._on_future_done)
 
-    @abstractmethod
-    def offer(self, entry: PendingRequest) -> bool:
-        """Queue a request. Return False if the queue is full. Raises StoppedError once closed."""
+    def offer(self, entry: PendingRequest, details: Any = None) -> bool:
+        """Queue a request. Return False if the queue is full.
+
+        `details` are passed to the schedule. Raises StoppedError once closed, and the error of a
+        schedule that refuses the request.
+        """
+        try:
+            with self.lock:
+                if self.closed:
+                    raise StoppedError("it is stopping")
+                if not self.schedule.has_room(entry, self._queue_rows_max):
+                    return False
+                self.schedule.add(entry, details)
+                return True
+        finally:
+            self.deliver_ended()
 
     def withdraw(self, entry: PendingRequest) -> bool:
-        """Cancel a request whose client has left, unless it has ended.
+        """Cancel a request whose client has left, unless it has ended. Steps that are done stay done.
 
         Return True if it was still waiting.
         """
-        with self._lock:
+        with self.lock:
             if entry.ended:
                 return False
             entry.cancelled = True
-            return self._remove(entry)
+            waited = self.schedule.remove(entry)
+        self.deliver_ended()
+        return waited
 
     def abandon(self, future: Future[Any]) -> PendingRequest | None:
         """Cancel the request of this future. Return None if it had ended or was cancelled before."""
-        with self._lock:
+        with self.lock:
             entry = self._entries_by_future.get(future)
             if entry is None or entry.ended or entry.cancelled:
                 return None
             entry.cancelled = True
-            self._remove(entry)
-            return entry
+            self.schedule.remove(entry)
+        self.deliver_ended()
+        return entry
+
+    def _on_future_done(self, future: Future[Any]) -> None:
+        """Handle the end or the cancellation of a future. Called once per future, from any thread."""
+        removed = False
+        with self.lock:
+            entry = self._entries_by_future.pop(future, None)
+            self._space_freed.notify()
+            if entry is not None and future.cancelled():
+                entry.cancelled = True
+                self.cancelled += 1
+                removed = self.schedule.remove(entry)
+        if removed:
+            # Without this call, a wait for several futures would not see the cancellation.
+            future.set_running_or_notify_cancel()
+        # The cancelled request may have been the last one before an end.
+        self.deliver_ended()
+
+    def waiting(self) -> tuple[int, int, float, int]:
+        """Return the waiting requests and rows, the oldest age in seconds, and running requests."""
+        with self.lock:
+            return self.schedule.waiting(self._clock.now())
+
+    # Instances
+
+    def take(
+        self, consumer: BlockingConsumer, instance: int = 0, unavailable: Callable[[], bool] = lambda: False
+    ) -> ReadyBatch | WaitCondition | None:
+        """Wait for the next batch. Return None when the queue is closed and empty.
+
+        `unavailable` is evaluated whenever the consumer wakes. Once it returns True, the consumer
+        leaves the idle consumers and `take` returns a WaitCondition.
+        """
+        try:
+            while not unavailable():
+                # Ends of the last batch are delivered before the next take: no client may want the
+                # work then.
+                self.deliver_ended()
+                with self.lock:
+                    found = self.schedule.take(consumer, instance, self._clock.now(), closed=self.closed)
+                self.deliver_ended()
+                if not isinstance(found, WaitCondition):
+                    return found
+                consumer.wait(None if found.at_s is None else found.at_s - self._clock.now())
+        except BaseException:
+            self._leave(consumer, instance)
+            raise
+        self._leave(consumer, instance)
+        return WaitCondition()
+
+    def _leave(self, consumer: BlockingConsumer, instance: int) -> None:
+        with self.lock:
+            self.schedule.leave(consumer, instance)
+
+    def take_full(self, instance: int) -> ReadyBatch | None:
+        """Return the next batch of an instance if it fills a call, unless closed; else None."""
+        with self.lock:
+            batch = None if self.closed else self.schedule.take_full(instance, self._clock.now())
+        self.deliver_ended()
+        return batch
 
     def mark_ended(self, entries: Iterable[PendingRequest]) -> None:
         """Mark requests that have their results as ended, except cancelled ones.
 
         They cannot be withdrawn.
         """
-        with self._lock:
-            for entry in entries:
-                entry.ended = not entry.cancelled
+        with self.lock:
+            self.mark_ended_locked(entries)
+
+    def mark_ended_locked(self, entries: Iterable[PendingRequest]) -> None:
+        """Mark requests as `mark_ended` does, while the lock is held."""
+        for entry in entries:
+            entry.ended = not entry.cancelled
+        self.schedule.forget(entries)
+
+    def deliver_ended(self) -> None:
+        """Deliver the results of requests that ended without a call.
+
+        Any thread, without the lock, wherever a request may have ended.
+        """
+        if not self.schedule.has_ended:
+            return
+        with self.lock:
+            finish = self.schedule.take_ended()
+        if results := finish():
+            self._deliver_results(results)
 
     # Closing
 
     def close(self) -> None:
         """Accept no more requests. Waiting requests can still be taken."""
-        with self._lock:
+        with self.lock:
             self._close()
-            successor = self._successor
-        if successor is not None:
-            successor.close()
 
     def drop(self) -> list[PendingRequest]:
         """Close, and return the waiting requests for the caller to fail."""
-        with self._lock:
-            self._dropped = True
+        with self.lock:
+            self.dropped = True
             self._close()
-            waiting, successor = self._drain(), self._successor
-        return waiting if successor is None else waiting + successor.drop()
-
-    def delegate_to(self, successor: "RequestQueue") -> None:
-        """Replace this queue by `successor` before its first request.
-
-        The successor is closed and dropped with this queue, also if that has happened already.
-        """
-        with self._lock:
-            self._successor = successor
-            closed, dropped = self._closed, self._dropped
-        if dropped:
-            successor.drop()
-        elif closed:
-            successor.close()
-
-    @abstractmethod
-    def resize(self, *, rows_max: int, delay_s: float) -> None:
-        """Set the limits of a call, once the model is loaded: its rows and its co-batching delay."""
-
-    @abstractmethod
-    def waiting(self) -> tuple[int, int, float, int]:
-        """Return the waiting requests and rows, the oldest age in seconds, and running requests."""
-
-    # Under the lock
-
-    @abstractmethod
-    def _add(self, entry: PendingRequest) -> None:
-        """Add a request."""
-
-    @abstractmethod
-    def _remove(self, entry: PendingRequest) -> bool:
-        """Remove a request. Return True if it had not begun."""
-
-    @abstractmethod
-    def _drain(self) -> list[PendingRequest]:
-        """Remove and return all requests."""
-
-    @abstractmethod
-    def _wake_all(self) -> None:
-        """Wake all consumers, after a change of the queue's state."""
+            waiting = self.schedule.drain()
+        self.deliver_ended()
+        return waiting
 
     def _close(self) -> None:
-        self._closed = True
+        self.closed = True
         self._space_freed.notify_all()
-        self._wake_all()
-
-    def _on_future_done(self, future: Future[Any]) -> None:
-        """Handle the end or the cancellation of a future. Called once per future, from any thread."""
-        removed = False
-        with self._lock:
-            entry = self._entries_by_future.pop(future, None)
-            self._space_freed.notify()
-            if entry is not None and future.cancelled():
-                entry.cancelled = True
-                self._cancelled += 1
-                removed = self._remove(entry)
-        if removed:
-            # Without this call, a wait for several futures would not see the cancellation.
-            future.set_running_or_notify_cancel()
+        self.schedule.wake_all()

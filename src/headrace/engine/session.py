@@ -14,17 +14,17 @@ from headrace.core.errors import (
     StoppedError,
     TooManySequencesError,
 )
+from headrace.core.handle import HandleRequest
 from headrace.core.tensor import InferRequest
 from headrace.engine.backend import Backend
-from headrace.engine.batch_queue import BatchQueue
 from headrace.engine.counters import EngineCounters
 from headrace.engine.inline_caller import InlineCaller
-from headrace.engine.instance import Instance
 from headrace.engine.pending_request import PendingRequest, RequestResult, cancelled_error, deliver
 from headrace.engine.request_queue import RequestQueue
 from headrace.engine.restart_policy import RestartPolicy
-from headrace.engine.steps.step_queue import StepQueue
-from headrace.engine.steps.step_stream import StepStream
+from headrace.engine.schedule import IndependentRequests
+from headrace.engine.sequences.sequence_schedule import SequenceSchedule
+from headrace.engine.sequences.step_stream import StepStream
 from headrace.engine.streams import StreamCall
 
 
@@ -43,7 +43,6 @@ class InstanceSlot:
     def __init__(self) -> None:
         self.counters = EngineCounters()
         self.backend: Backend | None = None
-        self.instance: Instance | None = None
         self.cancel_if_unwanted: Callable[[], None] = lambda: None
         """Cancels the call in progress if no client wants it any more; called when a client has
         left.
@@ -62,13 +61,29 @@ class EngineSession:
     """
 
     def __init__(
-        self, name: str, clock: Clock, queue: BatchQueue, changed: threading.Condition, instances: int
+        self,
+        name: str,
+        clock: Clock,
+        changed: threading.Condition,
+        instances: int,
+        *,
+        merge: bool,
+        in_flight_max: int,
+        queue_rows_max: int,
     ) -> None:
         self.name = name
         self.clock = clock
-        self.batch_queue = queue
-        self.step_queue: StepQueue | None = None
-        """The request queue of a model with a `step`; None until the model is loaded."""
+        self.requests = IndependentRequests(merge=merge)
+        """The schedule of a model without a `step`."""
+        self.queue = RequestQueue(
+            clock,
+            self.requests,
+            in_flight_max=in_flight_max,
+            queue_rows_max=queue_rows_max,
+            deliver_results=self.deliver_results,
+        )
+        self.sequences: SequenceSchedule | None = None
+        """The schedule of a model with a `step`; None until the model is loaded."""
         self.changed = changed
         self.state = SessionState.LOADING if instances else SessionState.STOPPED
         self.slots = [InstanceSlot() for _ in range(instances)]
@@ -84,9 +99,7 @@ class EngineSession:
         """The reason why no instance is left: all died and none could be restarted."""
         self.began_s = 0.0
         self.counters_lock = threading.Lock()
-        """Held while `counters` and `refused` change, since clients of several threads change them.
-        Held while `counters` and `refused` change, since clients of several threads change them.
-        """
+        """Held while `counters` and `refused` change, since clients of several threads change them."""
         self.counters = EngineCounters()
         """Counters of requests that ended outside of an instance: withdrawn or dropped."""
         self.refused = 0
@@ -96,26 +109,21 @@ class EngineSession:
         """The backend of the first instance; None until it is loaded."""
         return self.slots[0].backend if self.slots else None
 
-    @property
-    def queue(self) -> RequestQueue:
-        """The queue of the requests: the step queue, if the model has a `step`."""
-        return self.step_queue or self.batch_queue
-
-    def use_step_queue(self, make: Callable[[], StepQueue]) -> None:
-        """Replace the batch queue, for a model with a `step`."""
+    def use_sequences(self, make: Callable[[], SequenceSchedule]) -> None:
+        """Replace the schedule of the queue, for a model with a `step`."""
         with self.changed:
-            if self.step_queue is None:
-                self.step_queue = make()
-                self.batch_queue.delegate_to(self.step_queue)
+            if self.sequences is None:
+                self.sequences = self.queue.schedule = make()
 
     def close_store(self) -> None:
         """Close the checkpoint store, after the last instance."""
-        if self.step_queue is None:
+        sequences = self.sequences
+        if sequences is None:
             return
-        if self.step_queue.state_deletes is not None:
-            self.step_queue.state_deletes.close()
-        if self.step_queue.store is not None:
-            self.step_queue.store.close()
+        if sequences.state_deletes is not None:
+            sequences.state_deletes.close()
+        if sequences.store is not None:
+            sequences.store.close()
 
     # Threads
 
@@ -194,7 +202,7 @@ class EngineSession:
             else:
                 self.counters.record_failure(0.0, rows=entry.rows)
 
-    def deadline_error(self, request: InferRequest) -> DeadlineError:
+    def deadline_error(self, request: InferRequest | HandleRequest) -> DeadlineError:
         """Return the error of an expired request."""
         name = f"request {request.id}" if request.id else "a request"
         return DeadlineError(f"model {self.name} did not complete {name} before its deadline")
@@ -233,16 +241,16 @@ class EngineSession:
             slot.streams.discard(call)
             self.changed.notify_all()
 
-    def open_step_stream(self, call: StreamCall, queue: StepQueue, *, single: bool) -> None:
+    def open_step_stream(self, call: StreamCall, sequences: SequenceSchedule, *, single: bool) -> None:
         """Open a stream of a model that has a `step`. Raises the error of its first message."""
         backend = self.backend
         assert backend is not None
         StepStream(
             call,
-            queue,
+            self.queue,
+            sequences,
             self.clock,
             inputs=backend.inputs,
-            limits=queue.limits,
             single=single,
             on_client_left=self.cancel_unwanted_calls,
         ).open()

@@ -9,7 +9,6 @@ import numpy as np
 
 from headrace.checkpoints.codec import decode_state, encode_state
 from headrace.core.errors import ModelContractError, SequenceLostError
-from headrace.core.frozen import statically_frozen
 from headrace.core.model import Model
 from headrace.core.sequence import SequenceEnd, SequenceState, States
 from headrace.core.tensor import Array
@@ -56,20 +55,10 @@ class SequenceEnding(NamedTuple):
     reason: SequenceEnd
 
 
-@statically_frozen
-class StepResult:
-    """The outputs of one call of `Model.step`, the flags of each row and requested checkpoints."""
-
-    outputs: Outputs
-    flags: Sequence[StepFlags]
-    checkpoints: Sequence[bytes | None]
-    input_s: float = 0.0
-    infer_s: float = 0.0
-    output_s: float = 0.0
-
-
-DeliverStep = Callable[[Outputs, Sequence[bytes | None]], None]
-"""Delivers the outputs and the checkpoints of a step. The step counts only if it returns."""
+Deliver = Callable[[Outputs, Sequence[bytes | None]], None]
+"""Delivers the outputs of a call, and the checkpoints of its steps. The steps count only if it
+returns.
+"""
 
 
 class Stepper:
@@ -89,7 +78,7 @@ class Stepper:
         self,
         orders: Sequence[StepOrder],
         call: Callable[[States], Outputs],
-        deliver: DeliverStep | None = None,
+        deliver: Deliver | None = None,
     ) -> tuple[Outputs, list[StepFlags], list[bytes | None]]:
         """Do one step for each order, all of different sequences.
 

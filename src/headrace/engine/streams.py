@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 import numpy as np
 from typing_extensions import override
@@ -29,6 +29,8 @@ from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, dat
 from headrace.engine.model_errors import reported_error
 from headrace.engine.pipe import Pipe
 
+T = TypeVar("T")
+
 ITEMS_MAX: Final = 256
 """Limit of responses, and of requests, of one stream in transit before its producer waits."""
 YIELD_INTERVAL_S: Final = 0.001
@@ -40,7 +42,9 @@ class StreamCall(Call):
 
     def __init__(self, clock: Clock, *, deadline: float | None, id: str) -> None:
         self.requests: Pipe[InferRequest] = Pipe(ITEMS_MAX)
-        self.responses: Pipe[InferResponse] = Pipe(ITEMS_MAX)
+        self.responses: Pipe[Any] = Pipe(ITEMS_MAX)
+        self.body: Any = None
+        """The iterator of chunks that are the responses, for `handle`; None for `predict_stream`."""
         self.deadline = deadline
         self.id = id
         self.items = 0
@@ -110,7 +114,10 @@ class StreamCall(Call):
 
 
 class StreamModel:
-    """A runner of one instance's `predict_stream`. `model_lock` is held while plain generators run."""
+    """A runner of one instance's streams: of `predict_stream`, and of bodies that `handle` returned.
+
+    `model_lock` is held while plain generators run.
+    """
 
     def __init__(
         self,
@@ -128,6 +135,10 @@ class StreamModel:
         self._clock = clock
         self._model_lock = model_lock
         self.is_async = inspect.isasyncgenfunction(model.predict_stream)
+
+    def runs_in_loop(self, call: StreamCall) -> bool:
+        """Return True for a stream of an async generator."""
+        return self.is_async if call.body is None else isinstance(call.body, AsyncIterator)
 
     def run_in_thread(self, call: StreamCall) -> threading.Thread:
         """Start a stream of a plain generator."""
@@ -148,17 +159,17 @@ class StreamModel:
         call.end(error)
 
     async def _iterate(self, call: StreamCall) -> None:
-        items = self._generator(_AsyncRequests(call.requests), "__anext__")
+        items = call.body or self._generator(_AsyncRequests(call.requests), "__anext__")
         yield_at_s = self._clock.now() + YIELD_INTERVAL_S
         try:
             async for item in items:
-                response = self.response(item, call.id)
-                await call.responses.aput(response)
+                await call.responses.aput(self._item(item, call))
                 if self._clock.now() >= yield_at_s:
                     await asyncio.sleep(0)
                     yield_at_s = self._clock.now() + YIELD_INTERVAL_S
         finally:
-            await items.aclose()
+            if hasattr(items, "aclose"):
+                await items.aclose()
 
     def _run(self, call: StreamCall) -> None:
         token = CALL.set(call)
@@ -173,7 +184,7 @@ class StreamModel:
 
     def _iterate_locked(self, call: StreamCall) -> None:
         with self._model_lock:
-            items = self._generator(_BlockingRequests(call, self._model_lock), "__next__")
+            items = call.body or self._generator(_BlockingRequests(call, self._model_lock), "__next__")
         end = object()
         try:
             while True:
@@ -183,7 +194,7 @@ class StreamModel:
                     item = next(items, end)
                 if item is end:
                     return
-                call.responses.put(self.response(item, call.id))
+                call.responses.put(self._item(item, call))
         finally:
             # An iterator that is not a generator, such as a map, may have no close().
             if hasattr(items, "close"):
@@ -207,6 +218,9 @@ class StreamModel:
             return self.cancelled()
         return raised if raised is call.requests.error else reported_error(self._name, raised)
 
+    def _item(self, item: Any, call: StreamCall) -> InferResponse | bytes:
+        return self.response(item, call.id) if call.body is None else _chunk(self._name, item)
+
     def response(self, item: Any, id: str) -> InferResponse:
         """Return the yielded item as a response. Raises ModelContractError for an invalid item."""
         if isinstance(item, InferResponse):
@@ -226,7 +240,7 @@ class StreamModel:
         return InferResponse(tensors, self._name, self._version, id)
 
     def _array(self, name: Any, data: Any) -> Any:
-        """Return an array with at least one axis; text as objects."""
+        """Return an array; text as objects. Values that are no arrays get one axis."""
         try:
             if isinstance(data, str | bytes):
                 return text_array([data])
@@ -234,7 +248,7 @@ class StreamModel:
                 # Numpy would pad all elements to the longest.
                 return text_array(cast("list[object]", data))
             array: Array = np.asarray(cast("Any", data))
-            if array.ndim == 0:
+            if array.ndim == 0 and not isinstance(data, np.ndarray):
                 if array.dtype.kind == "O":
                     kind = type(cast("Any", data)).__name__
                     raise TypeError(f"it is a {kind}")  # noqa: TRY301 - reported as numpy's own errors are
@@ -245,6 +259,17 @@ class StreamModel:
                 self._name,
                 f"predict_stream yielded {name!r}, which cannot be converted to an array: {error}",
             ) from error
+
+
+def _chunk(model: str, item: Any) -> bytes:
+    """Return one chunk of a body. Raises ModelContractError for anything but bytes and text."""
+    if isinstance(item, bytes):
+        return item
+    if isinstance(item, str):
+        return item.encode()
+    if isinstance(item, (bytearray, memoryview)):
+        return bytes(cast("bytes", item))
+    raise ModelContractError(model, f"a body of handle yielded a {type(item).__name__}: yield bytes or text")
 
 
 class _AsyncRequests(AsyncIterator[InferRequest]):
@@ -289,8 +314,8 @@ class _BlockingRequests(Iterator[InferRequest]):
         return self._arrived.pop()
 
 
-class ResponseStream:
-    """The responses of a stream, for its client, in the client's event loop.
+class ResponseStream(Generic[T]):
+    """The responses of a stream, or the chunks of a body, for its client, in the client's event loop.
 
     Iterate it, or call `next_batch` for all responses that have arrived. Always `aclose` it: before
     the end of the stream, this cancels the model's work. Raises the error of the model after the
@@ -303,14 +328,14 @@ class ResponseStream:
         self._call = call
         self._feeder = feeder
         self._on_close = on_close
-        self._ready: list[InferResponse] = []
+        self._ready: list[T] = []
         self._ended = False
 
-    def __aiter__(self) -> "ResponseStream":
+    def __aiter__(self) -> "ResponseStream[T]":
         """Return the stream itself, which can be iterated once."""
         return self
 
-    async def __anext__(self) -> InferResponse:
+    async def __anext__(self) -> T:
         """Return the next response."""
         if not self._ready:
             self._ready = (await self.next_batch())[::-1]
@@ -318,7 +343,7 @@ class ResponseStream:
             raise StopAsyncIteration
         return self._ready.pop()
 
-    async def next_batch(self) -> list[InferResponse]:
+    async def next_batch(self) -> list[T]:
         """Wait for at least one response. Return all that have arrived; none at the end."""
         if self._ended:
             return []
@@ -332,7 +357,7 @@ class ResponseStream:
             await self.aclose()
         return items
 
-    async def _next_batch(self) -> list[InferResponse]:
+    async def _next_batch(self) -> list[T]:
         left_s = self._call.deadline_s
         if left_s is None:
             return await self._call.responses.aget()

@@ -42,15 +42,13 @@ def validate_shape(name: str, shape: object) -> tuple[int, ...]:
     """Return a tensor's shape from a JSON document.
 
     Raises:
-        DataError: The shape is not a list of 1 to DIMENSIONS_MAX sizes of 0 or more. The first
-            dimension is the rows.
+        DataError: The shape is not a list of up to DIMENSIONS_MAX sizes of 0 or more. The first
+            dimension is the rows. A tensor without dimensions has one value.
     """
     if not isinstance(shape, list):
         raise DataError(f"tensor {name!r}: its shape must be a list of sizes, not {_excerpt(shape)}")
     shown = _excerpt(cast("object", shape))
     sizes = cast("list[object]", shape)
-    if not sizes:
-        raise DataError(f"tensor {name!r}: it needs at least one dimension, the rows")
     if len(sizes) > DIMENSIONS_MAX:
         raise DataError(f"tensor {name!r}: {len(sizes)} dimensions; the limit is {DIMENSIONS_MAX}")
     for size in sizes:
@@ -87,6 +85,7 @@ def validate_datatype(name: str, datatype: object) -> str:
 def array_from_json(name: str, datatype: str, shape: tuple[int, ...], data: object) -> Array:
     """Return the array of JSON values, nested as `shape` says or flat in row-major order.
 
+    The one value of a tensor without dimensions may stand alone or in a list.
     Null in a float tensor is NaN, since JSON has no NaN. Numbers must fit the datatype: integers
     have no fractions, and no value is out of range. BYTES elements become str.
     """
@@ -108,6 +107,8 @@ def array_from_json(name: str, datatype: str, shape: tuple[int, ...], data: obje
 def _flat(name: str, shape: tuple[int, ...], data: object) -> list[Any]:
     """Return the values in one list, checked against the shape."""
     if not isinstance(data, list):
+        if shape == () and isinstance(data, str | int | float):
+            return [data]
         raise DataError(f"tensor {name!r}: its data must be a list, not {_excerpt(data)}")
     values = cast("list[Any]", data)
     sizes = [len(values)]

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
@@ -13,13 +12,15 @@ from typing import Any, cast
 
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model
+from headrace.runtimes.sibling_modules import module_for_file, sibling_files
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedModule:
     """An imported module, the name it was imported by (`where`), and its fingerprint.
 
-    The fingerprint is the sha256 of the source, or of the name if the module has no file.
+    The fingerprint of a file is its `file_fingerprint`, that of a module the sha256 of its source, or
+    of its name if the module has no file.
     """
 
     module: ModuleType
@@ -49,24 +50,44 @@ def is_dotted_class(module: str, name: str) -> bool:
     return name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def import_file(path: Path) -> ImportedModule:
-    """Run a Python file as a module of its own. Raises ModelLoadError with the line that failed."""
+def file_fingerprint(path: Path, folder: Path | None = None) -> str:
+    """Return the sha256 of a Python file and of the siblings that it imports, if any.
+
+    `folder` is the folder of the siblings, by default the file's own. Raises ModelLoadError if a file
+    cannot be read.
+    """
     try:
-        source = path.read_bytes()
+        digest = hashlib.sha256(path.read_bytes())
+        for file in sibling_files(path, folder):
+            name = file.relative_to(folder or path.parent).as_posix()
+            digest.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     except OSError as error:
         raise unreadable_file_error(path, error) from error
-    fingerprint = hashlib.sha256(source).hexdigest()
-    module_name = f"headrace_model_{path.stem}_{fingerprint[:12]}"
-    found = importlib.util.spec_from_file_location(module_name, path)
-    assert found is not None
-    module = importlib.util.module_from_spec(found)
+    return digest.hexdigest()
+
+
+def import_file(path: Path, folder: Path | None = None) -> ImportedModule:
+    """Run a Python file as a module of its own.
+
+    Its imports find the modules in `folder`, by default the file's own folder: see `sibling_modules`.
+    Raises ModelLoadError with the line that failed.
+    """
+    fingerprint = file_fingerprint(path, folder)
+    # Equal files in different folders have different siblings.
+    identity = hashlib.sha256(f"{path.absolute()}\0{fingerprint}".encode()).hexdigest()[:12]
+    module = module_for_file(path, identity, folder)
+    module_name = module.__name__
+    previous = sys.modules.get(module_name)
     # Pickles and dataclasses look up a class's module here.
     sys.modules[module_name] = module
     try:
-        code = compile(source, str(path), "exec", dont_inherit=True)
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
         exec(code, module.__dict__)  # noqa: S102 - the operator named this file
     except (Exception, SystemExit) as error:
-        sys.modules.pop(module_name, None)
+        if previous is None:
+            del sys.modules[module_name]
+        else:
+            sys.modules[module_name] = previous  # Its code may still import siblings.
         raise ModelLoadError(str(path), f"it cannot be imported: {_place(error, path)}") from error
     return ImportedModule(module, str(path), fingerprint)
 

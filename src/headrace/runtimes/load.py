@@ -16,6 +16,7 @@ from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model, ModelRecipe
 from headrace.runtimes.classes import (
     ImportedModule,
+    file_fingerprint,
     find_model_factory,
     import_file,
     import_module,
@@ -25,6 +26,7 @@ from headrace.runtimes.classes import (
     unreadable_file_error,
 )
 from headrace.runtimes.options import Options, keyword_arguments, option_names, plain_options
+from headrace.runtimes.sibling_modules import sibling_files
 
 _ONNX: Final = ("headrace.runtimes.onnx", "OnnxModel")
 _SKLEARN: Final = ("headrace.runtimes.sklearn", "SklearnModel")
@@ -58,10 +60,10 @@ class ModelSource:
     """A model that can be made once per instance, in this process or another.
 
     `fingerprint` is the sha256 of the file (for a folder, of the names and contents of all files),
-    and of the options if there are any. It does not cover imports of the file, or weights that the
-    code loads itself. `spec` and `options` are plain text and values: ``model_factory(spec,
-    options).make()`` makes the same model in any process with the same current directory. Nothing
-    needs to be pickled.
+    and of the options if there are any. For a Python file it covers the modules beside it that it
+    imports, but not installed modules, or weights that the code loads itself. `spec` and `options`
+    are plain text and values: ``model_factory(spec, options).make()`` makes the same model in any
+    process with the same current directory. Nothing needs to be pickled.
     """
 
     make: Callable[[], Model]
@@ -158,7 +160,9 @@ def _mlserver_folder(spec: str, options: Options, folder: Path) -> ModelSource:
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise ModelLoadError(str(file), f"it is not a JSON object with an implementation: {error}") from error
     module_file = folder / f"{module.replace('.', '/')}.py"
-    imported = import_file(module_file) if module_file.is_file() else import_module(module, class_name)
+    imported = (
+        import_file(module_file, folder) if module_file.is_file() else import_module(module, class_name)
+    )
     found = find_model_factory(imported, class_name)
     if not is_mlserver_class(found):
         raise ConfigError(f"{file}: its implementation {class_name} is not a subclass of mlserver.MLModel")
@@ -209,10 +213,9 @@ def _file_sha256(path: Path) -> str:
 
 
 def _class_sha256(path: Path, options: Options) -> str:
-    """Return the sha256 of the file beside the weights that holds their class, else ""."""
+    """Return the fingerprint of the file beside the weights that holds their class, else ""."""
     place, _ = split_spec(str(options.get("class", "")))
-    class_file = path.parent / place
-    return _file_sha256(class_file) if place.endswith(".py") else ""
+    return file_fingerprint(path.parent / place) if place.endswith(".py") else ""
 
 
 def _folder_sha256(folder: Path) -> str:
@@ -235,4 +238,5 @@ def model_files(spec: str, options: Mapping[str, Any] | None = None) -> tuple[Pa
         return ()
     place, _ = split_spec(str((options or {}).get("class", "")))
     class_file = (path.parent / place,) if path.suffix in _FILES and place.endswith(".py") else ()
-    return (path, *class_file)
+    files = (path, *class_file)
+    return (*files, *(s for f in files if f.suffix == ".py" for s in sibling_files(f)))

@@ -120,7 +120,7 @@ class MlflowModel(Model):
         self._model = None
 
     @override
-    def predict(self, **tensors: Array) -> Mapping[str, Array]:
+    def predict(self, /, **tensors: Array) -> Mapping[str, Array]:
         """Call the pyfunc with a batch.
 
         Raises RowError for text that is not UTF-8 and for malformed JSON.

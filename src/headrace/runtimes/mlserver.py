@@ -193,7 +193,7 @@ class MlserverModel(MlserverStreamModel):
 
     @override
     async def predict(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, **tensors: Array
+        self, /, **tensors: Array
     ) -> Mapping[str, Array]:
         """Predict a batch as one request without id and parameters."""
         request = InferRequest(tuple(Tensor(n, d) for n, d in tensors.items()))

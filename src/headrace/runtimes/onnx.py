@@ -138,7 +138,7 @@ class OnnxModel(Model):
         return next(iter(sizes.values()), None)
 
     @override
-    def predict(self, **tensors: Array) -> Mapping[str, Array]:
+    def predict(self, /, **tensors: Array) -> Mapping[str, Array]:
         for name in self._texts:
             if name in tensors:
                 tensors[name] = decode_text(name, tensors[name])

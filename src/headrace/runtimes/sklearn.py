@@ -161,7 +161,7 @@ class SklearnModel(Model):
         self._estimator = None
 
     @override
-    def predict(self, **tensors: Array) -> Mapping[str, Array]:
+    def predict(self, /, **tensors: Array) -> Mapping[str, Array]:
         """Call each method once. Raises RowError for text that is not UTF-8."""
         inputs = {s.name: _decoded(s, tensors[s.name]) for s in self.inputs}
         x: Any = self._frame(inputs) if self._columns else next(iter(inputs.values()))

@@ -296,7 +296,7 @@ class TorchModel(Model):
         self._loaded = None
 
     @override
-    def predict(self, **tensors: Array) -> Mapping[str, Array]:
+    def predict(self, /, **tensors: Array) -> Mapping[str, Array]:
         return self._run_batch(tensors)
 
     def _run_batch(self, tensors: Mapping[str, Array]) -> Mapping[str, Array]:

@@ -30,6 +30,8 @@ HEAD_BYTES_MAX: Final = 64 << 10
 """The maximum size of the request line and headers."""
 HEAD_S_MAX: Final = 30.0
 """The maximum seconds for the head of a request to arrive."""
+BODY_IDLE_S_MAX: Final = 60.0
+"""The maximum seconds between two parts of a request body, or a little more."""
 DIRECT_WAIT_S_MAX: Final = 0.5
 """The seconds to wait for the body of a direct request. Most clients send it right after the head."""
 DIRECT_BODY_BYTES_MAX: Final = 1 << 20
@@ -47,6 +49,7 @@ class ConnectionContext:
     direct: DirectHandler | None = None
     idle: OverdueWatch = field(default_factory=lambda: OverdueWatch(KEEP_ALIVE_S))
     incomplete: OverdueWatch = field(default_factory=lambda: OverdueWatch(DIRECT_WAIT_S_MAX))
+    silent: OverdueWatch = field(default_factory=lambda: OverdueWatch(BODY_IDLE_S_MAX))
 
 
 class HttpConnection(_HttpToolsProtocol, Watchable):
@@ -57,6 +60,8 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
     requests that the direct handler declines, are ASGI exchanges. The start of such an exchange is
     delayed until the path of the request is decided.
 
+    A client that sends nothing for `BODY_IDLE_S_MAX` seconds in the middle of a body is refused (408).
+
     `shared` is the context of the listener.
     """
 
@@ -65,7 +70,11 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
         self._direct = shared.direct
         self._idle = shared.idle
         self._incomplete_watch = shared.incomplete
+        self._silent_watch = shared.silent
         self._in_head = True
+        self._in_body = False
+        self._silent: _SilentBody | None = None
+        """The entry in the watch for silent clients, in the middle of a body."""
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._body_parts: list[bytes] | None = None
@@ -89,6 +98,7 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
         if self._response_task is not None:
             self._response_task.cancel()
         self._release()
+        self._end_silence()
         super().connection_lost(exc)
         # A timer would keep the objects of a reset connection in memory for the whole idle time.
         self._unset_keepalive_if_required()
@@ -102,6 +112,8 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
         if self._body_parts is not None and self._incomplete is None:
             self._incomplete = _IncompleteRequest(self)
             self._incomplete_watch.watch(self._incomplete, self.loop)
+        if self._in_body and not self.transport.is_closing():
+            self._watch_silence()
         if not self._in_head or self.transport.is_closing():
             return
         # Bytes of the head that arrived with the end of the previous body are not counted, so that
@@ -127,6 +139,7 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
     @override
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._in_body = True
         self._cancel_head_timer()
         if self._direct is None:
             super().on_headers_complete()
@@ -162,6 +175,9 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
 
     @override
     def on_message_complete(self) -> None:
+        self._in_body = False
+        if self._silent is not None:
+            self._end_silence()
         parts = self._body_parts
         if parts is None:
             super().on_message_complete()
@@ -198,6 +214,34 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
         super().on_headers_complete()
         for part in parts:
             super().on_body(part)
+
+    # Silence within a body
+
+    def _watch_silence(self) -> None:
+        """Start the time of silence, anew after each part."""
+        self._end_silence()
+        self._silent = _SilentBody(self)
+        self._silent_watch.watch(self._silent, self.loop)
+
+    def _end_silence(self) -> None:
+        if self._silent is not None:
+            self._silent_watch.done(self._silent)
+            self._silent = None
+
+    def on_body_silence(self) -> None:
+        """Refuse the request, or close the connection if the request is answered already."""
+        self._silent = None
+        if self._body_parts is None:
+            exchange: Any = self.cycle
+            if exchange.response_complete:
+                self.transport.close()
+                return
+            # The client waits for the server: to read, to ask for the body, or to end its response.
+            if self.flow.read_paused or exchange.waiting_for_100_continue or exchange.response_started:
+                self._watch_silence()
+                return
+        self._release()
+        self._refuse(408, "the body did not arrive in time")
 
     # Direct responses
 
@@ -301,6 +345,18 @@ class _IncompleteRequest(Watchable):
 
     def on_overdue(self) -> None:
         self._connection.begin_asgi_exchange()
+
+
+class _SilentBody(Watchable):
+    """A request whose client sends nothing in the middle of the body."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
+
+    def on_overdue(self) -> None:
+        self._connection.on_body_silence()
 
 
 class _DirectExchange:

@@ -22,6 +22,7 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
+from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics, SequenceStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor
@@ -239,6 +240,23 @@ class Dataplane:
             return await engine.infer(request, times)
         return await _collect_stream(engine, request)
 
+    async def handle(
+        self, model: str, version: str, request: HandleRequest
+    ) -> tuple[HandleResponse, ResponseStream[bytes] | None]:
+        """Return the response to an opaque request, and the chunks of its body if it is not whole.
+
+        See `Engine.handle`. The caller must `aclose` the chunks.
+        """
+        engine = self._repository.engine(model, version)
+        try:
+            return await engine.handle(request)
+        except StoppedError:
+            # As in `infer`.
+            replacement = self._repository.engine(model, version)
+            if replacement is engine:
+                raise
+            return await replacement.handle(request)
+
     async def stream_requests(
         self, model: str, version: str, requests: AsyncIterator[InferRequest]
     ) -> AsyncGenerator[list[InferResponse], None]:
@@ -266,7 +284,7 @@ class Dataplane:
 
     def _open_stream(
         self, model: str, version: str, first: InferRequest, more: AsyncIterator[InferRequest] | None = None
-    ) -> ResponseStream:
+    ) -> ResponseStream[InferResponse]:
         engine = self._repository.engine(model, version)
         try:
             return engine.stream(first, more)
@@ -373,7 +391,9 @@ async def _collect_stream(engine: Engine, request: InferRequest) -> InferRespons
             "the items of its stream have different outputs and cannot be joined: request them as a stream",
         )
     try:
-        outputs = tuple(Tensor(name, np.concatenate([item[name] for item in items])) for name in names)
+        outputs = tuple(
+            Tensor(name, np.concatenate([np.atleast_1d(item[name]) for item in items])) for name in names
+        )
     except ValueError as error:
         raise ModelContractError(engine.name, f"the items of its stream cannot be joined: {error}") from error
     return InferResponse(

@@ -50,6 +50,8 @@ _log = logging.getLogger("headrace.server")
 MESSAGE_CHARS_MAX: Final = 4000
 """The maximum length of an error text. gRPC sends it in a header, which clients limit to 8 KiB."""
 INTERNAL: Final = "internal error"
+STOPPING: Final = "the server is stopping"
+"""The error of a stream that the server cuts off."""
 LEDGER_UNAVAILABLE: Final = (
     "the job ledger does not respond: retry later; a submission with an idempotency key is queued once, "
     "however often it is sent"

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from typing import Any, Final
 from urllib.parse import quote
 
-from headrace.core.errors import DataError, DeadlineError, LimitError, UnsupportedError
-from headrace.server.errors import GrpcCode, grpc_status, trailing_metadata
+from headrace.core.errors import DataError, DeadlineError, LimitError, StoppedError, UnsupportedError
+from headrace.server.errors import STOPPING, GrpcCode, grpc_status, trailing_metadata
 from headrace.server.grpc_contract import GrpcCall, GrpcMethod
 from headrace.server.grpc_service import GrpcService
 from headrace.server.http import AsgiReceive, AsgiSend
@@ -92,14 +92,14 @@ class GrpcAsgi:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not messages.client_disconnected or task is None or task.uncancel() > 0:
+                await _end(send, StoppedError(STOPPING))
                 raise
             return
         except Exception as caught:  # noqa: BLE001 - every error has a status
             error = DeadlineError("the deadline of the call has passed") if deadline.expired() else caught
         finally:
             messages.close()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-        await send({"type": "http.response.trailers", "headers": _trailers(error)})
+        await _end(send, error)
 
     async def _run(
         self, method: GrpcMethod | None, call: "_AsgiCall", messages: "_Messages", send: AsgiSend
@@ -269,6 +269,11 @@ def _too_large(size: int, bytes_max: int) -> LimitError:
 
 def _framed(message: bytes) -> bytes:
     return _PREFIX.pack(False, len(message)) + message
+
+
+async def _end(send: AsgiSend, error: BaseException | None) -> None:
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await send({"type": "http.response.trailers", "headers": _trailers(error)})
 
 
 def _trailers(error: BaseException | None) -> Iterable[tuple[bytes, bytes]]:

@@ -212,6 +212,8 @@ class Exchange:
         self.started = True
         self.status = status
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *extra]
+        if status in (204, 304):
+            headers = [*extra]
         if self.request_id is not None:
             headers.append((X_REQUEST_ID, self.request_id))
         if self.observation is not None:
@@ -237,19 +239,28 @@ class Exchange:
         await self.respond(status, body, content_type, extra)
 
     async def respond_streaming(
-        self, content_type: bytes, parts: AsyncIterator[bytes], extra: Headers = ()
+        self,
+        content_type: bytes,
+        parts: AsyncIterator[bytes],
+        extra: Headers = (),
+        *,
+        status: int = 200,
+        on_cancel: bytes | None = None,
     ) -> None:
         """Send a body in parts, each as soon as it is available.
+
+        `on_cancel` is the last part if the server stops before the end of `parts`. Without it, the
+        connection is closed then, so that the body does not look complete.
 
         Raises:
             DisconnectedError: The client disconnected. `parts` is closed.
         """
         self.started = True
-        self.status = 200
-        headers = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *extra]
+        self.status = status
+        headers = [(b"content-type", content_type), *extra]
         if self.request_id is not None:
             headers.append((X_REQUEST_ID, self.request_id))
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
         task = asyncio.current_task()
         assert task is not None
         watch = _DisconnectWatch(self._receive, task)
@@ -262,6 +273,8 @@ class Exchange:
         except asyncio.CancelledError:
             if watch.disconnected and task.uncancel() == 0:
                 raise DisconnectedError from None
+            if on_cancel is not None:
+                await self._send({"type": "http.response.body", "body": on_cancel})
             raise
         finally:
             watch.end()

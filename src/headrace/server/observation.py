@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from typing_extensions import override
 
+from headrace.core.errors import ModelInputError
 from headrace.core.tensor import InferRequest
 from headrace.engine.pending_request import RequestTimes
 from headrace.server.errors import ErrorStatus, is_fault
@@ -104,7 +105,11 @@ class RequestObservation:
     def on_request(self, request: InferRequest) -> None:
         """Record the request after its body was read."""
         self.body_id = request.id
-        self.rows = request.rows if request.inputs else 0
+        try:
+            self.rows = request.rows if request.inputs else 0
+        except ModelInputError:
+            # Not every model needs rows. The engine reports a request that its model cannot take.
+            self.rows = max(t.rows if t.data.ndim else 1 for t in request.inputs)
 
     def on_items_sent(self, items: int, now_s: float) -> None:
         """Record items of a stream that are about to be sent."""

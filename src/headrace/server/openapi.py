@@ -182,8 +182,20 @@ def _model_operations(models: Sequence[ModelMetadata]) -> dict[str, _Json]:
         "/sequences": {"get": listing},
         "/infer": {"post": infer},
         "/infer_stream": {"post": infer_stream},
+        "/handle": {"post": _handling()},
         "/generate": {"post": generated},
         "/generate_stream": {"post": generated_stream},
+    }
+
+
+def _handling() -> _Json:
+    anything: _Json = {"*/*": {"schema": {}}}
+    own: _Json = {"description": "The model's own response.", "content": anything}
+    errors = tuple(code for code in _ERRORS if code not in ("409", "410"))
+    return {
+        "summary": "Opaque request, which the model reads itself (`Model.handle`)",
+        "requestBody": {"required": False, "content": {**anything, "multipart/form-data": {"schema": {}}}},
+        "responses": {"200": own, **_failures(errors), "default": own},
     }
 
 
@@ -242,7 +254,7 @@ def _either(*schemas: str) -> _Json:
 def _schemas() -> _Json:
     datatype = {"type": "string", "enum": list(_DATATYPES)}
     sizes = {"type": "array", "items": {"type": "integer", "minimum": -1}}
-    shape = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 16}
+    shape = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 16}
     name = {"type": "string", "minLength": 1}
     texts = {"type": "array", "items": {"type": "string"}}
     text = {"anyOf": [{"type": "string"}, texts]}
@@ -255,7 +267,11 @@ def _schemas() -> _Json:
     request_tensor = {
         **tensor,
         "parameters": _NULLABLE_PARAMETERS,
-        "data": {**data, "type": ["array", "null"]},
+        "data": {
+            **data,
+            "type": ["array", "number", "boolean", "string", "null"],
+            "description": f"{data['description']} The value itself if the shape is [].",
+        },
     }
     output_parameters = _object({"binary_data": {"type": "boolean"}}, ())
     request_schema = {"name": name, "parameters": {**output_parameters, "type": ["object", "null"]}}

@@ -19,7 +19,7 @@ from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols import generate, oip_json, oip_repository, oip_sequences, sse
 from headrace.protocols.scheduling_parameters import apply_scheduling_parameters
 from headrace.server.dataplane import Dataplane
-from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND, ErrorStatus, GrpcCode, status_of
+from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND, STOPPING, ErrorStatus, GrpcCode, status_of
 from headrace.server.http import (
     BODY_S_MAX,
     JSON,
@@ -43,6 +43,7 @@ from headrace.server.rest_inference import (
     encode_response_body,
     error_headers,
     observed_error_status,
+    read_opaque_request,
     read_request,
 )
 from headrace.server.security import Access, Role
@@ -54,6 +55,8 @@ EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
 _SEQUENCES: Final = "/sequences/"
 """The path segment before a sequence id. Its first occurrence counts, because model names have no slash."""
 _HTML: Final = b"text/html; charset=utf-8"
+_NO_CACHE: Final = ((b"cache-control", b"no-cache"),)
+_STOPPING: Final = sse.encode_event(oip_json.encode_error(STOPPING))
 _SLOW_BODY: Final = ErrorStatus(408, GrpcCode.DEADLINE_EXCEEDED, "the body did not arrive in time")
 
 
@@ -126,6 +129,7 @@ class RestApp:
             "ready": {"GET": _Action("model_ready", None, self._model_ready)},
             ACTION: {"POST": _Action(ACTION, Role.INFER, self._infer)},
             "infer_stream": {"POST": _Action("infer_stream", Role.INFER, self._infer_stream)},
+            "handle": {"POST": _Action("handle", Role.INFER, self._handle)},
             "generate": {"POST": _Action("generate", Role.INFER, self._generate)},
             "generate_stream": {"POST": _Action("generate_stream", Role.INFER, self._generate_stream)},
             "stats": {"GET": _Action("statistics", Role.INFER, self._statistics)},
@@ -396,6 +400,18 @@ class RestApp:
 
         await self._respond_streaming(exchange, model, version, wire.request, encode)
 
+    async def _handle(self, exchange: Exchange, model: str, version: str) -> None:
+        self._dataplane.metadata(model, version)
+        request = read_opaque_request(exchange.headers, await self._body(exchange))
+        response, chunks = await exchange.while_connected(self._dataplane.handle(model, version, request))
+        content_type = response.content_type.encode("latin-1")
+        extra = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.items()]
+        if chunks is None:
+            await exchange.respond(response.status, response.body, content_type, extra)
+            return
+        async with aclosing(chunks):
+            await exchange.respond_streaming(content_type, chunks, extra, status=response.status)
+
     async def _generate(self, exchange: Exchange, model: str, version: str) -> None:
         request = await self._generate_request(exchange, model, version)
         if request is None:
@@ -446,7 +462,7 @@ class RestApp:
             first = sse.encode_event(encode(responses[0])) if responses else b""
             events = self._events(exchange, first, responses[1:], batches, encode)
             async with aclosing(events):
-                await exchange.respond_streaming(EVENT_STREAM, events)
+                await exchange.respond_streaming(EVENT_STREAM, events, _NO_CACHE, on_cancel=_STOPPING)
 
     async def _events(
         self,

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from headrace.core.handle import BODY, HandleRequest
 from headrace.core.tensor import InferResponse, ModelMetadata
 from headrace.protocols import oip_json
 from headrace.protocols.scheduling_parameters import apply_scheduling_parameters
 from headrace.server.errors import ErrorStatus, status_of
 from headrace.server.http import JSON, Headers
+from headrace.server.multipart import is_form, parse_form
 from headrace.server.observation import CURRENT, RequestObservation
 
 HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
@@ -32,6 +34,17 @@ def read_request(
     return oip_json.JsonWireRequest(
         apply_scheduling_parameters(wire.request, clock()), wire.binary_default, wire.binary_by_name
     )
+
+
+def read_opaque_request(headers: Mapping[bytes, bytes], body: bytes) -> HandleRequest:
+    """Return the request of ``handle``. The model does not see the key of the server.
+
+    Raises DataError and LimitError for an invalid form.
+    """
+    content_type = headers.get(b"content-type", b"")
+    parts = parse_form(content_type, body) if is_form(content_type) else {BODY: body}
+    by_name = {n.decode("latin-1"): v.decode("latin-1") for n, v in headers.items() if n != b"authorization"}
+    return HandleRequest(parts, by_name)
 
 
 def encode_response_body(

@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from headrace.core.errors import StoppedError
 from headrace.core.service import Service
@@ -14,6 +15,11 @@ from headrace.server.listener import Listener
 
 _log = logging.getLogger("headrace.server")
 
+ERRORS_S: Final = 1.0
+"""The seconds after the grace period in which cancelled requests receive their errors."""
+IDLE_STOP_S: Final = 0.5
+"""The seconds within which listeners without requests close."""
+
 
 @dataclass(frozen=True, slots=True)
 class DrainSettings:
@@ -21,7 +27,8 @@ class DrainSettings:
 
     On the first SIGTERM or SIGINT the server reports that it is not ready. It serves for `notice_s`
     more seconds, so that load balancers can stop sending requests. Then it closes its listeners and
-    finishes running requests within `grace_s` seconds. A second signal stops it at once.
+    finishes running requests within `grace_s` seconds. The requests that are left get an error, within
+    `ERRORS_S` more seconds. A second signal stops it at once.
     """
 
     notice_s: float = 0.0
@@ -134,14 +141,22 @@ class Serving:
         await asyncio.gather(*(listener.stop(1) for listener in self._stopped_last))
 
     async def _finish(self) -> None:
-        """Close the listeners, so that no new requests arrive; then let the models finish theirs."""
         grace_s = self._drain.grace_s
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + grace_s
+        finishing = asyncio.ensure_future(self._close_and_drain(grace_s + ERRORS_S))
+        try:
+            _, late = await asyncio.wait({finishing}, timeout=max(grace_s, IDLE_STOP_S))
+            if late:
+                _log.warning(
+                    "running requests were cancelled after the grace period", extra={"grace_s": grace_s}
+                )
+                # The listeners are open for a moment longer, so that streams and waiting requests
+                # receive their errors.
+                await asyncio.to_thread(self._repository.stop, drain=False)
+            await finishing
+        finally:
+            finishing.cancel()
+
+    async def _close_and_drain(self, grace_s: float) -> None:
+        """Close the listeners, so that no new requests arrive; then let the models finish theirs."""
         await asyncio.gather(*(listener.stop(grace_s) for listener in self._listeners))
-        stopping = asyncio.ensure_future(asyncio.to_thread(self._repository.stop, drain=True))
-        _, late = await asyncio.wait({stopping}, timeout=max(deadline_s - loop.time(), 0.1))
-        if late:
-            _log.warning("running requests were cancelled after the grace period", extra={"grace_s": grace_s})
-            await asyncio.to_thread(self._repository.stop, drain=False)
-            await asyncio.wait({stopping})
+        await asyncio.to_thread(self._repository.stop, drain=True)

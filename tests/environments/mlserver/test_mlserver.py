@@ -6,39 +6,27 @@ mlserver cannot be installed beside headrace's other tools: run ``make test-mlse
 import asyncio
 import json
 import textwrap
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
-from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError, ModelContractError, ModelInputError, ModelLoadError
 from headrace.core.model import has_predict, has_predict_stream
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
-from headrace.engine.backend import LocalBackend
-from headrace.engine.instance import Instance
-from headrace.engine.pending_request import FutureCallback, PendingRequest
 from headrace.runtimes.load import model_factory
+from runtimes.loaded import LoadedModel
 
 
-class LoadedInstance:
-    """A model loaded as in an engine, without the engine."""
+class LoadedInstance(LoadedModel):
+    """A model loaded as in an engine, whose own methods are called too."""
 
     def __init__(self, make, name):
-        self._backend = LocalBackend(make, name)
+        super().__init__(make, name)
         self.model = self._backend._model
-        self.metadata = self._backend.metadata
 
     def run(self, coroutine):
         """Return the result of a coroutine of the model, run in the model's event loop."""
         return self._backend._run_locked(lambda: coroutine)
-
-    def predict(self, request):
-        entry = PendingRequest(request, request.rows, 0.0, FutureCallback(Future()))
-        return Instance(self._backend, "m", SystemClock()).predict(entry, lambda _: None)
-
-    def close(self):
-        self._backend.close()
 
 
 MODELS = """

@@ -25,6 +25,7 @@ from headrace.jobs.kinds.infer import InferKind
 from headrace.jobs.paths import JobPaths
 from headrace.protocols.oip_json import decode_response, encode_request
 from headrace.storage.resolve import Stores
+from headrace.testing import EchoModel
 from jobs.raising_model import Raises
 from jobs.support import attempt_at, one_model
 
@@ -86,6 +87,15 @@ def test_json_list_of_objects_is_records(tmp_path, stores, paths):
     objects = payload(tmp_path, "objects.json", '[{"x": [1, 2]}]')
     with pytest.raises(DataError, match="all 1 records failed"):
         run(stores, paths, NewJob(model="m", input_uri=objects))
+
+
+def test_tensor_without_axes_is_one_row(tmp_path, stores, paths):
+    uri = payload(
+        tmp_path, "in.json", json.dumps({"inputs": [{**REQUEST["inputs"][0], "shape": [], "data": 5}]})
+    )
+    result, _ = run(stores, paths, NewJob(model="m", input_uri=uri), make=EchoModel)
+    response = decode_response(stores.for_uri(result.uri).get(result.uri))
+    assert (response["output"].shape, response["output"].tolist()) == ((1,), [5.0])
 
 
 def test_binary_request_gets_a_binary_response(tmp_path, stores, paths):

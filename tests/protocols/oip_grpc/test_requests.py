@@ -31,7 +31,7 @@ NAMES = {
     "float64": ("FP64", "fp64_contents"),
 }
 ARRAYS = st.sampled_from(sorted(NAMES)).flatmap(
-    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4))
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
 )
 
 
@@ -205,7 +205,8 @@ def test_requested_outputs_decode_to_names():
         (message(datatype="UINT16", uint_contents=[65536]), "out of the range of UINT16"),
         (message(shape=(-1,), raw=b"1234"), "must be 0 or more, not -1"),
         (message(shape=(-1, -1), raw=b"1234"), "must be 0 or more, not -1"),
-        (message(shape=(), raw=b"1234"), "at least one dimension"),
+        (message(shape=(), raw=b"12345678"), "takes 4 bytes, but its binary_data_size is 8"),
+        (message(shape=(), fp32_contents=[1, 2]), "takes 1 fp32_contents, but it has 2"),
         (message(shape=(1,) * 17, raw=b"1234"), "the limit is 16"),
         (message(shape=(2**40, 2), raw=b"1234"), "too large"),
         (message(name="", raw=b"1234"), "has no name"),

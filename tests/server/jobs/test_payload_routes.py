@@ -77,6 +77,19 @@ def test_silent_upload_times_out(make_ledger):
         connection.close()
 
 
+def test_silent_submission_times_out(make_ledger, monkeypatch):
+    monkeypatch.setattr("headrace.server.connection.BODY_IDLE_S_MAX", 0.05)
+    with served_jobs(ledger=make_ledger()) as served:
+        connection = http_connection(served)
+        connection.putrequest("POST", "/v1/jobs")
+        connection.putheader("content-type", "application/json")
+        connection.putheader("content-length", "1000")
+        connection.endheaders()
+        connection.send(b'{"model"')
+        assert connection.getresponse().status == 408
+        connection.close()
+
+
 def http_connection(served):
     url = httpx.URL(served.url)
     return http.client.HTTPConnection(url.host, url.port, timeout=WAIT_S)

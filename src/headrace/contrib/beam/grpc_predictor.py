@@ -161,10 +161,11 @@ class _Connection:
 
     async def _infer_rows(self, request: InferRequest, rows: int) -> InferResponse:
         """Send the request once, and bisect its rows if they are refused."""
-        bisection = Bisection(rows)
+        bisection = Bisection([rows])
         outputs_parts: list[Sequence[Tensor]] = []
         last_response: InferResponse | None = None
-        while (indices := bisection.next()) is not None:
+        while (pieces := bisection.next()) is not None:
+            indices = pieces[0].rows
             part = request if len(indices) == rows else select_rows(request, indices)
             try:
                 last_response = await self._server.infer(self._model, part, binary=True)
@@ -180,7 +181,7 @@ class _Connection:
             outputs_parts.append(last_response.outputs)
             bisection.mark_succeeded()
         if last_response is None:
-            return InferResponse((), self._model.name, id=request.id, failures=bisection.failures)
+            return InferResponse((), self._model.name, id=request.id, failures=bisection.failures())
         outputs = join_outputs(self._model.name, request.id, outputs_parts)
         return InferResponse(
             outputs,
@@ -188,5 +189,5 @@ class _Connection:
             last_response.model_version,
             request.id,
             last_response.parameters,
-            bisection.failures,
+            bisection.failures(),
         )

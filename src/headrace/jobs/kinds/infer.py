@@ -86,9 +86,10 @@ class InferKind(KindRunner):
         return _bounded(self._stores.for_uri(spec.input_uri), spec.input_uri)
 
     def _request(self, attempt: Attempt, predictor: JobPredictor, wire: JsonWireRequest) -> ResultRef:
+        request = wire.request if predictor.metadata.whole_requests else wire.request.with_row_axes()
         # The error decides about a retry: rows that a model refuses stay refused; an error that it
         # raises may pass.
-        response = attempt.wait_for(predictor.submit(wire.request, strict=True), predictor.abandon)
+        response = attempt.wait_for(predictor.submit(request, strict=True), predictor.abandon)
         return self._write(attempt, response, wire, predictor)
 
     def _write(

@@ -1,0 +1,429 @@
+"""Calls of a model with batches: one call if nothing fails, more until each guilty row is found.
+
+All kinds of calls take this path: requests of `predict` and `handle`, and steps of sequences.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from headrace.batching.bisect import Bisection, Group, Piece
+from headrace.batching.memory_limit import MemoryLimit
+from headrace.core.call import Call
+from headrace.core.clock import Clock
+from headrace.core.errors import (
+    CancelledRequestError,
+    DeadlineError,
+    HeadraceError,
+    InstanceLostError,
+    ModelContractError,
+    ModelInputError,
+    StoppedError,
+)
+from headrace.core.model import RowError
+from headrace.core.tensor import Array, RowFailure
+from headrace.engine.backend import Backend, CallInputs, CallResult
+from headrace.engine.counters import EngineCounters
+from headrace.engine.model_errors import (
+    WHY_CHARS_MAX,
+    describe_error,
+    is_out_of_memory,
+    refused_error,
+    reported_error,
+)
+from headrace.engine.outputs import Outputs, concatenate
+from headrace.engine.pending_request import PendingRequest
+from headrace.engine.stepper import StepOrder
+
+_log = logging.getLogger("headrace.engine")
+
+_OF_ONE_REQUEST = (ModelContractError, ModelInputError)
+"""Errors that end a request, whatever rows are left."""
+_NOT_ABOUT_ROWS = (*_OF_ONE_REQUEST, DeadlineError, StoppedError)
+"""Errors that end a request, although its rows may fail alone: bisection cannot help."""
+
+BeforeCall = Callable[[PendingRequest], None]
+"""Raises the error that ends a request whose result is no longer wanted."""
+
+
+def end_error(entry: PendingRequest, before_call: BeforeCall) -> HeadraceError | None:
+    """Return the error that ends a request whose result is no longer wanted, else None."""
+    try:
+        before_call(entry)
+    except HeadraceError as error:
+        return error
+    return None
+
+
+class RunningCall(Call):
+    """The call in progress, as its model sees it (`headrace.core.call.Call`)."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.items: Sequence[CallItem] = ()
+
+    @property
+    @override
+    def deadline_s(self) -> float | None:
+        deadlines = [i.entry.request.deadline for i in self.items if not i.entry.cancelled]
+        latest = max((d for d in deadlines if d is not None), default=None)
+        return None if latest is None or None in deadlines else latest - self._clock.now()
+
+    @property
+    @override
+    def cancelled(self) -> bool:
+        items, now = self.items, self._clock.now()
+        return bool(items) and not any(item.is_wanted(now) for item in items)
+
+
+class CallItem:
+    """The rows of one request that are called together, and their outcome. One thread at a time.
+
+    If `is_whole`, the rows fail together; otherwise bad rows fail alone.
+    """
+
+    __slots__ = (
+        "entry",
+        "error",
+        "failures",
+        "is_opaque",
+        "is_whole",
+        "outputs",
+        "response",
+        "rows",
+        "tensors",
+    )
+
+    can_be_withdrawn = True
+    """True if its rows may be withdrawn between two calls of a failing batch."""
+
+    def __init__(
+        self,
+        entry: PendingRequest,
+        tensors: Mapping[str, Array],
+        rows: int,
+        *,
+        is_whole: bool,
+        is_opaque: bool = False,
+    ) -> None:
+        self.entry = entry
+        self.tensors = tensors
+        self.rows = rows
+        self.is_whole = is_whole
+        self.is_opaque = is_opaque
+        """True if the model takes the request itself instead of its tensors; then `rows` is 1."""
+        self.outputs: list[Outputs] = []
+        """Outputs of the good rows, in order, one entry for each call."""
+        self.response: Any = None
+        """The model's response to an opaque request."""
+        self.failures: tuple[RowFailure, ...] = ()
+        self.error: BaseException | None = None
+
+    def order(self) -> StepOrder | None:
+        """Return the order of its step; None for a row without a state."""
+        return None
+
+    def is_wanted(self, now: float) -> bool:
+        """Return True if a client still waits for the outcome."""
+        return self.entry.is_wanted(now)
+
+    def request_row(self, row: int) -> int:
+        """Return the index in the request of one of these rows."""
+        return row
+
+    def withdraw(self, error: BaseException) -> None:
+        """End it with an error before any call of its rows: no client wants them."""
+        self.error = error
+
+    def fail(self, error: BaseException, why: str, *, finished: bool) -> None:
+        """End it with an error.
+
+        `why` is the text for clients that accept missing rows. If `finished`, further rows of the
+        request would fail alike.
+        """
+        del why, finished
+        self.error = error
+
+    def add_outputs(self, outputs: Outputs, called: CallResult, at: int) -> None:
+        """Add the outputs of its rows in one call, where they begin at row `at`."""
+        if self.is_opaque:
+            self.response = called.responses[at]
+        else:
+            self.outputs.append(outputs)
+
+
+class PreparedCall(NamedTuple):
+    """The arguments of a call of `items`, one row each, made before the call."""
+
+    items: Sequence[CallItem]
+    inputs: CallInputs
+
+    @classmethod
+    def from_items(cls, items: Sequence[CallItem]) -> "PreparedCall":
+        """Return the call of all these items."""
+        parts = [item.tensors for item in items]
+        joined = parts if len(parts) == 1 else (concatenate(parts),)
+        return cls(items, CallInputs(joined, len(items), orders=_orders(items), fresh=len(parts) > 1))
+
+
+class ModelCall(NamedTuple):
+    """A call of the model that returned."""
+
+    items: Sequence[CallItem]
+    rows: Sequence[int]
+    """Number of rows of each item in this call."""
+    result: CallResult
+
+    def apply(self) -> None:
+        """Give each item its rows of the outputs."""
+        outputs = self.result.outputs
+        if len(self.items) == 1:
+            self.items[0].add_outputs(outputs, self.result, 0)
+            return
+        start = 0
+        for item, rows in zip(self.items, self.rows, strict=True):
+            stop = start + rows
+            item.add_outputs({name: data[start:stop] for name, data in outputs.items()}, self.result, start)
+            start = stop
+
+
+class BatchCaller:
+    """A caller of one instance's model. One thread at a time, except for `cancel_if_unwanted`."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        clock: Clock,
+        counters: EngineCounters,
+        *,
+        before_call: BeforeCall,
+    ) -> None:
+        self._backend = backend
+        self._name = name
+        self._clock = clock
+        self._counters = counters
+        self._before_call = before_call
+        self._limit = MemoryLimit(backend.rows_max)
+        self._running = RunningCall(clock)
+        self._call_lock = threading.Lock()
+        """Held while the call in progress is checked or ends, so that no other call is cancelled in
+        its place.
+        """
+        self.died_in: Sequence[CallItem] = ()
+        """Items of the last call that raised InstanceLostError."""
+
+    def cancel_if_unwanted(self) -> None:
+        """Cancel the call in progress if no client wants it any more. Any thread."""
+        with self._call_lock:
+            if self._running.cancelled:
+                self._backend.cancel()
+
+    def call(self, items: Sequence[CallItem], prepared: PreparedCall | None = None) -> list[ModelCall] | None:
+        """Call the model for the items that are still wanted, with the `prepared` call if it fits.
+
+        Return None without a call. Apply the returned calls to their items (`ModelCall.apply`). An
+        item whose calls failed has its error, or its failures. Rows of one item are called in
+        order, up to the limit of the model, or of its memory, at once. Only InstanceLostError is
+        raised; then no item has an outcome.
+        """
+        wanted = [item for item in items if item.error is None and item.rows and self._check_wanted(item)]
+        if not wanted:
+            return None
+        rows = sum([item.rows for item in wanted])
+        if rows > self._limit.rows:
+            return self._call_in_parts(wanted, self._new_search(wanted))
+        is_prepared = prepared is not None and len(prepared.items) == len(wanted)
+        inputs = prepared.inputs if prepared is not None and is_prepared else _whole_inputs(wanted, rows)
+        try:
+            result = self._call_model(wanted, inputs)
+        except InstanceLostError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
+            search = self._new_search(wanted)
+            self._handle_error(search, wanted, search.next() or (), error)
+            return self._call_in_parts(wanted, search)
+        self._limit.record_success(rows)
+        return [ModelCall(wanted, [item.rows for item in wanted], result)]
+
+    def _new_search(self, items: Sequence[CallItem]) -> Bisection:
+        return Bisection(
+            [item.rows for item in items],
+            whole={at for at, item in enumerate(items) if item.is_whole},
+            rows_max=self._limit.rows,
+        )
+
+    def _call_in_parts(self, items: Sequence[CallItem], search: Bisection) -> list[ModelCall]:
+        """Make the calls of a search. Give each item that loses rows its failures."""
+        calls: list[ModelCall] = []
+        while True:
+            self._close_unwanted(search, items)
+            if self._limit.is_unsettled and not search.is_retrying:
+                self._settle_limit(search)
+            group = search.next()
+            if group is None:
+                break
+            self._attempt(search, items, group, calls)
+        for at, item in enumerate(items):
+            if not item.is_whole:
+                item.failures = search.failures(at)
+        return calls
+
+    def _check_wanted(self, item: CallItem) -> bool:
+        error = end_error(item.entry, self._before_call)
+        if error is not None:
+            item.withdraw(error)
+        return error is None
+
+    def _close_unwanted(self, search: Bisection, items: Sequence[CallItem]) -> None:
+        """Close the items that no client wants any more, before a call."""
+        for at in search.open_items():
+            item = items[at]
+            if item.can_be_withdrawn and not self._check_wanted(item):
+                search.close(at)
+
+    def _settle_limit(self, search: Bisection) -> None:
+        lowered = self._limit.settle()
+        search.rows_max = self._limit.rows
+        if lowered is not None:
+            _log.warning(
+                "out of memory: the batch size is reduced", extra={"model": self._name, "rows_max": lowered}
+            )
+
+    def _attempt(
+        self, search: Bisection, items: Sequence[CallItem], group: Group, calls: list[ModelCall]
+    ) -> None:
+        """Call the model once for some of the rows."""
+        chosen = [items[piece.item] for piece in group]
+        try:
+            inputs = _inputs(items, group)
+            result = self._call_model(chosen, inputs, is_retry=group[0].tries > 0)
+        except InstanceLostError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
+            self._handle_error(search, items, group, error)
+        else:
+            search.mark_succeeded()
+            self._limit.record_success(inputs.rows)
+            calls.append(ModelCall(chosen, [len(piece.rows) for piece in group], result))
+
+    def _call_model(
+        self, items: Sequence[CallItem], inputs: CallInputs, *, is_retry: bool = False
+    ) -> CallResult:
+        counters = self._counters
+        counters.calls += 1
+        counters.retries += is_retry
+        self._running.items = items
+        try:
+            result = self._backend.call(inputs, self._running)
+        except InstanceLostError:
+            self.died_in = items
+            raise
+        finally:
+            with self._call_lock:
+                self._running.items = ()
+        counters.record_call(inputs.rows, result)
+        return result
+
+    def _handle_error(
+        self, search: Bisection, items: Sequence[CallItem], group: Group, error: BaseException
+    ) -> None:
+        """Handle an error of a call: the search finds the rows at fault."""
+        if isinstance(error, RowError):
+            reasons = {row: str(why)[:WHY_CHARS_MAX] for row, why in error.rows.items()}
+            for at, refused in search.mark_refused(reasons).items():
+                search.close(at)
+                self._refuse(items[at], refused, error)
+        elif isinstance(error, CancelledRequestError):
+            self._handle_cancelled(search, items, group, error)
+        else:
+            self._handle_failure(search, items, group, error)
+
+    def _refuse(self, item: CallItem, refused: Mapping[int, object], error: RowError) -> None:
+        rows = {item.request_row(row): why for row, why in refused.items()}
+        why = str(next(iter(rows.values()), ""))[:WHY_CHARS_MAX]
+        item.fail(refused_error(self._name, rows, error), why, finished=False)
+
+    def _handle_cancelled(
+        self, search: Bisection, items: Sequence[CallItem], group: Group, error: CancelledRequestError
+    ) -> None:
+        """End the items of a cancelled call, or repeat the call if some are still wanted."""
+        now = self._clock.now()
+        if any(items[piece.item].is_wanted(now) for piece in group):
+            # The cancellation was meant for another call, or some clients have left.
+            if len(group) > 1:
+                search.mark_failed(describe_error(error))
+                return
+            if search.mark_repeated():
+                return
+        search.mark_succeeded()
+        for piece in group:
+            search.close(piece.item)
+            item = items[piece.item]
+            item.fail(end_error(item.entry, self._before_call) or error, describe_error(error), finished=True)
+
+    def _handle_failure(
+        self, search: Bisection, items: Sequence[CallItem], group: Group, error: BaseException
+    ) -> None:
+        rows = sum([len(piece.rows) for piece in group])
+        _log.debug("a call failed", extra={"model": self._name, "rows": rows}, exc_info=error)
+        out_of_memory = is_out_of_memory(error)
+        if out_of_memory:
+            self._limit.record_out_of_memory(rows)
+        at = search.mark_failed(describe_error(error), divide=out_of_memory)
+        if len(group) > 1:
+            return
+        if at is None and (isinstance(error, _NOT_ABOUT_ROWS) or not isinstance(error, Exception)):
+            at = group[0].item
+        if at is not None:
+            search.close(at)
+            # A cancelled model may raise anything.
+            reported = end_error(items[at].entry, self._before_call) or reported_error(self._name, error)
+            items[at].fail(reported, describe_error(reported), finished=isinstance(error, _OF_ONE_REQUEST))
+
+
+def _whole_inputs(items: Sequence[CallItem], rows: int) -> CallInputs:
+    """Return the arguments of a call with all rows of these items."""
+    first = items[0]
+    if first.is_opaque:
+        return _opaque_inputs(items)
+    request_id = first.entry.request.id if len(items) == 1 else ""
+    return CallInputs([item.tensors for item in items], rows, request_id, _orders(items))
+
+
+def _opaque_inputs(items: Sequence[CallItem]) -> CallInputs:
+    entries = [item.entry for item in items]
+    return CallInputs(
+        (), sum([entry.rows for entry in entries]), requests=[entry.request for entry in entries]
+    )
+
+
+def _inputs(items: Sequence[CallItem], group: Group) -> CallInputs:
+    """Return the arguments of a call with these rows."""
+    chosen = [items[piece.item] for piece in group]
+    if chosen[0].is_opaque:
+        return _opaque_inputs(chosen)
+    if len(group) == 1:
+        part, fresh = _part(chosen[0], group[0])
+        request_id = chosen[0].entry.request.id
+        return CallInputs((part,), len(group[0].rows), request_id, _orders(chosen), fresh=fresh)
+    parts = [_part(item, piece)[0] for item, piece in zip(chosen, group, strict=True)]
+    return CallInputs(parts, sum([len(piece.rows) for piece in group]), orders=_orders(chosen))
+
+
+def _orders(items: Sequence[CallItem]) -> Sequence[StepOrder]:
+    return [order for item in items if (order := item.order()) is not None]
+
+
+def _part(item: CallItem, piece: Piece) -> tuple[Mapping[str, Array], bool]:
+    """Return the rows of a piece, and True if they are copies."""
+    tensors, rows = item.tensors, piece.rows
+    if len(rows) == item.rows:
+        return tensors, False
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows):
+        return {name: data[first : last + 1] for name, data in tensors.items()}, False
+    return {name: data.take(rows, axis=0) for name, data in tensors.items()}, True

@@ -1,0 +1,146 @@
+"""Requests and responses of a stream as bytes, between an instance and its process.
+
+An item consists of two lengths, a JSON header and the raw bytes of its arrays. Most items of a
+stream have equal headers, so a header is parsed once and cached.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
+from headrace.engine.process.shared_arrays import decode_objects, encode_objects
+
+_ITEM: Final = struct.Struct("<IQ")
+_SIZE: Final = struct.Struct("<Q")
+_JSON: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+_HEADER_CACHE_MAX: Final = 256
+
+ItemHeader = tuple[Any, ...]
+
+
+def _pack_item(tensors: Sequence[Tensor], header: list[Any]) -> bytes:
+    """Return one item.
+
+    Raises TypeError for values that are not plain, and DataError for invalid text.
+    """
+    arrays: list[Any] = []
+    raw: list[bytes] = []
+    for tensor in tensors:
+        data = tensor.data
+        kind = data.dtype.kind
+        if kind == "O":
+            elements, text = encode_objects(tensor.name, data)
+            arrays.append((tensor.name, "O", data.shape, text and text.hex()))
+            raw += (_SIZE.pack(elements.nbytes), elements.tobytes())
+        elif kind == "V":
+            raise TypeError(
+                f"array {tensor.name!r} has dtype {data.dtype}, which cannot be sent to another process"
+            )
+        else:
+            arrays.append((tensor.name, data.dtype.str, data.shape, None))
+            raw.append(data.tobytes())
+    text = orjson.dumps([arrays, *header], option=_JSON)
+    body = b"".join(raw)
+    return b"".join((_ITEM.pack(len(text), len(body)), text, body))
+
+
+def pack_response(item: InferResponse) -> bytes:
+    """Pack a response for `unpack_responses`."""
+    failures = [(f.row, f.why, f.attempts) for f in item.failures]
+    return _pack_item(item.outputs, [item.model_name, item.model_version, item.id, item.parameters, failures])
+
+
+def pack_request(item: InferRequest, now: float) -> bytes:
+    """Pack a request for `unpack_requests`. Its deadline becomes the seconds that are left."""
+    left_s = None if item.deadline is None else item.deadline - now
+    return _pack_item(item.inputs, [item.id, item.outputs, item.parameters, left_s, item.priority])
+
+
+def unpack_responses(data: memoryview) -> list[InferResponse]:
+    """Unpack responses of `pack_response`."""
+    return list(_unpack_items(data, _response))
+
+
+def unpack_requests(data: memoryview, now: float) -> list[InferRequest]:
+    """Unpack requests of `pack_request`."""
+
+    def request(inputs: tuple[Tensor, ...], header: ItemHeader) -> InferRequest:
+        id, outputs, parameters, left_s, priority = header
+        deadline = None if left_s is None else now + left_s
+        return InferRequest(inputs, id, tuple(outputs), dict(parameters), deadline, priority)
+
+    return list(_unpack_items(data, request))
+
+
+def _response(outputs: tuple[Tensor, ...], header: ItemHeader) -> InferResponse:
+    name, version, id, parameters, failures = header
+    failed = tuple([RowFailure(*failure) for failure in failures])
+    return InferResponse(outputs, name, version, id, dict(parameters), failed)
+
+
+def _unpack_items(data: memoryview, make: Callable[[tuple[Tensor, ...], ItemHeader], Any]) -> Iterator[Any]:
+    at = 0
+    while at < len(data):
+        text_size, size = _ITEM.unpack_from(data, at)
+        at += _ITEM.size
+        arrays, header = _parse_header(bytes(data[at : at + text_size]))
+        at += text_size
+        tensors: list[Tensor] = []
+        for name, dtype, shape, text, nbytes in arrays:
+            if dtype is None:
+                (nbytes,) = _SIZE.unpack_from(data, at)  # noqa: PLW2901 - the length is in the data
+                at += _SIZE.size
+                tensors.append(Tensor(name, decode_objects(name, shape, data[at : at + nbytes], text)))
+            else:
+                tensors.append(Tensor(name, _array(data, at, shape, dtype, nbytes)))
+            at += nbytes
+        del size
+        yield make(tuple(tensors), header)
+
+
+def _array(data: memoryview, at: int, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> Array:
+    if not nbytes:
+        return np.empty(shape, dtype)
+    return np.frombuffer(data, dtype, prod(shape), at).reshape(shape).copy()
+
+
+@lru_cache(_HEADER_CACHE_MAX)
+def _parse_header(text: bytes) -> tuple[Sequence[tuple[Any, ...]], ItemHeader]:
+    """Parse a header. The result is cached and shared: copy its mutable values."""
+    arrays, *header = orjson.loads(text)
+    return [_parse_array_header(*array) for array in arrays], tuple(header)
+
+
+def _parse_array_header(name: str, dtype: str, sizes: Sequence[int], text: str | None) -> tuple[Any, ...]:
+    shape = tuple(sizes)
+    if dtype == "O":
+        return name, None, shape, None if text is None else bytes.fromhex(text), 0
+    made = np.dtype(dtype)
+    return name, made, shape, None, prod(shape) * made.itemsize
+
+
+def pack_chunk(item: bytes) -> bytes:
+    """Pack a chunk of a body for `unpack_chunks`."""
+    return _SIZE.pack(len(item)) + item
+
+
+def unpack_chunks(data: memoryview) -> list[bytes]:
+    """Unpack chunks of `pack_chunk`."""
+    chunks: list[bytes] = []
+    at = 0
+    while at < len(data):
+        start = at + _SIZE.size
+        at = start + int(_SIZE.unpack_from(data, at)[0])
+        chunks.append(bytes(data[start:at]))
+    return chunks
+
+
+def encode_json(values: Mapping[str, Any]) -> bytes:
+    """Encode a small message as JSON."""
+    return orjson.dumps(values, option=_JSON)

@@ -1,0 +1,1 @@
+"""Sequences: requests of a model with a `step`, run step by step."""

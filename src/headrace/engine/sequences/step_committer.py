@@ -1,0 +1,284 @@
+"""Commits steps: their sequences continue, and their results are delivered.
+
+A delivered step is final. With checkpoints, it is saved first.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from typing_extensions import override
+
+from headrace.core.clock import Clock
+from headrace.core.errors import (
+    CancelledRequestError,
+    HeadraceError,
+    InstanceLostError,
+    SequenceGoneError,
+    UnavailableError,
+)
+from headrace.engine.backend import Backend
+from headrace.engine.batch_caller import CallItem, ModelCall
+from headrace.engine.batch_loop import Committer, TakenBatch
+from headrace.engine.counters import EngineCounters
+from headrace.engine.model_errors import internal_error
+from headrace.engine.outputs import Outputs
+from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
+from headrace.engine.pipe import wake_all
+from headrace.engine.request_queue import RequestQueue
+from headrace.engine.schedule import ReadyBatch
+from headrace.engine.sequences.row_request import RowRequest
+from headrace.engine.sequences.sequence_schedule import SequenceSchedule
+from headrace.engine.sequences.state_loader import StateLoader
+from headrace.engine.sequences.step_item import StepItem, StepSequence
+from headrace.engine.stepper import SequenceEnding
+
+_log = logging.getLogger("headrace.engine")
+
+
+class StepCommitter(Committer):
+    """The committer of one instance's steps. One thread at a time commits."""
+
+    commits_beside = True
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        schedule: SequenceSchedule,
+        backend: Backend,
+        counters: EngineCounters,
+        clock: Clock,
+        *,
+        instance: int,
+    ) -> None:
+        self._queue = queue
+        self._schedule = schedule
+        self._instance = instance
+        self._backend = backend
+        self._counters = counters
+        self._clock = clock
+        self._name = backend.metadata.name
+        self._state_loader = _state_loader(schedule, clock)
+        # With checkpoints, states are loaded first, which waits for the commit of the steps before.
+        self.takes_ahead = self._state_loader is None
+
+    @override
+    def make_items(self, batch: ReadyBatch) -> Sequence[StepItem]:
+        return [StepItem(sequence, row_request) for sequence, row_request in batch.taken]
+
+    @override
+    def prepare(self, taken: TakenBatch, wait_for_commit: Callable[[], None]) -> None:
+        """Report ended sequences to the model and to the store, and load the states of the steps."""
+        if taken.items is None:
+            taken.items = self.make_items(taken.batch)
+        endings, loader = taken.batch.endings, self._state_loader
+        if endings:
+            self._backend.end_sequences(endings)
+        taken.endings_reported = True
+        if loader is None:
+            return
+        items = _steps(taken)
+        if endings or loader.needs_load(items):
+            wait_for_commit()
+        if endings:
+            loader.delete_ended(endings)
+        try:
+            taken.items = loader.load(items)
+        except UnavailableError as error:
+            for item in items:
+                if not item.sequence.loaded:
+                    item.withdraw(error)
+
+    @override
+    def commit(self, taken: TakenBatch, calls: Sequence[ModelCall], began_s: float, ended_s: float) -> None:
+        """Commit these steps with the results of their calls. If that fails, the steps fail."""
+        items = _steps(taken)
+        if not items:
+            return
+        completed: list[tuple[PendingRequest, RequestResult]] = []
+        wakes: list[Callable[[], None]] = []
+        try:
+            for call in calls:
+                call.apply()
+            self._commit(items, ended_s, completed, wakes)
+        except BaseException as error:  # noqa: BLE001 - after a defect, no client may wait for these steps
+            _log.exception("a commit of steps failed with an internal error", extra={"model": self._name})
+            stepping = [item.sequence for item in items if item.done is None]
+            others = [item.sequence for item in items if item.done is not None]
+            self._fail_corrupted([item.row_request for item in items], stepping, others, completed, error)
+        finally:
+            wake_all(wakes)
+
+    def _commit(
+        self,
+        items: Sequence[StepItem],
+        now: float,
+        completed: list[tuple[PendingRequest, RequestResult]],
+        wakes: list[Callable[[], None]],
+    ) -> None:
+        if self._state_loader is not None:
+            self._state_loader.save(items)
+        for item in items:
+            self._report_to_collector(item, wakes, now)
+        self._schedule.end_steps(self._instance, items)
+        began: list[float | None] = []
+        for item in items:
+            if item.held and not item.done:
+                self._wait_for_space(item)
+            if item.done and (result := item.row_request.finish(_request_error(item))) is not None:
+                completed.append((item.row_request.entry, result))
+                began.append(item.row_request.started_s)
+        self._queue.mark_ended([entry for entry, _ in completed])
+        for (entry, result), began_s in zip(completed, began, strict=True):
+            self._counters.record_result(entry, result, now if began_s is None else began_s, now)
+        deliver(completed)
+        # Requests that waited behind these get their results now, not after the next call.
+        self._queue.deliver_ended()
+
+    def _fail_corrupted(
+        self,
+        row_requests: Sequence[RowRequest],
+        stepping: Sequence[StepSequence],
+        others: Sequence[StepSequence],
+        completed: list[tuple[PendingRequest, RequestResult]],
+        error: BaseException,
+    ) -> None:
+        """Fail the row requests and end their sequences, after a defect raised `error`.
+
+        The states of the sequences are unknown. `stepping` are sequences whose steps are not ended
+        yet. Results that are `completed` already stay as they are.
+        """
+        error_to_report = internal_error(self._name, error, " and ended its sequence")
+        try:
+            completed += [
+                each
+                for row_request in row_requests
+                if (each := row_request.finish_with_entry(error_to_report)) is not None
+            ]
+            self._schedule.state_corrupted(self._instance, stepping, others)
+            unfinished = [(entry, result) for entry, result in completed if not entry.ended]
+            self._queue.mark_ended([entry for entry, _ in completed])
+            now = self._clock.now()
+            for entry, result in unfinished:
+                self._counters.record_result(entry, result, now, now)
+        finally:
+            deliver(completed)
+
+    def _report_to_collector(self, item: StepItem, wakes: list[Callable[[], None]], now: float) -> None:
+        """Pass the outputs or the failure of a step to its collector."""
+        row_request = item.row_request
+        if item.error is not None:
+            # A failing row fails its request, unless the request accepts missing rows.
+            rows_wanted = row_request.collector.add_failure(row_request, item.row, item.why)
+            item.finished = item.finished or not rows_wanted
+            return
+        if not item.outputs:
+            return
+        self._count_step(row_request, now)
+        row_request.sequence_ended = item.is_last
+        if not item.silent:
+            self._add_output(item, item.outputs[0], wakes)
+
+    def _count_step(self, row_request: RowRequest, now: float) -> None:
+        last_s = row_request.last_step_s if row_request.again else None
+        self._counters.record_step(None if last_s is None else now - last_s)
+        row_request.clear_suspicion()
+        row_request.last_step_s = now
+
+    def _add_output(self, item: StepItem, outputs: Outputs, wakes: list[Callable[[], None]]) -> None:
+        try:
+            has_space = item.row_request.collector.add_output(item.row_request, item.row, outputs, wakes)
+            item.held = item.rescheduled and not has_space
+        except CancelledRequestError:
+            item.finished = True
+        except HeadraceError as error:
+            item.error, item.finished = error, True
+        except Exception as error:  # noqa: BLE001 - such as MemoryError: only this request fails
+            _log.exception("the outputs of a step could not be collected", extra={"model": self._name})
+            item.error, item.finished = internal_error(self._name, error), True
+
+    def _wait_for_space(self, item: StepItem) -> None:
+        """Resume a rescheduled sequence once its stream has space."""
+        sequence, schedule = item.sequence, self._schedule
+        if not item.row_request.collector.when_space(lambda: schedule.resume(sequence)):
+            schedule.resume(sequence)
+
+    # Defects, and deaths of the instance
+
+    @override
+    def fail(self, taken: TakenBatch, error: BaseException) -> None:
+        """Fail the taken steps and end their sequences, whose states are unknown now.
+
+        Endings that were not reported to the model are not reported again: they may have raised
+        `error`.
+        """
+        steps = _taken_steps(taken)
+        if steps:
+            sequences = [sequence for sequence, _ in steps]
+            self._fail_corrupted([row_request for _, row_request in steps], sequences, (), [], error)
+
+    @override
+    def instance_lost(
+        self, taken: Sequence[TakenBatch], died_in: Sequence[CallItem], error: InstanceLostError | None
+    ) -> bool:
+        endings: list[SequenceEnding] = []
+        for each in taken:
+            endings += () if each.endings_reported else each.batch.endings
+        self._schedule.return_endings(self._instance, endings)
+        died = cast("Sequence[StepItem]", died_in)
+        intended = bool(died) and all(item.entry.cancelled for item in died)
+        exhausted = [item.row_request for item in died if item.row_request.isolate() >= DEATHS_MAX]
+        completed: list[tuple[PendingRequest, RequestResult]] = []
+        for row_request in exhausted:
+            assert error is not None
+            if (result := row_request.finish(error)) is not None:
+                completed.append((row_request.entry, result))
+        stepping = [sequence for each in taken for sequence, _ in _taken_steps(each)]
+        self._schedule.instance_lost(self._instance, stepping, exhausted)
+        self._queue.mark_ended([entry for entry, _ in completed])
+        now = self._clock.now()
+        for entry, result in completed:
+            self._counters.record_result(entry, result, now, now)
+        deliver(completed)
+        return intended
+
+    @override
+    def instance_restarted(self) -> None:
+        self._schedule.instance_available(self._instance)
+
+    @override
+    def instance_given_up(self) -> None:
+        self._schedule.retire_instance(self._instance)
+
+
+def _steps(taken: TakenBatch) -> Sequence[StepItem]:
+    return cast("Sequence[StepItem]", taken.items or ())
+
+
+def _taken_steps(taken: TakenBatch) -> Sequence[tuple[StepSequence, RowRequest]]:
+    """Return the steps of a batch, without those that `prepare` removed."""
+    if taken.items is None:
+        return taken.batch.taken
+    return [(item.sequence, item.row_request) for item in _steps(taken)]
+
+
+def _state_loader(schedule: SequenceSchedule, clock: Clock) -> StateLoader | None:
+    if schedule.store is None or schedule.state_deletes is None:
+        return None
+    return StateLoader(
+        schedule.store, schedule.state_deletes, schedule, clock, idle_ms=schedule.limits.idle_ms
+    )
+
+
+def _request_error(item: StepItem) -> BaseException | None:
+    """Return the error of a complete row request, or None."""
+    row_request = item.row_request
+    if item.error is not None and item.finished:
+        return item.error
+    if row_request.row < row_request.rows and item.ends:
+        return SequenceGoneError(
+            row_request.id,
+            f"its model ended it at row {row_request.row} of {row_request.rows} of this request: "
+            "the later rows were not predicted",
+        )
+    return None

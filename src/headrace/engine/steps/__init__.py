@@ -1,1 +1,0 @@
-"""Requests of sequences, run step by step by a model with a `step`."""
