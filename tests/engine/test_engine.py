@@ -487,7 +487,6 @@ def test_busy_and_starved_time_are_separate():
         figures = engine.statistics()
         assert (figures.busy_s, figures.starved_s) == (5.0, 4.0)
         assert (figures.instances, figures.calls, figures.rows) == (1, 3, 4)
-        assert engine.instance_statistics() == (figures,)
 
 
 def test_failed_rows_and_retries_are_counted():

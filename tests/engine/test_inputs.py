@@ -10,7 +10,7 @@ from engine.support import rows
 from headrace.core import InferRequest, Model, Tensor, TensorSpec
 from headrace.core.errors import ModelInputError, ModelLoadError
 from headrace.core.tensor import ModelMetadata, text_array
-from headrace.engine.input_conversion import convert_inputs
+from headrace.engine.admission import convert_inputs
 from headrace.engine.inputs import ModelInputs
 
 X = np.zeros((2, 3), np.float32)

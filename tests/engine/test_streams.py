@@ -802,8 +802,9 @@ def test_stream_opened_during_stop_is_refused():
     """The stop happens between the call and the reservation of its slot."""
 
     async def use(engine):
-        session, backend = engine._running_session("")
-        engine._running_session = lambda _: (session, backend)
+        session = engine._session
+        backend = session.running_backend("")
+        session.running_backend = lambda _: backend
         state, session.state = session.state, SessionState.STOPPING
         with pytest.raises(StoppedError):
             engine.stream(request())

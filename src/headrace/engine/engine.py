@@ -6,10 +6,9 @@ Every request ends with a response, an error or its own cancellation.
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from typing_extensions import override
@@ -18,14 +17,7 @@ from headrace.checkpoints.open import open_store
 from headrace.checkpoints.store import KEEP_MS, CheckpointStore
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
-    CancelledRequestError,
     ConfigError,
-    HeadraceError,
-    InstanceLostError,
-    LimitError,
-    ModelInputError,
-    OverloadedError,
-    SequenceError,
     StoppedError,
     UnsupportedError,
 )
@@ -33,35 +25,26 @@ from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.model import Model
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.sequence import SequenceInfo, SequenceLimits
-from headrace.core.statistics import ModelStatistics, SequenceStatistics
+from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
+from headrace.engine.admission import abandon, check_deadline, prepare, queue_and_wait, submit
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
-from headrace.engine.counters import sum_counters
 from headrace.engine.inline_caller import NO_CALLBACK
-from headrace.engine.input_conversion import convert_inputs
 from headrace.engine.instance_worker import InstanceWorker
 from headrace.engine.opaque import ChunkedResponse
+from headrace.engine.open_streams import open_chunks, open_stream
 from headrace.engine.pending_request import (
-    FutureCallback,
     LoopCallback,
     PendingRequest,
     RequestTimes,
-    cancelled_error,
     merge_key,
 )
 from headrace.engine.responses import ResponseBuilder
-from headrace.engine.sequences.sequence_rows import count_steps
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.settings import ServeSettings
-from headrace.engine.streams import ResponseStream, StreamCall
-
-RETRY_AFTER_MAX_S = 30.0
-REQUEST_ROWS_MAX = 1 << 20
-"""Limit of rows per `infer` request. Rows without values cost no bytes, so the body size does not
-limit them.
-"""
+from headrace.engine.streams import ResponseStream
 
 _NOT_NOW = "it is starting or stopping"
 _HANDLE = "handle"
@@ -237,28 +220,12 @@ class Engine(Predictor):
             )
             self._session = session
         try:
-            self._wait_until_loaded(session)
+            session.wait_until_loaded()
         except BaseException:
             session.queue.drop()
             session.close_store()
-            self._set_state(session, SessionState.STOPPED)
+            session.set_state(SessionState.STOPPED)
             raise
-
-    def _wait_until_loaded(self, session: EngineSession) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: session.loaded == len(session.slots))
-            if session.load_error is None and session.state is SessionState.LOADING:
-                session.began_s = self._clock.now()
-                self._set_state(session, SessionState.RUNNING)
-                return
-        session.queue.close()
-        session.join_threads()
-        raise session.load_error or StoppedError(f"model {self.name} was stopped while it loaded")
-
-    def _set_state(self, session: EngineSession, state: SessionState) -> None:
-        with self._changed:
-            session.state = state
-            self._changed.notify_all()
 
     @override
     def stop(self, *, drain: bool = True) -> None:
@@ -282,7 +249,7 @@ class Engine(Predictor):
         session.stop_requested.set()
         session.join_threads()
         session.close_store()
-        self._set_state(session, SessionState.STOPPED)
+        session.set_state(SessionState.STOPPED)
 
     # Clients in threads
 
@@ -300,29 +267,9 @@ class Engine(Predictor):
         fails the request with RefusedRowsError if the model refused the row, and with PredictError
         if the model raised.
         """
-        session, backend = self._running_session("start the engine first")
-        future: Future[InferResponse] = Future()
-        try:
-            rows = self._check_rows(backend, request)
-        except ModelInputError as error:
-            future.set_exception(error)
-            return future
-        callback = FutureCallback(future)
-        key = merge_key(request.inputs) if self._merge else None
-        entry = PendingRequest(request, rows, self._clock.now(), callback, key=key, strict=strict)
-        if alone or (strict and backend.metadata.whole_requests):
-            entry.key = entry
-        if session.inline is not None:
-            callback.complete(session.inline.call(entry))
-            return future
-        try:
-            session.queue.put(entry, future)
-        except StoppedError:
-            raise
-        except HeadraceError as error:
-            session.count_refused(entry, error)
-            future.set_exception(error)
-        return future
+        session = self._session
+        backend = session.running_backend("start the engine first")
+        return submit(session, backend, request, merge=self._merge, alone=alone, strict=strict)
 
     def abandon(self, future: Future[InferResponse]) -> None:
         """Give up a future of `submit`. Any thread, at any time, any number of times.
@@ -334,16 +281,7 @@ class Engine(Predictor):
         and restarted. Other requests of the same call keep it alive, for `call_timeout_s` if that
         is set.
         """
-        if future.cancel():
-            return
-        session = self._session
-        entry = session.queue.abandon(future)
-        if entry is None:
-            return
-        with session.counters_lock:
-            session.counters.cancelled += 1
-        FutureCallback(future).complete(cancelled_error(entry))
-        session.cancel_unwanted_calls()
+        abandon(self._session, future)
 
     # Clients in event loops
 
@@ -353,7 +291,7 @@ class Engine(Predictor):
         Never blocks and never waits for space.
 
         One bad row fails the request. Cancellation takes a waiting request out of the queue. Raises
-        ModelInputError if the request does not fit the model, LimitError beyond REQUEST_ROWS_MAX
+        ModelInputError if the request does not fit the model, LimitError beyond 1,048,576
         rows, OverloadedError if too many rows wait, DeadlineError as soon as the deadline has
         passed, PredictError for an exception of the model, RefusedRowsError for rows that the model
         refused, and StoppedError. `times` are filled in, if given.
@@ -361,17 +299,17 @@ class Engine(Predictor):
         response = self.infer_inline(request, times)
         if response is not None:
             return response
-        session, backend = self._running_session(_NOT_NOW)
-        request, rows, now = self._prepare(session, backend, request)
-        loop = asyncio.get_running_loop()
-        callback = LoopCallback(loop)
-        entry = PendingRequest(request, rows, now, callback, strict=True, times=times)
-        entry.key = entry if backend.metadata.whole_requests else merge_key(request.inputs)
+        session = self._session
+        backend = session.running_backend(_NOT_NOW)
+        request, rows = prepare(session, backend, request)
+        callback = LoopCallback(asyncio.get_running_loop())
+        key = merge_key(request.inputs)
+        entry = PendingRequest(request, rows, self._clock.now(), callback, key=key, strict=True, times=times)
+        if backend.metadata.whole_requests:
+            entry.key = entry
         if times is not None:
-            times.arrived_s = now
-        self._admit(session, entry)
-        left_s = None if request.deadline is None else request.deadline - now
-        return await self._wait_for_response(session, entry, callback, left_s)
+            times.arrived_s = entry.arrived_s
+        return await queue_and_wait(session, entry, callback)
 
     def infer_inline(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse | None:
         """Return the response of an inline model, on the client's thread, as `infer` does.
@@ -386,34 +324,13 @@ class Engine(Predictor):
             response = inline.call_fast(request)
             if response is not None:
                 return response
-        session, backend = self._running_session(_NOT_NOW)
-        request, rows, now = self._prepare(session, backend, request)
+        backend = session.running_backend(_NOT_NOW)
+        request, rows = prepare(session, backend, request)
+        now = self._clock.now()
         result = inline.call(PendingRequest(request, rows, now, NO_CALLBACK, strict=True, times=times))
         if isinstance(result, BaseException):
             raise result
         return cast("InferResponse", result)
-
-    def _prepare(
-        self, session: EngineSession, backend: Backend, request: InferRequest
-    ) -> tuple[InferRequest, int, float]:
-        """Return the request as its model takes it, its rows and the time.
-
-        Raises if it cannot be called.
-        """
-        request = convert_inputs(request, backend.metadata, as_rows=not backend.metadata.whole_requests)
-        rows = self._check_rows(backend, request)
-        if rows > REQUEST_ROWS_MAX:
-            raise LimitError(f"model {self.name}: a request has {rows} rows; the limit is {REQUEST_ROWS_MAX}")
-        now = self._clock.now()
-        self._check_deadline(session, request, now)
-        return request, rows, now
-
-    @staticmethod
-    def _check_deadline(session: EngineSession, request: InferRequest | HandleRequest, now: float) -> None:
-        if request.deadline is not None and now >= request.deadline:
-            with session.counters_lock:
-                session.counters.expired += 1
-            raise session.deadline_error(request)
 
     async def handle(self, request: HandleRequest) -> tuple[HandleResponse, ResponseStream[bytes] | None]:
         """Return the response to an opaque request, from an event loop, and the chunks of its body.
@@ -423,94 +340,20 @@ class Engine(Predictor):
         for a model without `handle`, and the errors of `infer`, also OverloadedError for a body of
         chunks while `streams_max` streams are open.
         """
-        session, backend = self._running_session(_NOT_NOW)
+        session = self._session
+        backend = session.running_backend(_NOT_NOW)
         if not backend.metadata.can_handle:
             raise UnsupportedError(f"model {self.name} takes no opaque requests: it has no handle")
-        now = self._clock.now()
-        self._check_deadline(session, request, now)
-        if session.inline is not None:
-            entry = PendingRequest(request, 1, now, NO_CALLBACK, strict=True)
-            result = session.inline.call(entry)
-            if isinstance(result, BaseException):
-                raise result
-        else:
-            callback = LoopCallback(asyncio.get_running_loop())
-            entry = PendingRequest(request, 1, now, callback, key=_HANDLE, strict=True)
-            self._admit(session, entry)
-            left_s = None if request.deadline is None else request.deadline - now
-            result = await self._wait_for_response(session, entry, callback, left_s)
+        check_deadline(session, request)
+        callback = LoopCallback(asyncio.get_running_loop())
+        entry = PendingRequest(request, 1, self._clock.now(), callback, key=_HANDLE, strict=True)
+        if session.inline is None:
+            result = await queue_and_wait(session, entry, callback)
+        elif isinstance(result := session.inline.call(entry), BaseException):
+            raise result
         if isinstance(result, ChunkedResponse):
-            return result.response, self._open_chunks(session, request, result)
+            return result.response, open_chunks(session, request, result, self.settings.streams_max)
         return cast("HandleResponse", result), None
-
-    def _open_chunks(
-        self, session: EngineSession, request: HandleRequest, response: ChunkedResponse
-    ) -> ResponseStream[bytes]:
-        call = StreamCall(self._clock, deadline=request.deadline, id=request.id)
-        call.requests.close()
-        slot = session.reserve_slot(call, self.settings.streams_max)
-        try:
-            response.open_stream(call)
-        except BaseException:
-            session.release_stream(slot, call)
-            raise
-        return ResponseStream[bytes](call, None, lambda call: session.release_stream(slot, call))
-
-    async def _wait_for_response(
-        self, session: EngineSession, entry: PendingRequest, callback: LoopCallback, left_s: float | None
-    ) -> Any:
-        """Return the response to a queued request; withdraw it on cancellation or at its deadline."""
-        try:
-            if left_s is None:
-                return await callback.future
-            async with asyncio.timeout(left_s):
-                return await callback.future
-        except (asyncio.CancelledError, GeneratorExit):
-            if self._withdraw(session, entry, callback):
-                with session.counters_lock:
-                    session.counters.cancelled += 1
-            raise
-        except TimeoutError:
-            if self._withdraw(session, entry, callback):
-                with session.counters_lock:
-                    session.counters.expired += 1
-            raise session.deadline_error(entry.request) from None
-
-    def _admit(self, session: EngineSession, entry: PendingRequest) -> None:
-        limit = self.settings.queue_rows_max
-        try:
-            if session.queue.offer(entry):
-                return
-        except StoppedError:
-            raise session.stopped_error("it is stopping, or has lost its instances") from None
-        except SequenceError as error:
-            session.count_refused(entry, error)
-            raise
-        with session.counters_lock:
-            session.refused += 1
-        _, rows, _, _ = session.queue.waiting()
-        raise OverloadedError(
-            f"model {self.name}: {rows} rows are waiting, the limit is {limit} (queue_rows_max): retry later",
-            retry_after_s=self._retry_after_s(session, rows),
-        )
-
-    def _retry_after_s(self, session: EngineSession, rows: int) -> float:
-        """Return the estimated seconds until the waiting rows are done, by the time per row so far."""
-        done = sum(s.counters.rows + s.counters.failed_rows for s in session.slots)
-        busy_s = sum(s.counters.busy_s for s in session.slots)
-        row_s = busy_s / done if done else 0.01
-        return min(max(rows * row_s / len(session.slots), 0.1), RETRY_AFTER_MAX_S)
-
-    def _withdraw(self, session: EngineSession, entry: PendingRequest, callback: LoopCallback) -> bool:
-        """Withdraw a request whose client has left.
-
-        Return True if it had not ended, and been counted, before.
-        """
-        waited = session.queue.withdraw(entry)
-        callback.discard()
-        if entry.cancelled and not waited:
-            session.cancel_unwanted_calls()
-        return entry.cancelled
 
     def stream(
         self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None
@@ -522,32 +365,11 @@ class Engine(Predictor):
         streams are open, and StoppedError. An invalid later request, and an exception of `more`,
         end the stream with that error.
         """
-        session, backend = self._running_session(_NOT_NOW)
+        session = self._session
+        backend = session.running_backend(_NOT_NOW)
         if not backend.metadata.can_stream:
             raise UnsupportedError(f"model {self.name} cannot stream: it has no predict_stream")
-        first = _checked_request(first, backend)
-        more_checked = None if more is None else _checked_requests(more, backend)
-        loop = asyncio.get_running_loop()
-        call = StreamCall(self._clock, deadline=first.deadline, id=first.id)
-        call.requests.offer(first)
-        slot = session.reserve_slot(call, self.settings.streams_max)
-        try:
-            if session.sequences is not None:
-                session.open_step_stream(call, session.sequences, single=more is None)
-            else:
-                assert slot.backend is not None
-                slot.backend.open_stream(call)
-        except BaseException:
-            session.release_stream(slot, call)
-            raise
-        with session.counters_lock:
-            slot.counters.streams += 1
-        feeder: asyncio.Task[None] | None = None
-        if more_checked is None:
-            call.requests.close()
-        else:
-            feeder = loop.create_task(_feed_stream(more_checked, call))
-        return ResponseStream[InferResponse](call, feeder, lambda call: session.release_stream(slot, call))
+        return open_stream(session, backend, first, more, self.settings.streams_max)
 
     # Sequences
 
@@ -572,27 +394,6 @@ class Engine(Predictor):
 
     # Checks and statistics
 
-    def _running_session(self, why: str) -> tuple[EngineSession, Backend]:
-        session = self._session
-        backend = session.backend
-        if session.state is not SessionState.RUNNING or backend is None:
-            raise session.stopped_error(why)
-        if session.lost_reason is not None:
-            raise InstanceLostError(self.name, session.lost_reason)
-        return session, backend
-
-    def _check_rows(self, backend: Backend, request: InferRequest) -> int:
-        if not backend.metadata.can_predict:
-            raise ModelInputError(
-                self.name,
-                f"its class {backend.metadata.platform} has a predict_stream but no predict, which records, "
-                "files and jobs need: write def predict(self, x), or serve the model and send the request "
-                "as a stream",
-            )
-        if backend.metadata.is_stateful:
-            return count_steps(request, backend.inputs)
-        return backend.inputs.check(request)
-
     @override
     def statistics(self) -> PredictorStatistics:
         """Return the sums over the instances since `start`. A request counts once it has ended.
@@ -601,79 +402,12 @@ class Engine(Predictor):
         time since its last request counts only when the next one arrives, so that the figures of a
         finished run do not change.
         """
-        by_instance = self.instance_statistics()
-        return PredictorStatistics(
-            instances=len(by_instance),
-            calls=sum(s.calls for s in by_instance),
-            rows=sum(s.rows for s in by_instance),
-            failed_rows=sum(s.failed_rows for s in by_instance),
-            retries=sum(s.retries for s in by_instance),
-            busy_s=sum(s.busy_s for s in by_instance),
-            starved_s=sum(s.starved_s for s in by_instance),
-        )
-
-    def instance_statistics(self) -> tuple[PredictorStatistics, ...]:
-        """Return the statistics of each instance, in a fixed order."""
-        return tuple(s.counters.snapshot() for s in self._session.slots)
+        by_instance = [slot.counters.snapshot() for slot in self._session.slots]
+        sums = {
+            f.name: sum(getattr(each, f.name) for each in by_instance) for f in fields(PredictorStatistics)
+        }
+        return PredictorStatistics(**sums)
 
     def model_statistics(self) -> ModelStatistics:
         """Return all counters since `start` and the current gauges. Any thread."""
-        session = self._session
-        requests, rows, oldest_s, running = session.queue.waiting()
-        ended_s = max(
-            (s.counters.ended_s for s in session.slots if s.counters.ended_s is not None), default=None
-        )
-        ago_s = 0.0 if ended_s is None else self._clock.now() - ended_s
-        base = ModelStatistics(
-            self.name,
-            self.version or "",
-            instances=len(session.slots),
-            last_inference_ms=0 if ended_s is None else round((time.time() - ago_s) * 1000),
-            cancelled=session.queue.cancelled,
-            refused=session.refused,
-            uptime_s=self._clock.now() - session.began_s if self.running else 0.0,
-            waiting_requests=requests,
-            waiting_rows=rows,
-            oldest_waiting_s=oldest_s,
-            in_flight=requests + running,
-            open_streams=sum(len(s.streams) for s in session.slots),
-            sequences=None if session.sequences is None else _sequence_statistics(session.sequences),
-        )
-        return sum_counters([*(s.counters for s in session.slots), session.counters], base)
-
-
-def _sequence_statistics(sequences: SequenceSchedule) -> SequenceStatistics:
-    ends = {str(why): count for why, count in sequences.ends().items()}
-    return SequenceStatistics(sequences.live, sequences.limits.live_max, ends, sequences.refused())
-
-
-def _checked_request(request: InferRequest, backend: Backend) -> InferRequest:
-    """Return one request of a stream with the declared types of its inputs. Raises ModelInputError."""
-    if backend.inputs.declared and not backend.metadata.is_stateful:
-        backend.inputs.check_names(request)
-    return convert_inputs(request, backend.metadata, as_rows=backend.metadata.is_stateful)
-
-
-async def _checked_requests(
-    requests: AsyncIterator[InferRequest], backend: Backend
-) -> AsyncIterator[InferRequest]:
-    async for request in requests:
-        yield _checked_request(request, backend)
-
-
-async def _feed_stream(requests: AsyncIterator[InferRequest], call: StreamCall) -> None:
-    """Feed the requests of a stream to its model."""
-    error: BaseException | None = None
-    try:
-        async for request in requests:
-            await call.requests.aput(request)
-    except CancelledRequestError:
-        return
-    except asyncio.CancelledError:
-        # Not all requests were sent: the model must not take this for their end.
-        error = CancelledRequestError("the client has closed the stream")
-        raise
-    except BaseException as raised:  # noqa: BLE001 - raised in the generator of the model
-        error = raised
-    finally:
-        call.requests.close(error)
+        return self._session.statistics(self.version)

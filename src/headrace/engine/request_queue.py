@@ -43,7 +43,7 @@ class RequestQueue:
         """The order of the calls. Replaced before the first request by a model with a `step`."""
         self._clock = clock
         self._in_flight_max = in_flight_max
-        self._queue_rows_max = queue_rows_max
+        self.queue_rows_max = queue_rows_max
         self._deliver_results = deliver_results
         self._space_freed = threading.Condition(self.lock)
         # Not referenced by the callback, so that a client that keeps its future does not keep the
@@ -89,7 +89,7 @@ class RequestQueue:
             with self.lock:
                 if self.closed:
                     raise StoppedError("it is stopping")
-                if not self.schedule.has_room(entry, self._queue_rows_max):
+                if not self.schedule.has_room(entry, self.queue_rows_max):
                     return False
                 self.schedule.add(entry, details)
                 return True

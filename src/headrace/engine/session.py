@@ -1,6 +1,7 @@
 """One session of an engine, from a start to its stop: the state that clients and instances share."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
@@ -8,6 +9,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import (
     DeadlineError,
     HeadraceError,
+    InstanceLostError,
     OverloadedError,
     SequenceError,
     SequenceFullError,
@@ -15,16 +17,16 @@ from headrace.core.errors import (
     TooManySequencesError,
 )
 from headrace.core.handle import HandleRequest
+from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest
 from headrace.engine.backend import Backend
-from headrace.engine.counters import EngineCounters
+from headrace.engine.counters import EngineCounters, sum_counters
 from headrace.engine.inline_caller import InlineCaller
 from headrace.engine.pending_request import PendingRequest, RequestResult, cancelled_error, deliver
 from headrace.engine.request_queue import RequestQueue
 from headrace.engine.restart_policy import RestartPolicy
 from headrace.engine.schedule import IndependentRequests
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
-from headrace.engine.sequences.step_stream import StepStream
 from headrace.engine.streams import StreamCall
 
 
@@ -143,6 +145,27 @@ class EngineSession:
             self.queue.close()
             raise
 
+    def wait_until_loaded(self) -> None:
+        """Return when every instance is ready; from then on, requests are accepted.
+
+        Raises the first instance's error, or StoppedError. Then no thread of an instance is left.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: self.loaded == len(self.slots))
+            if self.load_error is None and self.state is SessionState.LOADING:
+                self.began_s = self.clock.now()
+                self.set_state(SessionState.RUNNING)
+                return
+        self.queue.close()
+        self.join_threads()
+        raise self.load_error or StoppedError(f"model {self.name} was stopped while it loaded")
+
+    def set_state(self, state: SessionState) -> None:
+        """Change the state, and tell those who wait for it."""
+        with self.changed:
+            self.state = state
+            self.changed.notify_all()
+
     def join_threads(self) -> None:
         """Wait for the threads, except the current one."""
         for thread in self.threads:
@@ -157,6 +180,17 @@ class EngineSession:
             self.changed.notify_all()
 
     # Requests
+
+    def running_backend(self, why: str) -> Backend:
+        """Return the backend that describes the model.
+
+        Raises StoppedError, for the reason `why`, and InstanceLostError once no instance is left.
+        """
+        if self.state is not SessionState.RUNNING or self.backend is None:
+            raise self.stopped_error(why)
+        if self.lost_reason is not None:
+            raise InstanceLostError(self.name, self.lost_reason)
+        return self.backend
 
     def check_wanted(self, entry: PendingRequest) -> None:
         """Raise the error that ends a request whose result is no longer wanted."""
@@ -211,6 +245,31 @@ class EngineSession:
         """Return the error of a request that this session does not run."""
         return StoppedError(f"model {self.name} is not running: {when}")
 
+    def statistics(self, version: str | None) -> ModelStatistics:
+        """Return all counters since the start and the current gauges. Any thread."""
+        requests, rows, oldest_s, running = self.queue.waiting()
+        ended_s = max(
+            (s.counters.ended_s for s in self.slots if s.counters.ended_s is not None), default=None
+        )
+        now = self.clock.now()
+        ago_s = 0.0 if ended_s is None else now - ended_s
+        base = ModelStatistics(
+            self.name,
+            version or "",
+            instances=len(self.slots),
+            last_inference_ms=0 if ended_s is None else round((time.time() - ago_s) * 1000),
+            cancelled=self.queue.cancelled,
+            refused=self.refused,
+            uptime_s=now - self.began_s if self.state is SessionState.RUNNING else 0.0,
+            waiting_requests=requests,
+            waiting_rows=rows,
+            oldest_waiting_s=oldest_s,
+            in_flight=requests + running,
+            open_streams=sum(len(s.streams) for s in self.slots),
+            sequences=None if self.sequences is None else self.sequences.statistics(),
+        )
+        return sum_counters([*(s.counters for s in self.slots), self.counters], base)
+
     # Streams
 
     def reserve_slot(self, call: StreamCall, streams_max: int) -> InstanceSlot:
@@ -240,20 +299,6 @@ class EngineSession:
         with self.changed:
             slot.streams.discard(call)
             self.changed.notify_all()
-
-    def open_step_stream(self, call: StreamCall, sequences: SequenceSchedule, *, single: bool) -> None:
-        """Open a stream of a model that has a `step`. Raises the error of its first message."""
-        backend = self.backend
-        assert backend is not None
-        StepStream(
-            call,
-            self.queue,
-            sequences,
-            self.clock,
-            inputs=backend.inputs,
-            single=single,
-            on_client_left=self.cancel_unwanted_calls,
-        ).open()
 
     def wait_for_streams(self) -> None:
         """Wait until no stream is open, or `abort` is called."""

@@ -410,5 +410,5 @@ def test_idle_sequence_ends_without_traffic(model):
         none = step_request(tensors={"x": np.zeros((0, 1), np.float32)}, sequence_id="a", sequence_start=True)
         assert submit_result(engine, none) == []
         sequences = engine._session.sequences
-        assert sequences.live <= 1
-        run(wait_until(lambda: sequences.live == 0))
+        assert sequences.statistics().live <= 1
+        run(wait_until(lambda: sequences.statistics().live == 0))

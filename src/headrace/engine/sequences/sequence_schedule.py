@@ -18,7 +18,8 @@ from headrace.batching.sequence import SequenceTable
 from headrace.checkpoints.store import CheckpointStore
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, SequenceError, SequenceGoneError
-from headrace.core.sequence import SequenceControl, SequenceEnd, SequenceInfo, SequenceLimits
+from headrace.core.sequence import SequenceControl, SequenceInfo, SequenceLimits
+from headrace.core.statistics import SequenceStatistics
 from headrace.core.tensor import Array, InferResponse
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.pending_request import PendingRequest, RequestResult, merge_key
@@ -135,20 +136,11 @@ class SequenceSchedule(Schedule):
         self._request_queue.deliver_ended()
         return infos
 
-    @property
-    def live(self) -> int:
-        """Number of live sequences, also of those without an id."""
-        return len(self._table)
-
-    def ends(self) -> dict[SequenceEnd, int]:
-        """Return the number of ended sequences by reason."""
+    def statistics(self) -> SequenceStatistics:
+        """Return the live sequences, also those without an id, and the counts of ends and refusals."""
         with self._lock:
-            return dict(self._table.end_counts)
-
-    def refused(self) -> dict[str, int]:
-        """Return the number of refused row requests by the kind of the error."""
-        with self._lock:
-            return dict(self._refusals)
+            ends = {str(why): count for why, count in self._table.end_counts.items()}
+            return SequenceStatistics(len(self._table), self.limits.live_max, ends, dict(self._refusals))
 
     # Instances
 
