@@ -137,6 +137,10 @@ docs: $(SETUP_DOCS) ## Build the documentation's site in build/site; broken link
 docs-test: $(SETUP_ALL) ## Run the snippets of README.md and docs/
 	$(BIN)/pytest README.md docs $(ARGS)
 
+PROTO := src/headrace/protocols/oip_grpc/proto
+descriptors: $(SETUP_ALL) ## Compile the .proto files of gRPC to the descriptor set that headrace loads
+	$(BIN)/python -m grpc_tools.protoc -Iheadrace=$(PROTO) --descriptor_set_out=$(PROTO)/descriptors.binpb $(PROTO)/*.proto
+
 clean: ## Remove all generated files except the environments
 	rm -rf build dist demo bench-results examples/serving/breast-cancer/model.onnx examples/sequences/characters/weights.npz .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -6,8 +6,7 @@ from google.protobuf import descriptor_pb2
 
 from cases import for_each
 from headrace.core.errors import UnauthenticatedError, UnsupportedError
-from headrace.protocols.oip_grpc.messages import message_class
-from headrace.protocols.oip_grpc.schema import FILES
+from headrace.protocols.oip_grpc.messages import file_descriptors, message_class
 from headrace.server.grpc_service import GrpcService
 from headrace.server.grpc_streams import GrpcStreamSettings
 from server.grpc_support import (
@@ -158,10 +157,10 @@ async def test_unsupported_triton_methods_name_the_reason(name):
 @in_event_loop
 async def test_methods_match_the_descriptors():
     described = {
-        f"/{file.package}.{service}/{rpc.name}"
-        for file in FILES
-        for service, rpcs in file.services.items()
-        for rpc in rpcs
+        f"/{file.package}.{service.name}/{method.name}"
+        for file in file_descriptors()
+        for service in file.service
+        for method in service.method
     }
     methods = GrpcService(plane()).methods()
     assert described <= set(methods)

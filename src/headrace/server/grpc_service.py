@@ -10,14 +10,15 @@ from typing import Any, Final, NoReturn
 
 from headrace.core.errors import UnsupportedError
 from headrace.protocols.oip_grpc import repository
-from headrace.protocols.oip_grpc.messages import message_class, parse_message
-from headrace.protocols.oip_grpc.reflection import Reflection
-from headrace.protocols.oip_grpc.schema import (
+from headrace.protocols.oip_grpc.messages import (
+    HEALTH,
     INFERENCE,
-    REFLECTION_V1,
-    REFLECTION_V1ALPHA,
+    REFLECTIONS,
     REPOSITORY,
+    message_class,
+    parse_message,
 )
+from headrace.protocols.oip_grpc.reflection import Reflection
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_contract import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.server.grpc_health import GrpcHealth
@@ -28,9 +29,9 @@ from headrace.server.observation import Observer, Observers
 from headrace.server.response_counters import ResponseCounters
 from headrace.server.security import Access, Role
 
-INFERENCE_SERVICE: Final = "inference.GRPCInferenceService"
-REPOSITORY_SERVICE: Final = "inference.model_repository.ModelRepositoryService"
-HEALTH_SERVICE: Final = "grpc.health.v1.Health"
+INFERENCE_SERVICE: Final = f"{INFERENCE}.GRPCInferenceService"
+REPOSITORY_SERVICE: Final = f"{REPOSITORY}.ModelRepositoryService"
+HEALTH_SERVICE: Final = f"{HEALTH}.Health"
 
 _UNSUPPORTED: Final = {
     "SystemSharedMemoryStatus": "shared memory is not offered: send tensors in raw_input_contents",
@@ -95,19 +96,19 @@ class GrpcService:
                 "ModelMetadata": self._model_metadata,
                 "ModelConfig": self._model_config,
                 "ModelStatistics": self._model_statistics,
-                **_repository_methods(self._dataplane, self._inference, INFERENCE.package),
+                **_repository_methods(self._dataplane, self._inference, INFERENCE),
                 **{name: _unsupported_method(why) for name, why in _UNSUPPORTED.items()},
             },
-            REPOSITORY_SERVICE: _repository_methods(self._dataplane, self._inference, REPOSITORY.package),
+            REPOSITORY_SERVICE: _repository_methods(self._dataplane, self._inference, REPOSITORY),
             HEALTH_SERVICE: {"Check": self._health.check, "List": self._health.list},
         }
         streams: dict[str, StreamHandler] = {
             f"/{INFERENCE_SERVICE}/ModelStreamInfer": self._streams.model_stream_infer,
             f"/{HEALTH_SERVICE}/Watch": self._health.watch,
         }
-        for file in (REFLECTION_V1, REFLECTION_V1ALPHA):
-            path = f"/{file.package}.ServerReflection/ServerReflectionInfo"
-            streams[path] = self._reflection(Reflection(file.package, wrapped_streams=self._wrapped_streams))
+        for package in REFLECTIONS:
+            path = f"/{package}.ServerReflection/ServerReflectionInfo"
+            streams[path] = self._reflection(Reflection(package, wrapped_streams=self._wrapped_streams))
         methods = {
             f"/{service}/{name}": GrpcMethod(unary=unary)
             for service, unaries in table.items()

@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from google.protobuf import descriptor_pool
 
 from cases import for_each
 from headrace.core.errors import DataError
-from headrace.protocols.oip_grpc.messages import file_descriptor, message_class, parse_message
-from headrace.protocols.oip_grpc.schema import FILES, HEALTH, INFERENCE
+from headrace.protocols import oip_grpc
+from headrace.protocols.oip_grpc.messages import file_descriptors, message_class, parse_message
+
+PROTO = Path(oip_grpc.__file__).parent / "proto"
+FILES = {file.package: file for file in file_descriptors()}
 
 FOREIGN = """
 from google.protobuf import descriptor_pb2, descriptor_pool
@@ -34,18 +38,23 @@ def test_foreign_messages_of_the_same_names_can_be_registered(order):
 
 
 def test_default_pool_has_no_headrace_messages():
-    for file in FILES:
-        for name in file.messages:
+    for file in FILES.values():
+        for message in file.message_type:
             with pytest.raises(KeyError):
-                descriptor_pool.Default().FindMessageTypeByName(f"{file.package}.{name}")
+                descriptor_pool.Default().FindMessageTypeByName(f"{file.package}.{message.name}")
 
 
-@for_each("file", FILES)
-def test_every_message_has_a_class_and_unique_numbers(file):
-    for name, fields in file.messages.items():
-        made = message_class(name, package=file.package)
-        assert len(made.DESCRIPTOR.fields) == len(fields)
-        assert len({f.number for f in made.DESCRIPTOR.fields}) == len(fields)
+@pytest.mark.slow
+def test_descriptor_set_is_that_of_the_proto_files(tmp_path):
+    """Otherwise run `make descriptors`."""
+    compiled = tmp_path / "descriptors.binpb"
+    arguments = [
+        f"-Iheadrace={PROTO}",
+        f"--descriptor_set_out={compiled}",
+        *map(str, sorted(PROTO.glob("*.proto"))),
+    ]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *arguments], check=True, timeout=60)
+    assert compiled.read_bytes() == (PROTO / "descriptors.binpb").read_bytes()
 
 
 def test_fields_have_the_protocols_wire_positions():
@@ -60,9 +69,9 @@ def test_fields_have_the_protocols_wire_positions():
 
 
 def test_health_watch_streams_one_way_and_inference_both():
-    (watch,) = (m for m in file_descriptor(HEALTH).service[0].method if m.name == "Watch")
+    (watch,) = (m for m in FILES["grpc.health.v1"].service[0].method if m.name == "Watch")
     assert (watch.client_streaming, watch.server_streaming) == (False, True)
-    (stream,) = (m for m in file_descriptor(INFERENCE).service[0].method if m.name == "ModelStreamInfer")
+    (stream,) = (m for m in FILES["inference"].service[0].method if m.name == "ModelStreamInfer")
     assert (stream.client_streaming, stream.server_streaming) == (True, True)
 
 

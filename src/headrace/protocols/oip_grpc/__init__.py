@@ -2,8 +2,8 @@
 
 Pure.
 
-- `schema`: the tables of messages and services.
-- `messages`: message classes made of these tables; the only module that imports protobuf.
+- `proto`: the messages and services as .proto files, from which clients in any language are made.
+- `messages`: message classes made of these files; the only module that imports protobuf.
 - `requests`, `responses`: inference messages of a server.
 - `repository`: messages about the server and its models.
 - `health`, `reflection`: the two services of every gRPC server.

@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from headrace.protocols.oip_grpc.messages import message_class
-from headrace.protocols.oip_grpc.schema import HEALTH
+from headrace.protocols.oip_grpc.messages import HEALTH, message_class
 
 SERVING: Final = 1
 NOT_SERVING: Final = 2
 SERVICE_UNKNOWN: Final = 3
 
-HealthCheckRequest: Any = message_class("HealthCheckRequest", package=HEALTH.package)
-_RESPONSE: Any = message_class("HealthCheckResponse", package=HEALTH.package)
-_LIST: Any = message_class("HealthListResponse", package=HEALTH.package)
+HealthCheckRequest: Any = message_class("HealthCheckRequest", package=HEALTH)
+_RESPONSE: Any = message_class("HealthCheckResponse", package=HEALTH)
+_LIST: Any = message_class("HealthListResponse", package=HEALTH)
 
 
 def encode_health(status: int) -> bytes:

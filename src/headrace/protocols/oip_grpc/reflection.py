@@ -4,8 +4,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from headrace.core.errors import DataError
-from headrace.protocols.oip_grpc.messages import file_descriptor, message_class, parse_message
-from headrace.protocols.oip_grpc.schema import FILES, INFERENCE
+from headrace.protocols.oip_grpc.messages import (
+    INFERENCE,
+    file_descriptors,
+    message_class,
+    parse_message,
+)
 
 _NOT_FOUND: Final = 5
 _UNIMPLEMENTED: Final = 12
@@ -23,15 +27,16 @@ class Reflection:
     def __init__(self, package: str, *, wrapped_streams: bool = False) -> None:
         self._request: Any = message_class("ServerReflectionRequest", package=package)
         self._response: Any = message_class("ServerReflectionResponse", package=package)
-        self._services = [f"{file.package}.{name}" for file in FILES for name in file.services]
+        self._services: list[str] = []
         self._files: dict[str, bytes] = {}
         self._file_of: dict[str, str] = {}
-        for file in FILES:
-            descriptor = file_descriptor(file)
-            if wrapped_streams and file is INFERENCE:
-                _wrap_streams(descriptor)
-            self._files[file.name] = descriptor.SerializeToString()
-            self._file_of |= dict.fromkeys(_symbols(descriptor), file.name)
+        for file in file_descriptors():
+            self._services += [f"{file.package}.{service.name}" for service in file.service]
+            if wrapped_streams and file.package == INFERENCE:
+                _wrap_streams(file)
+            name: str = file.name
+            self._files[name] = file.SerializeToString()
+            self._file_of |= dict.fromkeys(_symbols(file), name)
 
     def respond(self, data: bytes) -> bytes:
         """Return the ServerReflectionResponse to a ServerReflectionRequest.
@@ -68,7 +73,7 @@ def _set_error(response: Any, code: int, why: str) -> None:
 
 def _wrap_streams(descriptor: Any) -> None:
     (method,) = (m for m in descriptor.service[0].method if m.name == _STREAM_RPC)
-    method.output_type = f".{INFERENCE.package}.ModelStreamInferResponse"
+    method.output_type = f".{INFERENCE}.ModelStreamInferResponse"
 
 
 def _symbols(file: Any) -> Iterable[str]:
