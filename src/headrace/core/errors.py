@@ -65,7 +65,7 @@ single rows, is in `headrace.core.model`: it becomes a `Failure`, not an error.
 
 from typing import Any, ClassVar, Literal
 
-DeathCause = Literal["crash", "oom", "killed", "timeout", "exit"]
+DeathCause = Literal["crash", "oom", "killed", "timeout", "exit", "unrecoverable"]
 """How a model process died; see `InstanceLostError`."""
 
 
@@ -249,8 +249,11 @@ class InstanceLostError(ModelError):
     - "killed": killed by somebody, or by headrace because no client wanted its call any more.
     - "timeout": killed after `call_timeout_s`.
     - "exit": the process exited by itself.
+    - "unrecoverable": the model raised an error after which its process cannot call it any more
+      (`Model.is_unrecoverable`), such as a device-side assertion of CUDA. The message has its text.
 
-    `exit_code` is set for "exit"; for the other causes, `signal` is the name of the signal.
+    `exit_code` is set for "exit"; for the other causes, `signal` is the name of the signal, if one
+    ended the process.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headrace.core.device_errors import is_device_broken
 from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States
 from headrace.core.tensor import Array, InferResponse, TensorSpec
@@ -171,6 +172,19 @@ class Model:
         process calls this with `INSTANCE_LOST` and an empty state. A sequence with a checkpoint
         that moves to another server ends here as `STOPPED`. An exception here is logged.
         """
+
+    def is_unrecoverable(self, error: BaseException, /) -> bool:
+        """Return True if the process that raised `error` cannot call the model any more.
+
+        Called with each exception of a method of the model, except for lack of memory. headrace then
+        replaces the process; a model in a thread is loaded again in a process of its own. The
+        default recognizes broken devices, such as a device-side assertion of CUDA. Must not call
+        the device. ::
+
+            def is_unrecoverable(self, error):
+                return isinstance(error, BoardGoneError) or super().is_unrecoverable(error)
+        """
+        return is_device_broken(error)
 
     def close(self) -> None:
         """Free the resources that `load` took. Called once, when the instance is removed."""
