@@ -25,7 +25,7 @@ class _Backend:
 
 def _policy(backend):
     clock = ManualClock(auto=True)
-    return RestartPolicy(backend, "m", clock), clock
+    return RestartPolicy(backend.restart, "m", clock), clock
 
 
 def _restart(restart_policy, wanted=lambda: True):
@@ -77,7 +77,7 @@ def test_unwanted_instance_is_not_restarted():
 def test_wake_ends_delay():
     backend = _Backend(1)
     clock, wake = ManualClock(), threading.Event()
-    restart_policy = RestartPolicy(backend, "m", clock)
+    restart_policy = RestartPolicy(backend.restart, "m", clock)
     ended = []
 
     def run():

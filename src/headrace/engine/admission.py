@@ -90,8 +90,9 @@ def submit(
     entry = PendingRequest(request, rows, session.clock.now(), callback, key=key, strict=strict)
     if alone or (strict and backend.metadata.whole_requests):
         entry.key = entry
-    if session.inline is not None:
-        callback.complete(session.inline.call(entry))
+    inline = session.inline
+    if inline is not None and (result := inline.call(entry)) is not None:
+        callback.complete(result)
         return future
     try:
         session.queue.put(entry, future)

@@ -90,18 +90,21 @@ class Backend(Protocol):
 
     @property
     def lost(self) -> bool:
-        """True if the process of the model is gone: `restart` it before the next call."""
+        """True if the process of the model is gone, or cannot call it: `restart` before the next call."""
         ...
 
     def on_lost(self, hook: Callable[[], None]) -> None:
-        """Set the callback for the death of the process, called from any thread at any time.
+        """Set the callback for the loss of the backend, called from any thread at any time.
 
-        The callback is called at once if the process is dead already.
+        The callback is called at once if the backend is lost already.
         """
         ...
 
     def restart(self) -> None:
-        """Load the model of a lost backend again, in one attempt. Raises the error of loading."""
+        """Load the model of a lost backend again, in one attempt. Raises the error of loading.
+
+        A backend in this process cannot: `BackendFactory.replace` does.
+        """
         ...
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from headrace.engine.backend import Backend, CallInputs
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import describe_error
 from headrace.engine.process.parent import ProcessBackend
+from headrace.engine.process_fault import ProcessFault
 from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings
 
@@ -52,14 +53,45 @@ class BackendFactory:
         self._clock = clock
         self._load_lock = load_lock
         self._isolation: Isolation | None = settings.isolation
+        self._fault = ProcessFault(name)
 
     def load(self) -> Backend:
-        """Load one instance for the calling thread. Raises ModelLoadError and ConfigError."""
-        if self._isolation != "process":
-            with self._load_lock:
-                backend = self._load_unless_process()
+        """Load one instance for the calling thread. Raises ModelLoadError and ConfigError.
+
+        It is loaded in a process of its own if its isolation is a process, or if this process
+        cannot call the model any more.
+        """
+        if self._isolation != "process" and self._fault.reason is None:
+            try:
+                with self._load_lock:
+                    backend = self._load_unless_process()
+            except ModelLoadError:
+                # Another model may have broken the device of this process.
+                if self._fault.reason is None:
+                    raise
+                return self._load_in_process()
             if backend is not None:
                 return backend
+        return self._load_in_process()
+
+    def check_replaceable(self, backend: LocalBackend) -> None:
+        """Raise ConfigError, with advice, if no other process can load the model of this backend."""
+        if backend.metadata.whole_requests:
+            raise ConfigError(
+                f"model {self._name} cannot run in a process of its own: it takes whole requests "
+                "(predict_request); restart the server"
+            )
+        try:
+            make_recipe(self._make_model, self._name)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; then restart the server, with isolation process") from error
+
+    def replace(self, backend: LocalBackend) -> Backend:
+        """Close a lost backend, and load its model in a process of its own, in one attempt.
+
+        Call it again after an error of loading, which is raised.
+        """
+        backend.close()
         return self._load_in_process()
 
     def _load_unless_process(self) -> LocalBackend | None:
@@ -82,8 +114,14 @@ class BackendFactory:
             raise ModelLoadError(self._name, f"it did not load: {describe_error(error)}") from error
 
     def _load_in_process(self) -> ProcessBackend:
+        try:
+            recipe = make_recipe(self._make_model, self._name)
+        except ConfigError as error:
+            if self._fault.reason is not None:
+                raise
+            raise ConfigError(f"{error}; or set isolation to thread") from error
         return ProcessBackend(
-            make_recipe(self._make_model, self._name),
+            recipe,
             self._name,
             clock=self._clock,
             fingerprint=self._fingerprint,
@@ -105,6 +143,7 @@ class BackendFactory:
             version=self._version,
             settings=self._settings,
             inline=is_inline,
+            fault=self._fault,
         )
         if is_inline and backend.is_async:
             backend.close()

@@ -199,6 +199,11 @@ class Engine(Predictor):
         """Return True while requests are accepted and every instance is alive."""
         return self.running and all(slot.alive for slot in self._session.slots)
 
+    @property
+    def lost_reason(self) -> str | None:
+        """Return the reason why no instance is left, or None while one is alive or restarting."""
+        return self._session.lost_reason
+
     # Starting and stopping
 
     @override
@@ -314,7 +319,7 @@ class Engine(Predictor):
     def infer_inline(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse | None:
         """Return the response of an inline model, on the client's thread, as `infer` does.
 
-        Return None if the model is not called inline: call `infer` instead.
+        Return None if the model is not called inline, or its instance is lost: call `infer` instead.
         """
         session = self._session
         inline = session.inline
@@ -330,7 +335,7 @@ class Engine(Predictor):
         result = inline.call(PendingRequest(request, rows, now, NO_CALLBACK, strict=True, times=times))
         if isinstance(result, BaseException):
             raise result
-        return cast("InferResponse", result)
+        return cast("InferResponse | None", result)
 
     async def handle(self, request: HandleRequest) -> tuple[HandleResponse, ResponseStream[bytes] | None]:
         """Return the response to an opaque request, from an event loop, and the chunks of its body.
@@ -347,9 +352,11 @@ class Engine(Predictor):
         check_deadline(session, request)
         callback = LoopCallback(asyncio.get_running_loop())
         entry = PendingRequest(request, 1, self._clock.now(), callback, key=_HANDLE, strict=True)
-        if session.inline is None:
+        inline = session.inline
+        result = None if inline is None else inline.call(entry)
+        if result is None:
             result = await queue_and_wait(session, entry, callback)
-        elif isinstance(result := session.inline.call(entry), BaseException):
+        elif isinstance(result, BaseException):
             raise result
         if isinstance(result, ChunkedResponse):
             return result.response, open_chunks(session, request, result, self.settings.streams_max)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from headrace.core.clock import Clock
-from headrace.core.errors import StoppedError
+from headrace.core.errors import InstanceLostError, StoppedError
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor
 from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import BatchCaller
@@ -33,6 +33,7 @@ class _FastPath(NamedTuple):
     predict: Callable[..., Any]
     resolve: Callable[[Any], Any]
     check: OutputCheck
+    lost_error: Callable[[BaseException], InstanceLostError | None]
 
 
 def _fast_path(backend: Backend) -> _FastPath | None:
@@ -50,6 +51,7 @@ def _fast_path(backend: Backend) -> _FastPath | None:
         backend.predict,
         backend.resolve,
         backend.check,
+        backend.lost_error,
     )
 
 
@@ -78,15 +80,20 @@ class InlineCaller:
         """Held while the model is called."""
         self._closed = False
 
-    def call(self, entry: PendingRequest) -> RequestResult:
-        """Call the model now, and count the result."""
+    def call(self, entry: PendingRequest) -> RequestResult | None:
+        """Call the model now, and count the result. Return None if the instance is lost: queue it."""
         with self._lock:
+            if self.backend.lost:
+                return None
             if self._closed:
                 return self._stopped_error("it is stopping")
             began_s = self._now()
             item = self._committer.item(entry)
-            for call in self._caller.call((item,)) or ():
-                call.apply()
+            try:
+                for call in self._caller.call((item,)) or ():
+                    call.apply()
+            except InstanceLostError as error:
+                item.error, self._closed = error, self.backend.lost
             result = self._committer.result(item)
             self._record(entry, result, began_s, self._now())
         return result
@@ -127,7 +134,9 @@ class InlineCaller:
                 returned = fast_path.predict(**tensors)
                 outputs = fast_path.check(fast_path.resolve(returned), rows, request.id)
             except BaseException as caught:  # noqa: BLE001 - becomes the error of the request
-                outputs, error = {}, reported_error(self._model, caught)
+                lost = fast_path.lost_error(caught)
+                self._closed = lost is not None
+                outputs, error = {}, lost or reported_error(self._model, caught)
             ended_s = self._now()
             if error is None:
                 counters.record_inline(rows, ended_s - began_s, ended_s)

@@ -4,12 +4,13 @@ import logging
 from collections.abc import Callable
 
 from headrace.batching.adaptive import WaitCondition
-from headrace.core.errors import InstanceLostError, StoppedError
+from headrace.core.errors import ConfigError, InstanceLostError, StoppedError
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.batch_caller import BatchCaller
 from headrace.engine.batch_loop import BatchLoop, Committer, TakenBatch
 from headrace.engine.inline_caller import InlineCaller
+from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import describe_error
 from headrace.engine.ready_queue import BlockingConsumer
 from headrace.engine.request_committer import RequestCommitter
@@ -49,7 +50,8 @@ class InstanceWorker:
         session.report_loaded(None)
         assert slot.backend is not None
         try:
-            self._work_until_closed(slot.backend)
+            while self._work(slot.backend):
+                pass
         except BaseException as error:  # noqa: BLE001 - after a defect, no request may wait for this thread
             self._fail_internally(error)
         finally:
@@ -80,7 +82,7 @@ class InstanceWorker:
                 session.clock,
                 stopped_error=session.stopped_error,
             )
-        slot.restart_policy = RestartPolicy(backend, session.name, session.clock)
+        slot.restart_policy = RestartPolicy(self._start_again, session.name, session.clock)
         slot.alive = True
 
     def _make_caller(self, backend: Backend) -> BatchCaller:
@@ -102,11 +104,14 @@ class InstanceWorker:
             before_call=session.check_wanted,
         )
 
-    def _work_until_closed(self, backend: Backend) -> None:
+    def _work(self, backend: Backend) -> bool:
+        """Work until the queue is closed. Return True if a restart replaced the backend instead."""
         consumer = BlockingConsumer()
 
         def lost() -> None:
-            self._slot.alive = False
+            # Another thread may be late to report the loss of a backend that was replaced meanwhile.
+            if self._slot.backend is backend:
+                self._slot.alive = False
             consumer.wake()
 
         backend.on_lost(lost)
@@ -126,13 +131,16 @@ class InstanceWorker:
                 if not self._run_batch(loop, taken):
                     if not self._restart():
                         committer.instance_given_up()
-                        return
+                        return False
                     committer.instance_restarted()
+                    if slot.backend is not backend:
+                        return True
         except BaseException as error:
             loop.internal_failure(error)
             raise
         finally:
             loop.close()
+        return False
 
     def _make_committer(self, backend: Backend) -> Committer:
         session, slot = self._session, self._slot
@@ -168,7 +176,7 @@ class InstanceWorker:
             loop.internal_failure(error)
         return True
 
-    # Death of the process
+    # Loss of the instance
 
     def _restart(self) -> bool:
         """Restart the instance. Return False if it is given up or no longer wanted."""
@@ -180,6 +188,11 @@ class InstanceWorker:
                 not session.stop_requested.is_set() or session.queue.waiting()[0] > 0
             )
 
+        inline, session.inline = session.inline, None
+        if inline is not None:
+            inline.close()
+        if not self._can_be_replaced():
+            return False
         try:
             slot.restart_policy.restart(session.stop_requested, is_wanted)
         except StoppedError:
@@ -190,6 +203,31 @@ class InstanceWorker:
         slot.counters.restarts += 1
         slot.alive = True
         return True
+
+    def _can_be_replaced(self) -> bool:
+        """Return False, and give up the instance, if it is in a thread and no process can load it."""
+        backend = self._slot.backend
+        if not isinstance(backend, LocalBackend) or backend.lost_reason is None:
+            return True
+        try:
+            self._backend_factory.check_replaceable(backend)
+        except ConfigError as error:
+            self._give_up(error, f"{backend.lost_reason}. It gets none: {error}")
+            return False
+        return True
+
+    def _start_again(self) -> None:
+        """Start the lost instance again, in one attempt: a local one in a process of its own."""
+        slot, backend = self._slot, self._slot.backend
+        assert backend is not None
+        if not isinstance(backend, LocalBackend) or backend.lost_reason is None:
+            backend.restart()
+            return
+        slot.backend = self._backend_factory.replace(backend)
+        _log.warning(
+            "an instance in a thread was loaded again in a process of its own",
+            extra={"model": self._session.name},
+        )
 
     def _fail_internally(self, error: BaseException) -> None:
         """Give up the instance after a defect in its thread."""
@@ -204,7 +242,7 @@ class InstanceWorker:
     def _give_up(self, error: BaseException, reason: str) -> None:
         """Retire the instance. After the last one, the session is lost for this `reason`."""
         session = self._session
-        _log.error("an instance is given up", extra={"model": session.name}, exc_info=error)
+        _log.error("an instance is given up: %s", reason, extra={"model": session.name}, exc_info=error)
         with session.changed:
             self._slot.given_up = True
             is_last = all(s.given_up for s in session.slots)

@@ -18,9 +18,12 @@ from typing_extensions import override
 
 from headrace.core.call import CALL, Call
 from headrace.core.clock import Clock, SystemClock
+from headrace.core.device_errors import is_device_broken
 from headrace.core.errors import (
     CancelledRequestError,
     ConfigError,
+    HeadraceError,
+    InstanceLostError,
     ModelContractError,
     ModelLoadError,
     PredictError,
@@ -37,6 +40,7 @@ from headrace.engine.model_errors import describe_error
 from headrace.engine.model_methods import check_methods
 from headrace.engine.opaque import ChunkedResponse, check_responses
 from headrace.engine.outputs import OutputCheck, Outputs, concatenate
+from headrace.engine.process_fault import ProcessFault
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import Deliver, SequenceEnding, StepOrder, Stepper
 from headrace.engine.streams import StreamCall, StreamModel
@@ -57,6 +61,9 @@ class LocalBackend(Backend):
     A model with an asynchronous `predict_stream` gets a thread with an event loop, in which all of
     its methods are called: between two awaits of its streams no other code of the model runs. With
     `inline` its streams run in the event loops of their clients.
+
+    After an error that the model calls unrecoverable, the backend is lost: this call, all later ones
+    and the streams end with InstanceLostError. So are all backends with the same `fault`.
     """
 
     def __init__(
@@ -69,8 +76,12 @@ class LocalBackend(Backend):
         version: str | None = None,
         settings: ServeSettings = _DEFAULTS,
         inline: bool = False,
+        fault: ProcessFault | None = None,
     ) -> None:
         self._name = name
+        self._fault = fault or ProcessFault(name)
+        self._is_unrecoverable: Callable[[BaseException], bool] = is_device_broken
+        self._on_lost: Callable[[], None] | None = None
         self._version = version
         self._clock = clock or SystemClock()
         self._runner: asyncio.Runner | None = None
@@ -85,9 +96,13 @@ class LocalBackend(Backend):
         self._closed = False
         self.model_lock = threading.Lock()
         """Held while code of the model runs, where several threads run it."""
+        self._fault.add_callback(self._lose)
         try:
             self._load(make_model(), settings, inline=inline)
+            # Such as by `sequence_ended`, after the step of the warm-up.
+            self._raise_if_lost()
         except BaseException as error:
+            self.lost_error(error)
             self.close()
             if isinstance(error, (ModelLoadError, ConfigError)):
                 raise
@@ -115,6 +130,7 @@ class LocalBackend(Backend):
 
     def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
         check_methods(model, self._name)
+        self._is_unrecoverable = model.is_unrecoverable
         if has_step(model):
             if inline:
                 raise ConfigError(
@@ -123,7 +139,12 @@ class LocalBackend(Backend):
             self._stepper = Stepper(model, self._name)
         if has_predict_stream(model) or has_handle(model):
             self._stream_model = StreamModel(
-                model, self._name, self._version, clock=self._clock, model_lock=self.model_lock
+                model,
+                self._name,
+                self._version,
+                clock=self._clock,
+                model_lock=self.model_lock,
+                lost_error=self.lost_error,
             )
             is_async = self._stream_model.is_async or inspect.iscoroutinefunction(model.handle)
             if is_async and not inline:
@@ -170,7 +191,10 @@ class LocalBackend(Backend):
                 self._run(lambda: self._predict(zeros))
             else:
                 self._step_with_zeros(zeros)
-        except Exception:  # noqa: BLE001 - zeros may be an input that the model does not accept
+        except Exception as error:
+            # Zeros may be an input that the model does not accept.
+            if self.lost_error(error) is not None:
+                raise
             _log.debug("warm-up with zeros failed", extra={"model": self._name}, exc_info=True)
 
     def _step_with_zeros(self, zeros: Mapping[str, Array]) -> None:
@@ -183,6 +207,7 @@ class LocalBackend(Backend):
     @override
     def call(self, inputs: CallInputs, call: Call, deliver: Deliver | None = None) -> CallResult:
         """Call the model. A step counts only when `deliver` has returned."""
+        self._raise_if_lost()
         token = CALL.set(call)
         try:
             if inputs.requests:
@@ -200,8 +225,23 @@ class LocalBackend(Backend):
             return CallResult(
                 outputs, joined_s - began_s, inferred_s - joined_s, self._clock.now() - inferred_s
             )
+        except BaseException as error:
+            if (lost := self.lost_error(error)) is not None:
+                raise lost from error
+            raise
         finally:
             CALL.reset(token)
+
+    def _raise_if_lost(self) -> None:
+        if (lost := self._fault.error()) is not None:
+            raise lost
+
+    def lost_error(self, error: BaseException) -> InstanceLostError | None:
+        """Return the error to report instead of an unrecoverable one of the model, else None.
+
+        The backend is lost then.
+        """
+        return self._fault.check(error, self._is_unrecoverable)
 
     def _call_opaque(self, inputs: CallInputs) -> CallResult:
         model = self._model
@@ -273,7 +313,8 @@ class LocalBackend(Backend):
     @override
     def end_sequences(self, endings: Sequence[SequenceEnding]) -> None:
         assert self._stepper is not None, "the model has a step"
-        self._stepper.end(endings, self._run)
+        self._raise_if_lost()
+        self._stepper.end(endings, self._run_checked)
 
     def _invoke(self, tensors: Mapping[str, Array]) -> Any:
         if self._stream_model is not None:
@@ -318,16 +359,31 @@ class LocalBackend(Backend):
     @property
     @override
     def lost(self) -> bool:
-        """Always False: a local backend lives as long as its process."""
-        return False
+        return self._fault.reason is not None
+
+    @property
+    def lost_reason(self) -> str | None:
+        """The unrecoverable error that lost it, for clients; None while it can be called."""
+        return self._fault.reason
 
     @override
     def on_lost(self, hook: Callable[[], None]) -> None:
-        pass
+        self._on_lost = hook
+        if self.lost:
+            hook()
+
+    def _lose(self) -> None:
+        hook = self._on_lost
+        if hook is not None:
+            # First, so that a client that sees its stream fail does not find the instance alive.
+            hook()
+        lost = self._fault.error()
+        assert lost is not None
+        self._cancel_streams(lost)
 
     @override
     def restart(self) -> None:
-        pass
+        """Do nothing: only another process can load a lost model again (`BackendFactory.replace`)."""
 
     # Streams
 
@@ -337,6 +393,7 @@ class LocalBackend(Backend):
         assert model is not None, "the model has a predict_stream"
         stream.on_end(lambda: self._on_stream_end(stream))
         with self._changed:
+            self._raise_if_lost()
             if self._closed:
                 raise StoppedError(f"model {self._name} is stopping")
             # Started under the lock, so that `close` sees it.
@@ -370,11 +427,10 @@ class LocalBackend(Backend):
 
     @override
     def close(self) -> None:
+        self._fault.remove_callback(self._lose)
         with self._changed:
             self._closed = True
-            open_streams = list(self._streams)
-        for stream in open_streams:
-            stream.cancel(StoppedError(f"model {self._name} is stopping"))
+        self._cancel_streams(self._fault.error() or StoppedError(f"model {self._name} is stopping"))
         if not self._is_inline:
             # Inline streams may run in the event loops of their clients, possibly the one that
             # stops here.
@@ -391,6 +447,20 @@ class LocalBackend(Backend):
                 self._loop_thread.stop()
             if self._runner is not None:
                 self._runner.close()
+
+    def _cancel_streams(self, reason: HeadraceError) -> None:
+        with self._changed:
+            open_streams = list(self._streams)
+        for stream in open_streams:
+            stream.cancel(reason)
+
+    def _run_checked(self, method: Callable[[], Any]) -> Any:
+        """Call `_run`, and look at its error."""
+        try:
+            return self._run(method)
+        except BaseException as error:
+            self.lost_error(error)
+            raise
 
     def _run(self, method: Callable[[], Any]) -> Any:
         """Call a method of the model in its thread, and wait for it if it is asynchronous."""

@@ -17,7 +17,7 @@ from headrace.engine.model_errors import describe_error
 
 _ADVICE = (
     "define the class, or a function that makes it, in a module that can be imported, or pass the path of a "
-    "file to model_factory; or set isolation to thread"
+    "file to model_factory"
 )
 
 

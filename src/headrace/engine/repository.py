@@ -49,6 +49,11 @@ class _Version:
     reason: str = ""
     engine: Engine | None = None
 
+    def condition(self) -> tuple[ModelState, str]:
+        """Return the state to report, and its reason."""
+        lost_reason = None if self.engine is None else self.engine.lost_reason
+        return (self.state, self.reason) if lost_reason is None else (ModelState.UNAVAILABLE, lost_reason)
+
 
 class ModelRepository(Service):
     """The engines of many models and versions.
@@ -135,10 +140,13 @@ class ModelRepository(Service):
         return tuple(sorted(ready, key=_version_key))
 
     def index(self, *, ready: bool = False) -> tuple[ModelIndexEntry, ...]:
-        """Return every version, ordered by name; only those that are ready if `ready`."""
+        """Return every version, ordered by name; only those that are ready if `ready`.
+
+        A version whose instances are all given up is unavailable, with the reason.
+        """
         with self._lock:
             entries = [
-                ModelIndexEntry(name, version, e.state, e.reason)
+                ModelIndexEntry(name, version, *e.condition())
                 for name, versions in sorted(self._models.items())
                 for version, e in sorted(versions.items(), key=lambda item: _version_key(item[0]))
             ]

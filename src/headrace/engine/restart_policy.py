@@ -1,4 +1,4 @@
-"""Restarts of an instance whose process died, with increasing delays, until it is given up.
+"""Restarts of an instance that was lost, with increasing delays, until it is given up.
 
 The first death is followed by a restart at once. Deaths and failed starts in a row, without a
 successful call in between, wait ever longer, so that a broken model does not keep the machine busy.
@@ -12,7 +12,6 @@ from typing import Final
 from headrace.core.clock import Clock
 from headrace.core.errors import StoppedError
 from headrace.core.retry import RetryPolicy
-from headrace.engine.backend import Backend
 from headrace.engine.model_errors import describe_error
 
 STARTS_MAX: Final = 5
@@ -23,10 +22,13 @@ _log = logging.getLogger("headrace.engine")
 
 
 class RestartPolicy:
-    """The restarts of one instance after its deaths. All of it runs in the instance's thread."""
+    """The restarts of one instance after its deaths. All of it runs in the instance's thread.
 
-    def __init__(self, backend: Backend, model: str, clock: Clock) -> None:
-        self._backend = backend
+    `start` starts the instance again, in one attempt.
+    """
+
+    def __init__(self, start: Callable[[], None], model: str, clock: Clock) -> None:
+        self._start = start
         self._model = model
         self._clock = clock
         self._deaths = 0
@@ -51,7 +53,7 @@ class RestartPolicy:
             if not is_wanted():
                 raise StoppedError(f"model {self._model} is stopping, and no request waits for the instance")
             try:
-                self._backend.restart()
+                self._start()
             except Exception as error:
                 failed_starts += 1
                 if failed_starts == STARTS_MAX:

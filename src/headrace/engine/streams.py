@@ -116,7 +116,8 @@ class StreamCall(Call):
 class StreamModel:
     """A runner of one instance's streams: of `predict_stream`, and of bodies that `handle` returned.
 
-    `model_lock` is held while plain generators run.
+    `model_lock` is held while plain generators run. `lost_error` returns the error to report instead
+    of one after which the instance is lost, else None.
     """
 
     def __init__(
@@ -127,7 +128,9 @@ class StreamModel:
         *,
         clock: Clock,
         model_lock: AbstractContextManager[Any],
+        lost_error: Callable[[BaseException], HeadraceError | None] = lambda _: None,
     ) -> None:
+        self._lost_error = lost_error
         self._predict_stream = model.predict_stream
         self._names = [s.name for s in model.outputs]
         self._name = name
@@ -216,7 +219,9 @@ class StreamModel:
     def _as_error(self, raised: BaseException, call: StreamCall) -> BaseException:
         if call.responses.abandoned and isinstance(raised, (asyncio.CancelledError, CancelledRequestError)):
             return self.cancelled()
-        return raised if raised is call.requests.error else reported_error(self._name, raised)
+        if raised is call.requests.error:
+            return raised
+        return self._lost_error(raised) or reported_error(self._name, raised)
 
     def _item(self, item: Any, call: StreamCall) -> InferResponse | bytes:
         return self.response(item, call.id) if call.body is None else _chunk(self._name, item)

@@ -72,8 +72,8 @@ _log = logging.getLogger("headrace.engine")
 class ModelProcess:
     """A process with a loaded model. It ends with the thread that makes it.
 
-    `on_lost` is called once, in the wire's thread, when the process dies without `close`. Raises
-    the error of loading.
+    `on_lost` is called in the wire's thread when the process dies without `close`, and before, when
+    it reports that it cannot call the model any more. Raises the error of loading.
     """
 
     def __init__(self, boot: StartMessage, clock: Clock, on_lost: Callable[[], None]) -> None:
@@ -214,6 +214,11 @@ class ModelProcess:
         for kind, id, payload in frames:
             if kind == FrameKind.LOG:
                 self._log(*decode_log_record(payload))
+                continue
+            if kind == FrameKind.LOST:
+                self.kill("unrecoverable", bytes(payload).decode())
+                # Before the streams end, as in `_on_wire_end`.
+                self._on_lost()
                 continue
             stream = self._open.get(id)
             if stream is None:

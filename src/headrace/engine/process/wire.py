@@ -41,6 +41,8 @@ class FrameKind(IntEnum):
     """A body of `handle` that no client reads. The id is its number."""
     LOG = 7
     """A log record for the serving process."""
+    LOST = 9
+    """The process cannot call the model any more. The payload is the reason, as text."""
 
 
 Frame = tuple[int, int, memoryview]
