@@ -7,6 +7,7 @@ import re
 import subprocess
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from headrace.config.model_file import read_definition
 from headrace.core import errors
 from headrace.core.sequence import SEQUENCE_PARAMETERS, SequenceEnd, SequenceLimits
 from headrace.core.tensor import InferRequest, Tensor
+from headrace.engine import Engine
 from headrace.engine.repository import ModelRepository
+from headrace.engine.settings import ServeSettings
 from headrace.server.errors import status_of
 from headrace.server.metrics import FAMILIES
 from headrace.server.openapi import openapi_document
@@ -24,8 +27,8 @@ from server.support import serving
 PAGE = (Path(__file__).parent.parent / "docs" / "sequences.md").read_text()
 
 
-def block(language: str) -> str:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
+def block(language: str, index: int = 0) -> str:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[index]
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -64,6 +67,26 @@ def test_its_file_sets_what_it_says(definition):
         assert [info.id for info in engine.sequences()] == ["a"]
     finally:
         repository.stop(drain=False)
+
+
+def test_the_decoder_frees_each_block():
+    namespace: dict[str, Any] = {}
+    exec(block("python", 1), namespace)
+    decoder = namespace["Decoder"]()
+    engine = Engine(lambda: decoder, name="decoder", serving=ServeSettings(isolation="thread"))
+    engine.start()
+    try:
+        token = Tensor("token", np.zeros((200, 1), np.float32))
+        starts = (Tensor("sequence_start", np.ones(200, bool)),)
+        ids = (Tensor("sequence_id", np.array([f"s{n}" for n in range(200)], object)),)
+        engine.submit(InferRequest((token, *ids, *starts))).result(30)
+        assert len(decoder.free_blocks) == 56
+        response = engine.submit(InferRequest((token, *ids))).result(30)
+        assert len(response.failures) == 144
+        assert decoder.free_blocks == set()
+    finally:
+        engine.stop()
+    assert decoder.free_blocks == set(range(256))
 
 
 def test_the_tables_have_what_there_is():

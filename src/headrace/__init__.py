@@ -29,6 +29,7 @@ from headrace.core import (
     States,
     Tensor,
     TensorSpec,
+    UndoneStep,
     current_call,
 )
 from headrace.core.platform import WINDOWS_REFUSAL
@@ -118,6 +119,7 @@ __all__ = [
     "TransformOutput",
     "TransformReport",
     "TransformSettings",
+    "UndoneStep",
     "Workers",
     "current_call",
     "open_run",

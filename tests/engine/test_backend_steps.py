@@ -5,7 +5,6 @@ states.
 import functools
 import itertools
 import json
-import threading
 from math import inf
 
 import numpy as np
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from engine import step_models as models
+from engine.step_backends import cancelled_call, make_backend, order
 from engine.support import WAIT_S, no_leaks, rows
 from headrace.core import InferRequest, Tensor, current_call
 from headrace.core.errors import (
@@ -28,13 +28,11 @@ from headrace.core.model import RowError
 from headrace.core.sequence import SequenceEnd, SequenceLimits
 from headrace.engine import Engine
 from headrace.engine.backend import CallInputs
-from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import describe_error
 from headrace.engine.process.parent import ProcessBackend
 from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings
-from headrace.engine.stepper import SequenceEnding, StepOrder
-from servers.polling import wait_until
+from headrace.engine.stepper import SequenceEnding
 
 pytestmark = pytest.mark.timeout(60)
 GOES_ON, SILENT, ENDS, QUIET = (
@@ -59,13 +57,8 @@ def made():
     backends = []
 
     def make(kind, model=models.Summing, **serve):
-        set_to = ServeSettings(**serve)
-        if kind == "local":
-            backend = LocalBackend(model, "m", settings=set_to)
-        else:
-            backend = ProcessBackend(make_recipe(model, "m"), "m", settings=set_to)
-        backends.append(backend)
-        return backend
+        backends.append(make_backend(kind, model, **serve))
+        return backends[-1]
 
     yield make
     for backend in backends:
@@ -73,11 +66,6 @@ def made():
 
 
 both = pytest.mark.parametrize("kind", ["local", pytest.param("process", marks=pytest.mark.slow)])
-
-
-def order(number, id="s", steps=0, **flags):
-    values = {"again": False, "end": False, "parameters": {}, "restore": None, "save": False, **flags}
-    return StepOrder(number, id, steps, **values)
 
 
 def step(backend, *orders, x=1.0, do="", call=None):
@@ -341,13 +329,14 @@ def test_sequence_continues_elsewhere_from_checkpoint(made, one, other):
 
 @both
 def test_checkpoint_replaces_local_state(made, kind):
-    """Once its step is done; an empty checkpoint restarts the sequence."""
+    """At once, also if its step fails; an empty checkpoint restarts the sequence."""
     backend = made(kind)
     saved = step(backend, order(1, save=True), x=5.0).checkpoints[0]
     step(backend, order(1, steps=1), x=5.0)
     with pytest.raises(Exception, match="odd"):
         step(backend, order(1, steps=1, restore=saved), do="fail")
-    assert totals(step(backend, order(1, steps=2))) == [11]
+    with pytest.raises(SequenceLostError, match="here is after 1"):
+        step(backend, order(1, steps=2))
     assert totals(step(backend, order(1, steps=1, restore=saved))) == [6]
     anew = step(backend, order(1, restore=b""))
     assert (totals(anew), seen(anew)["start"]) == ([1], True)
@@ -442,29 +431,10 @@ def test_hanging_step_is_instance_lost(made):
     assert caught.value.cause == "timeout"
 
 
-class _CancelledAfterBegin:
-    """A call that is cancelled once it has begun."""
-
-    deadline_s = None
-    cancelled = False
-
-
 def _cancel_during_step(backend, folder, number, steps, x):
     """Cancel a step once it has begun."""
-    call = _CancelledAfterBegin()
-
-    def leave():
-        wait_until((folder / "began").exists)
-        call.cancelled = True
-        backend.cancel()
-
-    (folder / "began").unlink(missing_ok=True)
-    leaver = threading.Thread(target=leave)
-    leaver.start()
-    try:
+    with cancelled_call(backend, folder) as call:
         return call_steps(backend, ({"x": rows(x)},), [order(number, steps=steps)], call)
-    finally:
-        leaver.join()
 
 
 @both

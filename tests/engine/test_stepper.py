@@ -29,10 +29,6 @@ def _order(number, steps=0, **flags):
     return StepOrder(number, f"s{number}", steps, **values)
 
 
-def _run_now(method):
-    return method()
-
-
 def _store_values(**values):
     """Return a call that puts these values into every state."""
 
@@ -221,8 +217,7 @@ def test_ending_reports_state_and_drops_it():
             SequenceEnding(1, "s1", 1, SequenceEnd.IDLE),
             SequenceEnding(2, "s2", 1, SequenceEnd.ENDED),
             SequenceEnding(3, "s3", 4, SequenceEnd.INSTANCE_LOST),
-        ],
-        _run_now,
+        ]
     )
     assert model.ended == [
         ("s1", 1, {"a": 3}, SequenceEnd.IDLE),
@@ -236,7 +231,7 @@ def test_sequence_ended_error_is_logged(caplog):
     model = _Reporting()
     stepper = Stepper(model, "m")
     endings = [SequenceEnding(n, id, 1, SequenceEnd.ENDED) for n, id in enumerate(("stuck", "b"))]
-    stepper.end(endings, _run_now)
+    stepper.end(endings)
     assert [id for id, *_ in model.ended] == ["stuck", "b"]
     (record,) = caplog.records
     assert (record.getMessage(), record.model, record.sequence) == (
@@ -246,8 +241,11 @@ def test_sequence_ended_error_is_logged(caplog):
     )
 
 
-def test_model_without_sequence_ended_is_not_called():
-    stepper = Stepper(Model(), "m")
+def test_model_without_hooks_is_not_called():
+    stepper = Stepper(Model(), "m", pytest.fail)
     stepper.step([_order(1)], _store_values(a=3))
-    stepper.end([SequenceEnding(1, "s1", 1, SequenceEnd.IDLE)], pytest.fail)
+    with pytest.raises(AttributeError):
+        stepper.step([_order(1, 1)], lambda states: states.missing)
+    stepper.step([_order(1, 0, restore=b"")], _store_values(a=3))
+    stepper.end([SequenceEnding(1, "s1", 1, SequenceEnd.IDLE)])
     assert len(stepper) == 0

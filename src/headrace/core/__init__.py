@@ -11,7 +11,7 @@ from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.model import Model, ModelRecipe, RowError
 from headrace.core.outcome import Outcome, Prediction
 from headrace.core.predictor import Predictor
-from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States
+from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States, UndoneStep
 from headrace.core.service import Service
 from headrace.core.tensor import (
     InferRequest,
@@ -49,5 +49,6 @@ __all__ = [
     "SystemClock",
     "Tensor",
     "TensorSpec",
+    "UndoneStep",
     "current_call",
 ]

@@ -1,7 +1,7 @@
 """Information for a model about its current call: the remaining time and cancellation."""
 
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Call(Protocol):
@@ -31,8 +31,8 @@ class _NoCall:
     cancelled = False
 
 
-_NO_CALL = _NoCall()
-CALL: ContextVar[Call] = ContextVar("headrace_call", default=_NO_CALL)
+NO_CALL: Final = _NoCall()
+CALL: ContextVar[Call] = ContextVar("headrace_call", default=NO_CALL)
 """The running call, set by the engine around every call of a model."""
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from headrace.core.device_errors import is_device_broken
 from headrace.core.handle import HandleRequest, HandleResponse
-from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States
+from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States, UndoneStep
 from headrace.core.tensor import Array, InferResponse, TensorSpec
 
 Isolation = Literal["auto", "inline", "thread", "process"]
@@ -155,7 +155,8 @@ class Model:
 
         Call ``states[row].reschedule()`` to get another step with the same row. The outputs of all
         its steps reach a streaming client one by one; other clients get them concatenated along the
-        rows after the last step. If this method raises, no state changes. May be ``async def``. ::
+        rows after the last step. If this method raises, no state changes, and `steps_undone` is called.
+        May be ``async def``. ::
 
             def step(self, states, x):
                 h = states.stack("h", (128,))
@@ -164,6 +165,23 @@ class Model:
                 return y
         """
         raise NotImplementedError(f"{type(self).__name__} has no step method")
+
+    def steps_undone(self, undone: Sequence[UndoneStep], /) -> None:
+        """Free the resources that steps took, other than their states, because the steps are undone.
+
+        Called once after each failed call of `step`, before any of its rows is repeated: this
+        method raised (also `RowError`), was cancelled, or returned invalid outputs. `undone` names
+        all rows of the call, in order, also rows that `step` had not reached. Free those resources
+        of ``state`` that ``restored`` does not name. Called as well before a step that begins with
+        the state of a checkpoint, for the state that the checkpoint replaces. It is not called if
+        the process died. A cancellation of the call does not interrupt it. An exception here is
+        logged. May be ``async def``. ::
+
+            def steps_undone(self, undone):
+                for step in undone:
+                    taken = set(step.state.get("blocks", ())) - set(step.restored.get("blocks", ()))
+                    self.pool.free(taken)
+        """
 
     def sequence_ended(self, state: SequenceState, why: SequenceEnd, /) -> None:
         """Free the resources that the model holds for an ended sequence, other than its state.

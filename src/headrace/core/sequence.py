@@ -296,6 +296,20 @@ class SequenceState(dict[str, Any]):
         return self._reschedule, self._skip_output, self._end_sequence
 
 
+@dataclass(frozen=True, slots=True)
+class UndoneStep:
+    """A step whose changes do not count, for `Model.steps_undone`. Valid during that call."""
+
+    row: int | None
+    """Index of the row in the failed call. None for a step of an earlier call, whose state a
+    checkpoint replaces now.
+    """
+    state: SequenceState
+    """The state as the step left it, with its `id`, `request` and `parameters`."""
+    restored: Mapping[str, Any]
+    """The values with which the sequence continues: those before the step, or the checkpoint's."""
+
+
 class States(list[SequenceState]):
     """The states for one call of `Model.step`: one for each row, each of a different sequence."""
 

@@ -5,7 +5,7 @@ import contextvars
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from typing_extensions import override
 
-from headrace.core.call import CALL, Call
+from headrace.core.call import CALL, NO_CALL, Call
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.device_errors import is_device_broken
 from headrace.core.errors import (
@@ -136,7 +136,7 @@ class LocalBackend(Backend):
                 raise ConfigError(
                     f"model {self._name}: a model with a step cannot run inline; set isolation to thread"
                 )
-            self._stepper = Stepper(model, self._name)
+            self._stepper = Stepper(model, self._name, self._run_hook)
         if has_predict_stream(model) or has_handle(model):
             self._stream_model = StreamModel(
                 model,
@@ -314,7 +314,7 @@ class LocalBackend(Backend):
     def end_sequences(self, endings: Sequence[SequenceEnding]) -> None:
         assert self._stepper is not None, "the model has a step"
         self._raise_if_lost()
-        self._stepper.end(endings, self._run_checked)
+        self._stepper.end(endings)
 
     def _invoke(self, tensors: Mapping[str, Array]) -> Any:
         if self._stream_model is not None:
@@ -454,14 +454,6 @@ class LocalBackend(Backend):
         for stream in open_streams:
             stream.cancel(reason)
 
-    def _run_checked(self, method: Callable[[], Any]) -> Any:
-        """Call `_run`, and look at its error."""
-        try:
-            return self._run(method)
-        except BaseException as error:
-            self.lost_error(error)
-            raise
-
     def _run(self, method: Callable[[], Any]) -> Any:
         """Call a method of the model in its thread, and wait for it if it is asynchronous."""
         if self._loop_thread is not None:
@@ -469,11 +461,26 @@ class LocalBackend(Backend):
         result = method()
         return self._run_coroutine(result) if inspect.iscoroutine(result) else result
 
+    def _run_hook(self, hook: Callable[[], Any]) -> Any:
+        """Call a hook of a model with a `step`. A cancellation of the failed call does not reach it."""
+        token = CALL.set(NO_CALL)
+        try:
+            result = hook()
+            return self._run_to_end(result) if inspect.iscoroutine(result) else result
+        except BaseException as error:
+            self.lost_error(error)
+            raise
+        finally:
+            CALL.reset(token)
+
     def _run_coroutine(self, coroutine: Any) -> Any:
+        return self._run_to_end(self._await_cancellable(coroutine))
+
+    def _run_to_end(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         if self._runner is None:
             self._runner = asyncio.Runner()
         # The context of this call, not of the first one.
-        return self._runner.run(self._await_cancellable(coroutine), context=contextvars.copy_context())
+        return self._runner.run(coroutine, context=contextvars.copy_context())
 
     def _run_locked(self, method: Callable[[], Any]) -> Any:
         """Call `_run` while no plain generator of the model runs."""

@@ -1,7 +1,7 @@
 """The states of a model's sequences, next to the model: a step changes all of its states, or none."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
@@ -10,7 +10,7 @@ import numpy as np
 from headrace.checkpoints.codec import decode_state, encode_state
 from headrace.core.errors import ModelContractError, SequenceLostError
 from headrace.core.model import Model
-from headrace.core.sequence import SequenceEnd, SequenceState, States
+from headrace.core.sequence import SequenceEnd, SequenceState, States, UndoneStep
 from headrace.core.tensor import Array
 from headrace.engine.outputs import Outputs
 
@@ -61,14 +61,27 @@ returns.
 """
 
 
-class Stepper:
-    """A caller of `Model.step` that keeps the states of the sequences. One thread at a time."""
+def _call_directly(hook: Callable[[], Any]) -> Any:
+    return hook()
 
-    def __init__(self, model: Model, name: str) -> None:
+
+class Stepper:
+    """A caller of `Model.step` that keeps the states of the sequences. One thread at a time.
+
+    `call_hook` calls a hook of the model, and waits for it if it is asynchronous.
+    """
+
+    def __init__(
+        self, model: Model, name: str, call_hook: Callable[[Callable[[], Any]], Any] = _call_directly
+    ) -> None:
         self._model = model
         self._name = name
+        self._call_hook = call_hook
         self._wants_end = getattr(model.sequence_ended, "__func__", None) is not Model.sequence_ended
+        self._wants_undone = getattr(model.steps_undone, "__func__", None) is not Model.steps_undone
         self._states: dict[int, SequenceState] = {}
+        self._replaced: dict[int, bytes] = {}
+        """Checkpoints that replaced a state here, by sequence number, until a step of it succeeds."""
 
     def __len__(self) -> int:
         """Return the number of sequences that have a state here."""
@@ -84,12 +97,13 @@ class Stepper:
 
         `call` calls the model with the states.
 
-        If it raises, no state has changed, and a checkpoint to restore must be passed again. Raises
-        the exceptions of `call` and `deliver`, SequenceLostError for a sequence whose state after
-        its `steps` is not here, or whose checkpoint cannot be read, and ModelContractError for a
-        state that cannot be saved.
+        If it raises, no state has changed, and a checkpoint to restore must be passed again; the
+        model has freed what its rows took (`Model.steps_undone`). Raises the exceptions of `call`
+        and `deliver`, SequenceLostError for a sequence whose state after its `steps` is not here,
+        or whose checkpoint cannot be read, and ModelContractError for a state that cannot be saved.
         """
         states = [self._state(order) for order in orders]
+        self._replace_outdated(orders, states)
         before = [_snapshot(state) for state in states]
         for state, order in zip(states, orders, strict=True):
             state.begin_step(
@@ -110,28 +124,68 @@ class Stepper:
             if deliver is not None:
                 deliver(outputs, checkpoints)
         except BaseException:
-            for state, values, order in zip(states, before, orders, strict=True):
+            for state, order in zip(states, orders, strict=True):
+                state.steps = order.steps
+            self._report_undone(range(len(states)), states, before)
+            for state, values in zip(states, before, strict=True):
                 state.clear()
                 state.update(values)
-                state.steps = order.steps
             raise
-        self._states.update(zip([order.number for order in orders], states, strict=True))
+        numbers = [order.number for order in orders]
+        self._states.update(zip(numbers, states, strict=True))
+        if self._replaced:
+            for number in numbers:
+                self._replaced.pop(number, None)
         return outputs, [state.step_flags() for state in states], checkpoints
 
-    def end(self, endings: Sequence[SequenceEnding], call_model: Callable[[Callable[[], Any]], Any]) -> None:
-        """Drop the states of ended sequences, and report the ends to the model by `call_model`.
+    def _replace_outdated(self, orders: Sequence[StepOrder], states: Sequence[SequenceState]) -> None:
+        """Replace the states here that checkpoints make outdated, before their resources are needed."""
+        outdated: list[SequenceState] = []
+        restored: list[SequenceState] = []
+        for order, state in zip(orders, states, strict=True):
+            number, checkpoint = order.number, order.restore
+            if checkpoint is None or number not in self._states or self._replaced.get(number) == checkpoint:
+                continue
+            outdated.append(self._states[number])
+            restored.append(state)
+            # An end of the sequence then reports the resources that the checkpoint names.
+            self._states[number], self._replaced[number] = state, checkpoint
+        self._report_undone([None] * len(outdated), outdated, restored)
+
+    def _report_undone(
+        self,
+        rows: Iterable[int | None],
+        states: Sequence[SequenceState],
+        restored: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Report undone steps to the model. Exceptions of the model are logged."""
+        if not self._wants_undone or not states:
+            return
+        try:
+            # Copies, since the model may change what it is given.
+            undone = [
+                UndoneStep(row, state, _snapshot(values))
+                for row, state, values in zip(rows, states, restored, strict=True)
+            ]
+            self._call_hook(partial(self._model.steps_undone, undone))
+        except BaseException:  # noqa: BLE001 - the states must be restored
+            _log.exception("steps_undone of a model failed", extra={"model": self._name})
+
+    def end(self, endings: Sequence[SequenceEnding]) -> None:
+        """Drop the states of ended sequences, and report the ends to the model.
 
         Exceptions of the model are logged.
         """
         for ending in endings:
             state = self._states.pop(ending.number, None)
+            self._replaced.pop(ending.number, None)
             if not self._wants_end:
                 continue
             if state is None:
                 state = SequenceState(ending.id)
                 state.steps = ending.steps
             try:
-                call_model(partial(self._model.sequence_ended, state, ending.reason))
+                self._call_hook(partial(self._model.sequence_ended, state, ending.reason))
             except BaseException:  # noqa: BLE001 - the other endings must be reported
                 _log.exception(
                     "sequence_ended of a model failed", extra={"model": self._name, "sequence": ending.id}
@@ -139,7 +193,6 @@ class Stepper:
 
     def _state(self, order: StepOrder) -> SequenceState:
         if order.restore is not None:
-            # It replaces the state here only once the step is done.
             return _restore(order.id, order.restore)
         state = self._states.get(order.number)
         if state is None:
@@ -172,7 +225,7 @@ def _lost_error(order: StepOrder, detail: str) -> SequenceLostError:
     return SequenceLostError(order.id, f"its state after {order.steps} steps {detail}: restart the sequence")
 
 
-def _snapshot(state: SequenceState) -> dict[str, Any]:
+def _snapshot(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy to undo a step with. Arrays are not copied, since they are read-only."""
     values = dict(state)
     for name, value in state.items():

@@ -89,7 +89,7 @@ class ControlledBackend(LocalBackend):
 
     def restart(self):
         """Forget all states."""
-        self._stepper = Stepper(self.model, "diary")
+        self._stepper = Stepper(self.model, "diary", self._run_hook)
         self._passed = set()
         self._dead = False
 
