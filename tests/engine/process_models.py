@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.core import Model, RowError, current_call
+from headrace.core import Model, RowError, TensorSpec, current_call
 
 POISON = -1.0
 """A value that kills the process that predicts it."""
@@ -32,6 +32,32 @@ class Identity(Model):
 
     def predict(self, x):
         return x
+
+
+class Declared(Identity):
+    """Declares its outputs, and fails without rows."""
+
+    inputs = (TensorSpec("x", "FP32", (-1, 4)),)
+    outputs = (TensorSpec("y", "FP64", (-1, 3)), TensorSpec("text", "BYTES", (-1, -1)))
+
+    def predict(self, x):
+        assert len(x)
+        return {"y": np.ones((len(x), 3)), "text": np.full((len(x), 2), "t", object)}
+
+
+class DeclaredSteps(Declared):
+    """The same, one row for each step of a sequence."""
+
+    predict = Model.predict
+
+    def step(self, states, x):
+        return Declared.predict(self, x)
+
+
+class Undeclared(Declared):
+    """Declares inputs only."""
+
+    outputs = ()
 
 
 class Pid(Identity):

@@ -23,7 +23,7 @@ from headrace.core.errors import (
     RefusedRowsError,
     StoppedError,
 )
-from headrace.core.tensor import InferResponse, RowFailure, Tensor
+from headrace.core.tensor import InferResponse, RowFailure, Tensor, TensorSpec
 from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import BatchCaller, CallItem, PreparedCall
 from headrace.engine.counters import EngineCounters
@@ -32,6 +32,7 @@ from headrace.engine.model_errors import WHY_CHARS_MAX, RemoteError
 from headrace.engine.pending_request import PendingRequest, RequestResult
 from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.request_queue import RequestQueue
+from headrace.engine.responses import ResponseBuilder
 from headrace.engine.schedule import IndependentRequests
 from headrace.testing import ManualClock, PickyModel
 
@@ -49,7 +50,13 @@ class _Instance:
         self.counters = EngineCounters()
         self.caller = BatchCaller(backend, "m", clock, self.counters, before_call=before_call)
         self._committer = RequestCommitter(
-            queue, schedule, backend, self.counters, clock, before_call=before_call
+            queue,
+            schedule,
+            backend,
+            self.counters,
+            clock,
+            respond=ResponseBuilder.of(backend),
+            before_call=before_call,
         )
 
     def items(self, entries: list[PendingRequest]) -> list[CallItem]:
@@ -119,8 +126,9 @@ def test_request_is_split_by_max_batch_rows():
 
 def test_empty_request_needs_no_call():
     model = PickyModel(())
+    model.outputs = (TensorSpec("y", "INT64", (-1, 2)),)
     response = _answer(model, np.zeros((0, 1), np.float32))
-    assert (response.outputs, response.failures, model.batch_rows) == ((), (), [])
+    assert (response["y"].shape, response.failures, model.batch_rows) == ((0, 2), (), [])
 
 
 @for_each("names_rows", [False, True])
@@ -426,7 +434,7 @@ def test_requests_share_one_call():
     first, empty, second, unknown, last = instance.call(entries)
     assert instance.counters.calls == 1
     assert (first.id, _values(first)) == ("r", [1, 2])
-    assert empty.outputs == ()
+    assert [(t.name, t.data.shape) for t in empty.outputs] == [("a", (0, 1)), ("b", (0, 1))]
     assert [(t.name, t.data.tolist()) for t in second.outputs] == [("b", [[-3]])]
     assert isinstance(unknown, ModelInputError)
     assert _values(last) == [5]

@@ -173,7 +173,7 @@ def test_shared_calls_give_responses_of_single_calls():
         assert singles[0][1][0] == ("difference", "float32", [[-4.0], [-4.0]])
         assert singles[1][1][0] == ("difference", "float32", [[4.0], [4.0]])
         assert singles[3][0] == "ModelInputError"
-        assert singles[4] == ("", [])
+        assert singles[4] == ("", [("difference", "float32", []), ("text", "object", [])])
         for _ in range(10):
             assert [outcome(e) for e in asyncio.run(together(engine))] == singles
         assert engine.model_statistics().calls < 6 * 11

@@ -1,10 +1,11 @@
 """Responses from the outputs of a request's calls."""
 
+import numpy as np
 import pytest
 
 from engine.support import request, rows
 from headrace.core.errors import ModelContractError, ModelInputError
-from headrace.core.tensor import RowFailure
+from headrace.core.tensor import InferRequest, RowFailure, TensorSpec
 from headrace.engine.outputs import OutputCheck
 from headrace.engine.responses import ResponseBuilder
 
@@ -32,7 +33,67 @@ def test_named_outputs_are_selected():
 
 
 def test_no_outputs_are_an_empty_response():
-    assert respond([], request(outputs=("z",))).outputs == ()
+    """Every row failed, or the request ends a sequence without a step."""
+    declared = respond_as(TensorSpec("y", "FP32", (-1, 1)))
+    assert declared([], request(rows(1))).outputs == ()
+    assert declared([], InferRequest(())).outputs == ()
+
+
+# Zero rows
+
+NO_ROWS = np.zeros((0, 4), np.float32)
+
+
+def respond_as(*specs):
+    return ResponseBuilder(OutputCheck("m", specs), "m", "3", specs)
+
+
+def described(response):
+    return {t.name: (t.datatype, t.data.shape) for t in response.outputs}
+
+
+def test_zero_rows_have_declared_shapes():
+    specs = (
+        TensorSpec("fixed", "FP64", (-1, 3)),
+        TensorSpec("variable", "INT8", (-1, -1, 2)),
+        TensorSpec("text", "BYTES", (-1,)),
+        TensorSpec("half", "BF16", (-1, 2)),
+        TensorSpec("unknown", "UINT8"),
+    )
+    assert described(respond_as(*specs)([], request(NO_ROWS))) == {
+        "fixed": ("FP64", (0, 3)),
+        "variable": ("INT8", (0, 0, 2)),
+        "text": ("BYTES", (0,)),
+        "half": ("FP32", (0, 2)),
+        "unknown": ("UINT8", (0,)),
+    }
+
+
+def test_zero_rows_of_undeclared_outputs_follow_first_response():
+    undeclared = respond_as()
+    assert described(undeclared([], request(NO_ROWS))) == {}
+    given = {"y": np.ones((2, 3)), "text": np.array(["a", "b"], object)}
+    undeclared([given], request(rows(1, 2), outputs=("y",)))
+    undeclared([{"y": np.ones((2, 7)), "text": given["text"]}], request(rows(1, 2)))
+    found = undeclared([], request(NO_ROWS))
+    assert described(found) == {"y": ("FP64", (0, 3)), "text": ("BYTES", (0,))}
+    assert found["y"].base is None, "it would keep the first outputs in memory"
+
+
+def test_zero_rows_of_unknown_shape_follow_first_response():
+    partly = respond_as(TensorSpec("fixed", "FP32", (-1, 1)), TensorSpec("unknown", "FP32"))
+    partly([{"fixed": rows(1), "unknown": np.ones((1, 2, 3), np.float32)}], request())
+    assert described(partly([], request(NO_ROWS))) == {
+        "fixed": ("FP32", (0, 1)),
+        "unknown": ("FP32", (0, 2, 3)),
+    }
+
+
+def test_zero_rows_are_selected_by_name():
+    specs = (TensorSpec("y", "FP32", (-1, 1)), TensorSpec("z", "FP32", (-1, 1)))
+    assert [*described(respond_as(*specs)([], request(NO_ROWS, outputs=("z",))))] == ["z"]
+    with pytest.raises(ModelInputError, match="no output 'w'"):
+        respond_as(*specs)([], request(NO_ROWS, outputs=("w",)))
 
 
 def test_differing_steps_cannot_be_joined():

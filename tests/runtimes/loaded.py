@@ -10,6 +10,7 @@ from headrace.engine.local_backend import LocalBackend
 from headrace.engine.pending_request import FutureCallback, PendingRequest
 from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.request_queue import RequestQueue
+from headrace.engine.responses import ResponseBuilder
 from headrace.engine.schedule import IndependentRequests
 
 
@@ -26,7 +27,13 @@ class LoadedModel:
         )
         self._caller = BatchCaller(backend, name, clock, counters, before_call=lambda _: None)
         self._committer = RequestCommitter(
-            queue, schedule, backend, counters, clock, before_call=lambda _: None
+            queue,
+            schedule,
+            backend,
+            counters,
+            clock,
+            respond=ResponseBuilder.of(backend),
+            before_call=lambda _: None,
         )
 
     def predict(self, request: InferRequest) -> InferResponse:

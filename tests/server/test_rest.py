@@ -339,9 +339,10 @@ def test_parameters_and_unknown_keys_are_accepted(server: RestServer):
     assert response.status == 200
 
 
-def test_request_without_rows_has_no_outputs(server: RestServer):
+def test_request_without_rows_has_outputs_without_rows(server: RestServer):
     response = server.infer("linear", {**ROW, "shape": [0, 4], "data": []})
-    assert (response.status, response.json["outputs"]) == (200, [])
+    expected = [{"name": "y", "shape": [0, 1], "datatype": "FP32", "data": []}]
+    assert (response.status, response.json["outputs"]) == (200, expected)
 
 
 def test_rows_without_values(server: RestServer):
@@ -448,8 +449,13 @@ def test_zero_rows_and_zero_sizes_in_binary(server: RestServer):
     body, header = binary_body(("x", "FP32", [3, 0], b""), parameters={"binary_data_output": True})
     response = server.post("/v2/models/any/infer", body, header)
     assert response.json["outputs"][0]["parameters"] == {"binary_data_size": 0}
-    body, header = binary_body(("x", "FP32", [0, 4], b""))
-    assert server.post("/v2/models/linear/infer", body, header).json["outputs"] == []
+    body, header = binary_body(("x", "FP32", [0, 4], b""), parameters={"binary_data_output": True})
+    response = server.post("/v2/models/linear/infer", body, header)
+    parameters = {"binary_data_size": 0}
+    assert response.json["outputs"] == [
+        {"name": "y", "shape": [0, 1], "datatype": "FP32", "parameters": parameters}
+    ]
+    assert outputs_of(response)["y"].shape == (0, 1)
 
 
 @for_each("model", ["any", "inline", "both"])

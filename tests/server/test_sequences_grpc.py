@@ -23,7 +23,7 @@ from server.grpc_support import (
     unary,
     values,
 )
-from server.support import definition
+from server.support import Linear, definition
 from server.support_sequences import BLOCKED, FAILS, RESCHEDULED, DyingSum, RunningSum
 
 CARRIERS = for_each("carrier", ["aio", "asgi"])
@@ -76,6 +76,25 @@ def told(response):
 
 def numbers(response):
     return values(response).ravel().tolist()
+
+
+# Zero rows
+
+
+@CARRIERS
+@in_event_loop
+async def test_zero_rows_return_outputs_of_zero_rows(carrier):
+    """Of a model without states, and of one with a step."""
+    for raw in (True, False):
+        async with served(definition(Linear, "m", isolation="thread"), carrier) as channel:
+            response = await unary(channel)(infer_request(np.zeros((0, 4), np.float32), raw=raw))
+            assert (response.outputs[0].name, values(response).shape) == ("y", (0, 1))
+        async with sums(carrier) as (channel, _):
+            none = infer_request(np.zeros((0, 1), np.float32), raw=raw)
+            assert values(await unary(channel)(none)).shape == (0, 1)
+
+
+# Values
 
 
 async def refused(awaitable):

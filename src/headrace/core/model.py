@@ -74,7 +74,10 @@ class Model:
     parameter names are known.
     """
     outputs: tuple[TensorSpec, ...] = ()
-    """Declared outputs of `predict`. A single unnamed array is called `output`."""
+    """Declared outputs of `predict`. A single unnamed array is called `output`.
+
+    They are also the outputs of a request of zero rows, for which `predict` is not called.
+    """
     sequences: SequenceLimits = SequenceLimits()
     """Limits of the live sequences, for models with a `step`."""
 

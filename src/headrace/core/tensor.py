@@ -133,6 +133,18 @@ class TensorSpec:
     shape: tuple[int, ...] | None = None
 
 
+def empty_array(spec: TensorSpec) -> Array:
+    """Return the array of zero rows of an input or output. Variable sizes are 0.
+
+    Without a shape, the array has the row axis only. BF16 becomes FP32.
+
+    Raises:
+        TypeError: The datatype is unknown.
+    """
+    sizes = [max(size, 0) for size in (spec.shape or ())[1:]]
+    return np.empty((0, *sizes), dtype_of("FP32" if spec.datatype == "BF16" else spec.datatype))
+
+
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
     """A predictor's description of its model. Empty `inputs` or `outputs` mean unknown.

@@ -72,6 +72,7 @@ class InlineCaller:
         self._fast_path = _fast_path(backend)
         self._caller = caller
         self._committer = committer
+        self._respond = committer.respond
         self._model = backend.metadata.name
         self._counters = counters
         self._now = clock.now
@@ -139,6 +140,8 @@ class InlineCaller:
                 outputs, error = {}, lost or reported_error(self._model, caught)
             ended_s = self._now()
             if error is None:
+                if self._respond.needs_outputs:
+                    self._respond.record_outputs(outputs)
                 counters.record_inline(rows, ended_s - began_s, ended_s)
             else:
                 counters.calls += 1

@@ -101,6 +101,7 @@ class InstanceWorker:
             backend,
             self._slot.counters,
             session.clock,
+            respond=session.use_response_builder(backend),
             before_call=session.check_wanted,
         )
 

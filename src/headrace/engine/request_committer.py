@@ -33,11 +33,12 @@ class RequestCommitter(Committer):
         counters: EngineCounters,
         clock: Clock,
         *,
+        respond: ResponseBuilder,
         before_call: BeforeCall,
     ) -> None:
         self._queue = queue
         self._schedule = schedule
-        self._respond = ResponseBuilder.of(backend)
+        self.respond = respond
         self._name = backend.metadata.name
         self._takes_requests = backend.metadata.whole_requests
         self._counters = counters
@@ -60,7 +61,7 @@ class RequestCommitter(Committer):
         try:
             if item.is_opaque:
                 return self._selected(item)
-            return self._respond(item.outputs, entry.request, item.failures)
+            return self.respond(item.outputs, entry.request, item.failures)
         except Exception as raised:  # noqa: BLE001 - such as MemoryError: only this request fails
             return reported_error(self._name, raised)
 

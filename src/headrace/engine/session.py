@@ -24,6 +24,7 @@ from headrace.engine.counters import EngineCounters, sum_counters
 from headrace.engine.inline_caller import InlineCaller
 from headrace.engine.pending_request import PendingRequest, RequestResult, cancelled_error, deliver
 from headrace.engine.request_queue import RequestQueue
+from headrace.engine.responses import ResponseBuilder
 from headrace.engine.restart_policy import RestartPolicy
 from headrace.engine.schedule import IndependentRequests
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
@@ -86,6 +87,7 @@ class EngineSession:
         )
         self.sequences: SequenceSchedule | None = None
         """The schedule of a model with a `step`; None until the model is loaded."""
+        self._respond: ResponseBuilder | None = None
         self.changed = changed
         self.state = SessionState.LOADING if instances else SessionState.STOPPED
         self.slots = [InstanceSlot() for _ in range(instances)]
@@ -116,6 +118,13 @@ class EngineSession:
         with self.changed:
             if self.sequences is None:
                 self.sequences = self.queue.schedule = make()
+
+    def use_response_builder(self, backend: Backend) -> ResponseBuilder:
+        """Return the response builder of all instances, made for the first of them."""
+        with self.changed:
+            if self._respond is None:
+                self._respond = ResponseBuilder.of(backend)
+            return self._respond
 
     def close_store(self) -> None:
         """Close the checkpoint store, after the last instance."""

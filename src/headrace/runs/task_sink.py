@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-import numpy as np
-
 from headrace.core.clock import Clock
 from headrace.core.errors import LedgerError
-from headrace.core.tensor import Array, ModelMetadata, dtype_of
+from headrace.core.tensor import Array, ModelMetadata, empty_array
 from headrace.runs.items import ScoredBatch, ScoredSpan
 from headrace.runs.ledger import DRAFTS, Ledger
 from headrace.runs.output import EncoderFactory, RecordOutput, suppresses_output
@@ -403,7 +401,7 @@ def _index_of(span: ScoredSpan) -> int:
 def _make_empty_outputs(metadata: ModelMetadata) -> Mapping[str, Array]:
     """Return the model's outputs for no rows, for outputs of known shape."""
     return {
-        spec.name: np.empty((0, *spec.shape[1:]), dtype_of(spec.datatype))
+        spec.name: empty_array(spec)
         for spec in metadata.outputs
         if spec.shape is not None and -1 not in spec.shape[1:]
     }
