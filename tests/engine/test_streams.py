@@ -24,8 +24,9 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
+from headrace.engine.open_streams import ResponseStream
 from headrace.engine.session import SessionState
-from headrace.engine.streams import ITEMS_MAX, ResponseStream, StreamCall
+from headrace.engine.streams import ITEMS_MAX, StreamCall
 from headrace.testing import EchoModel, ManualClock
 
 
@@ -566,7 +567,7 @@ def test_close_before_begin_leaves_nothing(function):
         for _ in range(100):
             await engine.stream(request(), _never()).aclose()
         backend = engine._session.slots[0].backend
-        await wait_until(lambda: not backend._streams)
+        await wait_until(lambda: not backend._stream_model._open)
         return await engine.infer(request())
 
     assert _run(model, use)
@@ -595,7 +596,7 @@ def test_model_clean_up_is_not_interrupted():
         await in_thread(cleaning.wait)
         stream._call.cancel()
         stopping = asyncio.create_task(in_thread(lambda: engine.stop(drain=False)))
-        await wait_until(lambda: engine._session.slots[0].backend._closed)
+        await wait_until(lambda: engine._session.slots[0].backend._stream_model._end_error is not None)
         release.set()
         await stopping
 
@@ -824,7 +825,7 @@ def test_unstarted_task_ends_its_stream():
 
     with serving(_script(async_hang), isolation="inline") as engine:
         asyncio.run(leave(engine))
-        assert not engine._session.slots[0].backend._streams
+        assert not engine._session.slots[0].backend._stream_model._open
 
 
 def test_arrived_items_meet_deadline():

@@ -33,7 +33,7 @@ from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.inline_caller import NO_CALLBACK
 from headrace.engine.instance_worker import InstanceWorker
 from headrace.engine.opaque import ChunkedResponse
-from headrace.engine.open_streams import open_chunks, open_stream
+from headrace.engine.open_streams import ResponseStream, open_chunks, open_stream
 from headrace.engine.pending_request import (
     LoopCallback,
     PendingRequest,
@@ -44,7 +44,6 @@ from headrace.engine.responses import ResponseBuilder
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.settings import ServeSettings
-from headrace.engine.streams import ResponseStream
 
 _NOT_NOW = "it is starting or stopping"
 _HANDLE = "handle"

@@ -1,13 +1,9 @@
 """A model that is loaded and called in this process."""
 
-import asyncio
-import contextvars
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError as FutureCancelledError
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import CoroutineType
@@ -16,17 +12,15 @@ from typing import Any, Final
 import numpy as np
 from typing_extensions import override
 
-from headrace.core.call import CALL, NO_CALL, Call
+from headrace.core.call import CALL, Call
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.device_errors import is_device_broken
 from headrace.core.errors import (
-    CancelledRequestError,
     ConfigError,
     HeadraceError,
     InstanceLostError,
     ModelContractError,
     ModelLoadError,
-    PredictError,
     StoppedError,
 )
 from headrace.core.handle import HandleRequest, HandleResponse
@@ -35,7 +29,7 @@ from headrace.core.sequence import SequenceEnd, States
 from headrace.core.tensor import Array, InferResponse, ModelMetadata, dtype_of
 from headrace.engine.backend import Backend, CallInputs, CallResult
 from headrace.engine.inputs import ModelInputs
-from headrace.engine.loop_thread import LoopThread
+from headrace.engine.method_runner import MethodRunner
 from headrace.engine.model_errors import describe_error
 from headrace.engine.model_methods import check_methods
 from headrace.engine.opaque import ChunkedResponse, check_responses
@@ -84,16 +78,11 @@ class LocalBackend(Backend):
         self._on_lost: Callable[[], None] | None = None
         self._version = version
         self._clock = clock or SystemClock()
-        self._runner: asyncio.Runner | None = None
-        self._loop_thread: LoopThread | None = None
+        self._methods = MethodRunner(name)
         self._model: Model | None = None
         self._stream_model: StreamModel | None = None
         self._stepper: Stepper | None = None
-        self._cancel: Callable[[], object] | None = None
-        self._streams: set[StreamCall] = set()
         self._is_inline = inline
-        self._changed = threading.Condition()
-        self._closed = False
         self.model_lock = threading.Lock()
         """Held while code of the model runs, where several threads run it."""
         self._fault.add_callback(self._lose)
@@ -148,8 +137,8 @@ class LocalBackend(Backend):
             )
             is_async = self._stream_model.is_async or inspect.iscoroutinefunction(model.handle)
             if is_async and not inline:
-                self._loop_thread = LoopThread(f"headrace-{self._name}-loop")
-        self._run(model.load)
+                self._methods.start_loop()
+        self._methods.run(model.load)
         # From here on, the model holds resources that `close` must free.
         self._model = model
         self.predict = model.predict
@@ -167,7 +156,7 @@ class LocalBackend(Backend):
             )
         if not settings.warm_up:
             return
-        self._run(model.warm_up)
+        self._methods.run(model.warm_up)
         if type(model).warm_up is Model.warm_up and (has_predict(model) or has_step(model)):
             self._call_with_zeros()
 
@@ -188,7 +177,7 @@ class LocalBackend(Backend):
             return
         try:
             if self._stepper is None:
-                self._run(lambda: self._predict(zeros))
+                self._methods.run(lambda: self._predict(zeros))
             else:
                 self._step_with_zeros(zeros)
         except Exception as error:
@@ -276,7 +265,7 @@ class LocalBackend(Backend):
         body = response.body
         if isinstance(body, bytes):
             return response
-        if not isinstance(body, Iterator) and self._loop_thread is None and not self._is_inline:
+        if not isinstance(body, Iterator) and self._methods.loop is None and not self._is_inline:
             raise ModelContractError(
                 self._name, "handle returned an async iterator: write async def handle, or use a generator"
             )
@@ -327,7 +316,7 @@ class LocalBackend(Backend):
         if not isinstance(returned, CoroutineType):
             return returned
         self.is_async = True
-        return self._run_coroutine(returned)
+        return self._methods.run_coroutine(returned)
 
     def _predict(self, tensors: Mapping[str, Array]) -> Any:
         returned = self.inputs.call(self.predict, tensors)
@@ -352,9 +341,7 @@ class LocalBackend(Backend):
     @override
     def cancel(self) -> None:
         """Cancel an asynchronous `predict`. A plain `predict` can look at `current_call()`."""
-        cancel = self._cancel
-        if cancel is not None:
-            cancel()
+        self._methods.cancel()
 
     @property
     @override
@@ -377,9 +364,8 @@ class LocalBackend(Backend):
         if hook is not None:
             # First, so that a client that sees its stream fail does not find the instance alive.
             hook()
-        lost = self._fault.error()
-        assert lost is not None
-        self._cancel_streams(lost)
+        if self._stream_model is not None:
+            self._stream_model.end_all(self._end_error)
 
     @override
     def restart(self) -> None:
@@ -391,138 +377,42 @@ class LocalBackend(Backend):
     def open_stream(self, stream: StreamCall) -> None:
         model = self._stream_model
         assert model is not None, "the model has a predict_stream"
-        stream.on_end(lambda: self._on_stream_end(stream))
-        with self._changed:
-            self._raise_if_lost()
-            if self._closed:
-                raise StoppedError(f"model {self._name} is stopping")
-            # Started under the lock, so that `close` sees it.
-            if not model.runs_in_loop(stream):
-                model.run_in_thread(stream)
-            elif self._loop_thread is None:
-                self._start_stream(model, stream)
-            else:
-                self._loop_thread.loop.call_soon_threadsafe(self._start_stream, model, stream)
-            self._streams.add(stream)
-
-    def _on_stream_end(self, stream: StreamCall) -> None:
-        with self._changed:
-            self._streams.discard(stream)
-            self._changed.notify_all()
-
-    def _start_stream(self, model: StreamModel, stream: StreamCall) -> None:
-        """Start a stream, in the model's event loop."""
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(model.run(stream))
-        # A task that is cancelled before its first step does not run at all.
-        task.add_done_callback(lambda _: stream.end(model.cancelled()))
-
-        def stop() -> None:
-            with suppress(RuntimeError):  # the client's event loop is closed, and the task with it
-                loop.call_soon_threadsafe(task.cancel)
-
-        stream.on_cancel(stop)
+        model.open(stream, self._methods.loop)
 
     # Closing
 
     @override
     def close(self) -> None:
         self._fault.remove_callback(self._lose)
-        with self._changed:
-            self._closed = True
-        self._cancel_streams(self._fault.error() or StoppedError(f"model {self._name} is stopping"))
-        if not self._is_inline:
-            # Inline streams may run in the event loops of their clients, possibly the one that
-            # stops here.
-            with self._changed:
-                self._changed.wait_for(lambda: not self._streams)
+        if self._stream_model is not None:
+            self._stream_model.end_all(self._end_error)
+            if not self._is_inline:
+                # Inline streams may run in the event loops of their clients, possibly the one that
+                # stops here.
+                self._stream_model.wait_until_ended()
         model, self._model = self._model, None
         try:
             if model is not None:
-                self._run(model.close)
+                self._methods.run(model.close)
         except BaseException:  # noqa: BLE001 - an exception of a model must not keep its thread from ending
             _log.exception("closing the model failed", extra={"model": self._name})
         finally:
-            if self._loop_thread is not None:
-                self._loop_thread.stop()
-            if self._runner is not None:
-                self._runner.close()
+            self._methods.close()
 
-    def _cancel_streams(self, reason: HeadraceError) -> None:
-        with self._changed:
-            open_streams = list(self._streams)
-        for stream in open_streams:
-            stream.cancel(reason)
-
-    def _run(self, method: Callable[[], Any]) -> Any:
-        """Call a method of the model in its thread, and wait for it if it is asynchronous."""
-        if self._loop_thread is not None:
-            return self._run_in_loop(method, self._loop_thread)
-        result = method()
-        return self._run_coroutine(result) if inspect.iscoroutine(result) else result
+    def _end_error(self) -> HeadraceError:
+        return self._fault.error() or StoppedError(f"model {self._name} is stopping")
 
     def _run_hook(self, hook: Callable[[], Any]) -> Any:
-        """Call a hook of a model with a `step`. A cancellation of the failed call does not reach it."""
-        token = CALL.set(NO_CALL)
+        """Call a hook of a model with a `step`, and look at its error."""
         try:
-            result = hook()
-            return self._run_to_end(result) if inspect.iscoroutine(result) else result
+            return self._methods.run_hook(hook)
         except BaseException as error:
             self.lost_error(error)
             raise
-        finally:
-            CALL.reset(token)
-
-    def _run_coroutine(self, coroutine: Any) -> Any:
-        return self._run_to_end(self._await_cancellable(coroutine))
-
-    def _run_to_end(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        # The context of this call, not of the first one.
-        return self._runner.run(coroutine, context=contextvars.copy_context())
 
     def _run_locked(self, method: Callable[[], Any]) -> Any:
-        """Call `_run` while no plain generator of the model runs."""
-        if self._stream_model is None or self._loop_thread is not None:
-            return self._run(method)
+        """Call a method while no plain generator of the model runs."""
+        if self._stream_model is None or self._methods.loop is not None:
+            return self._methods.run(method)
         with self.model_lock:
-            return self._run(method)
-
-    def _run_in_loop(self, method: Callable[[], Any], loop_thread: LoopThread) -> Any:
-        def begin() -> Any:
-            result = method()
-            return self._await_cancellable(result) if inspect.iscoroutine(result) else result
-
-        try:
-            return loop_thread.submit(begin).result()
-        except (asyncio.CancelledError, FutureCancelledError):
-            raise self._unexpected_cancel_error() from None
-
-    async def _await_cancellable(self, coroutine: Any) -> Any:
-        """Return the result of a model's method. Raises CancelledRequestError after `cancel`."""
-        task, loop, call = asyncio.current_task(), asyncio.get_running_loop(), CALL.get()
-        assert task is not None
-        cancelled = False
-
-        def cancel() -> None:
-            # Only once: a second cancellation would interrupt the clean-up of the model.
-            nonlocal cancelled
-            if not cancelled:
-                cancelled = True
-                loop.call_soon_threadsafe(task.cancel)
-
-        self._cancel = cancel
-        if call.cancelled:
-            cancel()
-        try:
-            return await coroutine
-        except asyncio.CancelledError:
-            if not cancelled:
-                raise self._unexpected_cancel_error() from None
-            raise CancelledRequestError(f"model {self._name}: the call was cancelled") from None
-        finally:
-            self._cancel = None
-
-    def _unexpected_cancel_error(self) -> PredictError:
-        return PredictError(self._name, "it raised CancelledError, although its call was not cancelled")
+            return self._methods.run(method)

@@ -1,9 +1,10 @@
-"""Opening streams: of responses to requests, and of the chunks of one opaque response."""
+"""The client's side of streams: responses to requests, or the chunks of one opaque response."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
 
-from headrace.core.errors import CancelledRequestError
+from headrace.core.errors import CancelledRequestError, DeadlineError
 from headrace.core.handle import HandleRequest
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.engine.admission import convert_inputs
@@ -12,7 +13,89 @@ from headrace.engine.opaque import ChunkedResponse
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.step_stream import StepStream
 from headrace.engine.session import EngineSession
-from headrace.engine.streams import ResponseStream, StreamCall
+from headrace.engine.streams import StreamCall
+
+T = TypeVar("T")
+
+
+class ResponseStream(Generic[T]):
+    """The responses of a stream, or the chunks of a body, for its client, in the client's event loop.
+
+    Iterate it, or call `next_batch` for all responses that have arrived. Always `aclose` it: before
+    the end of the stream, this cancels the model's work. Raises the error of the model after the
+    items before it, and DeadlineError past the deadline.
+    """
+
+    def __init__(
+        self, call: StreamCall, feeder: "asyncio.Task[None] | None", on_close: Callable[[StreamCall], None]
+    ) -> None:
+        self._call = call
+        self._feeder = feeder
+        self._on_close = on_close
+        self._ready: list[T] = []
+        self._ended = False
+
+    def __aiter__(self) -> "ResponseStream[T]":
+        """Return the stream itself, which can be iterated once."""
+        return self
+
+    async def __anext__(self) -> T:
+        """Return the next response."""
+        if not self._ready:
+            self._ready = (await self.next_batch())[::-1]
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.pop()
+
+    async def next_batch(self) -> list[T]:
+        """Wait for at least one response. Return all that have arrived; none at the end."""
+        if self._ended:
+            return []
+        try:
+            items = await self._next_batch()
+        except BaseException:
+            await self.aclose()
+            raise
+        self._call.items += len(items)
+        if not items:
+            await self.aclose()
+        return items
+
+    async def _next_batch(self) -> list[T]:
+        left_s = self._call.deadline_s
+        if left_s is None:
+            return await self._call.responses.aget()
+        if left_s <= 0:
+            # A model that never makes its client wait would otherwise never be late.
+            raise self._deadline_error()
+        timeout = asyncio.timeout(left_s)
+        try:
+            async with timeout:
+                return await self._call.responses.aget()
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise self._deadline_error() from None
+
+    def _deadline_error(self) -> DeadlineError:
+        name = f"stream {self._call.id}" if self._call.id else "a stream"
+        return DeadlineError(f"{name} did not end before its deadline")
+
+    async def aclose(self) -> None:
+        """End the stream. Does nothing the second time."""
+        if self._ended:
+            return
+        self._ended = True
+        self._ready.clear()
+        self._call.cancel()
+        try:
+            if self._feeder is not None:
+                self._feeder.cancel()
+                # Not awaited directly: its cancellation and the current task's could not be told
+                # apart.
+                await asyncio.wait((self._feeder,))
+        finally:
+            self._on_close(self._call)
 
 
 def open_stream(

@@ -9,9 +9,9 @@ import asyncio
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from typing_extensions import override
@@ -20,7 +20,6 @@ from headrace.core.call import CALL, Call
 from headrace.core.clock import Clock
 from headrace.core.errors import (
     CancelledRequestError,
-    DeadlineError,
     HeadraceError,
     ModelContractError,
 )
@@ -138,21 +137,68 @@ class StreamModel:
         self._clock = clock
         self._model_lock = model_lock
         self.is_async = inspect.isasyncgenfunction(model.predict_stream)
+        self._changed = threading.Condition()
+        self._open: set[StreamCall] = set()
+        self._end_error: Callable[[], HeadraceError] | None = None
+
+    def open(self, call: StreamCall, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Start a stream. An async generator runs in `loop`; without one, in the current event loop.
+
+        Raises the error of `end_all`.
+        """
+        call.on_end(lambda: self._forget(call))
+        with self._changed:
+            if self._end_error is not None:
+                raise self._end_error()
+            # Started under the lock, so that `wait_until_ended` sees it.
+            if not self.runs_in_loop(call):
+                self._start_thread(call)
+            elif loop is None:
+                self._start_task(call)
+            else:
+                loop.call_soon_threadsafe(self._start_task, call)
+            self._open.add(call)
+
+    def _forget(self, call: StreamCall) -> None:
+        with self._changed:
+            self._open.discard(call)
+            self._changed.notify_all()
+
+    def end_all(self, make_error: Callable[[], HeadraceError]) -> None:
+        """End all open streams with this error, and refuse later ones."""
+        with self._changed:
+            self._end_error = make_error
+            open_calls = list(self._open)
+        for call in open_calls:
+            call.cancel(make_error())
+
+    def wait_until_ended(self) -> None:
+        """Wait until no stream is open."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open)
 
     def runs_in_loop(self, call: StreamCall) -> bool:
         """Return True for a stream of an async generator."""
         return self.is_async if call.body is None else isinstance(call.body, AsyncIterator)
 
-    def run_in_thread(self, call: StreamCall) -> threading.Thread:
-        """Start a stream of a plain generator."""
-        thread = threading.Thread(
-            target=self._run, args=(call,), name=f"headrace-{self._name}-stream", daemon=True
-        )
-        thread.start()
-        return thread
+    def _start_thread(self, call: StreamCall) -> None:
+        name = f"headrace-{self._name}-stream"
+        threading.Thread(target=self._run, args=(call,), name=name, daemon=True).start()
 
-    async def run(self, call: StreamCall) -> None:
-        """Run a stream of an async generator to its end. Cancel the task to close the generator."""
+    def _start_task(self, call: StreamCall) -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._run_async(call))
+        # A task that is cancelled before its first step does not run at all.
+        task.add_done_callback(lambda _: call.end(self._cancelled()))
+
+        def stop() -> None:
+            with suppress(RuntimeError):  # the client's event loop is closed, and the task with it
+                loop.call_soon_threadsafe(task.cancel)
+
+        call.on_cancel(stop)
+
+    async def _run_async(self, call: StreamCall) -> None:
+        # A cancellation of the task closes the generator.
         CALL.set(call)
         error: BaseException | None = None
         try:
@@ -179,7 +225,7 @@ class StreamModel:
         error: BaseException | None = None
         try:
             self._iterate_locked(call)
-        except BaseException as raised:  # noqa: BLE001 - see `run`
+        except BaseException as raised:  # noqa: BLE001 - see `_run_async`
             error = self._as_error(raised, call)
         finally:
             CALL.reset(token)
@@ -192,7 +238,7 @@ class StreamModel:
         try:
             while True:
                 if call.responses.abandoned:
-                    raise self.cancelled()
+                    raise self._cancelled()
                 with self._model_lock:
                     item = next(items, end)
                 if item is end:
@@ -212,13 +258,13 @@ class StreamModel:
             items.close()
         raise ModelContractError(self._name, "predict_stream must be a generator, but has no yield")
 
-    def cancelled(self) -> CancelledRequestError:
+    def _cancelled(self) -> CancelledRequestError:
         """Return the error of a cancelled stream."""
         return CancelledRequestError(f"model {self._name}: the stream was cancelled")
 
     def _as_error(self, raised: BaseException, call: StreamCall) -> BaseException:
         if call.responses.abandoned and isinstance(raised, (asyncio.CancelledError, CancelledRequestError)):
-            return self.cancelled()
+            return self._cancelled()
         if raised is call.requests.error:
             return raised
         return self._lost_error(raised) or reported_error(self._name, raised)
@@ -317,83 +363,3 @@ class _BlockingRequests(Iterator[InferRequest]):
         if not self._arrived:
             raise StopIteration
         return self._arrived.pop()
-
-
-class ResponseStream(Generic[T]):
-    """The responses of a stream, or the chunks of a body, for its client, in the client's event loop.
-
-    Iterate it, or call `next_batch` for all responses that have arrived. Always `aclose` it: before
-    the end of the stream, this cancels the model's work. Raises the error of the model after the
-    items before it, and DeadlineError past the deadline.
-    """
-
-    def __init__(
-        self, call: StreamCall, feeder: "asyncio.Task[None] | None", on_close: Callable[[StreamCall], None]
-    ) -> None:
-        self._call = call
-        self._feeder = feeder
-        self._on_close = on_close
-        self._ready: list[T] = []
-        self._ended = False
-
-    def __aiter__(self) -> "ResponseStream[T]":
-        """Return the stream itself, which can be iterated once."""
-        return self
-
-    async def __anext__(self) -> T:
-        """Return the next response."""
-        if not self._ready:
-            self._ready = (await self.next_batch())[::-1]
-        if not self._ready:
-            raise StopAsyncIteration
-        return self._ready.pop()
-
-    async def next_batch(self) -> list[T]:
-        """Wait for at least one response. Return all that have arrived; none at the end."""
-        if self._ended:
-            return []
-        try:
-            items = await self._next_batch()
-        except BaseException:
-            await self.aclose()
-            raise
-        self._call.items += len(items)
-        if not items:
-            await self.aclose()
-        return items
-
-    async def _next_batch(self) -> list[T]:
-        left_s = self._call.deadline_s
-        if left_s is None:
-            return await self._call.responses.aget()
-        if left_s <= 0:
-            # A model that never makes its client wait would otherwise never be late.
-            raise self._deadline_error()
-        timeout = asyncio.timeout(left_s)
-        try:
-            async with timeout:
-                return await self._call.responses.aget()
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise self._deadline_error() from None
-
-    def _deadline_error(self) -> DeadlineError:
-        name = f"stream {self._call.id}" if self._call.id else "a stream"
-        return DeadlineError(f"{name} did not end before its deadline")
-
-    async def aclose(self) -> None:
-        """End the stream. Does nothing the second time."""
-        if self._ended:
-            return
-        self._ended = True
-        self._ready.clear()
-        self._call.cancel()
-        try:
-            if self._feeder is not None:
-                self._feeder.cancel()
-                # Not awaited directly: its cancellation and the current task's could not be told
-                # apart.
-                await asyncio.wait((self._feeder,))
-        finally:
-            self._on_close(self._call)

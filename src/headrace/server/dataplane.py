@@ -27,9 +27,9 @@ from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics, SequenceStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor
 from headrace.engine.engine import Engine
+from headrace.engine.open_streams import ResponseStream
 from headrace.engine.pending_request import RequestTimes
 from headrace.engine.repository import ModelRepository
-from headrace.engine.streams import ResponseStream
 
 CONCURRENT_REQUESTS_MAX: Final = 32
 """The maximum number of requests of one stream in flight, for a model that does not stream itself."""

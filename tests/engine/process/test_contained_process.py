@@ -38,7 +38,8 @@ def start():
         assert process.wait(WAIT_S)
         process.release()
         process.kill("killed", "once more")
-    assert psutil.Process().num_fds() == before
+    # Fewer, if objects of an earlier test were collected meanwhile.
+    assert psutil.Process().num_fds() <= before
 
 
 def test_exit_status_is_reported(start):

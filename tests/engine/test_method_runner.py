@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from cases import for_each
-from headrace.engine.loop_thread import LoopThread
+from headrace.engine.method_runner import LoopThread
 from headrace.engine.model_errors import RemoteError
 
 WAIT_S = 30.0
