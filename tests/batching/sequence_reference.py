@@ -89,9 +89,12 @@ class Outcome:
 class Reference:
     """All sequences of a model."""
 
-    def __init__(self, limits: SequenceLimits, instances: int, *, checkpoints: bool) -> None:
+    def __init__(
+        self, limits: SequenceLimits, instances: int, *, checkpoints: bool, evicts_saved: bool
+    ) -> None:
         self.limits = limits
         self.checkpoints = checkpoints
+        self.evicts_saved = evicts_saved
         self.availability = ["up"] * instances
         self.live: list[ReferenceSequence] = []
         self.outcomes: dict[str, Outcome] = {}
@@ -176,7 +179,13 @@ class Reference:
 
     def _evict(self, now: float) -> None:
         idle = [sequence for sequence in self.live if sequence.stage == "idle"]
-        idlest = min(idle, key=lambda sequence: (sequence.idle_since_s, sequence.idle_number), default=None)
+        idle.sort(key=lambda sequence: (sequence.idle_since_s, sequence.idle_number))
+        if self.checkpoints and self.evicts_saved:
+            for sequence in idle:
+                if sequence.steps_done or not sequence.loaded:
+                    self.end(sequence, SequenceEnd.EVICTED, now)
+                    return
+        idlest = next(iter(idle), None)
         if idlest is None or self.limits.evict_idle_ms is None:
             raise Refused("many")
         if now < idlest.idle_since_s + self.limits.evict_idle_ms / 1000:

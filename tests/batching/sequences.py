@@ -21,7 +21,10 @@ class TableDriver:
             queue=self.queue.append,
             unqueue=self.queue.remove,
             checkpoints=checkpoints,
+            keeps_checkpoint=lambda name: name not in self.deleting,
         )
+        self.deleting: set[str] = set()
+        """Ids whose checkpoints are about to be deleted."""
         self.now = 0.0
 
     def request(

@@ -282,6 +282,33 @@ def test_longest_idle_sequence_is_evicted():
         driver.request("a")
 
 
+def test_saved_idle_sequence_makes_place():
+    """The longest idle one of those that continue from a checkpoint."""
+    driver = TableDriver(live_max=4, checkpoints=True)
+    for id in ("unsaved", "deleted", "a", "b"):
+        driver.start(id)
+        driver.step(state_changed=id != "unsaved")
+    driver.deleting.add("deleted")
+    driver.start("c")
+    driver.start("d")
+    assert driver.ended_sequences() == [("a", "evicted"), ("b", "evicted")]
+    with pytest.raises(TooManySequencesError):
+        driver.start("e")
+    driver.step()
+    sequence, _ = driver.request("a")
+    assert not sequence.loaded, "its state is loaded before its step"
+    assert driver.ended_sequences() == [("c", "evicted")]
+
+
+def test_sequence_whose_state_waits_in_the_store_makes_place():
+    """Its load failed, or its client withdrew the request."""
+    driver = TableDriver(live_max=1, checkpoints=True)
+    sequence, item = driver.request("a")
+    driver.table.withdraw(sequence, item, driver.now)
+    driver.start("b")
+    assert driver.table.find("a") is None
+
+
 def test_ended_sequences_are_released():
     """Only their recent ends are remembered."""
     driver = TableDriver(live_max=2, time_ms_max=1e9, idle_ms=1e9)

@@ -108,13 +108,19 @@ class SequenceMachine(RuleBasedStateMachine):
             interleave=random.choice((False, True)),
         )
         self.checkpoints = checkpoints = random.choice((False, True))
+        evicts_saved = limits.live_max % 2 == 0
         self.instances = instances = random.randint(1, 3)
         self.met: set[str] = set()
         """Situations that occurred, to verify that all of them do."""
         self.table = SequenceTable[Item](
-            limits, instances, queue=self.queued, unqueue=self.unqueued, checkpoints=checkpoints
+            limits,
+            instances,
+            queue=self.queued,
+            unqueue=self.unqueued,
+            checkpoints=checkpoints,
+            keeps_checkpoint=lambda _: evicts_saved,
         )
-        self.reference = Reference(limits, instances, checkpoints=checkpoints)
+        self.reference = Reference(limits, instances, checkpoints=checkpoints, evicts_saved=evicts_saved)
         self.now = 0.0
         self.queue: dict[int, tuple[LiveSequence[Item], int, Item]] = {}
         self.pairs: dict[int, tuple[LiveSequence[Item], ReferenceSequence]] = {}
@@ -442,7 +448,8 @@ class SequenceMachine(RuleBasedStateMachine):
             assert sequence.stage is SequenceStage.ENDED
             self.collected.append(sequence.number)
             self.states[sequence.instance].pop(sequence.number, None)
-            if sequence.end_reason is not SequenceEnd.STOPPED and self.table.find(sequence.id) is None:
+            resumable = (SequenceEnd.STOPPED, SequenceEnd.EVICTED)
+            if sequence.end_reason not in resumable and self.table.find(sequence.id) is None:
                 self.store.pop(sequence.id, None)
         self.table.ended_sequences.clear()
         # Only live sequences, and those with a running last step, may have a state left.

@@ -35,7 +35,8 @@ class SequenceTable(Generic[T]):
     the requests that ended without a step of their own, withdrawn requests excepted.
     `ended_sequences` has the ended sequences that an instance or a checkpoint store knows. With
     `checkpoints`, a sequence outlives the instance that holds its state. An anonymous sequence
-    never does.
+    never does. `keeps_checkpoint` returns True if the checkpoint of an id outlasts an eviction, so
+    that a saved idle sequence can make place for another one.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class SequenceTable(Generic[T]):
         queue: Callable[[LiveSequence[T]], None],
         unqueue: Callable[[LiveSequence[T]], None],
         checkpoints: bool = False,
+        keeps_checkpoint: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.limits = limits
         self._queue = queue
         self._unqueue = unqueue
         self._checkpoints = checkpoints
+        self._keeps_checkpoint = keeps_checkpoint
         self._by_id: dict[str, LiveSequence[T]] = {}
         self._live: dict[int, LiveSequence[T]] = {}
         self._timeouts = SequenceTimeouts[T](limits)
@@ -90,7 +93,7 @@ class SequenceTable(Generic[T]):
             SequenceLostError: The sequence ended because its state was lost.
             StoppedError: The sequence ended because the model was stopped.
             SequenceFullError: Too many requests of this sequence wait.
-            TooManySequencesError: Too many sequences are live.
+            TooManySequencesError: Too many sequences are live, and none can make place.
 
         After an error, nothing has changed, except for sequences that expired by `now`.
         """
@@ -427,7 +430,7 @@ class SequenceTable(Generic[T]):
     def _evict_if_full(self, id: str, now: float) -> None:
         if len(self._live) < self.limits.live_max:
             return
-        idlest = self._timeouts.evictable(now)
+        idlest = self._saved_idlest() or self._timeouts.evictable(now)
         if idlest is None:
             raise TooManySequencesError(
                 id,
@@ -435,6 +438,20 @@ class SequenceTable(Generic[T]):
                 retry_after_s=RETRY_S,
             )
         self._end(idlest, SequenceEnd.EVICTED, now)
+
+    def _saved_idlest(self) -> LiveSequence[T] | None:
+        """Return the longest idle sequence that resumes from its checkpoint, or None."""
+        if not self._checkpoints:
+            return None
+        # The state of a sequence without a step is in no store.
+        return next(
+            (
+                sequence
+                for sequence in self._timeouts.idle()
+                if (sequence.steps or not sequence.loaded) and self._keeps_checkpoint(sequence.id)
+            ),
+            None,
+        )
 
     def _enqueue(self, sequence: LiveSequence[T], now: float) -> None:
         sequence.arrived_s = now

@@ -1,6 +1,7 @@
 """Idle timeouts and lifetimes of sequences."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from math import inf
 from typing import Generic, TypeVar
 
@@ -42,6 +43,10 @@ class SequenceTimeouts(Generic[T]):
         """Forget an ended sequence."""
         self._idle.pop(sequence, None)
         self._deadlines.discard(sequence)
+
+    def idle(self) -> Iterator[LiveSequence[T]]:
+        """Iterate over the idle sequences, the longest idle first."""
+        return iter(self._idle)
 
     def evictable(self, now: float) -> LiveSequence[T] | None:
         """Return the longest idle sequence, or None if none has been idle long enough for eviction."""

@@ -30,7 +30,7 @@ class SequenceEnd(StrEnum):
     TIMED_OUT = "timed_out"
     """The sequence reached `SequenceLimits.time_ms_max`."""
     EVICTED = "evicted"
-    """The longest idle sequence was ended for a new one."""
+    """An idle sequence was ended for another one. With a checkpoint, it continues with its next request."""
     INSTANCE_LOST = "instance_lost"
     """The process that held the state died without a checkpoint, or headrace itself failed during a step."""
     STOPPED = "stopped"
@@ -46,7 +46,9 @@ class SequenceLimits:
     """
 
     live_max: int = 4096
-    """Limit of live sequences, over all instances."""
+    """Limit of live sequences, over all instances. With a checkpoint store that outlives the process,
+    the longest idle saved sequence makes place for another one, and continues with its next request.
+    """
     idle_ms: float = 60_000.0
     """Idle time after which a sequence ends, in milliseconds since its last response."""
     time_ms_max: float | None = None
@@ -55,7 +57,8 @@ class SequenceLimits:
     """Limit of waiting requests of one sequence, without the running one."""
     evict_idle_ms: float | None = None
     """At the limit of `live_max`, a new sequence evicts the longest idle one, if that has been idle
-    for this many milliseconds. None: the new sequence is refused.
+    for this many milliseconds; its state is lost unless it has a checkpoint. None: the new sequence
+    is refused.
     """
     interleave: bool = False
     """Whether requests of one sequence may alternate, step by step, when an earlier one is rescheduled."""

@@ -162,6 +162,8 @@ class Engine(Predictor):
             merge=self._merge,
             deliver_results=session.deliver_results,
             store=self._open_store(limits),
+            # A store in this process would grow without a limit.
+            evicts_saved=self._open_checkpoints is not None or self.settings.checkpoints != "memory:",
         )
 
     def _open_store(self, limits: SequenceLimits) -> CheckpointStore | None:

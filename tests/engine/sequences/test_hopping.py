@@ -30,7 +30,9 @@ class Hopping(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
 
     def _opened(self, at):
-        return self.stacks[at].enter_context(engine(self.store, instances=1 + at))
+        # Three sequences take turns in two places.
+        limits = {"live_max": 2}
+        return self.stacks[at].enter_context(engine(self.store, instances=1 + at, sequences=limits))
 
     def teardown(self):
         for stack in self.stacks:

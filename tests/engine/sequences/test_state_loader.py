@@ -24,6 +24,15 @@ def two(store):
         yield a, b
 
 
+class EndingModel(SumModel):
+    """Records the ends that are reported to it."""
+
+    ended = ()
+
+    def sequence_ended(self, state, why):
+        self.ended.append((state.id, str(why), state.steps))
+
+
 def marks(of):
     """Return the number of sequences that each state loader knows."""
     return [len(loop._committer._state_loader._marks) for loop in of.loops]
@@ -168,6 +177,59 @@ def test_evicted_sequence_resumes_from_checkpoint(store):
         assert sums(only, 1, sequence_id="s") == [2]
         assert sums(only, 1, sequence_id="t") == [2]
         assert marks(only) == [1]
+
+
+def test_sequences_beyond_the_live_limit_take_turns(store):
+    """A client of an evicted sequence notices nothing."""
+    with engine(store, EndingModel, sequences={"live_max": 2}) as only:
+        EndingModel.ended = []
+        for step in (1, 2, 3):
+            for id in "abcd":
+                assert sums(only, 1, sequence_id=id, sequence_start=step == 1) == [step]
+        assert only.model_statistics().sequences.ends["evicted"] == len(EndingModel.ended) == 10
+        assert {why for _, why, _ in EndingModel.ended} == {"evicted"}
+        assert [sums(only, 1, sequence_id=id, sequence_end=True) for id in "abcd"] == [[4]] * 4
+        assert (store.ids, marks(only)) == ([], [0])
+
+
+def test_sequences_that_ended_elsewhere_occupy_no_place(store):
+    limits = {"live_max": 2}
+    with engine(store, sequences=limits) as a, engine(store, sequences=limits) as b:
+        for number in range(6):
+            assert sums(a, 1, sequence_id=f"s{number}", sequence_start=True) == [1]
+            assert sums(b, 1, sequence_id=f"s{number}", sequence_end=True) == [2]
+        assert sums(a, 1, sequence_id="s5") == "SequenceGoneError"
+
+
+def test_live_limit_refuses_while_all_places_are_busy_or_not_saved(store):
+    with engine(store, sequences={"live_max": 1}) as only:
+        assert sums(only, -1, sequence_id="unsaved", sequence_start=True) == "RefusedRowsError"
+        assert sums(only, 1, sequence_id="s", sequence_start=True) == "TooManySequencesError"
+        assert sums(only, 1, sequence_id="unsaved") == [1]
+        store.faults["save"] = "before"
+        assert sums(only, 1, sequence_id="unsaved") == "UnavailableError"
+        store.faults.clear()
+        # The store has its step before.
+        assert sums(only, 1, sequence_id="s", sequence_start=True) == [1]
+        assert sums(only, 1, sequence_id="unsaved") == [2]
+
+
+def test_sequence_whose_delete_is_pending_is_not_evicted(store):
+    """The delete would take its checkpoint for that of the sequence before."""
+    with engine(store, sequences={"live_max": 1}) as only:
+        sums(only, 1, sequence_id="s", sequence_start=True)
+        pending = only._session.sequences.state_deletes._pending
+        pending["s"] = 1
+        assert sums(only, 1, sequence_id="t", sequence_start=True) == "TooManySequencesError"
+        pending.clear()
+        assert sums(only, 1, sequence_id="t", sequence_start=True) == [1]
+
+
+def test_memory_address_evicts_nothing():
+    """Its store would take the place that the limit saves."""
+    with engine("memory:", sequences={"live_max": 1}) as only:
+        assert sums(only, 1, sequence_id="s", sequence_start=True) == [1]
+        assert sums(only, 1, sequence_id="t", sequence_start=True) == "TooManySequencesError"
 
 
 def test_first_step_replaced_before_end_is_not_saved(store):

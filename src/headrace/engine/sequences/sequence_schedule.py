@@ -59,6 +59,7 @@ class SequenceSchedule(Schedule):
         merge: bool,
         deliver_results: DeliverResults,
         store: CheckpointStore | None = None,
+        evicts_saved: bool = False,
     ) -> None:
         self.respond = respond
         self.limits = limits
@@ -69,8 +70,15 @@ class SequenceSchedule(Schedule):
         self._request_queue = queue
         self._model = model
         self._inputs = inputs
+        self._evicts_saved = evicts_saved
+        """True if idle sequences with a checkpoint make place for others at `live_max`."""
         self._table = SequenceTable[RowRequest](
-            limits, instances, queue=self._queue, unqueue=self._unqueue, checkpoints=store is not None
+            limits,
+            instances,
+            queue=self._queue,
+            unqueue=self._unqueue,
+            checkpoints=store is not None,
+            keeps_checkpoint=self._keeps_checkpoint,
         )
         self._merge = merge
         """True if steps of several requests share a call. If False, only the steps of one request
@@ -489,6 +497,12 @@ class SequenceSchedule(Schedule):
                 self._endings[sequence.instance].append(sequence_ending(sequence))
                 self._ready[sequence.instance].wake_all()
         ended.clear()
+
+    def _keeps_checkpoint(self, id: str) -> bool:
+        """Return True if the checkpoint of this id outlasts an eviction of its sequence."""
+        # A pending delete spares the checkpoint of a live sequence only.
+        deletes = self.state_deletes
+        return self._evicts_saved and deletes is not None and not deletes.pending(id)
 
     def _is_stored_sequence(self, id: str) -> bool:
         """Return True if a live sequence of this id has, or will have, a checkpoint. Any thread."""

@@ -207,6 +207,8 @@ class StateLoader:
             return
         self._last_purge_s = now
         try:
-            self._store.purge(idle_ms_max=self._idle_ms, count_max=PURGED_MAX)
+            if self._store.purge(idle_ms_max=self._idle_ms, count_max=PURGED_MAX) == PURGED_MAX:
+                # More may be left: evicted sequences whose clients have left.
+                self._last_purge_s = now - PURGE_S
         except UnavailableError as error:
             _log.warning("idle checkpoints were not deleted: %s", error)
