@@ -59,6 +59,9 @@ def test_failed_checkpoint_store_discloses_nothing(tmp_path, caplog):
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("DROP TABLE checkpoints")
         response = send_step(served, 2, sequence_id="a")
+        wait_until(lambda: served.get("/v2/health/ready").status == 503)
+        assert served.get("/v2/health/ready").json == {"ready": False}
+        assert served.get("/v2/models/sum/ready").json == {"name": "sum", "ready": False}
     assert response.status == 503
     assert response.error == "the checkpoint store of model sum/1: it failed; try again later"
     (record, *_) = (r for r in caplog.records if r.name == "headrace.checkpoints")

@@ -41,6 +41,7 @@ from headrace.engine.pending_request import (
     merge_key,
 )
 from headrace.engine.responses import ResponseBuilder
+from headrace.engine.sequences.monitored_store import MonitoredStore
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.settings import ServeSettings
@@ -161,10 +162,14 @@ class Engine(Predictor):
             instances=len(session.slots),
             merge=self._merge,
             deliver_results=session.deliver_results,
-            store=self._open_store(limits),
+            store=self._monitored_store(limits),
             # A store in this process would grow without a limit.
             evicts_saved=self._open_checkpoints is not None or self.settings.checkpoints != "memory:",
         )
+
+    def _monitored_store(self, limits: SequenceLimits) -> MonitoredStore | None:
+        store = self._open_store(limits)
+        return None if store is None else MonitoredStore(store, self._clock, model=self.name)
 
     def _open_store(self, limits: SequenceLimits) -> CheckpointStore | None:
         if self._open_checkpoints is not None:
@@ -205,6 +210,13 @@ class Engine(Predictor):
         """Return the reason why no instance is left, or None while one is alive or restarting."""
         return self._session.lost_reason
 
+    @property
+    def ready(self) -> bool:
+        """Return True while the engine is alive and its checkpoint store, if any, can be reached."""
+        sequences = self._session.sequences
+        store = None if sequences is None else sequences.store
+        return self.alive and (store is None or bool(store.available))
+
     # Starting and stopping
 
     @override
@@ -227,6 +239,7 @@ class Engine(Predictor):
             self._session = session
         try:
             session.wait_until_loaded()
+            session.start_store()
         except BaseException:
             session.queue.drop()
             session.close_store()

@@ -114,12 +114,14 @@ class ModelRepository(Service):
         raise ModelNotReadyError(name, f"it is {entry.state.value.lower()}")
 
     def ready(self) -> bool:
-        """Return True if `start` loaded every model, there is a model, and every instance is alive.
+        """Return True if `start` loaded every model, there is a model, and every model is ready.
+
+        A model is ready while its instances are alive and its checkpoint store can be reached.
 
         A later load or unload does not change the result while it is under way, nor if it fails.
         """
         ready = self._ready
-        return self._started and bool(ready) and all(engine.alive for engine in ready.values())
+        return self._started and bool(ready) and all(engine.ready for engine in ready.values())
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Return True if the model can take requests now.
@@ -127,7 +129,7 @@ class ModelRepository(Service):
         Raises ModelNotFoundError for an unknown model.
         """
         try:
-            return self.engine(name, version).alive
+            return self.engine(name, version).ready
         except ModelNotReadyError:
             return False
 

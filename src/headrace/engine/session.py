@@ -126,6 +126,11 @@ class EngineSession:
                 self._respond = ResponseBuilder.of(backend)
             return self._respond
 
+    def start_store(self) -> None:
+        """Probe the checkpoint store, if there is one, from now on."""
+        if self.sequences is not None and self.sequences.store is not None:
+            self.sequences.store.start()
+
     def close_store(self) -> None:
         """Close the checkpoint store, after the last instance."""
         sequences = self.sequences

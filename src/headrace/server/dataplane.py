@@ -75,7 +75,8 @@ class Dataplane:
     def ready(self) -> bool:
         """Return True if the server should receive requests.
 
-        The models are loaded, every instance is alive, and the server is not draining.
+        The models are loaded, every instance is alive, every checkpoint store can be reached, and
+        the server is not draining.
         """
         return not self._draining and self._repository.ready()
 

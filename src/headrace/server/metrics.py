@@ -264,7 +264,8 @@ _READY: Final = Family(
     "headrace_model_ready",
     "gauge",
     _MODEL,
-    "1 if a version serves requests; 0 if it is not loaded, an instance is missing, or the server drains.",
+    "1 if a version serves requests; 0 if it is not loaded, an instance is missing, its checkpoint store "
+    "cannot be reached, or the server drains.",
 )
 _RESPONSES: Final = Family(
     "headrace_answers_total",

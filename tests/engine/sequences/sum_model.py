@@ -17,6 +17,7 @@ from headrace.checkpoints.memory import MemoryCheckpointStore
 from headrace.core import InferRequest, Model, RowError, Tensor
 from headrace.core.errors import UnavailableError
 from headrace.engine import Engine
+from headrace.engine.sequences.monitored_store import PROBE_ID
 from headrace.engine.settings import ServeSettings
 
 WAIT_S = 20.0
@@ -86,7 +87,7 @@ class FaultyStore(MemoryCheckpointStore):
     def __init__(self, **settings):
         super().__init__("m", **settings)
         self.faults = {}
-        """By method name: "before", "after", or a function that is called first."""
+        """By method name, or "probe" for a probe: "before", "after", or a function that is called first."""
         self.saves = []
         self.calls = Counter()
 
@@ -97,7 +98,7 @@ class FaultyStore(MemoryCheckpointStore):
             fault()
         if fault == "before":
             raise UnavailableError("memory:", "it does not answer")
-        done = getattr(MemoryCheckpointStore, name)(self, *args, **settings)
+        done = getattr(MemoryCheckpointStore, "load" if name == "probe" else name)(self, *args, **settings)
         if fault == "after":
             raise UnavailableError("memory:", "its answer was lost")
         return done
@@ -107,7 +108,8 @@ class FaultyStore(MemoryCheckpointStore):
         return self._do("save", checkpoints)
 
     def load(self, ids, *, idle_ms_max):
-        return self._do("load", ids, idle_ms_max=idle_ms_max)
+        name = "probe" if list(ids) == [PROBE_ID] else "load"
+        return self._do(name, ids, idle_ms_max=idle_ms_max)
 
     def delete(self, ids, steps=None):
         self._do("delete", ids, steps)

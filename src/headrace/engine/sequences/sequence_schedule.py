@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from headrace.batching.adaptive import AdaptiveBatch, WaitCondition
 from headrace.batching.sequence import SequenceTable
-from headrace.checkpoints.store import CheckpointStore
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, SequenceError, SequenceGoneError
 from headrace.core.sequence import SequenceControl, SequenceInfo, SequenceLimits
@@ -27,6 +26,7 @@ from headrace.engine.ready_queue import QueueConsumer, ReadyQueue
 from headrace.engine.request_queue import DeliverResults, RequestQueue
 from headrace.engine.responses import ResponseBuilder
 from headrace.engine.schedule import ReadyBatch, Schedule
+from headrace.engine.sequences.monitored_store import MonitoredStore
 from headrace.engine.sequences.multi_row_request import MultiRowRequest
 from headrace.engine.sequences.pending_state_deletes import PendingStateDeletes, StateDelete
 from headrace.engine.sequences.row_request import OutputCollector, RowRequest, SequenceRows
@@ -58,7 +58,7 @@ class SequenceSchedule(Schedule):
         instances: int,
         merge: bool,
         deliver_results: DeliverResults,
-        store: CheckpointStore | None = None,
+        store: MonitoredStore | None = None,
         evicts_saved: bool = False,
     ) -> None:
         self.respond = respond

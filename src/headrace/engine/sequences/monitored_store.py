@@ -1,0 +1,117 @@
+"""A checkpoint store whose reachability is known, also while no client needs it."""
+
+import logging
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from math import inf
+from typing import Final
+
+from typing_extensions import override
+
+from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
+from headrace.core.clock import Clock
+from headrace.core.errors import UnavailableError
+
+PROBE_S: Final = 2.0
+"""Seconds between two probes."""
+PROBE_ID: Final = "headrace-probe"
+"""The sequence id that a probe loads. It need not exist."""
+_UNREACHABLE: Final = "the checkpoint store cannot be reached: the model is not ready until it can"
+
+_log = logging.getLogger("headrace.engine")
+
+
+class MonitoredStore(CheckpointStore):
+    """A store with a thread that probes it: every `PROBE_S`, and at once after a failed call.
+
+    A probe is one load of one checkpoint. It takes no longer than the time-outs of the store.
+    """
+
+    def __init__(self, store: CheckpointStore, clock: Clock, *, model: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._model = model
+        self.available: bool | None = None
+        """True if the last probe succeeded; None before the first one."""
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Probe the store once, then start the thread. Does nothing once closed."""
+        self._probe()
+        with self._lock:
+            if self._closed or self._thread is not None:
+                return
+            self._thread = threading.Thread(
+                target=self._run, name=f"headrace-{self._model}-store", daemon=True
+            )
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._clock.sleep(PROBE_S, self._wake)
+            self._wake.clear()
+            if not self._closed:
+                self._probe()
+
+    def _probe(self) -> None:
+        reachable = self._answers()
+        if reachable is self.available or self._closed:
+            return
+        self.available = reachable
+        if reachable:
+            _log.info("the checkpoint store can be reached", extra={"model": self._model})
+        else:
+            _log.warning(_UNREACHABLE, extra={"model": self._model})
+
+    def _answers(self) -> bool:
+        try:
+            self._store.load([PROBE_ID], idle_ms_max=inf)
+        except UnavailableError:
+            return False  # the store has logged the reason
+        except Exception:  # noqa: BLE001 - a defect of the store must not end the thread
+            _log.exception("a probe of the checkpoint store failed", extra={"model": self._model})
+            return False
+        return True
+
+    @contextmanager
+    def _watched(self) -> Generator[None]:
+        try:
+            yield
+        except UnavailableError:
+            if self.available:
+                self._wake.set()
+            raise
+
+    @override
+    def save(self, checkpoints: Sequence[SequenceCheckpoint]) -> list[bool]:
+        with self._watched():
+            return self._store.save(checkpoints)
+
+    @override
+    def load(self, ids: Sequence[str], *, idle_ms_max: float) -> list[tuple[int, bytes] | None]:
+        with self._watched():
+            return self._store.load(ids, idle_ms_max=idle_ms_max)
+
+    @override
+    def delete(self, ids: Sequence[str], steps: Sequence[int] | None = None) -> None:
+        with self._watched():
+            self._store.delete(ids, steps)
+
+    @override
+    def purge(self, *, idle_ms_max: float, count_max: int) -> int:
+        with self._watched():
+            return self._store.purge(idle_ms_max=idle_ms_max, count_max=count_max)
+
+    @override
+    def close(self) -> None:
+        """Close the store, and end the thread."""
+        with self._lock:
+            self._closed = True
+        self._wake.set()
+        self._store.close()
+        if self._thread is not None:
+            self._thread.join()
