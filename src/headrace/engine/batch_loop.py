@@ -58,6 +58,14 @@ class Committer(Protocol):
         """Deliver the outcomes of the items, with the calls that returned. A delivered result is final."""
         ...
 
+    def wait_for_commits(self) -> None:
+        """Wait until every item of a commit is delivered: some may wait for a store."""
+        ...
+
+    def close(self) -> None:
+        """End the threads of this committer, once nothing waits."""
+        ...
+
     def fail(self, taken: TakenBatch, error: BaseException) -> None:
         """Fail the items that have no result, after a defect raised `error`."""
         ...
@@ -127,9 +135,9 @@ class BatchLoop:
             if (ahead := self._take_ahead()) is not None:
                 return ahead
         batch = self._queue.take(consumer, self._instance, unavailable)
-        if batch is None and self._committing is not None:
-            # Sequences that end with the last call are reported to the model as well.
-            self._wait_for_commit()
+        if batch is None:
+            # Sequences that end with the last calls are reported to the model as well.
+            self._finish_commits()
             batch = self._queue.take(consumer, self._instance, unavailable)
         return TakenBatch(batch) if isinstance(batch, ReadyBatch) else batch
 
@@ -194,12 +202,16 @@ class BatchLoop:
             committing.result()
             self._committing = None
 
+    def _finish_commits(self) -> None:
+        self._wait_for_commit()
+        self._committer.wait_for_commits()
+
     def internal_failure(self, error: BaseException) -> None:
         """Fail the taken requests that have no result, after a defect raised `error`.
 
         The instance may go on, unless this method raises.
         """
-        self._wait_for_commit()
+        self._finish_commits()
         taken, self._taken, self._caller.died_in = self._taken, _NOTHING, ()
         if taken is not _NOTHING:
             self._committer.fail(taken, error)
@@ -210,7 +222,7 @@ class BatchLoop:
         Its requests are requeued; those of the call are repeated in calls of their own. Return True
         if the death was intended, since no client wanted the call.
         """
-        self._wait_for_commit()
+        self._finish_commits()
         lost = [] if self._taken is _NOTHING else [self._taken]
         if (ahead := self._take_ahead()) is not None:
             lost.append(ahead)
@@ -221,9 +233,10 @@ class BatchLoop:
     def close(self) -> None:
         """Finish what is in progress; no further batch is taken."""
         try:
-            self._wait_for_commit()
+            self._finish_commits()
         finally:
             self._side_thread.shutdown()
+            self._committer.close()
 
     def cancel_if_unwanted(self) -> None:
         """Cancel the call in progress if no client wants it any more. Any thread."""

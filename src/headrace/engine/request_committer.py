@@ -101,6 +101,14 @@ class RequestCommitter(Committer):
                 taken.is_ended = True
 
     @override
+    def wait_for_commits(self) -> None:
+        pass
+
+    @override
+    def close(self) -> None:
+        pass
+
+    @override
     def fail(self, taken: TakenBatch, error: BaseException) -> None:
         entries: Sequence[PendingRequest] = taken.batch.taken
         unfinished = [entry for entry in entries if not entry.ended]

@@ -1,4 +1,7 @@
-"""A checkpoint store whose reachability is known, also while no client needs it."""
+"""A checkpoint store whose reachability is known, also while no client needs it.
+
+After a stalled call, further calls fail at once until a probe succeeds.
+"""
 
 import logging
 import threading
@@ -15,6 +18,8 @@ from headrace.core.errors import UnavailableError
 
 PROBE_S: Final = 2.0
 """Seconds between two probes."""
+STALL_S: Final = 1.0
+"""Duration in seconds from which on a failed call counts as stalled."""
 PROBE_ID: Final = "headrace-probe"
 """The sequence id that a probe loads. It need not exist."""
 _UNREACHABLE: Final = "the checkpoint store cannot be reached: the model is not ready until it can"
@@ -25,6 +30,9 @@ _log = logging.getLogger("headrace.engine")
 class MonitoredStore(CheckpointStore):
     """A store with a thread that probes it: every `PROBE_S`, and at once after a failed call.
 
+    While a store stalls, its calls raise UnavailableError at once, so that each step does not wait for
+    a time-out of its own. A call that fails quickly is no reason for that.
+
     A probe is one load of one checkpoint. It takes no longer than the time-outs of the store.
     """
 
@@ -34,6 +42,8 @@ class MonitoredStore(CheckpointStore):
         self._model = model
         self.available: bool | None = None
         """True if the last probe succeeded; None before the first one."""
+        self._stalled = False
+        """True from a stalled call until a probe succeeds."""
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._closed = False
@@ -59,6 +69,7 @@ class MonitoredStore(CheckpointStore):
 
     def _probe(self) -> None:
         reachable = self._answers()
+        self._stalled = self._stalled and not reachable
         if reachable is self.available or self._closed:
             return
         self.available = reachable
@@ -79,9 +90,15 @@ class MonitoredStore(CheckpointStore):
 
     @contextmanager
     def _watched(self) -> Generator[None]:
+        if self._stalled:
+            raise UnavailableError(
+                f"the checkpoint store of model {self._model}", "it does not respond; try again later"
+            )
+        began_s = self._clock.now()
         try:
             yield
         except UnavailableError:
+            self._stalled = self._stalled or self._clock.now() - began_s >= STALL_S
             if self.available:
                 self._wake.set()
             raise

@@ -73,6 +73,7 @@ class RowRequest:
         "deaths",
         "ends",
         "entry",
+        "fetched",
         "id",
         "is_closed",
         "key",
@@ -128,6 +129,8 @@ class RowRequest:
         self.last_step_s: float | None = None
         """Time at which its last step ended."""
         self.sequence: LiveSequence[RowRequest] | None = None
+        self.fetched: tuple[tuple[int, bytes] | None, ...] = ()
+        """The checkpoint for its next step, or None if there is none; empty unless it was fetched."""
         self.id = ""
         self.number = 0
         """Number that tells it apart from other row requests of its sequence."""

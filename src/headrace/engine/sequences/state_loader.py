@@ -46,7 +46,10 @@ class _Mark(NamedTuple):
 
 
 class StateLoader:
-    """The states of one instance's sequences in a store. Blocks; called by one thread at a time.
+    """The states of one instance's sequences in a store.
+
+    `fetch`, `save` and `delete_ended` call the store and block; one thread calls them. No two
+    threads pass steps of one sequence.
 
     The store distinguishes checkpoints by a mark: the steps of the sequence and a random number,
     drawn anew when a sequence starts and when its state is loaded. A process with an outdated state
@@ -72,28 +75,31 @@ class StateLoader:
         self._random = SystemRandom()
         self._last_purge_s = clock.now()
 
-    def needs_load(self, items: Sequence[StepItem]) -> bool:
-        """Return True if a state of these steps must be loaded."""
-        return not all(o.sequence.loaded for o in items)
+    def missing(self, items: Sequence[StepItem]) -> list[StepItem]:
+        """Return the steps whose states must be fetched."""
+        return [o for o in items if not o.sequence.loaded and not o.row_request.fetched]
 
-    def load(self, items: Sequence[StepItem]) -> list[StepItem]:
-        """Load the missing states of these steps. Return the steps whose sequences can continue.
+    def fetch(self, items: Sequence[StepItem]) -> None:
+        """Fetch the states of these steps for `load`, also if they are taken again.
 
         Raises UnavailableError; then nothing has changed.
         """
+        found = self._store.load([o.sequence.id for o in items], idle_ms_max=self._idle_ms)
+        for item, checkpoint in zip(items, found, strict=True):
+            item.row_request.fetched = (checkpoint,)
+
+    def load(self, items: Sequence[StepItem]) -> list[StepItem]:
+        """Load the fetched states of these steps. Return the steps whose sequences can continue.
+
+        A step that has failed is returned, too.
+        """
         for item in items:
             item.save = not item.sequence.anonymous
-        missing = [o for o in items if not o.sequence.loaded]
-        if not missing:
-            return list(items)
-        state_loaded = self._store.load([o.sequence.id for o in missing], idle_ms_max=self._idle_ms)
-        missing_state = {
-            o for o, kept in zip(missing, state_loaded, strict=True) if not self._load_one(o, kept)
-        }
-        return [o for o in items if o not in missing_state]
+        return [o for o in items if o.error is not None or o.sequence.loaded or self._load_one(o)]
 
-    def _load_one(self, item: StepItem, checkpoint: tuple[int, bytes] | None) -> bool:
+    def _load_one(self, item: StepItem) -> bool:
         sequence = item.sequence
+        (checkpoint,), item.row_request.fetched = item.row_request.fetched, ()
         known = self._marks.get(sequence.number)
         if checkpoint is None or (known is None and self._state_deletes.pending(sequence.id)):
             if not self._schedule.state_missing(sequence):
@@ -113,6 +119,14 @@ class StateLoader:
         item.restore = state
         return True
 
+    def unsaved(self, items: Sequence[StepItem]) -> list[StepItem]:
+        """Return the steps whose states must be saved."""
+        for item in items:
+            if item.restore and not item.outputs:
+                # The failed step also undid the load of its state.
+                self._schedule.unload_state(item.sequence)
+        return [o for o in items if o.checkpoint is not None and o.state_changed]
+
     def save(self, items: Sequence[StepItem]) -> None:
         """Save the states after these steps.
 
@@ -123,17 +137,10 @@ class StateLoader:
         step fails, and its state is loaded again before the next step.
         """
         self._purge_sometimes()
-        for item in items:
-            if item.restore and not item.outputs:
-                # The failed step also undid the load of its state.
-                self._schedule.unload_state(item.sequence)
-        saved = [o for o in items if o.checkpoint is not None and o.state_changed]
-        if not saved:
-            return
         try:
-            kept = self._save(saved)
+            kept = self._save(items)
         except UnavailableError as error:
-            self._fail(saved, error)
+            self._fail(items, error)
             return
         try:
             self._delete_last([o for o in kept if o.is_last])
@@ -182,6 +189,10 @@ class StateLoader:
 
     def _draw_random(self) -> int:
         return self._random.randrange(1, 1 << _DRAWN_BITS)
+
+    def has_checkpoint(self, endings: Sequence[SequenceEnding]) -> bool:
+        """Return True if an ended sequence has a checkpoint that this instance has saved or loaded."""
+        return any(ending.number in self._marks for ending in endings)
 
     def delete_ended(self, endings: Sequence[SequenceEnding]) -> None:
         """Delete the checkpoints of ended sequences, unless they may be resumed elsewhere.

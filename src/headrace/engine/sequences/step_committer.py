@@ -1,10 +1,13 @@
 """Commits steps: their sequences continue, and their results are delivered.
 
-A delivered step is final. With checkpoints, it is saved first.
+A delivered step is final. With checkpoints, it is saved first. Steps whose store call takes long are
+set aside until it is finished; other steps and the instance do not wait for them.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 from typing_extensions import override
@@ -31,13 +34,14 @@ from headrace.engine.sequences.row_request import RowRequest
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.state_loader import StateLoader
 from headrace.engine.sequences.step_item import StepItem, StepSequence
+from headrace.engine.sequences.store_thread import StoreThread
 from headrace.engine.stepper import SequenceEnding
 
 _log = logging.getLogger("headrace.engine")
 
 
 class StepCommitter(Committer):
-    """The committer of one instance's steps. One thread at a time commits."""
+    """The committer of one instance's steps. One thread at a time delivers."""
 
     commits_beside = True
 
@@ -59,6 +63,8 @@ class StepCommitter(Committer):
         self._clock = clock
         self._name = backend.metadata.name
         self._state_loader = _state_loader(schedule, clock)
+        self._store_thread = StoreThread(f"headrace-{self._name}-{instance}-checkpoints")
+        self._delivering = threading.Lock()
         # With checkpoints, states are loaded first, which waits for the commit of the steps before.
         self.takes_ahead = self._state_loader is None
 
@@ -78,29 +84,76 @@ class StepCommitter(Committer):
         if loader is None:
             return
         items = _steps(taken)
-        if endings or loader.needs_load(items):
+        missing, ended = loader.missing(items), loader.has_checkpoint(endings)
+        if missing or ended:
+            # Calls of the store keep the order of the steps.
             wait_for_commit()
-        if endings:
-            loader.delete_ended(endings)
+        if ended:
+            self._store_thread.run(partial(loader.delete_ended, endings), lambda _: None)
+        if missing and not self._fetch(loader, missing):
+            waiting = set(missing)
+            items = taken.items = [o for o in items if o not in waiting]
+        taken.items = loader.load(items)
+
+    def _fetch(self, loader: StateLoader, missing: Sequence[StepItem]) -> bool:
+        """Fetch the states of these steps. Return False if the steps were set aside for that."""
         try:
-            taken.items = loader.load(items)
+            return self._store_thread.run(partial(loader.fetch, missing), partial(self._resume, missing))
         except UnavailableError as error:
-            for item in items:
-                if not item.sequence.loaded:
-                    item.withdraw(error)
+            for item in missing:
+                item.withdraw(error)
+            return True
+
+    def _resume(self, items: Sequence[StepItem], error: BaseException | None) -> None:
+        """Queue steps that were set aside again, with their states fetched; or fail them."""
+        for item in items:
+            if error is None:
+                item.undo()
+            elif isinstance(error, UnavailableError):
+                item.withdraw(error)
+        self._commit_late(items, self._clock.now(), None if isinstance(error, UnavailableError) else error)
 
     @override
     def commit(self, taken: TakenBatch, calls: Sequence[ModelCall], began_s: float, ended_s: float) -> None:
         """Commit these steps with the results of their calls. If that fails, the steps fail."""
         items = _steps(taken)
-        if not items:
-            return
+        if items:
+            self._commit(items, partial(self._save, items, calls, ended_s), ended_s)
+
+    def _save(self, items: Sequence[StepItem], calls: Sequence[ModelCall], now: float) -> Sequence[StepItem]:
+        """Apply the calls, and save the steps. Return the steps that were not set aside for that."""
+        for call in calls:
+            call.apply()
+        loader = self._state_loader
+        unsaved = [] if loader is None else loader.unsaved(items)
+        if loader is None or not unsaved:
+            return items
+        if self._store_thread.run(partial(loader.save, unsaved), partial(self._commit_late, unsaved, now)):
+            return items
+        waiting = set(unsaved)
+        return [o for o in items if o not in waiting]
+
+    def _commit_late(self, items: Sequence[StepItem], now: float, error: BaseException | None) -> None:
+        """Commit steps that were set aside for a call of the store, in the thread of the store."""
+
+        def prepare() -> Sequence[StepItem]:
+            if error is not None:
+                raise error
+            return items
+
+        self._commit(items, prepare, now)
+
+    def _commit(
+        self, items: Sequence[StepItem], prepare: Callable[[], Sequence[StepItem]], now: float
+    ) -> None:
+        """Deliver those of the steps that `prepare` returns. If that fails, the steps fail."""
         completed: list[tuple[PendingRequest, RequestResult]] = []
         wakes: list[Callable[[], None]] = []
         try:
-            for call in calls:
-                call.apply()
-            self._commit(items, ended_s, completed, wakes)
+            items = prepare()
+            if items:
+                with self._delivering:
+                    self._deliver(items, now, completed, wakes)
         except BaseException as error:  # noqa: BLE001 - after a defect, no client may wait for these steps
             _log.exception("a commit of steps failed with an internal error", extra={"model": self._name})
             stepping = [item.sequence for item in items if item.done is None]
@@ -109,15 +162,13 @@ class StepCommitter(Committer):
         finally:
             wake_all(wakes)
 
-    def _commit(
+    def _deliver(
         self,
         items: Sequence[StepItem],
         now: float,
         completed: list[tuple[PendingRequest, RequestResult]],
         wakes: list[Callable[[], None]],
     ) -> None:
-        if self._state_loader is not None:
-            self._state_loader.save(items)
         for item in items:
             self._report_to_collector(item, wakes, now)
         self._schedule.end_steps(self._instance, items)
@@ -202,6 +253,14 @@ class StepCommitter(Committer):
         sequence, schedule = item.sequence, self._schedule
         if not item.row_request.collector.when_space(lambda: schedule.resume(sequence)):
             schedule.resume(sequence)
+
+    @override
+    def wait_for_commits(self) -> None:
+        self._store_thread.wait()
+
+    @override
+    def close(self) -> None:
+        self._store_thread.close()
 
     # Defects, and deaths of the instance
 
