@@ -4,10 +4,12 @@ import asyncio
 from contextlib import ExitStack
 from itertools import accumulate
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+import headrace.engine.sequences.store_thread
 from engine.sequences.sum_model import FaultyStore, engine, infer_sums
 
 ENGINES = st.sampled_from([0, 1])
@@ -163,3 +165,20 @@ class Hopping(RuleBasedStateMachine):
 
 TestHopping = Hopping.TestCase
 TestHopping.settings = settings(stateful_step_count=30)
+
+
+class LateHopping(Hopping):
+    """The instances wait for no call of the store: every step is set aside for its calls."""
+
+    def __init__(self):
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(headrace.engine.sequences.store_thread, "STORE_WAIT_S", 0.0)
+        super().__init__()
+
+    def teardown(self):
+        super().teardown()
+        self.patch.undo()
+
+
+TestLateHopping = LateHopping.TestCase
+TestLateHopping.settings = TestHopping.settings
