@@ -46,7 +46,7 @@ MOONSHINE := useful_moonshine_onnx-20251121
 SPEECH_TO := .venv/share/speech
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers pictures docs docs-test clean
+.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers pictures docs docs-test descriptors clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \

@@ -20,6 +20,8 @@ class _StoredState(NamedTuple):
 class MemoryCheckpointStore(CheckpointStore):
     """A checkpoint store in a dictionary, which `close` drops. Its time is that of `clock`."""
 
+    is_remote = False
+
     def __init__(self, model: str, *, clock: Clock | None = None) -> None:
         self.model = model
         self._clock = clock or SystemClock()

@@ -68,6 +68,8 @@ class SqliteCheckpointStore(CheckpointStore):
         ConfigError: The file cannot be opened, is not an SQLite file, or comes from a later headrace.
     """
 
+    is_remote = False
+
     def __init__(
         self,
         path: str | Path,

@@ -84,6 +84,8 @@ class SlowModel(SumModel):
 class FaultyStore(MemoryCheckpointStore):
     """A store that outlives its opener, and fails on demand: before or after an operation."""
 
+    is_remote = True
+
     def __init__(self, **settings):
         super().__init__("m", **settings)
         self.faults = {}

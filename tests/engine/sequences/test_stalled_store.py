@@ -9,8 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 from engine.sequences.sum_model import WAIT_S, FaultyStore, SumModel, engine, infer_sums, sums
+from engine.support import wait_until
 from headrace.core.errors import UnavailableError
 from headrace.engine.sequences.monitored_store import PROBE_S, STALL_S
+from headrace.engine.session import SessionState
 from headrace.testing import ManualClock
 
 
@@ -191,6 +193,10 @@ def test_stop_during_a_stall_ends_every_request(store, call, drain):
                 await stall.wait()
                 assert await infer_sums(only, 1) == [1]
                 stop = asyncio.create_task(asyncio.to_thread(only.stop, drain=drain))
+                session = only._session
+                await wait_until(
+                    lambda: session.state is SessionState.STOPPING if drain else session.queue.dropped
+                )
             await stop
             return await step
 

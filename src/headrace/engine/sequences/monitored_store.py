@@ -38,6 +38,7 @@ class MonitoredStore(CheckpointStore):
 
     def __init__(self, store: CheckpointStore, clock: Clock, *, model: str) -> None:
         self._store = store
+        self.is_remote = store.is_remote
         self._clock = clock
         self._model = model
         self.available: bool | None = None

@@ -63,7 +63,10 @@ class StepCommitter(Committer):
         self._clock = clock
         self._name = backend.metadata.name
         self._state_loader = _state_loader(schedule, clock)
-        self._store_thread = StoreThread(f"headrace-{self._name}-{instance}-checkpoints")
+        self._store_thread = StoreThread(
+            f"headrace-{self._name}-{instance}-checkpoints",
+            is_remote=schedule.store is not None and schedule.store.is_remote,
+        )
         self._delivering = threading.Lock()
         # With checkpoints, states are loaded first, which waits for the commit of the steps before.
         self.takes_ahead = self._state_loader is None

@@ -12,10 +12,12 @@ class StoreThread:
     """A thread for the store calls of one instance, which run in order.
 
     One thread at a time calls the methods. It waits for its call, which keeps the batches of a
-    quick store together; but not for a slow call, nor for one behind that.
+    quick store together; but not for a slow call, nor for one behind that. Without `is_remote`,
+    it makes each call itself.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_remote: bool) -> None:
+        self._is_remote = is_remote
         # It starts its thread with its first call.
         self._executor = ThreadPoolExecutor(1, name)
         self._late: Future[None] | None = None
@@ -27,6 +29,9 @@ class StoreThread:
         Otherwise return False. Then `when_late` is called once the call is finished, with its error
         or None, before the next call begins. It must not raise.
         """
+        if not self._is_remote:
+            call()
+            return True
         future = self._executor.submit(call)
         if self._late is None or self._late.done():
             try:
