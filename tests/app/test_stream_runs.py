@@ -16,7 +16,7 @@ from headrace.core.errors import ConfigError, LimitError, ModelLoadError, NotFou
 from headrace.core.model import Model
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
-from headrace.engine.sequences import multi_row_request
+from headrace.engine.sequences import sequence_rows
 from headrace.runs.report import Report
 from headrace.runs.run import Run
 from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
@@ -355,13 +355,13 @@ def batch_of(stores, rows):
 
 
 def test_batch_has_more_rows_than_a_served_request_may(stores, monkeypatch):
-    monkeypatch.setattr(multi_row_request, "STEP_OUTPUTS_MAX", 100)
+    monkeypatch.setattr(sequence_rows, "STEP_OUTPUTS_MAX", 100)
     batch_of(stores, 150)
 
 
 @pytest.mark.slow
 def test_batch_has_more_rows_than_the_default_limit_of_served_requests(stores):
-    batch_of(stores, multi_row_request.STEP_OUTPUTS_MAX + 500)
+    batch_of(stores, sequence_rows.STEP_OUTPUTS_MAX + 500)
 
 
 def test_sequences_at_an_endpoint_are_refused(stores):

@@ -29,11 +29,11 @@ from headrace.engine.batch_caller import BatchCaller, CallItem, PreparedCall
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import WHY_CHARS_MAX, RemoteError
+from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult
+from headrace.engine.ready_queue import IndependentRequests
 from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.request_queue import RequestQueue
-from headrace.engine.responses import ResponseBuilder
-from headrace.engine.schedule import IndependentRequests
 from headrace.testing import ManualClock, PickyModel
 
 
@@ -55,7 +55,7 @@ class _Instance:
             backend,
             self.counters,
             clock,
-            respond=ResponseBuilder.of(backend),
+            respond=ResponseBuilder(backend.check, backend.metadata),
             before_call=before_call,
         )
 

@@ -5,10 +5,10 @@ import threading
 import numpy as np
 
 from headrace.core.predictor import PredictorStatistics
-from headrace.core.statistics import BATCH_ROWS_BOUNDS, BatchStatistics, Duration, ModelStatistics
+from headrace.core.statistics import BATCH_ROWS_BOUNDS, BatchStatistics, Duration, Histogram, ModelStatistics
 from headrace.engine import counters as counters_module
 from headrace.engine.backend import CallResult
-from headrace.engine.counters import EngineCounters, sum_counters
+from headrace.engine.counters import EngineCounters, HistogramCounter, sum_counters
 
 BASE = ModelStatistics("m", "1", cancelled=2, refused=3)
 OUTPUTS = {"output": np.zeros(1)}
@@ -96,3 +96,20 @@ def test_sums_are_safe_while_an_instance_counts():
         sum_counters([counters], BASE)
     thread.join()
     assert sum(b.compute.count for b in sum_counters([counters], BASE).batches) == 20_000
+
+
+# Histograms
+
+
+def test_value_counts_in_the_first_bucket_that_holds_it():
+    counter = HistogramCounter((1, 2, 4))
+    for value in (1, 2, 3, 4, 5, 0.5):
+        counter.add(value)
+    assert counter.snapshot() == Histogram((1, 2, 4), (2, 1, 2, 1), 15.5)
+
+
+def test_snapshot_is_immutable():
+    counter = HistogramCounter((1,))
+    before = counter.snapshot()
+    counter.add(9)
+    assert before == Histogram.empty((1,))

@@ -31,10 +31,10 @@ from headrace.engine.batch_caller import BatchCaller, PreparedCall
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.pending_request import FutureCallback
+from headrace.engine.ready_queue import IndependentRequests
 from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.request_queue import RequestQueue
-from headrace.engine.schedule import IndependentRequests
-from headrace.engine.sequences.multi_row_request import MultiRowRequest
+from headrace.engine.sequences.sequence_rows import MultiRowRequest
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.state_loader import StateLoader
 from headrace.engine.sequences.step_committer import StepCommitter

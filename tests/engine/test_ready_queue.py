@@ -9,7 +9,8 @@ from cases import for_each
 from engine.support import WAIT_S, pending_request, request, rows
 from headrace.batching.adaptive import AdaptiveBatch, AdaptiveReason, WaitCondition
 from headrace.engine.pending_request import PendingRequest
-from headrace.engine.ready_queue import BlockingConsumer, ReadyQueue
+from headrace.engine.ready_queue import ReadyQueue
+from headrace.engine.request_queue import BlockingConsumer
 
 NOTHING_WAITS = WaitCondition()
 
@@ -79,16 +80,16 @@ def test_items_do_not_share_batches_without_merge():
 
 def test_waiting_and_running_items_are_counted():
     queue = _queue(rows_max=3)
-    assert (queue.is_full, queue.oldest_s) == (False, None)
+    assert (queue.fills_call, queue.oldest_s) == (False, None)
     for arrived_s, count in ((3.0, 2), (4.0, 2)):
         entry = _entry(count)
         entry.arrived_s = arrived_s
         queue.add(entry)
     assert (len(queue), queue.rows, queue.oldest_s, queue.running) == (2, 4, 3.0, 0)
-    assert queue.is_full
+    assert queue.fills_call
     batch = _ask(queue, _Consumer(), 5.0)
     assert (len(queue), queue.rows, queue.oldest_s, queue.running) == (1, 2, 4.0, 1)
-    assert not queue.is_full
+    assert not queue.fills_call
     _end(queue, batch, 6.0)
     assert queue.running == 0
 

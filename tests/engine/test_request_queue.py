@@ -15,9 +15,8 @@ from headrace.core import InferResponse
 from headrace.core.clock import SystemClock
 from headrace.core.errors import StoppedError
 from headrace.engine.pending_request import PendingRequest
-from headrace.engine.ready_queue import BlockingConsumer
-from headrace.engine.request_queue import RequestQueue
-from headrace.engine.schedule import IndependentRequests, ReadyBatch
+from headrace.engine.ready_queue import IndependentRequests
+from headrace.engine.request_queue import BlockingConsumer, ReadyBatch, RequestQueue
 from headrace.testing import ManualClock
 
 RESPONSE = InferResponse(())
@@ -83,7 +82,7 @@ class QueueBench:
 
     def end(self, batch: ReadyBatch) -> None:
         with self.queue.lock:
-            self.schedule.end(batch, self.clock.now())
+            self.schedule.end(len(batch.taken), batch.rows, self.clock.now())
 
     def requeue(self, entries) -> None:
         with self.queue.lock:

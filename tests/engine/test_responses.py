@@ -5,11 +5,10 @@ import pytest
 
 from engine.support import request, rows
 from headrace.core.errors import ModelContractError, ModelInputError
-from headrace.core.tensor import InferRequest, RowFailure, TensorSpec
-from headrace.engine.outputs import OutputCheck
-from headrace.engine.responses import ResponseBuilder
+from headrace.core.tensor import InferRequest, ModelMetadata, RowFailure, TensorSpec
+from headrace.engine.outputs import OutputCheck, ResponseBuilder
 
-respond = ResponseBuilder(OutputCheck("m", ()), "m", "3")
+respond = ResponseBuilder(OutputCheck("m", ()), ModelMetadata("m", "3"))
 
 
 def test_rows_are_joined_and_named():
@@ -45,7 +44,7 @@ NO_ROWS = np.zeros((0, 4), np.float32)
 
 
 def respond_as(*specs):
-    return ResponseBuilder(OutputCheck("m", specs), "m", "3", specs)
+    return ResponseBuilder(OutputCheck("m", specs), ModelMetadata("m", "3", outputs=specs))
 
 
 def described(response):

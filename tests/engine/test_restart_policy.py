@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from headrace.core.errors import ModelLoadError, StoppedError
-from headrace.engine.restart_policy import STARTS_MAX, RestartPolicy
+from headrace.engine.instance_worker import STARTS_MAX, RestartPolicy
 from headrace.testing import ManualClock
 
 

@@ -7,11 +7,11 @@ from headrace.core import InferRequest, InferResponse, Model, SystemClock
 from headrace.engine.batch_caller import BatchCaller
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
+from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import FutureCallback, PendingRequest
+from headrace.engine.ready_queue import IndependentRequests
 from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.request_queue import RequestQueue
-from headrace.engine.responses import ResponseBuilder
-from headrace.engine.schedule import IndependentRequests
 
 
 class LoadedModel:
@@ -32,7 +32,7 @@ class LoadedModel:
             backend,
             counters,
             clock,
-            respond=ResponseBuilder.of(backend),
+            respond=ResponseBuilder(backend.check, backend.metadata),
             before_call=lambda _: None,
         )
 

@@ -1,6 +1,5 @@
 """Statistics of served models: immutable snapshots, for statistics documents and metrics."""
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,26 +55,6 @@ class Histogram:
     def empty(cls, bounds: tuple[float, ...]) -> "Histogram":
         """Return a histogram without values."""
         return cls(bounds, (0,) * (len(bounds) + 1), 0.0)
-
-
-class HistogramCounter:
-    """A mutable histogram for one writer at a time. Any thread may take snapshots."""
-
-    __slots__ = ("_bounds", "_counts", "_total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
-
-    def add(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
-
-    def snapshot(self) -> Histogram:
-        """Return the counts so far."""
-        return Histogram(self._bounds, tuple(self._counts), self._total)
 
 
 @dataclass(frozen=True, slots=True)

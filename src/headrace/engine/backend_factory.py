@@ -10,9 +10,8 @@ from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Isolation, Model
 from headrace.engine.backend import Backend, CallInputs
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_errors import describe_error
+from headrace.engine.model_errors import ProcessFault, describe_error
 from headrace.engine.process.parent import ProcessBackend
-from headrace.engine.process_fault import ProcessFault
 from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings
 

@@ -13,9 +13,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import InstanceLostError
 from headrace.engine.batch_caller import BatchCaller, CallItem, ModelCall, PreparedCall
 from headrace.engine.counters import EngineCounters
-from headrace.engine.ready_queue import BlockingConsumer
-from headrace.engine.request_queue import RequestQueue
-from headrace.engine.schedule import ReadyBatch
+from headrace.engine.request_queue import BlockingConsumer, ReadyBatch, RequestQueue
 
 
 class TakenBatch:

@@ -1,5 +1,6 @@
 """Counters of a running engine, one set per instance, so that each has one writer."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +12,6 @@ from headrace.core.statistics import (
     BatchStatistics,
     Duration,
     Histogram,
-    HistogramCounter,
     ModelStatistics,
     SequenceStatistics,
 )
@@ -21,6 +21,26 @@ from headrace.engine.pending_request import PendingRequest, RequestResult
 
 _SIZES_MAX = 1024
 """Limit of batch sizes that are counted apart. Further sizes count as the largest."""
+
+
+class HistogramCounter:
+    """A mutable histogram for one writer at a time. Any thread may take snapshots."""
+
+    __slots__ = ("_bounds", "_counts", "_total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def snapshot(self) -> Histogram:
+        """Return the counts so far."""
+        return Histogram(self._bounds, tuple(self._counts), self._total)
 
 
 # The hot-path counters are incremented in place: a method call would cost more than the addition.

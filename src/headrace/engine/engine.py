@@ -32,15 +32,14 @@ from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.inline_caller import NO_CALLBACK
 from headrace.engine.instance_worker import InstanceWorker
-from headrace.engine.opaque import ChunkedResponse
 from headrace.engine.open_streams import ResponseStream, open_chunks, open_stream
+from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
 from headrace.engine.pending_request import (
     LoopCallback,
     PendingRequest,
     RequestTimes,
     merge_key,
 )
-from headrace.engine.responses import ResponseBuilder
 from headrace.engine.sequences.monitored_store import MonitoredStore
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.session import EngineSession, SessionState
@@ -158,7 +157,7 @@ class Engine(Predictor):
             session.queue,
             model=self.name,
             inputs=backend.inputs,
-            respond=ResponseBuilder.of(backend),
+            respond=ResponseBuilder(backend.check, backend.metadata),
             instances=len(session.slots),
             merge=self._merge,
             deliver_results=session.deliver_results,

@@ -1,10 +1,14 @@
 """The thread of an instance: it loads, runs, restarts and closes the instance."""
 
 import logging
+import threading
 from collections.abc import Callable
+from typing import Final
 
 from headrace.batching.adaptive import WaitCondition
+from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, InstanceLostError, StoppedError
+from headrace.core.retry import RetryPolicy
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.batch_caller import BatchCaller
@@ -12,14 +16,72 @@ from headrace.engine.batch_loop import BatchLoop, Committer, TakenBatch
 from headrace.engine.inline_caller import InlineCaller
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import describe_error
-from headrace.engine.ready_queue import BlockingConsumer
 from headrace.engine.request_committer import RequestCommitter
-from headrace.engine.restart_policy import RestartPolicy
+from headrace.engine.request_queue import BlockingConsumer
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.step_committer import StepCommitter
 from headrace.engine.session import EngineSession, InstanceSlot
 
 _log = logging.getLogger("headrace.engine")
+STARTS_MAX: Final = 5
+"""Number of failed starts in a row after which an instance is given up."""
+BACKOFF: Final = RetryPolicy(retry_s=float("inf"), first_delay_s=0.1, delay_max_s=10.0)
+
+
+class RestartPolicy:
+    """The restarts of one lost instance, with increasing delays, until it is given up.
+
+    The first death is followed by a restart at once. Deaths and failed starts in a row, without a
+    successful call in between, wait ever longer, so that a broken model does not keep the machine
+    busy. `start` starts the instance again, in one attempt. All of it runs in the instance's thread.
+    """
+
+    def __init__(self, start: Callable[[], None], model: str, clock: Clock) -> None:
+        self._start = start
+        self._model = model
+        self._clock = clock
+        self._deaths = 0
+
+    def record_success(self) -> None:
+        """Reset the delays, after a successful call."""
+        self._deaths = 0
+
+    def restart(self, wake: threading.Event, is_wanted: Callable[[], bool]) -> None:
+        """Restart the instance. Raises the last start's error after STARTS_MAX failures.
+
+        Raises StoppedError once `is_wanted` returns False. `wake` ends a wait, so that `is_wanted`
+        is called again.
+        """
+        self._deaths += 1
+        _log.warning(
+            "an instance died and is restarted", extra={"model": self._model, "deaths": self._deaths}
+        )
+        failed_starts = 0
+        while True:
+            self._wait(self._deaths + failed_starts - 1, wake)
+            if not is_wanted():
+                raise StoppedError(f"model {self._model} is stopping, and no request waits for the instance")
+            try:
+                self._start()
+            except Exception as error:
+                failed_starts += 1
+                if failed_starts == STARTS_MAX:
+                    raise
+                _log.warning(
+                    "an instance could not be restarted: %s",
+                    describe_error(error),
+                    extra={"model": self._model},
+                )
+            else:
+                return
+
+    def _wait(self, failures: int, wake: threading.Event) -> None:
+        """Wait for the delay after this number of deaths and failed starts in a row."""
+        if not failures:
+            return
+        delay_s = BACKOFF.delay_s(failures, float("inf"), 1.0)
+        assert delay_s is not None
+        self._clock.sleep(delay_s, wake)
 
 
 class InstanceWorker:
@@ -36,6 +98,7 @@ class InstanceWorker:
         self._slot = slot
         self._backend_factory = backend_factory
         self._make_sequences = make_sequences
+        self._restarts = RestartPolicy(self._start_again, session.name, session.clock)
 
     def run(self) -> None:
         """Load the instance, then work until the queue is closed."""
@@ -82,7 +145,6 @@ class InstanceWorker:
                 session.clock,
                 stopped_error=session.stopped_error,
             )
-        slot.restart_policy = RestartPolicy(self._start_again, session.name, session.clock)
         slot.alive = True
 
     def _make_caller(self, backend: Backend) -> BatchCaller:
@@ -158,19 +220,17 @@ class InstanceWorker:
 
     def _run_batch(self, loop: BatchLoop, taken: TakenBatch | WaitCondition) -> bool:
         """Run a batch. Return False if the instance died meanwhile or before."""
-        restarts = self._slot.restart_policy
-        assert restarts is not None
         if isinstance(taken, WaitCondition):
             loop.instance_lost(None)
             return False
         try:
             if loop.run_batch(taken):
-                restarts.record_success()
+                self._restarts.record_success()
         except InstanceLostError as error:
             self._slot.alive = False
             if loop.instance_lost(error):
                 # It was killed on purpose, so it restarts without delay.
-                restarts.record_success()
+                self._restarts.record_success()
             return False
         except BaseException as error:  # noqa: BLE001 - a defect fails the batch, not the thread
             _log.exception("a batch failed with an internal error", extra={"model": self._session.name})
@@ -182,7 +242,6 @@ class InstanceWorker:
     def _restart(self) -> bool:
         """Restart the instance. Return False if it is given up or no longer wanted."""
         session, slot = self._session, self._slot
-        assert slot.restart_policy is not None
 
         def is_wanted() -> bool:
             return not session.queue.dropped and (
@@ -195,7 +254,7 @@ class InstanceWorker:
         if not self._can_be_replaced():
             return False
         try:
-            slot.restart_policy.restart(session.stop_requested, is_wanted)
+            self._restarts.restart(session.stop_requested, is_wanted)
         except StoppedError:
             return False
         except BaseException as error:  # noqa: BLE001 - any error gives up the instance

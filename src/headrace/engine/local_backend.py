@@ -29,12 +29,9 @@ from headrace.core.sequence import SequenceEnd, States
 from headrace.core.tensor import Array, InferResponse, ModelMetadata, dtype_of
 from headrace.engine.backend import Backend, CallInputs, CallResult
 from headrace.engine.inputs import ModelInputs
-from headrace.engine.method_runner import MethodRunner
-from headrace.engine.model_errors import describe_error
-from headrace.engine.model_methods import check_methods
-from headrace.engine.opaque import ChunkedResponse, check_responses
-from headrace.engine.outputs import OutputCheck, Outputs, concatenate
-from headrace.engine.process_fault import ProcessFault
+from headrace.engine.method_runner import MethodRunner, check_methods
+from headrace.engine.model_errors import ProcessFault, describe_error
+from headrace.engine.outputs import ChunkedResponse, OutputCheck, Outputs, check_responses, concatenate
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import Deliver, SequenceEnding, StepOrder, Stepper
 from headrace.engine.streams import StreamCall, StreamModel

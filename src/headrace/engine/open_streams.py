@@ -9,7 +9,7 @@ from headrace.core.handle import HandleRequest
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.engine.admission import convert_inputs
 from headrace.engine.backend import Backend
-from headrace.engine.opaque import ChunkedResponse
+from headrace.engine.outputs import ChunkedResponse
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.step_stream import StepStream
 from headrace.engine.session import EngineSession

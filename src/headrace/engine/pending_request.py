@@ -12,7 +12,7 @@ from headrace.core.errors import CancelledRequestError
 from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.predictor import complete_future
 from headrace.core.tensor import InferRequest, InferResponse, Tensor
-from headrace.engine.opaque import ChunkedResponse
+from headrace.engine.outputs import ChunkedResponse
 
 DEATHS_MAX: Final = 2
 """Number of instance deaths during a request after which the request is not retried."""

@@ -3,53 +3,16 @@
 Passive: guarded by the lock of the `RequestQueue`.
 """
 
-import threading
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 from typing_extensions import override
 
 from headrace.batching.adaptive import AdaptiveBatch, AdaptiveBatcher, WaitCondition, WaitingRequest
+from headrace.engine.pending_request import PendingRequest, RequestResult
+from headrace.engine.request_queue import QueueConsumer, ReadyBatch, Schedule
 
 T = TypeVar("T", bound=WaitingRequest)
-
-
-class QueueConsumer(Protocol):
-    """An instance that takes batches.
-
-    Any thread calls `wake` when the instance should ask again.
-    """
-
-    def wake(self) -> None:
-        """Make the consumer ask soon."""
-        ...
-
-
-class BlockingConsumer(QueueConsumer):
-    """A consumer that blocks its own thread."""
-
-    def __init__(self) -> None:
-        # A plain lock, as threading.Event uses one, without the layers around it.
-        self._asleep = threading.Lock()
-        self._asleep.acquire()
-        self._guard = threading.Lock()
-        self._set = False
-
-    @override
-    def wake(self) -> None:
-        """Wake the waiting thread. Several calls before one `wait` count once."""
-        with self._guard:
-            if not self._set:
-                self._set = True
-                self._asleep.release()
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Wait until woken or until the timeout."""
-        self._asleep.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0))
-        with self._guard:
-            if self._set:
-                self._set = False
-                # Woken between the timeout and here: the lock was released once too often.
-                self._asleep.acquire(blocking=False)
 
 
 class ReadyQueue(Generic[T]):
@@ -87,7 +50,7 @@ class ReadyQueue(Generic[T]):
         return self._batcher.rows
 
     @property
-    def is_full(self) -> bool:
+    def fills_call(self) -> bool:
         """True if the waiting rows fill a call. May be read without the lock."""
         return self._batcher.rows >= self._rows_max
 
@@ -160,7 +123,7 @@ class ReadyQueue(Generic[T]):
 
     def next_full(self, now: float) -> AdaptiveBatch[T] | None:
         """Return the next batch if it fills a call already."""
-        if not self.is_full:
+        if not self.fills_call:
             return None
         found = self._batcher.next(running_rows=0, running=0, idle_since_s=now, now=now, flush=True)
         if not isinstance(found, AdaptiveBatch):
@@ -220,3 +183,82 @@ class ReadyQueue(Generic[T]):
         if consumer in self._sleeping:
             self._sleeping.remove(consumer)
         consumer.wake()
+
+
+class IndependentRequests(ReadyQueue[PendingRequest], Schedule):
+    """The schedule of requests without states: each can be called at once, by any instance."""
+
+    def __init__(self, *, merge: bool) -> None:
+        super().__init__(merge=merge, shared=True)
+
+    @property
+    @override
+    def has_ended(self) -> bool:
+        return False
+
+    @override
+    def has_room(self, entry: PendingRequest, rows_max: int) -> bool:
+        """Return True if the request fits, or nothing else waits."""
+        waiting = len(self)
+        return not waiting or (self.rows + entry.rows <= rows_max and waiting < rows_max)
+
+    @override
+    def add(
+        self, item: PendingRequest, details: Any = None, *, first: bool = False, flush: bool = False
+    ) -> None:
+        super().add(item, first=first, flush=flush)
+
+    @override
+    def forget(self, entries: Iterable[PendingRequest]) -> None:
+        pass
+
+    @override
+    def waiting(self, now: float) -> tuple[int, int, float, int]:
+        oldest_s = self.oldest_s
+        age_s = 0.0 if oldest_s is None else max(0.0, now - oldest_s)
+        return len(self), self.rows, age_s, self.running
+
+    @override
+    def take(
+        self, consumer: QueueConsumer, instance: int, now: float, *, closed: bool
+    ) -> ReadyBatch | WaitCondition | None:
+        found = self.next(consumer, now, flush=closed)
+        if isinstance(found, AdaptiveBatch):
+            return _batch(found)
+        if closed:
+            self.mark_awake(consumer)
+            return None
+        return self.sleep(consumer, found)
+
+    @override
+    def take_full(self, instance: int, now: float) -> ReadyBatch | None:
+        found = self.next_full(now)
+        return None if found is None else _batch(found)
+
+    def requeue(self, entries: Sequence[PendingRequest]) -> None:
+        """Queue requests again that lost their instance, ahead of their equals, also while closing.
+
+        Cancelled requests are skipped.
+        """
+        for entry in reversed(entries):
+            if not entry.cancelled:
+                super().add(entry, first=True)
+        self.wake_one()
+
+    @override
+    def is_full(self, instance: int) -> bool:
+        return self.fills_call
+
+    @override
+    def leave(self, consumer: QueueConsumer, instance: int) -> None:
+        self.mark_awake(consumer)
+        # It may have been woken for work that it does not take.
+        self.wake_one()
+
+    @override
+    def take_ended(self) -> Callable[[], list[tuple[PendingRequest, RequestResult]]]:
+        return list
+
+
+def _batch(closed: AdaptiveBatch[PendingRequest]) -> ReadyBatch:
+    return ReadyBatch(closed.items, closed.rows, closed.reason)

@@ -13,11 +13,10 @@ from headrace.engine.batch_caller import BeforeCall, CallItem, ModelCall, end_er
 from headrace.engine.batch_loop import Committer, TakenBatch
 from headrace.engine.counters import EngineCounters
 from headrace.engine.model_errors import internal_error, reported_error
-from headrace.engine.outputs import select_outputs
+from headrace.engine.outputs import ResponseBuilder, select_outputs
 from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
-from headrace.engine.request_queue import RequestQueue
-from headrace.engine.responses import ResponseBuilder
-from headrace.engine.schedule import IndependentRequests, ReadyBatch
+from headrace.engine.ready_queue import IndependentRequests
+from headrace.engine.request_queue import ReadyBatch, RequestQueue
 
 
 class RequestCommitter(Committer):
@@ -97,7 +96,7 @@ class RequestCommitter(Committer):
         with self._queue.lock:
             self._queue.mark_ended_locked(entries)
             if not taken.is_ended:
-                self._schedule.end(taken.batch, self._clock.now())
+                self._schedule.end(len(taken.batch.taken), taken.batch.rows, self._clock.now())
                 taken.is_ended = True
 
     @override

@@ -5,16 +5,137 @@ schedule.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
+
+from typing_extensions import override
 
 from headrace.batching.adaptive import WaitCondition
 from headrace.core.clock import Clock
 from headrace.core.errors import StoppedError
+from headrace.core.frozen import statically_frozen
 from headrace.engine.pending_request import PendingRequest, RequestResult
-from headrace.engine.ready_queue import BlockingConsumer
-from headrace.engine.schedule import ReadyBatch, Schedule
+from headrace.engine.stepper import SequenceEnding
+
+
+class QueueConsumer(Protocol):
+    """An instance that takes batches.
+
+    Any thread calls `wake` when the instance should ask again.
+    """
+
+    def wake(self) -> None:
+        """Make the consumer ask soon."""
+        ...
+
+
+class BlockingConsumer(QueueConsumer):
+    """A consumer that blocks its own thread."""
+
+    def __init__(self) -> None:
+        # A plain lock, as threading.Event uses one, without the layers around it.
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+        self._guard = threading.Lock()
+        self._set = False
+
+    @override
+    def wake(self) -> None:
+        """Wake the waiting thread. Several calls before one `wait` count once."""
+        with self._guard:
+            if not self._set:
+                self._set = True
+                self._asleep.release()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until woken or until the timeout."""
+        self._asleep.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0))
+        with self._guard:
+            if self._set:
+                self._set = False
+                # Woken between the timeout and here: the lock was released once too often.
+                self._asleep.acquire(blocking=False)
+
+
+@statically_frozen
+class ReadyBatch:
+    """The work of one call."""
+
+    taken: Sequence[Any] = ()
+    """Pending requests, or sequences with their row requests: what the schedule keeps."""
+    rows: int = 0
+    reason: str = ""
+    """The reason for which the batch closed."""
+    endings: Sequence[SequenceEnding] = ()
+    """Ended sequences to report to the model before the call."""
+
+
+class Schedule(Protocol):
+    """The order of the calls. The lock of the request queue is held in all methods."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True if requests may have ended without a call. Needs no lock."""
+        ...
+
+    def resize(self, *, rows_max: int, delay_s: float) -> None:
+        """Set the limits of a call, once the model is loaded: its rows and its co-batching delay."""
+        ...
+
+    def has_room(self, entry: PendingRequest, rows_max: int) -> bool:
+        """Return True if the request fits below the limit of queued rows."""
+        ...
+
+    def add(self, entry: PendingRequest, details: Any, /) -> None:
+        """Add a request. `details` are those of `RequestQueue.offer`. Raises the error that refuses it."""
+        ...
+
+    def remove(self, entry: PendingRequest, /) -> bool:
+        """Remove a request. Return True if it had not begun."""
+        ...
+
+    def drain(self) -> list[PendingRequest]:
+        """Remove and return all waiting requests."""
+        ...
+
+    def forget(self, entries: Iterable[PendingRequest]) -> None:
+        """Forget requests that have ended."""
+        ...
+
+    def waiting(self, now: float) -> tuple[int, int, float, int]:
+        """Return the waiting requests and rows, the oldest age in seconds, and running requests."""
+        ...
+
+    def take(
+        self, consumer: QueueConsumer, instance: int, now: float, *, closed: bool
+    ) -> ReadyBatch | WaitCondition | None:
+        """Return the next batch of an instance, or the condition to wait for; None if nothing is left."""
+        ...
+
+    def take_full(self, instance: int, now: float) -> ReadyBatch | None:
+        """Return the next batch of an instance if it fills a call."""
+        ...
+
+    def is_full(self, instance: int) -> bool:
+        """Return True if the waiting work of an instance fills a call. Needs no lock."""
+        ...
+
+    def leave(self, consumer: QueueConsumer, instance: int) -> None:
+        """Record that an instance takes nothing for now."""
+        ...
+
+    def wake_all(self) -> None:
+        """Wake all instances, after a change of the queue's state."""
+        ...
+
+    def take_ended(self) -> Callable[[], list[tuple[PendingRequest, RequestResult]]]:
+        """Return a function that finishes the requests that ended without a call.
+
+        Call it without the lock; it returns the results to deliver.
+        """
+        ...
+
 
 DeliverResults = Callable[[list[tuple[PendingRequest, RequestResult]]], None]
 """Marks, counts and delivers results that do not come from a call. Any thread, without a lock."""

@@ -22,11 +22,10 @@ from headrace.core.tensor import InferRequest
 from headrace.engine.backend import Backend
 from headrace.engine.counters import EngineCounters, sum_counters
 from headrace.engine.inline_caller import InlineCaller
+from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult, cancelled_error, deliver
+from headrace.engine.ready_queue import IndependentRequests
 from headrace.engine.request_queue import RequestQueue
-from headrace.engine.responses import ResponseBuilder
-from headrace.engine.restart_policy import RestartPolicy
-from headrace.engine.schedule import IndependentRequests
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.streams import StreamCall
 
@@ -52,7 +51,6 @@ class InstanceSlot:
         """
         self.streams: set[StreamCall] = set()
         """Open streams; changed under `EngineSession.changed`."""
-        self.restart_policy: RestartPolicy | None = None
         self.alive = False
         self.given_up = False
 
@@ -123,7 +121,7 @@ class EngineSession:
         """Return the response builder of all instances, made for the first of them."""
         with self.changed:
             if self._respond is None:
-                self._respond = ResponseBuilder.of(backend)
+                self._respond = ResponseBuilder(backend.check, backend.metadata)
             return self._respond
 
     def start_store(self) -> None:

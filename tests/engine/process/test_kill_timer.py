@@ -4,7 +4,7 @@ import threading
 
 from engine.support import WAIT_S
 from headrace.core import SystemClock
-from headrace.engine.process.kill_timer import KillTimer
+from headrace.engine.process.contained_process import KillTimer
 from headrace.testing import ManualClock
 
 

@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 
-import headrace.engine.sequences.multi_row_request as module
+import headrace.engine.sequences.sequence_rows as module
 from cases import for_each
 from engine.support import pending_request, request, rows
 from headrace.core import InferResponse, Tensor
@@ -19,8 +19,8 @@ from headrace.core.errors import (
     PredictError,
     SequenceGoneError,
 )
-from headrace.engine.sequences.multi_row_request import MultiRowRequest
 from headrace.engine.sequences.row_request import RowRequest
+from headrace.engine.sequences.sequence_rows import MultiRowRequest
 
 GONE = SequenceGoneError("a", "gone")
 

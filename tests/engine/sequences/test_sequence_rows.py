@@ -10,8 +10,8 @@ from headrace.core import InferRequest, Model, Tensor, TensorSpec
 from headrace.core.errors import DataError, ModelInputError
 from headrace.core.sequence import NO_SEQUENCE, SequenceControl
 from headrace.engine.inputs import ModelInputs
-from headrace.engine.sequences.row_request import SequenceRows
 from headrace.engine.sequences.sequence_rows import (
+    SequenceRows,
     count_steps,
     has_control_tensors,
     model_inputs,

@@ -28,15 +28,15 @@ from headrace.core.errors import (
     TooManySequencesError,
 )
 from headrace.core.sequence import SequenceEnd, SequenceLimits
+from headrace.core.tensor import ModelMetadata
 from headrace.engine import Engine
 from headrace.engine.inputs import ModelInputs
-from headrace.engine.outputs import OutputCheck
+from headrace.engine.outputs import OutputCheck, ResponseBuilder
 from headrace.engine.pending_request import deliver
-from headrace.engine.request_queue import RequestQueue
-from headrace.engine.responses import ResponseBuilder
-from headrace.engine.schedule import IndependentRequests, ReadyBatch
+from headrace.engine.ready_queue import IndependentRequests
+from headrace.engine.request_queue import ReadyBatch, RequestQueue
+from headrace.engine.sequences.row_request import StepItem
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
-from headrace.engine.sequences.step_item import StepItem
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import SequenceEnding
 from headrace.testing import ManualClock
@@ -81,7 +81,7 @@ class Schedule:
             self.queue,
             model="m",
             inputs=ModelInputs.of(Adding(), "m"),
-            respond=ResponseBuilder(OutputCheck("m", ()), "m", None),
+            respond=ResponseBuilder(OutputCheck("m", ()), ModelMetadata("m")),
             instances=2,
             merge=True,
             deliver_results=deliver,

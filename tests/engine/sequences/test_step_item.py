@@ -8,8 +8,7 @@ from headrace.core.errors import DeadlineError, PredictError
 from headrace.core.sequence import SequenceEnd
 from headrace.engine.backend import CallResult
 from headrace.engine.batch_caller import ModelCall
-from headrace.engine.sequences.row_request import RowRequest
-from headrace.engine.sequences.step_item import StepItem, sequence_ending, sequence_info
+from headrace.engine.sequences.row_request import RowRequest, StepItem, sequence_ending, sequence_info
 from headrace.engine.stepper import SequenceEnding, StepOrder
 
 

@@ -27,8 +27,7 @@ from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import Array, InferRequest, InferResponse
 from headrace.engine.backend import CallInputs
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.opaque import ChunkedResponse
-from headrace.engine.outputs import Outputs
+from headrace.engine.outputs import ChunkedResponse, Outputs
 from headrace.engine.process.call_socket import CallSocket, pack_message
 from headrace.engine.process.messages import (
     CALL_NUMBER,
@@ -43,12 +42,16 @@ from headrace.engine.process.messages import (
     join_blobs,
     split_blobs,
 )
-from headrace.engine.process.opaque_codec import pack_bodies, pack_response, unpack_requests
 from headrace.engine.process.relay import Relay, StreamReceiver, StreamSender, decode_count, decode_end
+from headrace.engine.process.request_codec import (
+    opaque_response_header,
+    pack_bodies,
+    pack_chunk,
+    pack_response,
+    unpack_opaque_requests,
+    unpack_requests,
+)
 from headrace.engine.process.shared_arrays import Arena, ArenaMapping, ArrayHeader, read_arrays, write_arrays
-from headrace.engine.process.stream_codec import pack_chunk
-from headrace.engine.process.stream_codec import pack_response as pack_item
-from headrace.engine.process.stream_codec import unpack_requests as unpack_items
 from headrace.engine.process.wire import Frame, FrameKind, Wire
 from headrace.engine.process.wire_errors import error_to_wire
 from headrace.engine.recipe import recipe_factory
@@ -156,7 +159,9 @@ class _Streams:
         left_s = values["deadline_s"]
         deadline = None if left_s is None else self._clock.now() + left_s
         call = StreamCall(self._clock, deadline=deadline, id=values["id"])
-        receiver = StreamReceiver(wire, id, call.requests, lambda data: unpack_items(data, self._clock.now()))
+        receiver = StreamReceiver(
+            wire, id, call.requests, lambda data: unpack_requests(data, self._clock.now())
+        )
         body = None if values["body"] is None else self._bodies.pop(values["body"])
         sender = StreamSender[Any](
             self._relay, id, call.responses, self._pack if body is None else pack_chunk
@@ -172,7 +177,7 @@ class _Streams:
 
     def _pack(self, item: InferResponse) -> bytes:
         try:
-            return pack_item(item)
+            return pack_response(item)
         except (TypeError, DataError) as error:
             raise ModelContractError(
                 self._name, f"predict_stream yielded a value that cannot be sent to another process: {error}"
@@ -327,13 +332,13 @@ class _ChildProcess:
         call: _Call,
         began_s: float,
     ) -> ResultMessage:
-        requests = unpack_requests(message.requests, parts, began_s)
+        requests = unpack_opaque_requests(message.requests, parts, began_s)
         result = backend.call(CallInputs((), message.rows, requests=requests), call)
         arrays = write_arrays(self._outputs_arena, (pack_bodies(result.responses),))
         responses = [
-            pack_response(response.response, self._streams.keep_body(response))
+            opaque_response_header(response.response, self._streams.keep_body(response))
             if isinstance(response, ChunkedResponse)
-            else pack_response(response, None)
+            else opaque_response_header(response, None)
             for response in result.responses
         ]
         return ResultMessage(

@@ -27,7 +27,7 @@ from headrace.core.errors import (
 )
 from headrace.core.handle import HandleResponse
 from headrace.core.tensor import InferRequest
-from headrace.engine.opaque import ChunkedResponse
+from headrace.engine.outputs import ChunkedResponse
 from headrace.engine.process.call_socket import CallSocket
 from headrace.engine.process.contained_process import ContainedProcess
 from headrace.engine.process.messages import (
@@ -47,8 +47,8 @@ from headrace.engine.process.relay import (
     decode_end,
     decode_log_record,
 )
+from headrace.engine.process.request_codec import encode_json, pack_request, unpack_chunks, unpack_responses
 from headrace.engine.process.shared_arrays import Arena, ArenaMapping, open_unnamed_memory
-from headrace.engine.process.stream_codec import encode_json, pack_request, unpack_chunks, unpack_responses
 from headrace.engine.process.wire import Frame, FrameKind, Wire
 from headrace.engine.process.wire_errors import error_from_wire
 from headrace.engine.settings import ServeSettings

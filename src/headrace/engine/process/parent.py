@@ -24,7 +24,7 @@ from headrace.engine.backend import Backend, CallInputs, CallResult, InputParts
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.outputs import OutputCheck
 from headrace.engine.process.call_socket import pack_message
-from headrace.engine.process.kill_timer import KillTimer
+from headrace.engine.process.contained_process import KillTimer
 from headrace.engine.process.messages import (
     CallMessage,
     EndSequencesMessage,
@@ -35,7 +35,7 @@ from headrace.engine.process.messages import (
     split_blobs,
 )
 from headrace.engine.process.model_process import ModelProcess
-from headrace.engine.process.opaque_codec import pack_requests, unpack_responses
+from headrace.engine.process.request_codec import pack_opaque_requests, unpack_opaque_responses
 from headrace.engine.process.shared_arrays import ArenaMapping, ArrayHeader, read_arrays, write_arrays
 from headrace.engine.process.wire_errors import error_from_wire
 from headrace.engine.settings import ServeSettings
@@ -134,7 +134,7 @@ class ProcessBackend(Backend):
         process = self._live_process()
         began_s = self._clock.now()
         lengths, blobs = join_blobs([order.restore for order in inputs.orders])
-        requests, parts = pack_requests(inputs.requests, began_s)
+        requests, parts = pack_opaque_requests(inputs.requests, began_s)
         headers = self._write_arrays(process, inputs.parts or (parts,), blobs)
         count = len(headers) - len(blobs)
         message = CallMessage(
@@ -158,7 +158,7 @@ class ProcessBackend(Backend):
         responses = [
             process.with_chunks(response, header.chunked)
             for response, header in zip(
-                unpack_responses(result.responses, outputs), result.responses, strict=True
+                unpack_opaque_responses(result.responses, outputs), result.responses, strict=True
             )
         ]
         checkpoints = split_blobs(

@@ -14,7 +14,7 @@ import orjson
 
 from headrace.core.errors import CancelledRequestError
 from headrace.engine.pipe import Pipe
-from headrace.engine.process.stream_codec import encode_json
+from headrace.engine.process.request_codec import encode_json
 from headrace.engine.process.wire import FrameKind, Wire
 from headrace.engine.process.wire_errors import error_from_wire, error_to_wire
 from headrace.engine.streams import ITEMS_MAX

@@ -1,12 +1,23 @@
-"""Splits a request by its sequences: named by its parameters, or row by row by control tensors."""
+"""Requests of several sequences: split by parameters or, row by row, by control tensors; and joined."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any, Final
 
 import numpy as np
+from typing_extensions import override
 
-from headrace.core.errors import ModelInputError
+from headrace.core.errors import (
+    CancelledRequestError,
+    DeadlineError,
+    HeadraceError,
+    ModelContractError,
+    ModelInputError,
+    StoppedError,
+)
+from headrace.core.frozen import statically_frozen
 from headrace.core.sequence import (
     NO_SEQUENCE,
     SEQUENCE_PARAMETERS,
@@ -14,14 +25,34 @@ from headrace.core.sequence import (
     may_omit_inputs,
     parse_sequence_id,
 )
-from headrace.core.tensor import Array, InferRequest, Tensor
+from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
 from headrace.engine.inputs import ModelInputs
-from headrace.engine.sequences.row_request import SequenceRows
+from headrace.engine.model_errors import describe_error, internal_error
+from headrace.engine.outputs import Outputs, ResponseBuilder
+from headrace.engine.pending_request import RequestResult
+from headrace.engine.sequences.row_request import OutputCollector, RowRequest
 
+_log = logging.getLogger("headrace.engine")
+
+STEP_OUTPUTS_MAX: Final = 65_536
+"""Limit of step outputs collected for one response; or one for each row, if the request has more
+rows.
+"""
+
+_WHOLE_REQUEST_ERRORS = (CancelledRequestError, DeadlineError, StoppedError)
+"""Errors that fail a request as a whole."""
 CONTROL_TENSORS: Final = frozenset(SEQUENCE_PARAMETERS[:3])
 """Names of input tensors that say for each row what the parameters of these names say for a
 request.
 """
+
+
+@statically_frozen
+class SequenceRows:
+    """The rows of a request that are steps of one sequence; an empty list for all rows."""
+
+    control: SequenceControl
+    rows: list[int] = field(default_factory=list[int])
 
 
 def has_control_tensors(request: InferRequest, inputs: ModelInputs) -> bool:
@@ -127,3 +158,130 @@ def _group_rows(
         else:
             open_groups.pop(id, None)
     return groups
+
+
+class MultiRowRequest(OutputCollector):
+    """A collector of the outputs of one request's steps, for one response.
+
+    A strict request fails with its first failing row. In any other request, each row gets exactly
+    one row of outputs or is a failure; the request fails as a whole past its deadline, and if the
+    model is stopped.
+    """
+
+    def __init__(self, row_requests: int, *, strict: bool, model: str, respond: ResponseBuilder) -> None:
+        self._open_count = row_requests
+        self._lock = threading.Lock()
+        self._strict = strict
+        self._model = model
+        self._respond = respond
+        self._outputs: list[tuple[int, RowRequest, Outputs]] = []
+        self._failed: dict[int, str] = {}
+        self._error: BaseException | None = None
+
+    @override
+    def add_output(
+        self, row_request: RowRequest, row: int, outputs: Outputs, wakes: list[Callable[[], None]]
+    ) -> bool:
+        """Keep one row of outputs. Raises ModelContractError beyond STEP_OUTPUTS_MAX."""
+        del wakes
+        limit = max(STEP_OUTPUTS_MAX, row_request.entry.rows)
+        with self._lock:
+            if row_request.is_closed:
+                raise CancelledRequestError("its sequence has ended")
+            if len(self._outputs) < limit:
+                self._outputs.append((row, row_request, outputs))
+                return True
+        raise ModelContractError(
+            self._model,
+            f"a request has more than {limit} outputs and still reschedules: use a stream",
+        )
+
+    @override
+    def add_failure(self, row_request: RowRequest, row: int, why: str) -> bool:
+        if self._strict:
+            return False
+        with self._lock:
+            if row_request.is_closed:
+                return False
+            self._failed[row] = why
+        return True
+
+    @override
+    def close(self, row_request: RowRequest, error: BaseException | None) -> RequestResult | None:
+        with self._lock:
+            if row_request.is_closed:
+                return None
+            row_request.is_closed = True
+            if error is not None:
+                self._fail_remaining(row_request, error)
+            self._open_count -= 1
+            if self._open_count:
+                return None
+        if self._error is not None:
+            self._outputs.clear()
+            return self._error
+        try:
+            return self._response(row_request)
+        except HeadraceError as error_raised:
+            return error_raised
+        except Exception as error_raised:  # noqa: BLE001 - such as MemoryError: only this request fails
+            _log.exception("the outputs of steps could not be joined", extra={"model": self._model})
+            return internal_error(self._model, error_raised)
+
+    @override
+    def when_space(self, wake: Callable[[], None]) -> bool:
+        del wake
+        return False
+
+    @override
+    def rewind(self, row_request: RowRequest) -> bool:
+        with self._lock:
+            if row_request.is_closed:
+                return True
+            self._outputs = [outputs for outputs in self._outputs if outputs[1] is not row_request]
+            for row in row_request.request_rows(0):
+                self._failed.pop(row, None)
+        return True
+
+    def _fail_remaining(self, row_request: RowRequest, error: BaseException) -> None:
+        if self._strict or not row_request.rows or isinstance(error, _WHOLE_REQUEST_ERRORS):
+            self._error = self._error or error
+            return
+        for row in row_request.request_rows(row_request.row):
+            self._failed.setdefault(row, describe_error(error))
+
+    def _response(self, row_request: RowRequest) -> InferResponse:
+        request = row_request.entry.request
+        # The outputs refer to their row requests, which refer to this object: break the cycle at
+        # once.
+        outputs, self._outputs = self._outputs, []
+        if len(outputs) > 1:
+            outputs.sort(key=lambda item: item[0])
+        if not self._strict:
+            self._check_one_output_per_row(outputs, row_request.entry.rows)
+            outputs = [item for item in outputs if item[0] not in self._failed]
+        failures = tuple(RowFailure(row, why) for row, why in sorted(self._failed.items()))
+        return self._respond(
+            [outputs for _, _, outputs in outputs], request, failures, sequence_parameters(row_request)
+        )
+
+    def _check_one_output_per_row(
+        self, outputs: Iterable[tuple[int, RowRequest, Outputs]], rows: int
+    ) -> None:
+        counts = [0] * rows
+        for row, _, _ in outputs:
+            counts[row] += 1
+        for row, count in enumerate(counts):
+            if count != 1 and row not in self._failed:
+                self._failed[row] = f"its steps returned {count} rows of outputs instead of one"
+
+
+def sequence_parameters(row_request: RowRequest) -> Mapping[str, Any]:
+    """Return the response parameters of a sequence: its id, as the request gave it, and its end."""
+    sequence = row_request.sequence
+    if sequence is None or sequence.anonymous or row_request.row_indices is not None:
+        return {}
+    parameters: dict[str, Any] = {"sequence_id": row_request.parameters.get("sequence_id") or sequence.id}
+    if sequence.end_reason is not None or row_request.sequence_ended:
+        parameters["sequence_end"] = True
+    return parameters

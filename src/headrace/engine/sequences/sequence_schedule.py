@@ -21,17 +21,26 @@ from headrace.core.sequence import SequenceControl, SequenceInfo, SequenceLimits
 from headrace.core.statistics import SequenceStatistics
 from headrace.core.tensor import Array, InferResponse
 from headrace.engine.inputs import ModelInputs
+from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult, merge_key
-from headrace.engine.ready_queue import QueueConsumer, ReadyQueue
-from headrace.engine.request_queue import DeliverResults, RequestQueue
-from headrace.engine.responses import ResponseBuilder
-from headrace.engine.schedule import ReadyBatch, Schedule
+from headrace.engine.ready_queue import ReadyQueue
+from headrace.engine.request_queue import DeliverResults, QueueConsumer, ReadyBatch, RequestQueue, Schedule
 from headrace.engine.sequences.monitored_store import MonitoredStore
-from headrace.engine.sequences.multi_row_request import MultiRowRequest
 from headrace.engine.sequences.pending_state_deletes import PendingStateDeletes, StateDelete
-from headrace.engine.sequences.row_request import OutputCollector, RowRequest, SequenceRows
-from headrace.engine.sequences.sequence_rows import model_inputs, split_sequences
-from headrace.engine.sequences.step_item import StepItem, StepSequence, sequence_ending, sequence_info
+from headrace.engine.sequences.row_request import (
+    OutputCollector,
+    RowRequest,
+    StepItem,
+    StepSequence,
+    sequence_ending,
+    sequence_info,
+)
+from headrace.engine.sequences.sequence_rows import (
+    MultiRowRequest,
+    SequenceRows,
+    model_inputs,
+    split_sequences,
+)
 from headrace.engine.stepper import SequenceEnding
 
 MakeCollector = Callable[[int], OutputCollector]
@@ -200,7 +209,7 @@ class SequenceSchedule(Schedule):
 
     @override
     def is_full(self, instance: int) -> bool:
-        return self._ready[instance].is_full
+        return self._ready[instance].fills_call
 
     @override
     def leave(self, consumer: QueueConsumer, instance: int) -> None:

@@ -17,8 +17,8 @@ from headrace.core.clock import Clock
 from headrace.core.errors import UnavailableError
 from headrace.core.sequence import SequenceEnd
 from headrace.engine.sequences.pending_state_deletes import PendingStateDeletes
+from headrace.engine.sequences.row_request import StepItem
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
-from headrace.engine.sequences.step_item import StepItem
 from headrace.engine.stepper import SequenceEnding
 
 PURGE_S: Final = 60.0

@@ -17,9 +17,8 @@ from headrace.engine.inputs import ModelInputs
 from headrace.engine.outputs import Outputs
 from headrace.engine.pending_request import PendingRequest, RequestResult, ResponseCallback, merge_key
 from headrace.engine.request_queue import RequestQueue
-from headrace.engine.sequences.multi_row_request import sequence_parameters
 from headrace.engine.sequences.row_request import OutputCollector, RowRequest
-from headrace.engine.sequences.sequence_rows import count_steps, has_control_tensors
+from headrace.engine.sequences.sequence_rows import count_steps, has_control_tensors, sequence_parameters
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.streams import StreamCall
 

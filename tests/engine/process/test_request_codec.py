@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as npst
 from cases import for_each
 from headrace.core import InferRequest, InferResponse, RowFailure, Tensor
 from headrace.core.errors import DataError
-from headrace.engine.process.stream_codec import (
+from headrace.engine.process.request_codec import (
     pack_request,
     pack_response,
     unpack_requests,

@@ -1,7 +1,8 @@
-"""Requests and responses of a stream as bytes, between an instance and its process.
+"""Requests and responses between an instance and its process: items of streams, opaque requests.
 
-An item consists of two lengths, a JSON header and the raw bytes of its arrays. Most items of a
-stream have equal headers, so a header is parsed once and cached.
+An item of a stream consists of two lengths, a JSON header and the raw bytes of its arrays. Most
+items of a stream have equal headers, so a header is parsed once and cached. An opaque request, or
+its response, is a header in a message and arrays in shared memory.
 """
 
 import struct
@@ -13,7 +14,9 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
+from headrace.engine.process.messages import OpaqueHeader, ResponseHeader
 from headrace.engine.process.shared_arrays import decode_objects, encode_objects
 
 _ITEM: Final = struct.Struct("<IQ")
@@ -144,3 +147,65 @@ def unpack_chunks(data: memoryview) -> list[bytes]:
 def encode_json(values: Mapping[str, Any]) -> bytes:
     """Encode a small message as JSON."""
     return orjson.dumps(values, option=_JSON)
+
+
+def pack_opaque_requests(
+    requests: Sequence[HandleRequest], now: float
+) -> tuple[list[OpaqueHeader], dict[str, Array]]:
+    """Return the headers of requests, and their parts as arrays in order."""
+    headers: list[OpaqueHeader] = []
+    arrays: dict[str, Array] = {}
+    for request in requests:
+        left_s = None if request.deadline is None else request.deadline - now
+        headers.append(
+            OpaqueHeader(list(request.parts), dict(request.headers), request.id, request.priority, left_s)
+        )
+        for data in request.parts.values():
+            arrays[str(len(arrays))] = np.frombuffer(data, np.uint8)
+    return headers, arrays
+
+
+def unpack_opaque_requests(
+    headers: Sequence[OpaqueHeader], arrays: Mapping[str, Array], now: float
+) -> list[HandleRequest]:
+    """Return the requests of `pack_opaque_requests`."""
+    parts = iter(arrays.values())
+    return [
+        HandleRequest(
+            {name: next(parts).tobytes() for name in header.names},
+            header.headers,
+            header.id,
+            None if header.left_s is None else now + header.left_s,
+            header.priority,
+        )
+        for header in headers
+    ]
+
+
+def opaque_response_header(response: HandleResponse, chunked: int | None) -> ResponseHeader:
+    """Return the header of a response."""
+    return ResponseHeader(response.status, response.content_type, dict(response.headers), chunked)
+
+
+def pack_bodies(responses: Sequence[object]) -> dict[str, Array]:
+    """Return the whole bodies of responses as arrays, in order."""
+    bodies = [r.body for r in responses if isinstance(r, HandleResponse)]
+    return {
+        str(at): np.frombuffer(body, np.uint8) for at, body in enumerate(bodies) if isinstance(body, bytes)
+    }
+
+
+def unpack_opaque_responses(
+    headers: Sequence[ResponseHeader], arrays: Mapping[str, Array]
+) -> list[HandleResponse]:
+    """Return the responses; a chunked body is empty here."""
+    bodies = iter(arrays.values())
+    return [
+        HandleResponse(
+            next(bodies).tobytes() if header.chunked is None else b"",
+            header.status,
+            header.content_type,
+            header.headers,
+        )
+        for header in headers
+    ]
