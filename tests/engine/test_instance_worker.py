@@ -34,6 +34,7 @@ from headrace.engine.pending_request import FutureCallback
 from headrace.engine.ready_queue import IndependentRequests
 from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.request_queue import RequestQueue
+from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.sequence_rows import MultiRowRequest
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.state_loader import StateLoader
@@ -218,7 +219,7 @@ def test_other_instances_take_over_batches(breaks):
 @pytest.mark.parametrize(
     "where",
     [
-        (SequenceSchedule, "end_steps"),
+        (InstanceSteps, "end_steps"),
         (BatchCaller, "call"),
         (StepCommitter, "_count_step"),
         (headrace.engine.sequences.step_committer, "deliver"),
@@ -249,7 +250,7 @@ def test_waiting_requests_of_ended_sequence_fail(model, breaks):
         first = engine.submit(more("a", 1), strict=True)
         assert model.stepping.wait(WAIT_S)
         second = engine.submit(more("a", 1), strict=True)
-        breaks(SequenceSchedule, "end_steps")
+        breaks(InstanceSteps, "end_steps")
         model.gate.set()
         assert is_internal_error(first.exception(WAIT_S))
         assert isinstance(second.exception(WAIT_S), SequenceLostError)
@@ -275,7 +276,7 @@ def run_full_calls(model, engine, *, before_results):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(
-    "where", [(SequenceSchedule, "end_steps"), (RequestQueue, "mark_ended"), (StepCommitter, "_count_step")]
+    "where", [(InstanceSteps, "end_steps"), (RequestQueue, "mark_ended"), (StepCommitter, "_count_step")]
 )
 def test_defect_in_parallel_commit_ends_its_sequences(model, where, after, breaks):
     with serving(model, max_batch_rows=1) as engine:
@@ -336,8 +337,8 @@ def test_failing_failure_handling_ends_thread(model, rows_max, times, breaks, ca
     with serving(model, max_batch_rows=rows_max) as engine:
 
         def both():
-            breaks(SequenceSchedule, "end_steps")
-            breaks(SequenceSchedule, "state_corrupted", error=RuntimeError("worse"), times=times)
+            breaks(InstanceSteps, "end_steps")
+            breaks(InstanceSteps, "state_corrupted", error=RuntimeError("worse"), times=times)
 
         one, other = run_full_calls(model, engine, before_results=both)
         assert is_internal_error(one)
@@ -406,7 +407,7 @@ def test_defect_ends_waiting_stream_with_error(model, after, breaks):
         try:
             item = asyncio.ensure_future(anext(stream))
             await wait_until(lambda: model.stepping.is_set() and stream._call.responses._getter is not None)
-            breaks(SequenceSchedule, "end_steps", after=after)
+            breaks(InstanceSteps, "end_steps", after=after)
             model.gate.set()
             assert (await item).outputs[0].data.item() == Adding.AGAIN
             with pytest.raises(PredictError, match="an internal error"):
@@ -448,7 +449,7 @@ def test_failed_output_delivery_fails_its_request_only(model, breaks, caplog):
         ((FaultyStore, "save"), False, 1),
         ((FaultyStore, "save"), True, 3),
         ((StateLoader, "load"), False, 1),
-        ((SequenceSchedule, "end_steps"), False, 3),
+        ((InstanceSteps, "end_steps"), False, 3),
     ],
 )
 def test_sequence_continues_at_last_saved_step(where, after, goes_on, breaks):
@@ -476,7 +477,7 @@ def test_lost_thread_loses_no_checkpointed_step(breaks):
 def test_checkpointed_sequence_survives_defect_in_process_mode(breaks):
     with counted_engine("memory:", SumModel, isolation="process") as engine:
         assert sums(engine, 1, sequence_id="s", sequence_start=True) == [1]
-        breaks(SequenceSchedule, "end_steps")
+        breaks(InstanceSteps, "end_steps")
         assert sums(engine, 2, sequence_id="s") == "PredictError"
         assert sums(engine, 4, sequence_id="s") == [7]
 

@@ -3,7 +3,7 @@
 import asyncio
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from headrace.core.errors import (
     HeadraceError,
@@ -13,14 +13,18 @@ from headrace.core.errors import (
     SequenceError,
     StoppedError,
 )
-from headrace.core.handle import HandleRequest
+from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.model import BytesAs
 from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, Tensor, text_array
 from headrace.engine.backend import Backend
+from headrace.engine.inline_caller import NO_CALLBACK, InlineCaller
+from headrace.engine.outputs import ChunkedResponse
 from headrace.engine.pending_request import (
     FutureCallback,
     LoopCallback,
     PendingRequest,
+    RequestResult,
+    RequestTimes,
     cancelled_error,
     merge_key,
 )
@@ -32,6 +36,8 @@ REQUEST_ROWS_MAX: Final = 1 << 20
 limit them.
 """
 RETRY_AFTER_MAX_S: Final = 30.0
+_HANDLE: Final = "handle"
+"""The key of opaque requests, which share calls with each other only."""
 
 
 def count_rows(request: InferRequest, backend: Backend) -> int:
@@ -48,7 +54,7 @@ def count_rows(request: InferRequest, backend: Backend) -> int:
     return backend.inputs.check(request)
 
 
-def prepare(session: EngineSession, backend: Backend, request: InferRequest) -> tuple[InferRequest, int]:
+def _prepare(session: EngineSession, backend: Backend, request: InferRequest) -> tuple[InferRequest, int]:
     """Return the request as its model takes it, and its rows.
 
     Raises ModelInputError, LimitError beyond REQUEST_ROWS_MAX rows, and DeadlineError.
@@ -117,7 +123,54 @@ def abandon(session: EngineSession, future: Future[InferResponse]) -> None:
     session.cancel_unwanted_calls()
 
 
-async def queue_and_wait(session: EngineSession, entry: PendingRequest, callback: LoopCallback) -> Any:
+async def infer(
+    session: EngineSession, backend: Backend, request: InferRequest, times: RequestTimes | None
+) -> InferResponse:
+    """Queue a request of a client in an event loop, as `Engine.infer` describes."""
+    request, rows = _prepare(session, backend, request)
+    callback = LoopCallback(asyncio.get_running_loop())
+    key = merge_key(request.inputs)
+    entry = PendingRequest(request, rows, session.clock.now(), callback, key=key, strict=True, times=times)
+    if backend.metadata.whole_requests:
+        entry.key = entry
+    if times is not None:
+        times.arrived_s = entry.arrived_s
+    return await _queue_and_wait(session, entry, callback)
+
+
+def infer_inline(
+    session: EngineSession,
+    backend: Backend,
+    inline: InlineCaller,
+    request: InferRequest,
+    times: RequestTimes | None,
+) -> InferResponse | None:
+    """Return the response of an inline model, as `Engine.infer_inline` describes."""
+    request, rows = _prepare(session, backend, request)
+    entry = PendingRequest(request, rows, session.clock.now(), NO_CALLBACK, strict=True, times=times)
+    return cast("InferResponse | None", _result(inline.call(entry)))
+
+
+async def handle(session: EngineSession, request: HandleRequest) -> HandleResponse | ChunkedResponse:
+    """Call a model for an opaque request, inline or by the queue, as `Engine.handle` describes."""
+    check_deadline(session, request)
+    callback = LoopCallback(asyncio.get_running_loop())
+    entry = PendingRequest(request, 1, session.clock.now(), callback, key=_HANDLE, strict=True)
+    inline = session.inline
+    result = None if inline is None else _result(inline.call(entry))
+    if result is None:
+        result = await _queue_and_wait(session, entry, callback)
+    return cast("HandleResponse | ChunkedResponse", result)
+
+
+def _result(result: RequestResult | None) -> InferResponse | HandleResponse | ChunkedResponse | None:
+    """Return a result, or raise it if it is an error."""
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+async def _queue_and_wait(session: EngineSession, entry: PendingRequest, callback: LoopCallback) -> Any:
     """Queue a request, and return its result; withdraw it on cancellation or at its deadline.
 
     Never waits for space. Raises OverloadedError, StoppedError, DeadlineError, and the error of a

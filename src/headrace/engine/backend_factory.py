@@ -172,7 +172,7 @@ class BackendFactory:
         """
         times_s: list[float] = []
         try:
-            zeros = backend.zeros(rows)
+            zeros = backend.inputs.zeros(rows)
             if zeros is None:
                 return False
             for _ in range(_TRIES):

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from headrace.core.errors import CancelledRequestError, DeadlineError
 from headrace.core.predictor import PredictorStatistics
@@ -188,6 +188,13 @@ class EngineCounters:
             busy_s=self.busy_s,
             starved_s=self.starved_s,
         )
+
+
+def sum_snapshots(all_counters: Sequence[EngineCounters]) -> PredictorStatistics:
+    """Return the sums of the statistics that every predictor has."""
+    snapshots = [counters.snapshot() for counters in all_counters]
+    names = [field.name for field in fields(PredictorStatistics)]
+    return PredictorStatistics(**{name: sum(getattr(each, name) for each in snapshots) for name in names})
 
 
 def sum_counters(all_counters: Sequence[EngineCounters], base: ModelStatistics) -> ModelStatistics:

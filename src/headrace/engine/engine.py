@@ -4,12 +4,12 @@ A request goes to an idle instance at once. While all instances are busy, it wai
 Every request ends with a response, an error or its own cancellation.
 """
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import fields, replace
-from typing import Any, cast
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from typing_extensions import override
 
@@ -27,18 +27,15 @@ from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.sequence import SequenceInfo, SequenceLimits
 from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.engine.admission import abandon, check_deadline, prepare, queue_and_wait, submit
+from headrace.engine.admission import abandon, handle, infer, infer_inline, submit
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
-from headrace.engine.inline_caller import NO_CALLBACK
+from headrace.engine.counters import sum_snapshots
 from headrace.engine.instance_worker import InstanceWorker
 from headrace.engine.open_streams import ResponseStream, open_chunks, open_stream
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
 from headrace.engine.pending_request import (
-    LoopCallback,
-    PendingRequest,
     RequestTimes,
-    merge_key,
 )
 from headrace.engine.sequences.monitored_store import MonitoredStore
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
@@ -46,8 +43,6 @@ from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.settings import ServeSettings
 
 _NOT_NOW = "it is starting or stopping"
-_HANDLE = "handle"
-"""The key of opaque requests, which share calls with each other only."""
 
 
 class Engine(Predictor):
@@ -145,40 +140,6 @@ class Engine(Predictor):
             queue_rows_max=self.settings.queue_rows_max,
         )
 
-    def _make_sequences(self, session: EngineSession, backend: Backend) -> SequenceSchedule:
-        """Return the schedule of a model that has a `step`."""
-        limits = backend.sequences
-        # A request that `put` accepts must never exceed the limit of one sequence; `put` blocks
-        # instead.
-        limits = replace(limits, requests_max=max(limits.requests_max, self._in_flight_max))
-        return SequenceSchedule(
-            limits,
-            self._clock,
-            session.queue,
-            model=self.name,
-            inputs=backend.inputs,
-            respond=ResponseBuilder(backend.check, backend.metadata),
-            instances=len(session.slots),
-            merge=self._merge,
-            deliver_results=session.deliver_results,
-            store=self._monitored_store(limits),
-            # A store in this process would grow without a limit.
-            evicts_saved=self._open_checkpoints is not None or self.settings.checkpoints != "memory:",
-        )
-
-    def _monitored_store(self, limits: SequenceLimits) -> MonitoredStore | None:
-        store = self._open_store(limits)
-        return None if store is None else MonitoredStore(store, self._clock, model=self.name)
-
-    def _open_store(self, limits: SequenceLimits) -> CheckpointStore | None:
-        if self._open_checkpoints is not None:
-            return self._open_checkpoints()
-        address = self.settings.checkpoints
-        if address is None:
-            return None
-        model = f"{self.name}/{self.version}" if self.version else self.name
-        return open_store(address, model, keep_ms=max(KEEP_MS, limits.idle_ms))
-
     @property
     @override
     def metadata(self) -> ModelMetadata:
@@ -232,18 +193,12 @@ class Engine(Predictor):
             if self._session.state is SessionState.RUNNING:
                 return
             session = self._new_session(self.settings.instances)
+            make_sequences = partial(_make_sequences, self, self._open_checkpoints)
             session.start_threads(
-                lambda slot: InstanceWorker(session, slot, self._backend_factory, self._make_sequences).run()
+                lambda slot: InstanceWorker(session, slot, self._backend_factory, make_sequences).run()
             )
             self._session = session
-        try:
-            session.wait_until_loaded()
-            session.start_store()
-        except BaseException:
-            session.queue.drop()
-            session.close_store()
-            session.set_state(SessionState.STOPPED)
-            raise
+        session.begin()
 
     @override
     def stop(self, *, drain: bool = True) -> None:
@@ -259,15 +214,7 @@ class Engine(Predictor):
             if session.state is SessionState.STOPPED:
                 return
             session.state = SessionState.STOPPING
-        if drain:
-            session.wait_for_streams()
-            session.queue.close()
-        else:
-            session.abort()
-        session.stop_requested.set()
-        session.join_threads()
-        session.close_store()
-        session.set_state(SessionState.STOPPED)
+        session.end(drain=drain)
 
     # Clients in threads
 
@@ -275,9 +222,7 @@ class Engine(Predictor):
     def submit(
         self, request: InferRequest, *, alone: bool = False, strict: bool = False
     ) -> Future[InferResponse]:
-        """Queue a request; block while `in_flight_max` requests are unanswered.
-
-        Raises StoppedError.
+        """Queue a request; block while `in_flight_max` requests are unanswered. Raises StoppedError.
 
         With `alone` the request has a call of its own, also where requests of others share calls.
         It is for clients that compose batches and need predictions that are identical to the last
@@ -304,9 +249,7 @@ class Engine(Predictor):
     # Clients in event loops
 
     async def infer(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse:
-        """Return the response to a request, from an event loop.
-
-        Never blocks and never waits for space.
+        """Return the response to a request, from an event loop. Never blocks or waits for space.
 
         One bad row fails the request. Cancellation takes a waiting request out of the queue. Raises
         ModelInputError if the request does not fit the model, LimitError beyond 1,048,576
@@ -319,15 +262,7 @@ class Engine(Predictor):
             return response
         session = self._session
         backend = session.running_backend(_NOT_NOW)
-        request, rows = prepare(session, backend, request)
-        callback = LoopCallback(asyncio.get_running_loop())
-        key = merge_key(request.inputs)
-        entry = PendingRequest(request, rows, self._clock.now(), callback, key=key, strict=True, times=times)
-        if backend.metadata.whole_requests:
-            entry.key = entry
-        if times is not None:
-            times.arrived_s = entry.arrived_s
-        return await queue_and_wait(session, entry, callback)
+        return await infer(session, backend, request, times)
 
     def infer_inline(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse | None:
         """Return the response of an inline model, on the client's thread, as `infer` does.
@@ -342,13 +277,7 @@ class Engine(Predictor):
             response = inline.call_fast(request)
             if response is not None:
                 return response
-        backend = session.running_backend(_NOT_NOW)
-        request, rows = prepare(session, backend, request)
-        now = self._clock.now()
-        result = inline.call(PendingRequest(request, rows, now, NO_CALLBACK, strict=True, times=times))
-        if isinstance(result, BaseException):
-            raise result
-        return cast("InferResponse | None", result)
+        return infer_inline(session, session.running_backend(_NOT_NOW), inline, request, times)
 
     async def handle(self, request: HandleRequest) -> tuple[HandleResponse, ResponseStream[bytes] | None]:
         """Return the response to an opaque request, from an event loop, and the chunks of its body.
@@ -362,18 +291,10 @@ class Engine(Predictor):
         backend = session.running_backend(_NOT_NOW)
         if not backend.metadata.can_handle:
             raise UnsupportedError(f"model {self.name} takes no opaque requests: it has no handle")
-        check_deadline(session, request)
-        callback = LoopCallback(asyncio.get_running_loop())
-        entry = PendingRequest(request, 1, self._clock.now(), callback, key=_HANDLE, strict=True)
-        inline = session.inline
-        result = None if inline is None else inline.call(entry)
-        if result is None:
-            result = await queue_and_wait(session, entry, callback)
-        elif isinstance(result, BaseException):
-            raise result
+        result = await handle(session, request)
         if isinstance(result, ChunkedResponse):
             return result.response, open_chunks(session, request, result, self.settings.streams_max)
-        return cast("HandleResponse", result), None
+        return result, None
 
     def stream(
         self, first: InferRequest, more: AsyncIterator[InferRequest] | None = None
@@ -406,11 +327,7 @@ class Engine(Predictor):
 
         Any thread.
         """
-        session = self._session
-        if session.sequences is None or not session.sequences.cancel(id):
-            return False
-        session.cancel_unwanted_calls()
-        return True
+        return self._session.cancel_sequence(id)
 
     # Checks and statistics
 
@@ -422,12 +339,44 @@ class Engine(Predictor):
         time since its last request counts only when the next one arrives, so that the figures of a
         finished run do not change.
         """
-        by_instance = [slot.counters.snapshot() for slot in self._session.slots]
-        sums = {
-            f.name: sum(getattr(each, f.name) for each in by_instance) for f in fields(PredictorStatistics)
-        }
-        return PredictorStatistics(**sums)
+        return sum_snapshots([slot.counters for slot in self._session.slots])
 
     def model_statistics(self) -> ModelStatistics:
         """Return all counters since `start` and the current gauges. Any thread."""
         return self._session.statistics(self.version)
+
+
+def _make_sequences(
+    engine: Engine,
+    open_checkpoints: Callable[[], CheckpointStore] | None,
+    session: EngineSession,
+    backend: Backend,
+) -> SequenceSchedule:
+    """Return the schedule of a model that has a `step`."""
+    limits = backend.sequences
+    # A request that `put` accepts must never exceed the limit of one sequence; `put` blocks instead.
+    limits = replace(limits, requests_max=max(limits.requests_max, engine.in_flight_max))
+    store = (open_checkpoints or partial(_open_store, engine, limits))()
+    return SequenceSchedule(
+        limits,
+        session.clock,
+        session.queue,
+        model=engine.name,
+        inputs=backend.inputs,
+        respond=ResponseBuilder(backend.check, backend.metadata),
+        instances=len(session.slots),
+        merge=session.merge,
+        deliver_results=session.deliver_results,
+        store=None if store is None else MonitoredStore(store, session.clock, model=engine.name),
+        # A store in this process would grow without a limit.
+        evicts_saved=open_checkpoints is not None or engine.settings.checkpoints != "memory:",
+    )
+
+
+def _open_store(engine: Engine, limits: SequenceLimits) -> CheckpointStore | None:
+    """Open the checkpoint store that the settings of an engine name, if any."""
+    address = engine.settings.checkpoints
+    if address is None:
+        return None
+    model = f"{engine.name}/{engine.version}" if engine.version else engine.name
+    return open_store(address, model, keep_ms=max(KEEP_MS, limits.idle_ms))

@@ -49,6 +49,16 @@ class ModelInputs:
     passed by name can have them.
     """
 
+    def zeros(self, rows: int) -> dict[str, Array] | None:
+        """Return inputs of zeros, or None if the row shapes are not fixed."""
+        arrays: dict[str, Array] = {}
+        for spec in self.specs:
+            if spec.shape is None or spec.datatype == "BYTES" or -1 in spec.shape[1:]:
+                return None
+            datatype = "FP32" if spec.datatype == "BF16" else spec.datatype
+            arrays[spec.name] = np.zeros((rows, *spec.shape[1:]), dtype_of(datatype))
+        return arrays or None
+
     @classmethod
     def of(cls, model: Model, name: str) -> "ModelInputs":
         """Read the signature of a loaded model.

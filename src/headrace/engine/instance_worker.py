@@ -18,6 +18,7 @@ from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import describe_error
 from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.request_queue import BlockingConsumer
+from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.step_committer import StepCommitter
 from headrace.engine.session import EngineSession, InstanceSlot
@@ -297,7 +298,7 @@ class InstanceWorker:
         )
         session = self._session
         if session.sequences is not None:
-            session.sequences.retire_instance(session.slots.index(self._slot))
+            InstanceSteps(session.sequences, session.slots.index(self._slot)).retire_instance()
 
     def _give_up(self, error: BaseException, reason: str) -> None:
         """Retire the instance. After the last one, the session is lost for this `reason`."""

@@ -4,7 +4,6 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import CoroutineType
 from typing import Any, Final
@@ -26,12 +25,19 @@ from headrace.core.errors import (
 from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.model import Model, has_handle, has_predict, has_predict_stream, has_step
 from headrace.core.sequence import SequenceEnd, States
-from headrace.core.tensor import Array, InferResponse, ModelMetadata, dtype_of
+from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.backend import Backend, CallInputs, CallResult
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.method_runner import MethodRunner, check_methods
 from headrace.engine.model_errors import ProcessFault, describe_error
-from headrace.engine.outputs import ChunkedResponse, OutputCheck, Outputs, check_responses, concatenate
+from headrace.engine.outputs import (
+    ChunkedResponse,
+    OutputCheck,
+    Outputs,
+    check_response,
+    check_responses,
+    concatenate,
+)
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import Deliver, SequenceEnding, StepOrder, Stepper
 from headrace.engine.streams import StreamCall, StreamModel
@@ -86,7 +92,7 @@ class LocalBackend(Backend):
         try:
             self._load(make_model(), settings, inline=inline)
             # Such as by `sequence_ended`, after the step of the warm-up.
-            self._raise_if_lost()
+            self._fault.raise_error()
         except BaseException as error:
             self.lost_error(error)
             self.close()
@@ -95,33 +101,14 @@ class LocalBackend(Backend):
             raise ModelLoadError(name, f"it did not load: {describe_error(error)}") from error
         model = self._model
         assert model is not None
-        delay_ms = settings.max_batch_delay_ms
-        self.metadata = ModelMetadata(
-            name=name,
-            version=version,
-            platform=type(model).__name__,
-            inputs=self.inputs.specs,
-            outputs=model.outputs,
-            max_batch_rows=self.rows_max,
-            max_batch_delay_ms=model.max_batch_delay_ms if delay_ms is None else delay_ms,
-            fingerprint=fingerprint,
-            can_predict=has_predict(model) or has_step(model),
-            can_stream=has_predict_stream(model) or has_step(model),
-            can_handle=has_handle(model),
-            is_stateful=has_step(model),
-            sequences_live_max=model.sequences.live_max if has_step(model) else None,
-            whole_requests=model.predict_request is not None,
-            bytes_as=model.bytes_as,
+        self.metadata = _metadata(
+            model, self.inputs, name, version, fingerprint, rows_max=self.rows_max, delay_ms=self._delay_ms
         )
 
     def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
-        check_methods(model, self._name)
+        check_methods(model, self._name, inline=inline)
         self._is_unrecoverable = model.is_unrecoverable
         if has_step(model):
-            if inline:
-                raise ConfigError(
-                    f"model {self._name}: a model with a step cannot run inline; set isolation to thread"
-                )
             self._stepper = Stepper(model, self._name, self._run_hook)
         if has_predict_stream(model) or has_handle(model):
             self._stream_model = StreamModel(
@@ -143,33 +130,17 @@ class LocalBackend(Backend):
         self.inputs = ModelInputs.of(model, self._name)
         self.check = OutputCheck(self._name, model.outputs, "step" if has_step(model) else "predict")
         self.sequences = model.sequences.with_values(settings.sequences)
-        self.rows_max = model.max_batch_rows if settings.max_batch_rows is None else settings.max_batch_rows
+        self.rows_max, self._delay_ms = _batch_limits(model, self._name, settings)
         self.writes_inputs = model.writes_inputs
-        if self.rows_max < 1:
-            raise ModelLoadError(self._name, f"max_batch_rows must be 1 or more, not {self.rows_max}")
-        if settings.max_batch_delay_ms is None and model.max_batch_delay_ms < 0:
-            raise ModelLoadError(
-                self._name, f"max_batch_delay_ms must be 0 or more, not {model.max_batch_delay_ms}"
-            )
         if not settings.warm_up:
             return
         self._methods.run(model.warm_up)
         if type(model).warm_up is Model.warm_up and (has_predict(model) or has_step(model)):
             self._call_with_zeros()
 
-    def zeros(self, rows: int) -> dict[str, Array] | None:
-        """Return inputs of zeros, or None if the declared row shapes are not fixed."""
-        arrays: dict[str, Array] = {}
-        for spec in self.inputs.specs:
-            if spec.shape is None or spec.datatype == "BYTES" or -1 in spec.shape[1:]:
-                return None
-            datatype = "FP32" if spec.datatype == "BF16" else spec.datatype
-            arrays[spec.name] = np.zeros((rows, *spec.shape[1:]), dtype_of(datatype))
-        return arrays or None
-
     def _call_with_zeros(self) -> None:
         """Make the slow first call, if the model has no warm-up and declares its row shapes."""
-        zeros = self.zeros(1)
+        zeros = self.inputs.zeros(1)
         if zeros is None:
             return
         try:
@@ -193,13 +164,13 @@ class LocalBackend(Backend):
     @override
     def call(self, inputs: CallInputs, call: Call, deliver: Deliver | None = None) -> CallResult:
         """Call the model. A step counts only when `deliver` has returned."""
-        self._raise_if_lost()
+        self._fault.raise_error()
         token = CALL.set(call)
         try:
             if inputs.requests:
                 return self._call_opaque(inputs)
             began_s = self._clock.now()
-            tensors = self._join(inputs)
+            tensors = _joined(inputs, writes_inputs=self.writes_inputs)
             joined_s = self._clock.now()
             if self._stepper is not None:
                 return self._step(self._stepper, tensors, inputs, joined_s - began_s, deliver)
@@ -218,10 +189,6 @@ class LocalBackend(Backend):
         finally:
             CALL.reset(token)
 
-    def _raise_if_lost(self) -> None:
-        if (lost := self._fault.error()) is not None:
-            raise lost
-
     def lost_error(self, error: BaseException) -> InstanceLostError | None:
         """Return the error to report instead of an unrecoverable one of the model, else None.
 
@@ -237,12 +204,7 @@ class LocalBackend(Backend):
         (request,) = inputs.requests
         began_s = self._clock.now()
         returned = self._run_locked(lambda: model.predict_request(request))
-        if not isinstance(returned, InferResponse):
-            kind = type(returned).__name__
-            raise ModelContractError(self._name, f"predict_request returned a {kind}, not an InferResponse")
-        response = replace(
-            returned, model_name=self._name, model_version=self.metadata.version, id=returned.id or request.id
-        )
+        response = check_response(self.metadata, returned, request)
         return CallResult({}, infer_s=self._clock.now() - began_s, responses=(response,))
 
     def _handle(self, model: Model, requests: Sequence[HandleRequest]) -> CallResult:
@@ -250,28 +212,15 @@ class LocalBackend(Backend):
         # A list of its own, since the model may change it.
         returned = self._run_locked(lambda: model.handle(list(requests)))
         inferred_s = self._clock.now()
-        responses = [self._with_stream(r) for r in check_responses(self._name, returned, len(requests))]
-        return CallResult(
-            {},
-            infer_s=inferred_s - began_s,
-            output_s=self._clock.now() - inferred_s,
-            responses=responses,
-        )
-
-    def _with_stream(self, response: HandleResponse) -> HandleResponse | ChunkedResponse:
-        body = response.body
-        if isinstance(body, bytes):
-            return response
-        if not isinstance(body, Iterator) and self._methods.loop is None and not self._is_inline:
-            raise ModelContractError(
-                self._name, "handle returned an async iterator: write async def handle, or use a generator"
-            )
-
-        def open_stream(stream: StreamCall) -> None:
-            stream.body = body
-            self.open_stream(stream)
-
-        return ChunkedResponse(response, open_stream)
+        runs_async = self._methods.loop is not None or self._is_inline
+        responses = [
+            r
+            if isinstance(r.body, bytes)
+            else _chunked(r, self._name, self.open_stream, runs_async=runs_async)
+            for r in check_responses(self._name, returned, len(requests))
+        ]
+        output_s = self._clock.now() - inferred_s
+        return CallResult({}, infer_s=inferred_s - began_s, output_s=output_s, responses=responses)
 
     def _step(
         self,
@@ -299,7 +248,7 @@ class LocalBackend(Backend):
     @override
     def end_sequences(self, endings: Sequence[SequenceEnding]) -> None:
         assert self._stepper is not None, "the model has a step"
-        self._raise_if_lost()
+        self._fault.raise_error()
         self._stepper.end(endings)
 
     def _invoke(self, tensors: Mapping[str, Array]) -> Any:
@@ -320,20 +269,6 @@ class LocalBackend(Backend):
         # An ``async def`` is known before; a function that wraps one is known only now.
         self.is_async = self.is_async or inspect.iscoroutine(returned)
         return returned
-
-    def _join(self, inputs: CallInputs) -> Mapping[str, Array]:
-        """Return all rows in arrays that the model may write into.
-
-        A retry then finds its rows unchanged.
-        """
-        parts = inputs.parts
-        if len(parts) > 1:
-            return concatenate(parts)
-        if inputs.fresh:
-            return parts[0]
-        if self.writes_inputs:
-            return {n: d.copy() for n, d in parts[0].items()}
-        return {n: d if d.flags.c_contiguous else np.ascontiguousarray(d) for n, d in parts[0].items()}
 
     @override
     def cancel(self) -> None:
@@ -413,3 +348,77 @@ class LocalBackend(Backend):
             return self._methods.run(method)
         with self.model_lock:
             return self._methods.run(method)
+
+
+def _batch_limits(model: Model, name: str, settings: ServeSettings) -> tuple[int, float]:
+    """Return the rows and the delay in milliseconds of a batch: the settings', else the model's."""
+    rows_max, delay_ms = settings.max_batch_rows, settings.max_batch_delay_ms
+    rows_max = model.max_batch_rows if rows_max is None else rows_max
+    delay_ms = model.max_batch_delay_ms if delay_ms is None else delay_ms
+    if rows_max < 1:
+        raise ModelLoadError(name, f"max_batch_rows must be 1 or more, not {rows_max}")
+    if delay_ms < 0:
+        raise ModelLoadError(name, f"max_batch_delay_ms must be 0 or more, not {delay_ms}")
+    return rows_max, delay_ms
+
+
+def _metadata(
+    model: Model,
+    inputs: ModelInputs,
+    name: str,
+    version: str | None,
+    fingerprint: str,
+    *,
+    rows_max: int,
+    delay_ms: float,
+) -> ModelMetadata:
+    """Return the description of a loaded model."""
+    return ModelMetadata(
+        name=name,
+        version=version,
+        platform=type(model).__name__,
+        inputs=inputs.specs,
+        outputs=model.outputs,
+        max_batch_rows=rows_max,
+        max_batch_delay_ms=delay_ms,
+        fingerprint=fingerprint,
+        can_predict=has_predict(model) or has_step(model),
+        can_stream=has_predict_stream(model) or has_step(model),
+        can_handle=has_handle(model),
+        is_stateful=has_step(model),
+        sequences_live_max=model.sequences.live_max if has_step(model) else None,
+        whole_requests=model.predict_request is not None,
+        bytes_as=model.bytes_as,
+    )
+
+
+def _joined(inputs: CallInputs, *, writes_inputs: bool) -> Mapping[str, Array]:
+    """Return all rows in arrays that the model may write into.
+
+    A retry then finds its rows unchanged.
+    """
+    parts = inputs.parts
+    if len(parts) > 1:
+        return concatenate(parts)
+    if inputs.fresh:
+        return parts[0]
+    if writes_inputs:
+        return {n: d.copy() for n, d in parts[0].items()}
+    return {n: d if d.flags.c_contiguous else np.ascontiguousarray(d) for n, d in parts[0].items()}
+
+
+def _chunked(
+    response: HandleResponse, name: str, open_stream: Callable[[StreamCall], None], *, runs_async: bool
+) -> ChunkedResponse:
+    """Return a response whose body is an iterator; `runs_async` if there is an event loop for it."""
+    body = response.body
+    if not isinstance(body, Iterator) and not runs_async:
+        raise ModelContractError(
+            name, "handle returned an async iterator: write async def handle, or use a generator"
+        )
+
+    def open_body(stream: StreamCall) -> None:
+        stream.body = body
+        open_stream(stream)
+
+    return ChunkedResponse(response, open_body)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from headrace.core.call import CALL, NO_CALL
-from headrace.core.errors import CancelledRequestError, ModelLoadError, PredictError
+from headrace.core.errors import CancelledRequestError, ConfigError, ModelLoadError, PredictError
 from headrace.core.model import Model, has_handle, has_predict, has_predict_stream, has_step
 from headrace.engine.model_errors import RemoteError, describe_error
 
@@ -171,8 +171,10 @@ _EXAMPLES: Final = {
 """The methods that serve requests, as a user writes them."""
 
 
-def check_methods(model: Model, name: str) -> None:
+def check_methods(model: Model, name: str, *, inline: bool) -> None:
     """Raise ModelLoadError if the model has no method that serves requests, or has step and others.
+
+    Raise ConfigError for a step that should run `inline`.
 
     The error names the class, its file and the method to write.
     """
@@ -185,6 +187,8 @@ def check_methods(model: Model, name: str) -> None:
             )
     if not defined:
         raise ModelLoadError(name, f"{_location(model)} {_missing(model)}")
+    if "step" in defined and inline:
+        raise ConfigError(f"model {name}: a model with a step cannot run inline; set isolation to thread")
     if "step" in defined and (others := ", ".join(m for m in defined if m != "step")):
         raise ModelLoadError(name, f"it defines both step and {others}: step alone serves all requests")
 

@@ -100,6 +100,11 @@ class ProcessFault:
         reason = self.reason
         return None if reason is None else InstanceLostError(self._model, reason, cause="unrecoverable")
 
+    def raise_error(self) -> None:
+        """Raise the error of a call that this process cannot make, if it cannot."""
+        if (error := self.error()) is not None:
+            raise error
+
     def check(
         self, error: BaseException, is_unrecoverable: Callable[[BaseException], bool]
     ) -> InstanceLostError | None:

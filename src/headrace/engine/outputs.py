@@ -198,6 +198,22 @@ class ChunkedResponse:
     """Begins to send the chunks to a stream. Any thread, once; without it, the body is dropped."""
 
 
+def check_response(metadata: ModelMetadata, returned: Any, request: InferRequest) -> InferResponse:
+    """Return what `predict_request` returned, with the names of the model and the request.
+
+    Raises ModelContractError for anything else than an InferResponse.
+    """
+    if not isinstance(returned, InferResponse):
+        kind = type(returned).__name__
+        raise ModelContractError(metadata.name, f"predict_request returned a {kind}, not an InferResponse")
+    return replace(
+        returned,
+        model_name=metadata.name,
+        model_version=metadata.version,
+        id=returned.id or request.id,
+    )
+
+
 def check_responses(model: str, returned: Any, requests: int) -> list[HandleResponse]:
     """Return what `handle` returned as responses, one for each request.
 

@@ -74,6 +74,8 @@ class EngineSession:
     ) -> None:
         self.name = name
         self.clock = clock
+        self.merge = merge
+        """True if requests that can share a call share it."""
         self.requests = IndependentRequests(merge=merge)
         """The schedule of a model without a `step`."""
         self.queue = RequestQueue(
@@ -142,10 +144,7 @@ class EngineSession:
     # Threads
 
     def start_threads(self, run: Callable[[InstanceSlot], None]) -> None:
-        """Start a thread for each instance.
-
-        If a thread cannot be started, the others end by themselves.
-        """
+        """Start a thread for each instance. If one cannot be started, the others end."""
         try:
             for i, slot in enumerate(self.slots):
                 thread = threading.Thread(
@@ -171,6 +170,17 @@ class EngineSession:
         self.queue.close()
         self.join_threads()
         raise self.load_error or StoppedError(f"model {self.name} was stopped while it loaded")
+
+    def begin(self) -> None:
+        """Return when requests are accepted. After an error, which is raised, the session has ended."""
+        try:
+            self.wait_until_loaded()
+            self.start_store()
+        except BaseException:
+            self.queue.drop()
+            self.close_store()
+            self.set_state(SessionState.STOPPED)
+            raise
 
     def set_state(self, state: SessionState) -> None:
         """Change the state, and tell those who wait for it."""
@@ -218,6 +228,13 @@ class EngineSession:
         """Cancel the calls in progress that no client wants any more, after a client has left."""
         for slot in self.slots:
             slot.cancel_if_unwanted()
+
+    def cancel_sequence(self, id: str) -> bool:
+        """End a sequence with its waiting requests. Return True if it was live."""
+        if self.sequences is None or not self.sequences.cancel(id):
+            return False
+        self.cancel_unwanted_calls()
+        return True
 
     def drop(self, error: BaseException) -> None:
         """Fail all waiting and all later requests."""
@@ -317,6 +334,18 @@ class EngineSession:
         with self.changed:
             self.changed.wait_for(lambda: self.queue.dropped or not any(s.streams for s in self.slots))
 
+    def end(self, *, drain: bool) -> None:
+        """Finish the accepted requests, or fail them; return when the threads have ended."""
+        if drain:
+            self.wait_for_streams()
+            self.queue.close()
+        else:
+            self.abort()
+        self.stop_requested.set()
+        self.join_threads()
+        self.close_store()
+        self.set_state(SessionState.STOPPED)
+
     def abort(self) -> None:
         """End the open streams and fail the waiting requests."""
         with self.changed:
@@ -325,5 +354,4 @@ class EngineSession:
             stream.cancel(self.stopped_error("while this stream was open"))
         self.drop(self.stopped_error("before this request began"))
         with self.changed:
-            # Wake a stop that waits for streams.
-            self.changed.notify_all()
+            self.changed.notify_all()  # wakes a stop that waits for streams

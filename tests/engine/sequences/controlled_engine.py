@@ -209,7 +209,7 @@ class ControlledEngine:
         slots = self.engine._session.slots
         return all(
             (self.committed(at) or not committed) and (self.busy(at) or (ready.is_asleep and slots[at].alive))
-            for at, ready in enumerate(self.sequences._ready)
+            for at, ready in enumerate(self.sequences.ready)
         )
 
     def committed(self, at):

@@ -35,6 +35,7 @@ from headrace.engine.outputs import OutputCheck, ResponseBuilder
 from headrace.engine.pending_request import deliver
 from headrace.engine.ready_queue import IndependentRequests
 from headrace.engine.request_queue import ReadyBatch, RequestQueue
+from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.row_request import StepItem
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.settings import ServeSettings
@@ -86,6 +87,7 @@ class Schedule:
             merge=True,
             deliver_results=deliver,
         )
+        self.steps = InstanceSteps(self.sequences, 0)
         self.queue.resize(rows_max=2, delay_s=1.0)
         self.consumers = [Consumer(), Consumer()]
 
@@ -151,7 +153,7 @@ def test_taken_steps_run_until_they_end():
     assert schedule.queue.waiting() == (3, 3, 1.0, 0)
     items = schedule.take(0)
     assert schedule.queue.waiting() == (1, 1, 1.0, 2)
-    schedule.sequences.end_steps(0, items)
+    schedule.steps.end_steps(items)
     assert [item.done for item in items] == [True, True]
     assert schedule.queue.waiting() == (1, 1, 1.0, 0)
 
@@ -163,7 +165,7 @@ def test_started_request_skips_co_batching_wait(is_started):
     for id in "abc":
         schedule.add(start(id, 1, 2) if is_started else start(id, 1))
     items = schedule.take(0)
-    schedule.sequences.end_steps(0, items[:1])
+    schedule.steps.end_steps(items[:1])
     if not is_started:
         schedule.add(more("a", 2))
     found = schedule.take(0)
@@ -178,10 +180,10 @@ def test_started_request_wakes_waiting_instance():
     for id in "abc":
         schedule.add(start(id, 1, 2) if id == "c" else start(id, 1))
     a, c = schedule.take(0)
-    schedule.sequences.end_steps(0, [a])
+    schedule.steps.end_steps([a])
     schedule.add(more("a", 2))
     assert schedule.take(0) == WaitCondition(1.0)
-    schedule.sequences.end_steps(0, [c])
+    schedule.steps.end_steps([c])
     assert schedule.woken()[0] == 1
     assert _ids(schedule.take(0)) == ["a", "c"]
 
@@ -192,7 +194,7 @@ def test_ended_sequence_is_reported_once_to_its_instance():
     for id in "abc":
         schedule.add(start(id, 1))
     a, c = schedule.take(0)
-    schedule.sequences.end_steps(0, [a, c])
+    schedule.steps.end_steps([a, c])
     assert (schedule.take(0), schedule.woken()) == (WaitCondition(), [0, 0])
     assert schedule.sequences.cancel("a")
     assert schedule.sequences.cancel("b")
@@ -204,10 +206,10 @@ def test_ended_sequence_is_reported_once_to_its_instance():
 def test_unreported_endings_return_to_their_instance():
     schedule = Schedule()
     schedule.add(start("a", 1))
-    schedule.sequences.end_steps(0, schedule.take(0))
+    schedule.steps.end_steps(schedule.take(0))
     schedule.sequences.cancel("a")
     endings = schedule.endings(0)
-    schedule.sequences.return_endings(0, endings)
+    schedule.steps.return_endings(endings)
     assert len(endings) == 1
     assert schedule.endings(0) == endings
 
@@ -215,7 +217,7 @@ def test_unreported_endings_return_to_their_instance():
 def test_instance_wakes_at_next_expiry():
     schedule = Schedule(idle_ms=4000.0)
     schedule.add(start("a", 1))
-    schedule.sequences.end_steps(0, schedule.take(0))
+    schedule.steps.end_steps(schedule.take(0))
     assert schedule.take(0) == WaitCondition(4.0)
     schedule.clock.advance(4.0)
     assert [ending.reason for ending in schedule.endings(0)] == [SequenceEnd.IDLE]

@@ -575,7 +575,7 @@ class Sequences(RuleBasedStateMachine):
 
     def stepping(self, at):
         """Return the tokens of the steps taken for the call in progress, of live sequences."""
-        current = [s.current for s in self.sequences._table if s.instance == at and s.stage == "stepping"]
+        current = [s.current for s in self.sequences.table if s.instance == at and s.stage == "stepping"]
         tokens = {int(part.step_tensors()["x"][0, 0]) for part in current}
         return tokens - {token for _, token, _ in self.controlled.ready(at)}
 
@@ -632,11 +632,9 @@ class Sequences(RuleBasedStateMachine):
         self.check_nothing_is_lost()
         self.check_all_is_reported()
         self.look()
-        held_by_table = len(self.sequences._table)
+        held_by_table = len(self.sequences.table)
         assert held_by_table == len(self.reference.living)
-        assert self.sequences._table.requests == sum(
-            len(sequence.parts) for sequence in self.reference.living
-        )
+        assert self.sequences.table.requests == sum(len(sequence.parts) for sequence in self.reference.living)
 
     def check_calls(self):
         still = []
@@ -695,9 +693,9 @@ class Sequences(RuleBasedStateMachine):
     def shown(self):
         """Return the state of the engine, for failure messages."""
         return [
-            [(s.id, str(s.stage), s.instance, s.steps) for s in self.sequences._table],
-            [(len(r), r.is_asleep, r.running) for r in self.sequences._ready],
-            self.sequences._endings,
+            [(s.id, str(s.stage), s.instance, s.steps) for s in self.sequences.table],
+            [(len(r), r.is_asleep, r.running) for r in self.sequences.ready],
+            self.sequences.endings,
             [(b.held, b.lost) for b in self.controlled.backends],
         ]
 
@@ -738,7 +736,7 @@ class Sequences(RuleBasedStateMachine):
         never_stepped = all(steps == 0 and diary == "[]" for _, _, steps, diary in more)
         assert not lacks, (lacks, more)
         assert never_stepped, (lacks, more)
-        assert (len(self.sequences._table), self.sequences._row_requests, self.queue._entries_by_future) == (
+        assert (len(self.sequences.table), self.sequences._row_requests, self.queue._entries_by_future) == (
             0,
             {},
             {},

@@ -126,7 +126,7 @@ def test_no_step_is_lost_or_doubled_while_processes_are_killed():
     with no_leaks(), serving_processes(instances=2) as engine:
         counts = run(main(engine))
         queue, sequences = engine._session.queue, engine._session.sequences
-        assert (sequences._table.requests, sequences._row_requests, queue._entries_by_future) == (0, {}, {})
+        assert (sequences.table.requests, sequences._row_requests, queue._entries_by_future) == (0, {}, {})
     assert counts["killed"] == 3
     assert counts["lost"] > 0
     assert counts["answered"] > 500

@@ -63,7 +63,7 @@ def test_ended_sequences_free_memory(record_property):
         asyncio.run(_many(engine, SEQUENCES, numbers))
         objects, mib = _held()
         queue, sequences = engine._session.queue, engine._session.sequences
-        assert (len(sequences._table), sequences._row_requests, queue._entries_by_future) == (0, {}, {})
+        assert (len(sequences.table), sequences._row_requests, queue._entries_by_future) == (0, {}, {})
         assert engine.model_statistics().success.count == 2 * (REMEMBERED + SEQUENCES)
     record_property("objects_grown", objects - objects_before)
     record_property("rss_grown_mib", round(mib - before_mib, 1))

@@ -141,7 +141,7 @@ def test_departed_client_leaves_nothing(model, monkeypatch, last):
     with serving(model) as engine:
         run(main(engine))
         sequences = engine._session.sequences
-        assert (sequences._table.requests, sequences._row_requests) == (0, {})
+        assert (sequences.table.requests, sequences._row_requests) == (0, {})
 
 
 def test_streamed_message_cannot_rewind():

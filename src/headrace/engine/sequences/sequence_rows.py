@@ -29,7 +29,7 @@ from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure,
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.model_errors import describe_error, internal_error
 from headrace.engine.outputs import Outputs, ResponseBuilder
-from headrace.engine.pending_request import RequestResult
+from headrace.engine.pending_request import PendingRequest, RequestResult, merge_key
 from headrace.engine.sequences.row_request import OutputCollector, RowRequest
 
 _log = logging.getLogger("headrace.engine")
@@ -158,6 +158,37 @@ def _group_rows(
         else:
             open_groups.pop(id, None)
     return groups
+
+
+def make_row_requests(
+    entry: PendingRequest,
+    groups: Sequence[SequenceRows],
+    collector: OutputCollector,
+    split_inputs: ModelInputs | None,
+) -> list[RowRequest]:
+    """Return the row requests of a request, one for each of its sequences.
+
+    `split_inputs` are the inputs of the model if tensors name the sequences, else None.
+    """
+    request = entry.request
+    tensors = request.inputs if split_inputs is None else model_inputs(request, split_inputs)
+    by_name = {tensor.name: tensor.data for tensor in tensors}
+    row_requests = [
+        RowRequest(
+            entry,
+            by_name,
+            entry.rows if split_inputs is None else len(group.rows),
+            collector,
+            row_indices=None if split_inputs is None else group.rows,
+            ends=group.control.end,
+        )
+        for group in groups
+    ]
+    if split_inputs is not None and entry.key is not entry:
+        key = merge_key(tensors)
+        for row_request in row_requests:
+            row_request.key = key
+    return row_requests
 
 
 class MultiRowRequest(OutputCollector):

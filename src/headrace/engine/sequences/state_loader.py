@@ -16,9 +16,9 @@ from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
 from headrace.core.clock import Clock
 from headrace.core.errors import UnavailableError
 from headrace.core.sequence import SequenceEnd
+from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.pending_state_deletes import PendingStateDeletes
 from headrace.engine.sequences.row_request import StepItem
-from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.stepper import SequenceEnding
 
 PURGE_S: Final = 60.0
@@ -60,14 +60,14 @@ class StateLoader:
         self,
         store: CheckpointStore,
         state_deletes: PendingStateDeletes,
-        schedule: SequenceSchedule,
+        steps: InstanceSteps,
         clock: Clock,
         *,
         idle_ms: float,
     ) -> None:
         self._store = store
         self._state_deletes = state_deletes
-        self._schedule = schedule
+        self._steps = steps
         self._clock = clock
         self._idle_ms = idle_ms
         self._marks: dict[int, _Mark] = {}
@@ -102,7 +102,7 @@ class StateLoader:
         (checkpoint,), item.row_request.fetched = item.row_request.fetched, ()
         known = self._marks.get(sequence.number)
         if checkpoint is None or (known is None and self._state_deletes.pending(sequence.id)):
-            if not self._schedule.state_missing(sequence):
+            if not self._steps.state_missing(sequence):
                 return False
             self._marks.pop(sequence.number, None)
             item.restore = b""
@@ -112,10 +112,10 @@ class StateLoader:
         is_same = steps == sequence.steps if known is None else mark in known[1:]
         # Another process did steps since this request's first ones, which were based on a lost
         # state.
-        if sequence.request_started and not is_same and not self._schedule.state_missing(sequence):
+        if sequence.request_started and not is_same and not self._steps.state_missing(sequence):
             return False
         self._marks[sequence.number] = _Mark(self._draw_random(), mark, mark)
-        self._schedule.state_loaded(sequence, steps)
+        self._steps.state_loaded(sequence, steps)
         item.restore = state
         return True
 
@@ -124,7 +124,7 @@ class StateLoader:
         for item in items:
             if item.restore and not item.outputs:
                 # The failed step also undid the load of its state.
-                self._schedule.unload_state(item.sequence)
+                self._steps.unload_state(item.sequence)
         return [o for o in items if o.checkpoint is not None and o.state_changed]
 
     def save(self, items: Sequence[StepItem]) -> None:
@@ -161,7 +161,7 @@ class StateLoader:
                 mark = self._marks[number]
                 self._marks[number] = mark._replace(previous=mark.last)
             else:
-                self._schedule.unload_state(item.sequence)
+                self._steps.unload_state(item.sequence)
                 item.undo()
         return [o for o, is_kept in zip(saved, kept, strict=True) if is_kept]
 
@@ -175,7 +175,7 @@ class StateLoader:
 
     def _fail(self, items: Sequence[StepItem], error: UnavailableError) -> None:
         for item in items:
-            self._schedule.unload_state(item.sequence)
+            self._steps.unload_state(item.sequence)
             item.withdraw(error)
 
     def _checkpoint(self, item: StepItem) -> SequenceCheckpoint:

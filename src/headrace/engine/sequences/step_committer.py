@@ -29,6 +29,7 @@ from headrace.engine.outputs import Outputs
 from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
 from headrace.engine.pipe import wake_all
 from headrace.engine.request_queue import ReadyBatch, RequestQueue
+from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.monitored_store import StoreThread
 from headrace.engine.sequences.row_request import RowRequest, StepItem, StepSequence
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
@@ -55,12 +56,12 @@ class StepCommitter(Committer):
     ) -> None:
         self._queue = queue
         self._schedule = schedule
-        self._instance = instance
+        self._steps = InstanceSteps(schedule, instance)
         self._backend = backend
         self._counters = counters
         self._clock = clock
         self._name = backend.metadata.name
-        self._state_loader = _state_loader(schedule, clock)
+        self._state_loader = _state_loader(schedule, self._steps, clock)
         self._store_thread = StoreThread(
             f"headrace-{self._name}-{instance}-checkpoints",
             is_remote=schedule.store is not None and schedule.store.is_remote,
@@ -172,7 +173,7 @@ class StepCommitter(Committer):
     ) -> None:
         for item in items:
             self._report_to_collector(item, wakes, now)
-        self._schedule.end_steps(self._instance, items)
+        self._steps.end_steps(items)
         began: list[float | None] = []
         for item in items:
             if item.held and not item.done:
@@ -207,7 +208,7 @@ class StepCommitter(Committer):
                 for row_request in row_requests
                 if (each := row_request.finish_with_entry(error_to_report)) is not None
             ]
-            self._schedule.state_corrupted(self._instance, stepping, others)
+            self._steps.state_corrupted(stepping, others)
             unfinished = [(entry, result) for entry, result in completed if not entry.ended]
             self._queue.mark_ended([entry for entry, _ in completed])
             now = self._clock.now()
@@ -284,7 +285,7 @@ class StepCommitter(Committer):
         endings: list[SequenceEnding] = []
         for each in taken:
             endings += () if each.endings_reported else each.batch.endings
-        self._schedule.return_endings(self._instance, endings)
+        self._steps.return_endings(endings)
         died = cast("Sequence[StepItem]", died_in)
         intended = bool(died) and all(item.entry.cancelled for item in died)
         exhausted = [item.row_request for item in died if item.row_request.isolate() >= DEATHS_MAX]
@@ -294,7 +295,7 @@ class StepCommitter(Committer):
             if (result := row_request.finish(error)) is not None:
                 completed.append((row_request.entry, result))
         stepping = [sequence for each in taken for sequence, _ in _taken_steps(each)]
-        self._schedule.instance_lost(self._instance, stepping, exhausted)
+        self._steps.instance_lost(stepping, exhausted)
         self._queue.mark_ended([entry for entry, _ in completed])
         now = self._clock.now()
         for entry, result in completed:
@@ -304,11 +305,11 @@ class StepCommitter(Committer):
 
     @override
     def instance_restarted(self) -> None:
-        self._schedule.instance_available(self._instance)
+        self._steps.instance_restarted()
 
     @override
     def instance_given_up(self) -> None:
-        self._schedule.retire_instance(self._instance)
+        self._steps.retire_instance()
 
 
 def _steps(taken: TakenBatch) -> Sequence[StepItem]:
@@ -322,12 +323,10 @@ def _taken_steps(taken: TakenBatch) -> Sequence[tuple[StepSequence, RowRequest]]
     return [(item.sequence, item.row_request) for item in _steps(taken)]
 
 
-def _state_loader(schedule: SequenceSchedule, clock: Clock) -> StateLoader | None:
+def _state_loader(schedule: SequenceSchedule, steps: InstanceSteps, clock: Clock) -> StateLoader | None:
     if schedule.store is None or schedule.state_deletes is None:
         return None
-    return StateLoader(
-        schedule.store, schedule.state_deletes, schedule, clock, idle_ms=schedule.limits.idle_ms
-    )
+    return StateLoader(schedule.store, schedule.state_deletes, steps, clock, idle_ms=schedule.limits.idle_ms)
 
 
 def _request_error(item: StepItem) -> BaseException | None:
