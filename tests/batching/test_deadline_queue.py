@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import levels
-from headrace.batching.deadline_queue import DeadlineQueue
+from headrace.batching.sequence_ends import DeadlineQueue
 
 ITEMS = st.sampled_from("abcdef")
 TIMES = st.integers(0, 20).map(float) | st.just(float("inf"))

@@ -1,6 +1,6 @@
 """Placement of sequences on the best available instance."""
 
-from headrace.batching.instance_placement import InstancePlacement
+from headrace.batching.sequence_registry import InstancePlacement
 
 
 def test_instance_with_the_fewest_sequences_is_best():

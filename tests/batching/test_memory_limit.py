@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.batching.memory_limit import PROBE_CALLS, PROBE_CALLS_MAX, MemoryLimit
+from headrace.batching.bisect import PROBE_CALLS, PROBE_CALLS_MAX, MemoryLimit
 
 
 def _run_out(limit: MemoryLimit, *rows: int) -> int | None:

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.batching.live_sequence import LiveSequence
-from headrace.batching.sequence_timeouts import SequenceTimeouts
+from headrace.batching.sequence_ends import SequenceTimeouts
 from headrace.core.sequence import SequenceEnd, SequenceLimits
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.client.sse_stream import read_responses
+from headrace.client.model_server_rest import read_responses
 from headrace.core.errors import DataError, EndpointRefusedError, LimitError
 from headrace.core.tensor import InferResponse, Tensor
 from headrace.protocols.oip_json import encode_error, encode_response

@@ -2,9 +2,8 @@
 
 import pytest
 
-from headrace.core.device_errors import is_device_broken
 from headrace.core.errors import EndpointUnavailableError, InstanceLostError
-from headrace.core.model import Model
+from headrace.core.model import Model, is_device_broken
 
 BROKEN = [
     "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported",

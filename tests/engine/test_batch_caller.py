@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import headrace.engine.outputs
 from cases import for_each
 from engine.support import pending_request, request, rows
-from headrace.batching.memory_limit import PROBE_CALLS
+from headrace.batching.bisect import PROBE_CALLS
 from headrace.core import Model, RowError
 from headrace.core.errors import (
     CancelledRequestError,

@@ -7,11 +7,9 @@ Pure: the caller passes `now`, which never decreases. Ended sequences and their 
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
-from headrace.batching.instance_placement import InstancePlacement
 from headrace.batching.live_sequence import LiveSequence, RequestEnd, StepRequest, is_started
-from headrace.batching.sequence_ends import RecentEnds
+from headrace.batching.sequence_ends import RecentEnds, SequenceTimeouts
 from headrace.batching.sequence_stages import SequenceEvent, SequenceStage
-from headrace.batching.sequence_timeouts import SequenceTimeouts
 from headrace.core.errors import PredictorError, TooManySequencesError
 from headrace.core.sequence import SequenceControl, SequenceEnd, SequenceLimits
 
@@ -19,6 +17,51 @@ RETRY_S: Final = 1.0
 """Suggested delay before a retry, in seconds: sequences end and steps finish in about this time."""
 
 T = TypeVar("T", bound=StepRequest)
+
+
+class InstancePlacement:
+    """A fixed number of instances, each with any number of sequences. All are available at first."""
+
+    def __init__(self, count: int) -> None:
+        # The number of sequences plus a penalty for unavailable instances: the minimum is the best
+        # instance.
+        self._weights = [0] * count
+
+    def __len__(self) -> int:
+        """Return the number of instances."""
+        return len(self._weights)
+
+    def count(self, instance: int) -> int:
+        """Return the number of sequences on an instance."""
+        return self._weights[instance] % _DOWN
+
+    def assign(self) -> int:
+        """Count one more sequence on the best instance and return that instance.
+
+        The best is the available instance with the fewest sequences. If none is available, take an
+        unavailable one; retired instances come last.
+        """
+        weights = self._weights
+        instance = weights.index(min(weights))
+        weights[instance] += 1
+        return instance
+
+    def release(self, instance: int) -> None:
+        """Count one sequence less on an instance."""
+        self._weights[instance] -= 1
+
+    def set_available(self, instance: int, *, available: bool) -> None:
+        """Mark an instance as available, or as unavailable for the moment.
+
+        A retired instance stays retired until it is available.
+        """
+        retired = self._weights[instance] >= _RETIRED
+        if available or not retired:
+            self._weights[instance] = self.count(instance) + (0 if available else _DOWN)
+
+    def retire(self, instance: int) -> None:
+        """Mark an instance as gone. Only `set_available` brings it back."""
+        self._weights[instance] = self.count(instance) + _RETIRED
 
 
 class SequenceRegistry(Generic[T]):
@@ -250,3 +293,8 @@ class SequenceRegistry(Generic[T]):
     def _report_ended(self, sequence: LiveSequence[T]) -> None:
         if sequence.instance_knows or not sequence.loaded:
             self.ended_sequences.append(sequence)
+
+
+_DOWN: Final = 1 << 32
+"""Penalty of an unavailable instance: more than the number of sequences on any instance."""
+_RETIRED: Final = 2 * _DOWN

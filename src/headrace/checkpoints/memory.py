@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
-from headrace.checkpoints.failures import closed_error
-from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
+from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint, closed_error
 from headrace.core.clock import Clock, SystemClock
 
 

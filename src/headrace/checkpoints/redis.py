@@ -14,8 +14,13 @@ from urllib.parse import quote
 
 from typing_extensions import override
 
-from headrace.checkpoints.failures import closed_error, store_failure
-from headrace.checkpoints.store import KEEP_MS, CheckpointStore, SequenceCheckpoint
+from headrace.checkpoints.store import (
+    KEEP_MS,
+    CheckpointStore,
+    SequenceCheckpoint,
+    closed_error,
+    store_failure,
+)
 from headrace.core.errors import MissingExtraError
 
 try:

@@ -11,8 +11,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from headrace.checkpoints.failures import closed_error, store_failure
-from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
+from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint, closed_error, store_failure
 from headrace.core.errors import ConfigError, UnavailableError
 
 SCHEMA_VERSION: Final = 1

@@ -1,7 +1,12 @@
 """The contract of a checkpoint store: the last finished step of each sequence, for a later process."""
 
+import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
+
+from headrace.core.errors import UnavailableError
+
+_log = logging.getLogger("headrace.checkpoints")
 
 KEEP_MS: Final = 7 * 24 * 3_600_000.0
 """Default retention of checkpoints since their last save, in milliseconds. No sequence may be idle
@@ -92,3 +97,14 @@ class CheckpointStore(Protocol):
         Checkpoints stay if the store outlives its process. A second call does nothing.
         """
         ...
+
+
+def store_failure(model: str, store: str, why: str) -> UnavailableError:
+    """Log a failure, and return the error for clients: without the address and the driver's message."""
+    _log.warning("the checkpoint store failed", extra={"model": model, "store": store, "why": why})
+    return UnavailableError(f"the checkpoint store of model {model}", "it failed; try again later")
+
+
+def closed_error(model: str) -> UnavailableError:
+    """Return the error of a call after `close`."""
+    return UnavailableError(f"the checkpoint store of model {model}", "it is closed")

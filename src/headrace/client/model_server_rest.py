@@ -3,17 +3,17 @@
 The extensions are streams, the repository, statistics and sequences.
 """
 
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator
 from contextlib import aclosing, contextmanager
 from typing import Final, Self, TypeVar
 from urllib.parse import quote
 
+import orjson
 from typing_extensions import override
 
 from headrace.client.connection_pool import HttpConnectionPool, HttpRequest
 from headrace.client.model_server import ModelAddress, ModelServerClient
 from headrace.client.retry import HttpResponse
-from headrace.client.sse_stream import read_responses
 from headrace.core.errors import DataError, EndpointError, EndpointRefusedError, EndpointUnavailableError
 from headrace.core.retry import TransientFault
 from headrace.core.sequence import SequenceListing
@@ -29,6 +29,7 @@ from headrace.protocols.oip_json import (
 )
 from headrace.protocols.oip_repository import decode_index, decode_statistics
 from headrace.protocols.oip_sequences import decode_listing
+from headrace.protocols.sse import EventDecoder
 
 ERROR_BYTES_MAX: Final = 64 << 10
 """Bytes read of the refusal of a stream."""
@@ -172,3 +173,25 @@ def _refusal_error(http_request: HttpRequest, response: HttpResponse) -> Endpoin
 
 def _unavailable_error(http_request: HttpRequest, fault: TransientFault) -> EndpointUnavailableError:
     return EndpointUnavailableError(http_request.url, f"{fault}. Is the server up and the URL right?")
+
+
+async def read_responses(chunks: AsyncIterable[bytes], url: str) -> AsyncGenerator[InferResponse, None]:
+    """Yield the response of each event, as soon as it is complete.
+
+    Raises EndpointRefusedError for an error event: the stream failed on the server. Raises
+    DataError for an event that is no response.
+    """
+    decoder = EventDecoder()
+    async for chunk in chunks:
+        for event in decoder.feed(chunk):
+            if _is_error(event):
+                raise EndpointRefusedError(url, f"the stream failed: {decode_error(event)}")
+            yield decode_response(event, bf16="float32")
+
+
+def _is_error(event: bytes) -> bool:
+    try:
+        found = orjson.loads(event)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(found, dict) and "error" in found and "outputs" not in found

@@ -1,10 +1,11 @@
 """The contract of a user's model: one class, numpy arrays in, numpy arrays out."""
 
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from headrace.core.device_errors import is_device_broken
+from headrace.core.errors import InstanceLostError, PredictorError
 from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States, UndoneStep
 from headrace.core.tensor import Array, InferResponse, TensorSpec
@@ -241,3 +242,30 @@ def has_handle(model: Model) -> bool:
 def has_step(model: Model) -> bool:
     """Return True if the model overrides `step`."""
     return getattr(model.step, "__func__", None) is not Model.step
+
+
+# The errors of which NVIDIA's runtime API says that the process must be terminated, and their equals
+# of HIP. Others, such as "invalid configuration argument", concern one call only.
+_BROKEN: Final = re.compile(
+    r"device-side assert"
+    r"|\b(?:cuda|cudnn|cublas|hip)[^\n]*(?:"
+    r"illegal memory access|unspecified launch failure|launch timed out|illegal instruction"
+    r"|hardware stack error|misaligned address|operation not supported on global/shared address space"
+    r"|invalid program counter|uncorrectable (?:ecc|nvlink) error|context is destroyed|unknown error)"
+    r"|\b(?:cuda|cudnn|cublas|cufft|miopen|hipblas|rocblas)_(?:status_)?execution_failed"
+    r"|error_device_lost",
+    re.IGNORECASE,
+)
+
+
+def is_device_broken(error: BaseException) -> bool:
+    """Return True if the text of an error says that this process cannot use a device any more.
+
+    Errors of remote endpoints and of other instances are about devices of other processes.
+    """
+    if isinstance(error, (InstanceLostError, PredictorError)):
+        return False
+    try:
+        return _BROKEN.search(str(error)) is not None
+    except Exception:  # noqa: BLE001 - a broken __str__ tells nothing
+        return False

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from headrace.batching.bisect import Bisection, Group, Piece
-from headrace.batching.memory_limit import MemoryLimit
+from headrace.batching.bisect import Bisection, Group, MemoryLimit, Piece
 from headrace.core.call import Call
 from headrace.core.clock import Clock
 from headrace.core.errors import (

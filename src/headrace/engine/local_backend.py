@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from headrace.core.call import CALL, Call
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.device_errors import is_device_broken
 from headrace.core.errors import (
     ConfigError,
     HeadraceError,
@@ -23,7 +22,7 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.core.handle import HandleRequest, HandleResponse
-from headrace.core.model import Model, has_handle, has_predict, has_predict_stream, has_step
+from headrace.core.model import Model, has_handle, has_predict, has_predict_stream, has_step, is_device_broken
 from headrace.core.sequence import SequenceEnd, States
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.backend import Backend, CallInputs, CallResult
