@@ -83,6 +83,22 @@ class _Session:
         self.ended = False
         self.error: BaseException | None = None
 
+    def current_statistics(self) -> PredictorStatistics:
+        """Return the statistics so far."""
+        client = self.client
+        if client is None:
+            return PredictorStatistics()
+        busy_s, starved_s = client.busy_s()
+        return PredictorStatistics(
+            instances=1,
+            calls=client.calls,
+            rows=self.rows,
+            failed_rows=self.failed_rows,
+            retries=client.retries,
+            busy_s=busy_s,
+            starved_s=starved_s,
+        )
+
 
 class EndpointPredictor(Predictor):
     """A predictor of a remote endpoint. Create it with `endpoint_predictor`.
@@ -218,22 +234,7 @@ class EndpointPredictor(Predictor):
         Calls are HTTP attempts. The endpoint is busy while at least one attempt is in flight.
         """
         session = self._session
-        return session.statistics or self._statistics(session)
-
-    def _statistics(self, session: _Session) -> PredictorStatistics:
-        client = session.client
-        if client is None:
-            return PredictorStatistics()
-        busy_s, starved_s = client.busy_s()
-        return PredictorStatistics(
-            instances=1,
-            calls=client.calls,
-            rows=session.rows,
-            failed_rows=session.failed_rows,
-            retries=client.retries,
-            busy_s=busy_s,
-            starved_s=starved_s,
-        )
+        return session.statistics or session.current_statistics()
 
     # The methods below run in the thread of the session.
 
@@ -244,7 +245,7 @@ class EndpointPredictor(Predictor):
                 runner.run(self._serve(session))
         except BaseException as raised:  # noqa: BLE001 - raised by the thread that calls `start`
             error = raised
-        session.statistics = self._statistics(session)
+        session.statistics = session.current_statistics()
         with self._changed:
             session.error = error
             session.ended = session.closing = True
