@@ -12,7 +12,7 @@ import yaml
 from headrace.config.jobs_file import read_jobs_file
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.ledgers.database import Statement
+from headrace.jobs.ledgers.statements import Statement
 from headrace.jobs.service import Scale
 from headrace.testing import ManualWallClock
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
@@ -65,7 +65,7 @@ def test_the_query_counts_what_is_due_and_runs(name, request):
 
 
 def _counted(ledger) -> int:
-    query = Statement(lambda _: trigger("postgresql")["query"])
+    query = Statement(*[trigger("postgresql")["query"]] * 2)
     return ledger._database.read(lambda transaction: transaction.run(query))[0][0]
 
 

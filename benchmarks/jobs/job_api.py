@@ -8,7 +8,7 @@ import signal
 import sys
 
 from headrace.jobs.access import JobAccess
-from headrace.jobs.ledgers.open import open_ledger
+from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.server.jobs.app import jobs_app
 from headrace.server.listen import HttpListener, new_event_loop

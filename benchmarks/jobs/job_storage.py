@@ -10,7 +10,7 @@ from pathlib import Path
 from inputs import FOLDER
 
 from headrace.jobs.ledger import JobLedger
-from headrace.jobs.ledgers.open import open_ledger
+from headrace.jobs.ledgers import open_ledger
 from servers.postgres import PostgresServer
 
 SQLITE = "SQLite"

@@ -27,7 +27,7 @@ from faults.work_model import EXECUTIONS, FOLDER, HELD, action_number
 from headrace.core.errors import JobLedgerUnavailableError, StorageError
 from headrace.jobs.job import Job, NewJob
 from headrace.jobs.ledger import JobLedger
-from headrace.jobs.ledgers.open import open_ledger
+from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.paths import JobPaths
 from headrace.jobs.state import JobState
 from headrace.storage.resolve import Stores

@@ -15,7 +15,7 @@ from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import Cancelled, Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.kind import KindRunner
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.ledgers.open import open_ledger
+from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.state import JobState
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker

@@ -4,8 +4,7 @@ import pytest
 
 from faults.bench import Bench, one_ledger
 from headrace.core.errors import ConfigError
-from headrace.jobs.ledgers import migrations
-from headrace.jobs.ledgers.open import open_ledger
+from headrace.jobs.ledgers import migrations, open_ledger
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), one_ledger()]
 

@@ -8,8 +8,8 @@ import levels
 from faults.bench import Bench
 from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.ledgers.dialect import POSTGRES
-from headrace.jobs.ledgers.settle_and_claim import _CLAIM
+from headrace.jobs.ledgers.database import sa
+from headrace.jobs.ledgers.statements import read_statement
 from jobs.copied_jobs import copy_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(900)]
@@ -81,12 +81,9 @@ def _plan(bench: Bench) -> str:
             "worker": "w",
             "region": "",
             "lease_ms": 1,
+            "crashes_together_max": 2,
         }
-        statement = _CLAIM.on(POSTGRES)
-        rows = connection.exec_driver_sql(
-            "EXPLAIN (ANALYZE, BUFFERS) "
-            + str(statement.compile(dialect=connection.dialect)).replace(":row_limit", "%(row_limit)s"),
-            values,
-        ).all()
+        claim = sa.text(f"EXPLAIN (ANALYZE, BUFFERS) {read_statement('claim').postgresql}")
+        rows = connection.execute(claim, values).all()
         connection.rollback()
     return "\n".join(row[0] for row in rows)

@@ -10,7 +10,7 @@ import levels
 from faults.bench import Bench
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.ledgers.open import open_ledger
+from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.maintenance.maintenance import Maintenance, MaintenanceTask
 from headrace.jobs.maintenance.reaper import Reaper
 

@@ -1,10 +1,7 @@
 """Many jobs in a ledger, by copying rows within its database."""
 
 from headrace.jobs.ledgers.database import sa
-from headrace.jobs.ledgers.schema import JOB_TABLE
 from headrace.jobs.ledgers.sql import SqlJobLedger
-
-NAMES = [column.name for column in JOB_TABLE.columns]
 
 
 def copy_jobs(ledger: SqlJobLedger, like: str, count: int, **values: str) -> None:
@@ -12,9 +9,11 @@ def copy_jobs(ledger: SqlJobLedger, like: str, count: int, **values: str) -> Non
 
     `values` are SQL expressions for columns that differ, in which `n` counts from 1.
     """
-    expressions = ", ".join(values.get(name, f"job.{name}") for name in NAMES)
+    columns = sa.inspect(ledger._database.open()).get_columns("headrace_job")
+    names = [column["name"] for column in columns]
+    expressions = ", ".join(values.get(name, f"job.{name}") for name in names)
     statement = f"""
 WITH RECURSIVE numbered(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbered WHERE n < {count})
-INSERT INTO headrace_job ({", ".join(NAMES)})
+INSERT INTO headrace_job ({", ".join(names)})
 SELECT {expressions} FROM headrace_job AS job, numbered WHERE job.id = :like"""
     ledger._database.write(lambda t: t.connection.execute(sa.text(statement), {"like": like}))

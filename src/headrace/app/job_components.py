@@ -12,7 +12,7 @@ from headrace.core.clock import SystemClock
 from headrace.core.retry import RetryPolicy
 from headrace.core.service import Service
 from headrace.jobs.brokers.open import open_wakeup_broker
-from headrace.jobs.ledgers.open import open_ledger
+from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.ledgers.sql import SqlJobLedger
 from headrace.jobs.maintenance.maintenance import Maintenance, MaintenanceTask
 from headrace.jobs.maintenance.reaper import Reaper

@@ -4,10 +4,10 @@ import pytest
 
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.ledgers import database as database_module
-from headrace.jobs.ledgers.database import Database, Engines, Statement, exc, sa
-from headrace.jobs.ledgers.dialect import SQLITE
+from headrace.jobs.ledgers.database import Database, Engines, exc, sa
+from headrace.jobs.ledgers.statements import Statement
 
-ONE = Statement(lambda _: "SELECT 1")
+ONE = Statement("SELECT 1", "SELECT 1")
 
 
 class DriverError(Exception):
@@ -34,7 +34,7 @@ def database(tmp_path, notices):
         engine = sa.create_engine(f"sqlite:///{tmp_path}/x.db")
         return Engines(engine, engine)
 
-    database = Database(SQLITE, connect, where="in a test", on_commit=notices.append)
+    database = Database(connect, where="in a test", on_commit=notices.append)
     database.open()
     yield database
     database.close()
@@ -93,7 +93,7 @@ def test_own_errors_are_not_hidden(database):
 
     def operation(transaction):
         calls.append(1)
-        transaction.run(Statement(lambda _: "SELECT * FROM nothing_of_that_name WHERE"))
+        transaction.run(Statement(*["SELECT * FROM nothing_of_that_name WHERE"] * 2))
 
     with pytest.raises(JobLedgerUnavailableError):  # SQLite raises OperationalError for it
         database.write(operation)

@@ -12,9 +12,7 @@ from headrace.jobs.cause import Cause
 from headrace.jobs.job import HistoryEvent, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledger import ClaimRequest, JobFilter, QueueSettings
 from headrace.jobs.ledgers import migrations
-from headrace.jobs.ledgers.database import sa
 from headrace.jobs.ledgers.migrations import STEPS, MigrationStep
-from headrace.jobs.ledgers.schema import TABLES
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock
@@ -158,13 +156,3 @@ def test_older_program_works_with_a_newer_schema_or_refuses_it(opened, monkeypat
         with pytest.raises(ConfigError, match="install a newer one"):
             older.start()
     newer.stop()
-
-
-def test_table_definitions_match_the_migrated_schema(opened):
-    ledger = opened()
-    ledger.start()
-    inspector = sa.inspect(ledger._database.open())
-    for table in TABLES:
-        columns = {column["name"]: column["nullable"] for column in inspector.get_columns(table.name)}
-        assert columns == {column.name: bool(column.nullable) for column in table.columns}
-    ledger.stop()

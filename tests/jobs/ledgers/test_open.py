@@ -4,7 +4,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.jobs.ledgers.open import open_ledger
+from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.ledgers.postgres import PostgresJobLedger
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 

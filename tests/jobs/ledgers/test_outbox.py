@@ -11,7 +11,7 @@ from headrace.jobs.delivery import HEALTHY, DeliveryDecision, Done
 from headrace.jobs.job import Completed, Failed, JobFailure, JobProgress, ResultRef
 from headrace.jobs.ledger import Heartbeat
 from headrace.jobs.ledgers.database import sa
-from headrace.jobs.ledgers.outbox import _PUT, SqlOutbox
+from headrace.jobs.ledgers.outbox import _INSERT, SqlOutbox
 from headrace.jobs.notifier import WebhookTarget
 from headrace.jobs.state import JobState
 from headrace.testing import OUTBOX_CHECKS, LedgerBench
@@ -52,7 +52,7 @@ class SqlBench(OutboxBench):
             "state": "waiting",
         }
         database = self.bench.ledger._database
-        database.write(lambda transaction: transaction.run(_PUT, [row]))
+        database.write(lambda transaction: transaction.run(_INSERT, [row]))
         at = "UPDATE headrace_notification SET at_ms = :at WHERE id = :id"
         database.write(
             lambda transaction: transaction.connection.execute(

@@ -1,7 +1,7 @@
 """Endpoints and deliveries as database rows."""
 
 from cases import for_each
-from headrace.jobs.ledgers.outbox_rows import claim_of, delivery_of, dump_target, endpoint_of, target_of
+from headrace.jobs.ledgers.outbox import claim_of, delivery_of, dump_target, endpoint_of, target_of
 from headrace.jobs.notifier import EmailTarget, SnsTarget, WebhookTarget
 
 TARGETS = [

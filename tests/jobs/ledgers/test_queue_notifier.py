@@ -1,5 +1,5 @@
 from headrace.jobs.ledgers.database import CommitNotice
-from headrace.jobs.ledgers.queue_notifier import QueueNotifier
+from headrace.jobs.ledgers.sqlite import QueueNotifier
 
 
 def test_waiters_are_woken_for_their_queues():

@@ -13,9 +13,7 @@ from headrace.jobs.ledgers.rows import (
     SPEC_COLUMNS,
     clean,
     dump,
-    dump_failure,
     dump_mapping,
-    dump_progress,
     dump_result,
     dump_spec,
     job_of,
@@ -88,11 +86,11 @@ def row_of(job: Job) -> list:
         "idempotency_key": job.spec.idempotency_key or None,
         "spec": dump_spec(job.spec),
         "state": job.state.value,
-        "progress": dump_progress(job.progress),
+        "progress": dump(job.progress),
         "cursor": dump_mapping(job.cursor),
         "result": dump_result(job.result),
         "published_uri": job.result.published_uri if job.result else "",
-        "failure": dump_failure(job.failure),
+        "failure": dump(job.failure),
     }
     return [values[name] if name in values else getattr(job, name) for name in JOB_COLUMNS]
 
@@ -133,7 +131,7 @@ def test_lone_surrogates_are_replaced_everywhere():
     spec = NewJob(options={"a": ["\ud800", {"\udfff": 1}]}, tags={"t": "\ud800"})
     loaded = job_of(row_of(Job("a", JobState.PENDING, replace(spec, id="a"))))
     assert loaded.spec.options == {"a": ["?", {"?": 1}]}
-    assert dump_failure(JobFailure(Cause.MODEL, "a\ud800")) is not None
+    assert dump(JobFailure(Cause.MODEL, "a\ud800")) is not None
 
 
 def test_values_outside_of_json_are_refused():

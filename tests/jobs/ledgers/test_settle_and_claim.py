@@ -7,12 +7,20 @@ import pytest
 
 from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.ledgers import changes, heartbeat, lookup, maintain, settle_and_claim
+from headrace.jobs.ledgers.statements import read_statement
 from headrace.testing import ManualWallClock
 from jobs.copied_jobs import copy_jobs
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 
-CLAIM = {"queue": "default", "row_limit": 10, "taken": 0, "worker": "w", "lease_ms": 1000, "region": "east"}
+CLAIM = {
+    "queue": "default",
+    "row_limit": 10,
+    "taken": 0,
+    "worker": "w",
+    "lease_ms": 1000,
+    "region": "east",
+    "crashes_together_max": 2,
+}
 
 
 @pytest.fixture(params=SQL_LEDGERS)
@@ -47,14 +55,15 @@ def fill(ledger, *, prefix="first", ended=2_000, pending=500, asleep=500):
     copy_jobs(ledger, first.job.id, asleep, id=f"'{prefix}-asleep-' || n", **later)
 
 
-def plan_of(ledger, statement, values, explain="") -> str:
+def plan_of(ledger, name, values, explain="") -> str:
     """Return the database's plan for a statement."""
+    statement = read_statement(name)
     from headrace.jobs.ledgers.database import sa
 
     def run(transaction):
-        dialect = transaction.dialect
-        command = explain or ("EXPLAIN QUERY PLAN" if dialect.name == "sqlite" else "EXPLAIN")
-        rows = transaction.connection.execute(sa.text(f"{command} {statement.on(dialect).text}"), values)
+        dialect = transaction.connection.dialect.name
+        command = explain or ("EXPLAIN QUERY PLAN" if dialect == "sqlite" else "EXPLAIN")
+        rows = transaction.connection.execute(sa.text(f"{command} {getattr(statement, dialect)}"), values)
         return "\n".join(str(row[-1]) for row in rows)
 
     return ledger._database.write(run)
@@ -72,7 +81,7 @@ def check_claim_plan(ledger, claim, sources):
     assert "headrace_job_asleep" in plan
     for scan in ("SCAN job", "SCAN headrace_job", "SCAN sleeper", "Seq Scan on headrace_job"):
         assert scan not in plan
-    if ledger._database.dialect.name == "sqlite":
+    if ledger._database.open().dialect.name == "sqlite":
         for source in sources:
             part = plan.split(f"MATERIALIZE {source}")[1].split(f"SCAN {source}")[0]
             assert "TEMP B-TREE" not in part
@@ -93,18 +102,18 @@ def test_claim_uses_the_partial_indices(ledger, analyzed):
         )
         ledger._database.write(lambda t: t.connection.exec_driver_sql("ANALYZE"))
     fill(ledger)
-    check_claim_plan(ledger, settle_and_claim._CLAIM, {"awake": "headrace_job_awake"})
+    check_claim_plan(ledger, "claim", {"awake": "headrace_job_awake"})
     near = {"own": "headrace_job_region", "nowhere": "headrace_job_region"}
-    check_claim_plan(ledger, settle_and_claim._CLAIM_NEAR, near)
+    check_claim_plan(ledger, "claim_near", near)
 
 
 def test_maintenance_uses_the_partial_indices(ledger):
     fill(ledger)
     for statement, index in (
-        (maintain._LOST, "headrace_job_running"),
-        (maintain._PAST_TIME_TO_LIVE, "headrace_job_expiring"),
-        (maintain._PAST_DEADLINE, "headrace_job_deadline"),
-        (maintain._WAKE, "headrace_job_asleep"),
+        ("lost_leases", "headrace_job_running"),
+        ("past_time_to_live", "headrace_job_expiring"),
+        ("past_deadline", "headrace_job_deadline"),
+        ("wake_jobs", "headrace_job_asleep"),
     ):
         plan = plan_of(ledger, statement, {"row_limit": 100})
         assert index in plan
@@ -115,13 +124,13 @@ def test_maintenance_uses_the_partial_indices(ledger):
 def test_jobs_are_found_by_id(ledger):
     fill(ledger)
     for statement, values in (
-        (lookup._MANY, {"given": '[{"wanted_id":"a"}]'}),
-        (lookup._MANY_LOCKED, {"given": '[{"wanted_id":"a"},{"wanted_id":"b"}]'}),
-        (heartbeat._HEARTBEAT, {"given": '[{"beat_id":"a","beat_lease":1}]', "lease_ms": 1}),
-        (changes._CHANGE, {"given": '[{"new_id":"a","old_lease":1,"old_state":"running"}]'}),
+        ("jobs_by_id", {"given": '[{"wanted_id":"a"}]'}),
+        ("jobs_by_id_locked", {"given": '[{"wanted_id":"a"},{"wanted_id":"b"}]'}),
+        ("heartbeat", {"given": '[{"beat_id":"a","beat_lease":1}]', "lease_ms": 1}),
+        ("change_jobs", {"given": '[{"new_id":"a","old_lease":1,"old_state":"running"}]'}),
     ):
         plan = plan_of(ledger, statement, values)
-        if ledger._database.dialect.name == "sqlite":
+        if ledger._database.open().dialect.name == "sqlite":
             assert "SCAN job" not in plan
             assert "SCAN headrace_job" not in plan
         else:
@@ -152,8 +161,8 @@ def test_job_is_settled_once_in_one_transaction(ledger):
 
 def work_of_claim(ledger) -> int:
     """Return the work of one claim: instructions of SQLite, or pages that PostgreSQL reads."""
-    if ledger._database.dialect.name == "postgresql":
-        plan = plan_of(ledger, settle_and_claim._CLAIM, CLAIM, "EXPLAIN (ANALYZE, BUFFERS)")
+    if ledger._database.open().dialect.name == "postgresql":
+        plan = plan_of(ledger, "claim", CLAIM, "EXPLAIN (ANALYZE, BUFFERS)")
         buffers = next(line for line in plan.splitlines() if "Buffers:" in line)
         return sum(map(int, re.findall(r"(?:hit|read)=(\d+)", buffers)))
     steps = itertools.count()

@@ -63,7 +63,7 @@ def test_queue_limit_holds_for_concurrent_submissions(ledgers):
     assert queued == ledgers[0].counts("default").due
     # Concurrent PostgreSQL transactions do not see each other, so each other thread may add one
     # job too many.
-    queued_max = 10 if ledgers[0]._database.dialect.name == "sqlite" else 10 + 7
+    queued_max = 10 if ledgers[0]._database.open().dialect.name == "sqlite" else 10 + 7
     assert 10 <= queued <= queued_max
 
 

@@ -1,15 +1,22 @@
-"""Transactions on either database, with retries and error conversion. Adapter module of SQLAlchemy."""
+"""Transactions on either database, with retries and error conversion. Adapter module of SQLAlchemy.
+
+A method of `DatabaseOperations` opens its own transaction by a decorator: `reading`, `writing`, or
+`writing_once` if a repetition after a commit without a response would do harm. The decorator passes
+the open `Transaction` as the first argument, commits after the method has returned, and may call
+the method again: a lost connection, a deadlock or a busy file costs the whole transaction.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from functools import lru_cache, wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import orjson
 
 from headrace.core.errors import JobLedgerUnavailableError, MissingExtraError
 from headrace.jobs.job import Job, JobProgress
-from headrace.jobs.ledgers.dialect import SqlDialect
+from headrace.jobs.ledgers.statements import Statement, read_statement
 
 try:
     import sqlalchemy as sa
@@ -17,29 +24,19 @@ try:
 except ImportError as _error:
     raise MissingExtraError("jobs", "a job ledger") from _error
 
-__all__ = ["Database", "Engines", "JobEventWriter", "Statement", "Transaction", "event", "exc", "pool", "sa"]
+__all__ = ["Database", "Engines", "JobEventWriter", "Transaction", "event", "exc", "pool", "sa"]
 
+_NOW: Final = read_statement("now")
 _PAUSES_S: Final = (0.02, 0.1, 0.4)
 """Delays between attempts of a transaction after a lost connection, a deadlock or a lock timeout.
 """
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 Row = Sequence[Any]
 
-
-class Statement:
-    """A constant statement. Its text is created once per dialect, and SQLAlchemy compiles it once."""
-
-    def __init__(self, write: Callable[[SqlDialect], str]) -> None:
-        self._write = write
-        self._texts: dict[str, sa.TextClause] = {}
-
-    def on(self, dialect: SqlDialect) -> sa.TextClause:
-        """Return the statement for one database."""
-        text = self._texts.get(dialect.name)
-        if text is None:
-            text = self._texts[dialect.name] = sa.text(self._write(dialect))
-        return text
+_clause: Final = lru_cache(256)(sa.text)
+"""Makes the clause of a text once, so that SQLAlchemy compiles it once."""
 
 
 @dataclass(slots=True)
@@ -75,21 +72,19 @@ class JobEventWriter(Protocol):
 class Transaction:
     """An open transaction: runs statements and collects the notice for its commit."""
 
-    def __init__(
-        self, connection: sa.Connection, dialect: SqlDialect, outbox: JobEventWriter | None = None
-    ) -> None:
+    def __init__(self, connection: sa.Connection, outbox: JobEventWriter | None = None) -> None:
         self.connection = connection
-        self.dialect = dialect
         self.outbox = outbox
         self.notice = CommitNotice()
 
     def run(
         self, statement: Statement, records: Sequence[dict[str, Any]] | None = None, **values: Any
     ) -> Sequence[Row]:
-        """Run a statement and return its rows. `records` are its records (see `SqlDialect.records`)."""
+        """Run a statement and return its rows. `records` are the rows that it reads from ``:given``."""
         if records is not None:
             values["given"] = orjson.dumps(records).decode()
-        result: Any = self.connection.execute(statement.on(self.dialect), values)
+        text: str = getattr(statement, self.connection.dialect.name)
+        result: Any = self.connection.execute(_clause(text), values)
         return result.all() if result.returns_rows else ()
 
 
@@ -112,7 +107,6 @@ class Database:
     An outage raises `JobLedgerUnavailableError`.
 
     Args:
-        dialect: The SQL dialect.
         connect: Creates the engines; called by `open`.
         where: The database's location without secrets, for messages.
         on_commit: Called after each commit with changes.
@@ -121,14 +115,12 @@ class Database:
 
     def __init__(
         self,
-        dialect: SqlDialect,
         connect: Callable[[], Engines],
         *,
         where: str,
         on_commit: Callable[[CommitNotice], None],
         outbox: JobEventWriter | None = None,
     ) -> None:
-        self.dialect = dialect
         self.where = where
         self.errors = 0
         self._connect = connect
@@ -155,17 +147,17 @@ class Database:
         engines = self._engines
         return [] if engines is None else list({engines.writing.pool, engines.reading.pool})
 
-    def write(self, verb: Callable[[Transaction], _T], *, repeatable: bool = True) -> _T:
-        """Run `verb` in one transaction and commit it; `verb` may be called again.
+    def write(self, do: Callable[[Transaction], _T], *, repeatable: bool = True) -> _T:
+        """Run `do` in one transaction and commit it; `do` may be called again.
 
         `repeatable`: the transaction may be repeated if its commit had no response and may have
         succeeded.
         """
-        return self._run(self._opened().writing, verb, repeatable=repeatable)
+        return self._run(self._opened().writing, do, repeatable=repeatable)
 
-    def read(self, verb: Callable[[Transaction], _T]) -> _T:
-        """Run `verb` in one transaction that changes nothing."""
-        return self._run(self._opened().reading, verb, repeatable=True)
+    def read(self, do: Callable[[Transaction], _T]) -> _T:
+        """Run `do` in one transaction that changes nothing."""
+        return self._run(self._opened().reading, do, repeatable=True)
 
     def _opened(self) -> Engines:
         if self._engines is None:
@@ -174,13 +166,13 @@ class Database:
             )
         return self._engines
 
-    def _run(self, engine: sa.Engine, verb: Callable[[Transaction], _T], *, repeatable: bool) -> _T:
+    def _run(self, engine: sa.Engine, do: Callable[[Transaction], _T], *, repeatable: bool) -> _T:
         for pause_s in (*_PAUSES_S, None):
             committing = False
             try:
                 with engine.connect() as connection, connection.begin() as begun:
-                    transaction = Transaction(connection, self.dialect, self._outbox)
-                    result = verb(transaction)
+                    transaction = Transaction(connection, self._outbox)
+                    result = do(transaction)
                     committing = True
                     begun.commit()
             except (exc.DBAPIError, exc.TimeoutError) as error:
@@ -203,6 +195,49 @@ class Database:
         return JobLedgerUnavailableError(
             f"the job ledger {self.where} is unavailable ({why}); {taken}: retry, or check its database"
         )
+
+
+_Self = TypeVar("_Self", bound="DatabaseOperations")
+_Method = Callable[Concatenate[_Self, Transaction, _P], _T]
+_Operation = Callable[Concatenate[_Self, _P], _T]
+
+
+def reading(method: _Method[_Self, _P, _T]) -> _Operation[_Self, _P, _T]:
+    """Run a method in a transaction that changes nothing."""
+    return _operation(method, Database.read)
+
+
+def writing(method: _Method[_Self, _P, _T]) -> _Operation[_Self, _P, _T]:
+    """Run a method in a transaction that may be repeated, even if it may have been committed."""
+    return _operation(method, Database.write)
+
+
+def writing_once(method: _Method[_Self, _P, _T]) -> _Operation[_Self, _P, _T]:
+    """Run a method in a transaction that is not repeated once it may have been committed."""
+    return _operation(method, lambda database, do: database.write(do, repeatable=False))
+
+
+def _operation(
+    method: _Method[_Self, _P, _T], run: Callable[[Database, Callable[[Transaction], _T]], _T]
+) -> _Operation[_Self, _P, _T]:
+    @wraps(method)
+    def operation(self: _Self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        database = self._database  # pyright: ignore[reportPrivateUsage] - a method of the same object
+        return run(database, lambda transaction: method(self, transaction, *args, **kwargs))
+
+    return operation
+
+
+class DatabaseOperations:
+    """An object whose methods run in transactions of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @reading
+    def now_ms(self, transaction: Transaction) -> int:
+        """Return the database's time, in milliseconds since the epoch."""
+        return transaction.run(_NOW)[0][0]
 
 
 def _is_away(error: Exception) -> bool:

@@ -14,7 +14,6 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError, MissingExtraError
 from headrace.jobs.ledger import Wakeup
 from headrace.jobs.ledgers.database import CommitNotice, Database, Engines, JobEventWriter, event, exc, sa
-from headrace.jobs.ledgers.dialect import POSTGRES
 from headrace.jobs.ledgers.migrations import migrate
 from headrace.jobs.ledgers.outbox import NotificationRows
 from headrace.jobs.ledgers.sql import SqlJobLedger
@@ -91,7 +90,6 @@ class PostgresJobLedger(SqlJobLedger):
         self._notifier = _CommitNotifier(self._listening)
         where = self._url.set(query={}).render_as_string(hide_password=True)
         database = Database(
-            POSTGRES,
             self._engines,
             where=f"at {where}",
             on_commit=self._notifier.notify,

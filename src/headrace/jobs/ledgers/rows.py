@@ -12,7 +12,6 @@ import orjson
 from headrace.core.errors import DataError
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
-from headrace.jobs.ledgers.dialect import NOW_MS
 from headrace.jobs.state import JobState
 
 SPEC_COLUMNS: Final = (
@@ -53,15 +52,7 @@ JOB_COLUMNS: Final = (
     "published_uri",
     "failure",
 )
-JOB: Final = ", ".join(f"job.{name}" for name in JOB_COLUMNS)
-"""The columns of a SELECT from ``headrace_job AS job``, for `job_of`."""
-RETURNED: Final = ", ".join(f"headrace_job.{name}" for name in JOB_COLUMNS)
-"""The same for statements that change ``headrace_job``."""
-NOT_OVER: Final = (
-    f"(job.deadline_at_ms IS NULL OR job.deadline_at_ms > {NOW_MS}) "
-    f"AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL OR job.expires_at_ms > {NOW_MS})"
-)
-"""The condition that a pending job's deadline and time to live have not passed."""
+"""The columns that `job_of` reads, in this order."""
 
 _AT: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _SPEC_AT: Final = tuple((name, _AT[name]) for name in SPEC_COLUMNS)
@@ -93,16 +84,6 @@ def dump(value: Any) -> str | None:
 def dump_mapping(value: Mapping[str, Any] | None) -> str | None:
     """Return a mapping, possibly a proxy, as JSON."""
     return None if value is None else dump(dict(value))
-
-
-def dump_progress(progress: JobProgress | None) -> str | None:
-    """Return a progress as JSON."""
-    return dump(progress)
-
-
-def dump_failure(failure: JobFailure | None) -> str | None:
-    """Return a failure as JSON."""
-    return dump(failure)
 
 
 def dump_result(result: ResultRef | None) -> str | None:

@@ -1,65 +1,44 @@
-"""The job ledger in SQL: each operation is one transaction.
-
-Subclasses add the parts of one database.
-"""
+"""The job ledger in SQL. Subclasses add the parts of one database."""
 
 import threading
-import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.jobs.job import HistoryEntry, Job, NewJob, Settlement, new_job_id
 from headrace.jobs.ledger import (
-    ClaimRequest,
-    Heartbeat,
-    HeartbeatReply,
-    JobFilter,
-    JobLedger,
-    MaintenanceCounts,
-    Page,
+    REPORTED_MODELS_KEPT_DAYS,
     QueueCounts,
     QueueSettings,
-    SettleAndClaimReply,
-    SubmitReply,
     Wakeup,
 )
-from headrace.jobs.ledgers import job_actions, listing, queues
-from headrace.jobs.ledgers.database import Database, Statement
-from headrace.jobs.ledgers.heartbeat import heartbeat, mark_published
-from headrace.jobs.ledgers.lookup import (
-    read_by_key,
-    read_cancel_requests,
-    read_job,
-    read_jobs,
-    read_running,
-    read_unpublished,
-)
-from headrace.jobs.ledgers.maintain import maintain
+from headrace.jobs.ledgers.database import Database, Transaction, reading, writing
 from headrace.jobs.ledgers.outbox import SqlOutbox
-from headrace.jobs.ledgers.reported_models import read_reported_models, report_models
 from headrace.jobs.ledgers.rows import clean
-from headrace.jobs.ledgers.settle_and_claim import settle_and_claim
-from headrace.jobs.ledgers.submit import submit
+from headrace.jobs.ledgers.statements import read_statement
+from headrace.jobs.ledgers.stored_jobs import JobOperations
+from headrace.jobs.ledgers.submissions import SubmitOperations, queue_of, read_queues
+from headrace.jobs.ledgers.work import WorkOperations
 
-_NOW = Statement(lambda _: "SELECT headrace_now()")
-_TEXTS: Final = ("queue", "model", "tenant", "body_digest", "correlation_id", "idempotency_key", "region")
-"""Fields of NewJob that are stored unchanged in text columns."""
+_QUEUE: Final = read_statement("queue")
+_SET_QUEUE: Final = read_statement("set_queue")
+_COUNTS: Final = read_statement("queue_counts")
+_DUE_BY_REGION: Final = read_statement("due_by_region")
+_REPORT_MODELS: Final = read_statement("report_models")
+_REPORTED_MODELS: Final = read_statement("reported_models")
+_DELETE_OLD_REPORTS: Final = read_statement("delete_old_reports")
+_REPORTS_KEPT_MS: Final = REPORTED_MODELS_KEPT_DAYS * 86_400_000
 
 
-def wall_ms() -> int:
-    """Return this host's time, in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
-
-
-class SqlJobLedger(JobLedger, ABC):
-    """A job ledger over a `Database`."""
+class SqlJobLedger(SubmitOperations, WorkOperations, JobOperations, ABC):
+    """A job ledger over a `Database`: its lifecycle, and the operations on queues and reports."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
+        self.outbox: Final = SqlOutbox(database)
+        """The outbox in the same database."""
         self._life = threading.Lock()
         self._started = False
 
@@ -103,155 +82,55 @@ class SqlJobLedger(JobLedger, ABC):
     @override
     def watch(self) -> Wakeup: ...
 
-    # Submission
+    @override
+    @reading
+    def queues(self, transaction: Transaction) -> list[QueueSettings]:
+        return read_queues(transaction)
 
     @override
-    def submit(self, jobs: Sequence[NewJob]) -> list[SubmitReply | Exception]:
-        if not jobs:
-            return []
-        at_ms = self._id_time_ms()
-        new_ids: set[str] = set()
-        named: list[NewJob] = []
-        for new in jobs:
-            job_id = new.id or new_job_id(at_ms)
-            if not new.id:
-                new_ids.add(job_id)
-            named.append(_taken(new, job_id))
-        return self._database.write(lambda transaction: submit(transaction, named, new_ids))
-
-    def _id_time_ms(self) -> int:
-        """Return the time that new ids begin with. Ids sort by it; nothing else depends on it."""
-        return wall_ms()
-
-    # Workers
+    @reading
+    def queue(self, transaction: Transaction, name: str) -> QueueSettings:
+        rows = transaction.run(_QUEUE, name=name)
+        return queue_of(rows[0]) if rows else QueueSettings(name)
 
     @override
-    def settle_and_claim(
-        self, settlements: Sequence[Settlement], claim: ClaimRequest | None = None
-    ) -> SettleAndClaimReply:
-        if not settlements and claim is None:
-            return SettleAndClaimReply((), ())
-        return self._database.write(
-            lambda transaction: settle_and_claim(transaction, settlements, claim), repeatable=False
+    @writing
+    def set_queue(self, transaction: Transaction, settings: QueueSettings) -> None:
+        transaction.run(
+            _SET_QUEUE,
+            name=settings.name,
+            paused=settings.paused,
+            draining=settings.draining,
+            pending_max=settings.pending_max,
         )
+        transaction.notice.queues.add(settings.name)
 
     @override
-    def heartbeat(self, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int) -> HeartbeatReply:
-        del worker  # a lease number identifies its worker
-        return self._database.write(lambda transaction: heartbeat(transaction, heartbeats, lease_ms))
+    @reading
+    def counts(self, transaction: Transaction, queue: str) -> QueueCounts:
+        awake, woken, later, running, *dues, now_ms = transaction.run(_COUNTS, name=queue)[0]
+        waits = [now_ms - due_at_ms for due_at_ms in dues if due_at_ms is not None and due_at_ms <= now_ms]
+        due = awake + woken
+        by_region: Counter[str] = Counter()
+        for region, jobs in transaction.run(_DUE_BY_REGION, name=queue):
+            by_region[region] += jobs
+        return QueueCounts(due, later, running, max(waits, default=0 if due else None), dict(by_region))
 
     @override
-    def mark_published(self, job_id: str, lease: int, uri: str) -> bool:
-        return self._database.write(lambda transaction: mark_published(transaction, job_id, lease, uri))
+    @writing
+    def report_models(self, transaction: Transaction, queues: Sequence[str], models: Sequence[str]) -> None:
+        pairs = {(clean(queue), clean(model)) for queue in queues for model in models}
+        records = [{"worker_queue": queue, "worker_model": model} for queue, model in sorted(pairs)]
+        transaction.run(_REPORT_MODELS, records)
+        transaction.run(_DELETE_OLD_REPORTS, kept_ms=_REPORTS_KEPT_MS)
 
     @override
-    def cancel_requests(self, worker: str) -> frozenset[str]:
-        return self._database.read(lambda transaction: read_cancel_requests(transaction, worker))
-
-    @override
-    def list_running(self, worker: str) -> list[Job]:
-        return self._database.read(lambda transaction: read_running(transaction, worker))
-
-    @override
-    def list_unpublished(self, *, ended_before_ms: int, limit: int) -> list[Job]:
-        return self._database.read(lambda transaction: read_unpublished(transaction, ended_before_ms, limit))
-
-    @override
-    def maintain(self, limit: int) -> MaintenanceCounts:
-        return self._database.write(lambda transaction: maintain(transaction, limit))
-
-    # Queries and manual changes
-
-    @override
-    def get(self, job_id: str, *, tenant: str | None = None) -> Job:
-        return self._database.read(lambda transaction: read_job(transaction, job_id, tenant))
-
-    @override
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        return self._database.read(lambda transaction: read_jobs(transaction, job_ids))
-
-    @override
-    def get_by_key(self, tenant: str, idempotency_key: str) -> Job | None:
-        if not idempotency_key:
-            return None
-        return self._database.read(lambda transaction: read_by_key(transaction, tenant, idempotency_key))
-
-    @override
-    def history(self, job_id: str) -> list[HistoryEntry]:
-        """Return the last 1000 entries of the history, oldest first."""
-        return self._database.read(lambda transaction: listing.history(transaction, job_id))
-
-    @override
-    def find(self, job_filter: JobFilter, *, after: str = "", limit: int = 100) -> Page:
-        """Return a page of jobs. Raise DataError for an invalid `after`."""
-        return self._database.read(lambda transaction: listing.find(transaction, job_filter, after, limit))
-
-    @override
-    def cancel(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
-        return self._database.write(lambda transaction: job_actions.cancel(transaction, job_id, tenant, by))
-
-    @override
-    def requeue(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
-        return self._database.write(
-            lambda transaction: job_actions.requeue(transaction, job_id, tenant, by), repeatable=False
-        )
-
-    @override
-    def delete(self, job_id: str, *, tenant: str | None = None) -> Job:
-        return self._database.write(
-            lambda transaction: job_actions.delete(transaction, job_id, tenant), repeatable=False
-        )
-
-    @override
-    def queues(self) -> list[QueueSettings]:
-        return self._database.read(queues.read_queues)
-
-    @override
-    def queue(self, name: str) -> QueueSettings:
-        return self._database.read(lambda transaction: queues.read_queue(transaction, name))
-
-    @override
-    def set_queue(self, settings: QueueSettings) -> None:
-        self._database.write(lambda transaction: queues.set_queue(transaction, settings))
-
-    @override
-    def counts(self, queue: str) -> QueueCounts:
-        return self._database.read(lambda transaction: queues.count(transaction, queue))
-
-    @override
-    def count_pending(self, tenant: str, *, limit: int) -> int:
-        return self._database.read(lambda transaction: queues.count_pending(transaction, tenant, limit))
-
-    # Models of workers
-
-    @override
-    def report_models(self, queues: Sequence[str], models: Sequence[str]) -> None:
-        self._database.write(lambda transaction: report_models(transaction, queues, models))
-
-    @override
-    def reported_models(self) -> Mapping[str, frozenset[str]]:
-        return self._database.read(read_reported_models)
-
-    # Retention
-
-    @override
-    def ended_before(self, at_ms: int, *, limit: int) -> list[Job]:
-        return self._database.read(lambda transaction: job_actions.ended_before(transaction, at_ms, limit))
-
-    @override
-    def forget(self, job_ids: Sequence[str]) -> int:
-        return self._database.write(lambda transaction: job_actions.forget(transaction, job_ids))
-
-    @property
-    def outbox(self) -> SqlOutbox:
-        """The outbox in the same database."""
-        return SqlOutbox(self._database)
-
-    # Waiting
-
-    @override
-    def now_ms(self) -> int:
-        return self._database.read(lambda transaction: transaction.run(_NOW)[0][0])
+    @reading
+    def reported_models(self, transaction: Transaction) -> Mapping[str, frozenset[str]]:
+        found: dict[str, set[str]] = {}
+        for queue, model in transaction.run(_REPORTED_MODELS, kept_ms=_REPORTS_KEPT_MS):
+            found.setdefault(queue, set()).add(model)
+        return {queue: frozenset(models) for queue, models in found.items()}
 
     @override
     def statistics(self) -> Mapping[str, Any]:
@@ -261,19 +140,3 @@ class SqlJobLedger(JobLedger, ABC):
             "pool_in_use": sum(pool.checkedout() for pool in pools),
             "errors": self._database.errors,
         }
-
-
-def _taken(new: NewJob, job_id: str) -> NewJob:
-    """Return the job with texts that every database accepts."""
-    values: dict[str, str] = {}
-    for name in _TEXTS:
-        text: str = getattr(new, name)
-        cleaned = clean(text)
-        if cleaned is not text:
-            values[name] = cleaned
-    cleaned_id = clean(job_id)
-    if cleaned_id != new.id:
-        values["id"] = cleaned_id
-    # Copying a value with many fields costs more than these comparisons. Most jobs have an id and
-    # need no change.
-    return replace(new, **values) if values else new  # pyright: ignore[reportArgumentType]

@@ -12,12 +12,20 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
 from headrace.jobs.ledger import Wakeup
-from headrace.jobs.ledgers.database import Database, Engines, JobEventWriter, event, exc, pool, sa
-from headrace.jobs.ledgers.dialect import SQLITE
+from headrace.jobs.ledgers.database import (
+    CommitNotice,
+    Database,
+    Engines,
+    JobEventWriter,
+    event,
+    exc,
+    pool,
+    sa,
+)
 from headrace.jobs.ledgers.migrations import migrate
 from headrace.jobs.ledgers.outbox import NotificationRows
-from headrace.jobs.ledgers.queue_notifier import QueueNotifier, QueueWaiter
-from headrace.jobs.ledgers.sql import SqlJobLedger, wall_ms
+from headrace.jobs.ledgers.sql import SqlJobLedger
+from headrace.jobs.ledgers.submissions import wall_ms
 
 BUSY_S: Final = 15.0
 """The longest wait in seconds for the writers of other processes."""
@@ -51,7 +59,6 @@ class SqliteJobLedger(SqlJobLedger):
         self._wall_ms = wall_ms
         self._notifier = QueueNotifier()
         database = Database(
-            SQLITE,
             self._engines,
             where=f"in {self.path}",
             on_commit=self._notifier.notify,
@@ -162,6 +169,58 @@ def _prepare(connection: sqlite3.Connection) -> None:
         else:
             break
     connection.execute("PRAGMA synchronous = FULL")
+
+
+class QueueWaiter:
+    """A waiter for commits that affect its queues; `queues` None: for all commits."""
+
+    def __init__(self, queues: Sequence[str] | None) -> None:
+        self.queues = None if queues is None else frozenset(queues)
+        self._woken = threading.Event()
+
+    def matches(self, notice: CommitNotice) -> bool:
+        """Return True if the notice concerns this waiter."""
+        return self.queues is None or not self.queues.isdisjoint(notice.queues)
+
+    def wake(self) -> None:
+        """End the current wait, or the next one."""
+        self._woken.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until woken; return False after `timeout_s`. The waiter is then reset."""
+        if not self._woken.wait(timeout_s):
+            return False
+        self._woken.clear()
+        return True
+
+
+class QueueNotifier:
+    """All waiters of a ledger in this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: list[QueueWaiter] = []
+
+    def add_waiter(self, queues: Sequence[str] | None) -> QueueWaiter:
+        """Create and register a waiter."""
+        waiter = QueueWaiter(queues)
+        with self._lock:
+            self._waiters.append(waiter)
+        return waiter
+
+    def remove_waiter(self, waiter: QueueWaiter) -> None:
+        """Remove a waiter. A second call does nothing."""
+        with self._lock:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def notify(self, notice: CommitNotice) -> None:
+        """Wake the waiters that the notice concerns."""
+        with self._lock:
+            waiters = list(self._waiters)
+        for waiter in waiters:
+            if waiter.matches(notice):
+                waiter.wake()
 
 
 class SqliteWakeup(Wakeup):

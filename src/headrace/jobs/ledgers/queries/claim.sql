@@ -1,0 +1,69 @@
+-- Claim the first due jobs of a queue, of all regions, under new leases.
+-- `awake` reads the jobs in order from the partial index headrace_job_awake, without sorting.
+-- `woken` adds jobs that became due since the last maintenance, which moves them to that index; so it
+-- looks at a few only. They are found by the index of sleeping jobs, and then by their ids.
+-- `job.state || ''` keeps planners from the partial index of a state, which they may believe to be
+-- empty and would scan instead of finding the row by its id.
+-- The candidates are locked before anything is changed, in separate steps that cannot be merged into
+-- the rest (MATERIALIZED); otherwise more might be claimed than requested. Of jobs that must run
+-- alone, the first is claimed if no other job is, and no job behind it.
+WITH clock AS MATERIALIZED (SELECT headrace_now() AS now_ms),
+awake AS MATERIALIZED (
+    SELECT
+        job.id AS candidate_id, job.priority AS candidate_priority, job.due_at_ms AS candidate_due,
+        job.crashes >= :crashes_together_max AS alone
+    FROM headrace_job AS job
+    WHERE job.queue = :queue
+        AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
+        AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
+            OR job.expires_at_ms > (SELECT headrace_now()))
+        AND job.state = 'pending' AND NOT job.asleep
+        AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
+    ORDER BY job.priority, job.due_at_ms, job.id
+    LIMIT :row_limit
+    FOR NO KEY UPDATE OF job SKIP LOCKED
+),
+woken AS MATERIALIZED (
+    SELECT
+        job.id AS candidate_id, job.priority AS candidate_priority, job.due_at_ms AS candidate_due,
+        job.crashes >= :crashes_together_max AS alone
+    FROM headrace_job AS job
+    WHERE job.queue = :queue
+        AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
+        AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
+            OR job.expires_at_ms > (SELECT headrace_now()))
+        AND job.state || '' = 'pending' AND job.asleep
+        AND job.id IN (
+            SELECT sleeper.id FROM headrace_job AS sleeper
+            WHERE sleeper.queue = :queue AND sleeper.state = 'pending' AND sleeper.asleep
+                AND sleeper.due_at_ms <= (SELECT headrace_now())
+            ORDER BY sleeper.due_at_ms
+            LIMIT 1000
+        )
+        AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
+    ORDER BY job.priority, job.due_at_ms, job.id
+    LIMIT :row_limit
+    FOR NO KEY UPDATE OF job SKIP LOCKED
+),
+numbered AS MATERIALIZED (
+    SELECT
+        candidate_id, alone,
+        row_number() OVER (ORDER BY candidate_priority, candidate_due, candidate_id) AS place
+    FROM (SELECT * FROM awake UNION ALL SELECT * FROM woken) AS candidate
+)
+UPDATE headrace_job SET
+    state = 'running',
+    asleep = FALSE,
+    attempt = headrace_job.attempt + 1,
+    lease = headrace_job.lease + 1,
+    worker = :worker,
+    worker_region = :region,
+    started_at_ms = now_ms,
+    lease_until_ms = now_ms + :lease_ms,
+    progress = NULL
+FROM numbered, clock
+WHERE headrace_job.id = candidate_id AND headrace_job.state || '' = 'pending'
+    AND place <= :row_limit
+    AND (place < coalesce((SELECT min(place) FROM numbered WHERE alone), :row_limit + 1)
+        OR (place = 1 AND :taken = 0))
+RETURNING {job_columns}

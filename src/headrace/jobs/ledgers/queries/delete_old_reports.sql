@@ -1,0 +1,1 @@
+DELETE FROM headrace_worker_model WHERE reported_at_ms < (SELECT headrace_now()) - :kept_ms

@@ -1,0 +1,1 @@
+UPDATE headrace_endpoint SET disabled_why = :why WHERE id = :id RETURNING id

@@ -1,0 +1,1 @@
+UPDATE headrace_job SET cancel_requested = TRUE WHERE id = :id

@@ -1,0 +1,241 @@
+"""Idempotent bulk submission, as far as the queues accept jobs."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from typing_extensions import override
+
+from headrace.core.errors import IdempotencyError, JobLedgerUnavailableError, QueueClosedError, QueueFullError
+from headrace.jobs.job import Job, NewJob, new_job_id
+from headrace.jobs.ledger import JobLedger, QueueSettings, SubmitReply
+from headrace.jobs.ledgers.database import DatabaseOperations, Row, Transaction, reading, writing
+from headrace.jobs.ledgers.rows import clean, dump_spec
+from headrace.jobs.ledgers.statements import read_statement
+from headrace.jobs.ledgers.stored_jobs import read_by_id, read_by_keys, read_jobs
+from headrace.jobs.ledgers.transitions import after_ms
+
+RETRY_AFTER_S: Final = 1.0
+_STATEMENT_JOBS: Final = 500
+_ROUNDS_MAX: Final = 8
+_TEXTS: Final = ("queue", "model", "tenant", "body_digest", "correlation_id", "idempotency_key", "region")
+"""Fields of NewJob that are stored unchanged in text columns."""
+
+_INSERT: Final = read_statement("insert_jobs")
+_INSERT_TAGS: Final = read_statement("insert_tags")
+_INSERT_QUEUES: Final = read_statement("insert_queues")
+_QUEUES: Final = read_statement("queues")
+_COUNT_PENDING: Final = read_statement("count_pending")
+
+Identity = tuple[str, str, str]
+
+
+def wall_ms() -> int:
+    """Return this host's time, in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class SubmitOperations(DatabaseOperations, JobLedger):
+    """The operations of a ledger that accept jobs."""
+
+    @override
+    def submit(self, jobs: Sequence[NewJob]) -> list[SubmitReply | Exception]:
+        if not jobs:
+            return []
+        at_ms = self._id_time_ms()
+        # Before the transaction, so that a repeated one finds the jobs of the first.
+        new_ids: set[str] = set()
+        named: list[NewJob] = []
+        for new in jobs:
+            job_id = new.id or new_job_id(at_ms)
+            if not new.id:
+                new_ids.add(job_id)
+            named.append(_cleaned(new, job_id))
+        return self._submit(named, new_ids)
+
+    @writing
+    def _submit(
+        self, transaction: Transaction, jobs: Sequence[NewJob], new_ids: set[str]
+    ) -> list[SubmitReply | Exception]:
+        return _Submissions(transaction, jobs, new_ids).replies_in_order()
+
+    def _id_time_ms(self) -> int:
+        """Return the time that new ids begin with. Ids sort by it; nothing else depends on it."""
+        return wall_ms()
+
+    @override
+    @reading
+    def count_pending(self, transaction: Transaction, tenant: str, *, limit: int) -> int:
+        return transaction.run(_COUNT_PENDING, tenant=tenant, row_limit=max(limit, 0))[0][0]
+
+
+@dataclass(slots=True)
+class _Submissions:
+    """The jobs of one call and their replies. All jobs have ids; the call assigned `new_ids`."""
+
+    transaction: Transaction
+    jobs: Sequence[NewJob]
+    new_ids: set[str]
+    replies: dict[int, SubmitReply | Exception] = field(default_factory=dict[int, SubmitReply | Exception])
+
+    def replies_in_order(self) -> list[SubmitReply | Exception]:
+        for _ in range(_ROUNDS_MAX):
+            remaining = [index for index in range(len(self.jobs)) if index not in self.replies]
+            if not remaining:
+                return [self.replies[index] for index in range(len(self.jobs))]
+            self._round(remaining)
+        raise JobLedgerUnavailableError(
+            "jobs with these ids or keys changed during the submission, nothing was queued: try again"
+        )
+
+    def _round(self, remaining: Sequence[int]) -> None:
+        """Answer as many submissions as one pass can; of several for one job the first goes ahead."""
+        jobs, replies = self.jobs, self.replies
+        first: dict[Identity, int] = {}
+        for index in remaining:
+            first.setdefault(_identity(jobs[index]), index)
+        ahead = {index: jobs[index] for index in first.values()}
+        inserted = _insert(self.transaction, list(ahead.values()))
+        missing = {index: new for index, new in ahead.items() if new.id not in inserted}
+        replies |= {
+            index: SubmitReply(inserted[new.id], True) for index, new in ahead.items() if new.id in inserted
+        }
+        found = _find(self.transaction, list(missing.values())) if missing else {}
+        refused: dict[int, NewJob] = {}
+        for index, new in missing.items():
+            job = found.get(_identity(new)) or found.get(("", "", new.id))
+            if job is None:
+                refused[index] = new
+            else:
+                replies[index] = _existing_reply(new, job, self.new_ids)
+        for index in remaining:
+            leader = first[_identity(jobs[index])]
+            leading = replies.get(leader)
+            if index != leader and isinstance(leading, SubmitReply):
+                replies[index] = _existing_reply(jobs[index], leading.job, set())
+        # A submission that precedes others in a full queue may be in the ledger already. Only if a
+        # whole pass yields nothing do the queues give the reason.
+        if (
+            refused
+            and not self._insert_queues({new.queue for new in refused.values()})
+            and len(refused) == len(ahead)
+        ):
+            self._refuse(remaining)
+
+    def _insert_queues(self, names: set[str]) -> int:
+        """Create unknown queues. Return their number."""
+        return len(self.transaction.run(_INSERT_QUEUES, [{"queue_name": name} for name in sorted(names)]))
+
+    def _refuse(self, remaining: Sequence[int]) -> None:
+        queues = {queue.name: queue for queue in read_queues(self.transaction)}
+        for index in remaining:
+            error = _refusal(queues.get(self.jobs[index].queue))
+            if index not in self.replies and error is not None:
+                self.replies[index] = error
+
+
+def read_queues(transaction: Transaction) -> list[QueueSettings]:
+    """Return the settings of all queues, by name."""
+    return [queue_of(row) for row in transaction.run(_QUEUES)]
+
+
+def queue_of(row: Row) -> QueueSettings:
+    """Return the queue settings of a row: name, paused, draining, pending_max."""
+    name, paused, draining, pending_max = row
+    return QueueSettings(name, bool(paused), bool(draining), pending_max)
+
+
+def _cleaned(new: NewJob, job_id: str) -> NewJob:
+    """Return the job with this id and with texts that every database accepts."""
+    values: dict[str, str] = {}
+    for name in _TEXTS:
+        text: str = getattr(new, name)
+        cleaned = clean(text)
+        if cleaned is not text:
+            values[name] = cleaned
+    cleaned_id = clean(job_id)
+    if cleaned_id != new.id:
+        values["id"] = cleaned_id
+    # Copying a value with many fields costs more than these comparisons. Most jobs have an id and
+    # need no change.
+    return replace(new, **values) if values else new  # pyright: ignore[reportArgumentType]
+
+
+def _refusal(queue: QueueSettings | None) -> Exception | None:
+    if queue is None:
+        return None
+    if queue.draining:
+        return QueueClosedError(f"queue {queue.name} is draining: submit to another one, or later")
+    if queue.pending_max is None:
+        return None
+    return QueueFullError(
+        f"queue {queue.name} has its limit of {queue.pending_max} pending jobs: submit again later",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
+def _identity(new: NewJob) -> Identity:
+    """Return a job's identity: its tenant and key, or else its id."""
+    return (new.tenant, new.idempotency_key, "") if new.idempotency_key else ("", "", new.id)
+
+
+def _existing_reply(new: NewJob, job: Job, new_ids: set[str]) -> SubmitReply | Exception:
+    """Return the reply for a job in the ledger; an id in `new_ids` was inserted by this same call."""
+    if job.id == new.id and job.id in new_ids:
+        return SubmitReply(job, created=True)
+    if (job.spec.body_digest, job.spec.tenant) != (new.body_digest, new.tenant):
+        return IdempotencyError(new.idempotency_key or new.id, job.id)
+    return SubmitReply(job, created=False)
+
+
+def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[str, Job]:
+    inserted: dict[str, Job] = {}
+    for begin in range(0, len(jobs), _STATEMENT_JOBS):
+        places: dict[str, int] = {}
+        records = [_record(new, places) for new in jobs[begin : begin + _STATEMENT_JOBS]]
+        inserted |= {job.id: job for job in read_jobs(transaction, _INSERT, records=records)}
+    tags = [
+        {"tagged_id": job.id, "tag_name": clean(name), "tag_value": clean(value)}
+        for job in inserted.values()
+        for name, value in job.spec.tags.items()
+    ]
+    if tags:
+        transaction.run(_INSERT_TAGS, tags)
+    if inserted:
+        transaction.notice.changed = True
+        transaction.notice.queues.update(
+            job.spec.queue for job in inserted.values() if job.due_at_ms <= job.created_at_ms
+        )
+    return inserted
+
+
+def _find(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[Identity, Job]:
+    """Return the jobs that are in the ledger already, by identity."""
+    keys = [(new.tenant, new.idempotency_key) for new in jobs if new.idempotency_key]
+    by_key = {_identity(job.spec): job for job in read_by_keys(transaction, keys)}
+    by_id = read_by_id(transaction, [new.id for new in jobs])
+    return {("", "", job_id): job for job_id, job in by_id.items()} | by_key
+
+
+def _record(new: NewJob, places: dict[str, int]) -> dict[str, Any]:
+    """Return the record of a job. `places` counts the jobs of each queue."""
+    places[new.queue] = places.get(new.queue, 0) + 1
+    return {
+        "new_id": new.id,
+        "place": places[new.queue],
+        "new_queue": new.queue,
+        "new_model": new.model,
+        "new_kind": new.kind,
+        "new_tenant": new.tenant,
+        "new_priority": new.priority,
+        "new_attempts_max": new.attempts_max,
+        "new_body_digest": new.body_digest,
+        "new_correlation_id": new.correlation_id,
+        "new_key": new.idempotency_key or None,
+        "new_spec": dump_spec(new),
+        "new_region": new.region,
+        "delay_ms": max(0, new.delay_ms),
+        "expires_in_ms": after_ms(new.time_to_live_s),
+        "deadline_in_ms": after_ms(new.deadline_s),
+    }

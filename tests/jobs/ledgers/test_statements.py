@@ -1,0 +1,76 @@
+"""Every statement on real databases: it is valid, and it finds jobs by an index."""
+
+import re
+
+import pytest
+
+from headrace.jobs.job import NewJob
+from headrace.jobs.ledgers.database import sa
+from headrace.jobs.ledgers.statements import QUERIES, read_statement
+from headrace.testing import ManualWallClock
+from jobs.copied_jobs import copy_jobs
+from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
+
+NAMES = sorted(path.stem for path in QUERIES.glob("*.sql"))
+LARGE_TABLES = "headrace_job|headrace_history|headrace_notification|headrace_tag"
+ALIASES = "job|sleeper|n"
+SCAN_SQLITE = re.compile(rf"SCAN (?:{LARGE_TABLES}|{ALIASES})\b(?! USING (?:COVERING )?INDEX)")
+SCAN_POSTGRES = re.compile(rf"Seq Scan on (?:{LARGE_TABLES})")
+
+
+@pytest.fixture(params=SQL_LEDGERS)
+def ledger(request):
+    ledger = LEDGERS[request.param](ManualWallClock(), request.getfixturevalue)()
+    ledger.start()
+    yield ledger
+    ledger.stop()
+
+
+def example(parameter: str) -> object:
+    """Return a value of the parameter's type, which its name tells."""
+    if parameter == "given":
+        return "[{}]"
+    if parameter in ("paused", "draining"):
+        return True
+    numbers = ("_ms", "_max", "limit", "lease", "fence", "taken", "failures")
+    return 1 if parameter.endswith(numbers) else "x"
+
+
+def explain(connection: sa.Connection, name: str) -> str:
+    """Return the plan of a statement with example values."""
+    dialect = connection.dialect.name
+    text = getattr(read_statement(name).filled("conditions", "job.queue = 'x'"), dialect)
+    clause = sa.text(f"{'EXPLAIN QUERY PLAN' if dialect == 'sqlite' else 'EXPLAIN'} {text}")
+    values = {parameter: example(parameter) for parameter in clause.compile().params}
+    return "\n".join(str(row[-1]) for row in connection.execute(clause, values))
+
+
+def test_every_statement_finds_its_rows_by_an_index(ledger):
+    (first,) = ledger.submit([NewJob(model="m")])
+    copy_jobs(ledger, first.job.id, 2_000, id="'copy-' || n")
+    plans = ledger._database.read(lambda t: {name: explain(t.connection, name) for name in NAMES})
+    scan = SCAN_SQLITE if ledger._database.open().dialect.name == "sqlite" else SCAN_POSTGRES
+    assert {name: plan for name, plan in plans.items() if scan.search(plan)} == {}
+
+
+def test_statement_of_postgresql_is_the_file_without_comments():
+    source = (QUERIES / "cancel_requests.sql").read_text()
+    assert read_statement("cancel_requests").postgresql == source
+
+
+def test_records_are_read_by_each_database_in_its_own_way():
+    statement = read_statement("insert_tags")
+    assert "jsonb_to_recordset(CAST(:given AS jsonb))" in statement.postgresql
+    assert "json_extract(value, '$.tag_name') AS tag_name" in statement.sqlite
+    assert "jsonb" not in statement.sqlite
+
+
+def test_only_postgresql_locks_rows():
+    statement = read_statement("jobs_by_id_locked")
+    assert statement.postgresql.endswith("FOR NO KEY UPDATE OF job\n")
+    assert "FOR NO KEY UPDATE" not in statement.sqlite
+
+
+def test_every_statement_is_used():
+    sources = "".join(path.read_text() for path in QUERIES.parent.glob("*.py"))
+    assert [name for name in NAMES if f'"{name}"' not in sources] == []
