@@ -7,7 +7,7 @@ from headrace.app.job_worker import ServedModels, job_repository, open_worker
 from headrace.config.jobs_file import JobsFile
 from headrace.core.errors import ModelLoadError, ModelNotFoundError
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.deliverer import Deliverer
+from headrace.jobs.notify.deliverer import Deliverer
 from headrace.jobs.worker.settings import WorkerSettings
 from integration.command import DOUBLE
 

@@ -1,7 +1,7 @@
 """The lazy SNS notifier: delivery, and refusal without a region."""
 
 from headrace.app.notifications import LazySnsNotifier
-from headrace.jobs.notifier import Delivered, Notification, Refused, SnsTarget
+from headrace.jobs.notify import Delivered, Notification, Refused, SnsTarget
 from headrace.storage.resolve import Stores
 
 NOTIFICATION = Notification(

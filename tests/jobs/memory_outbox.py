@@ -3,8 +3,15 @@
 import threading
 from dataclasses import dataclass, field, replace
 
-from headrace.jobs.delivery import HEALTHY, DeliveryDecision, Done, RetryDelivery
-from headrace.jobs.outbox import Claim, DeliveryRecord, EndpointRecord
+from headrace.jobs.notify.delivery import (
+    HEALTHY,
+    Claim,
+    DeliveryDecision,
+    DeliveryRecord,
+    Done,
+    EndpointRecord,
+    RetryDelivery,
+)
 from headrace.testing import ManualClock
 
 

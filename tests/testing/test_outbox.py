@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cases import for_each
-from headrace.jobs.delivery import HEALTHY
+from headrace.jobs.notify.delivery import HEALTHY
 from headrace.testing import OUTBOX_CHECKS, check_outbox
 from jobs.memory_outbox import MemoryOutbox
 

@@ -8,9 +8,8 @@ from typing import Any
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.jobs.deliverer import Deliverer
 from headrace.jobs.ledgers.outbox import SqlOutbox
-from headrace.jobs.notifier import (
+from headrace.jobs.notify import (
     DeliveryResult,
     EmailTarget,
     Notification,
@@ -21,8 +20,9 @@ from headrace.jobs.notifier import (
     Target,
     WebhookTarget,
 )
-from headrace.jobs.notifiers.email import EmailNotifier, SmtpSettings
-from headrace.jobs.notifiers.webhook import WebhookNotifier
+from headrace.jobs.notify.deliverer import Deliverer
+from headrace.jobs.notify.email import EmailNotifier, SmtpSettings
+from headrace.jobs.notify.webhook import WebhookNotifier
 from headrace.jobs.outbound.client import OutboundClient
 from headrace.storage.resolve import Stores
 
@@ -70,7 +70,7 @@ class LazySnsNotifier(Notifier):
         with self._lock:
             if self._cached is None:
                 from headrace.jobs.aws import AwsFault, aws_client  # noqa: PLC0415 - optional dependency
-                from headrace.jobs.notifiers.sns import SnsNotifier  # noqa: PLC0415 - imports boto3
+                from headrace.jobs.notify.sns import SnsNotifier  # noqa: PLC0415 - imports boto3
 
                 try:
                     client: Any = aws_client("sns", self._environ)

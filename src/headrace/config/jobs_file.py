@@ -58,12 +58,12 @@ from typing import Any, Final, TypeVar, cast, get_args
 from headrace.core.errors import ConfigError
 from headrace.jobs.access import ANONYMOUS_KEY, JobAccess, JobKey, read_job_keys
 from headrace.jobs.ledger import QueueSettings
-from headrace.jobs.notifier import Target
-from headrace.jobs.notifiers.email import SmtpSettings
+from headrace.jobs.notify import Target
+from headrace.jobs.notify.email import SmtpSettings
+from headrace.jobs.notify.subscription import read_subscriptions
 from headrace.jobs.outbound.addresses import parse_network
 from headrace.jobs.outbound.urls import PORTS, OutboundPolicy
 from headrace.jobs.paths import UriAllowList
-from headrace.jobs.subscription import read_subscriptions
 from headrace.jobs.trigger import Triggers, read_triggers
 from headrace.jobs.worker.settings import OtherRegions
 from headrace.server.jobs.sagemaker import SageMakerSettings

@@ -96,7 +96,7 @@ class NewJob:
     """The client's ``traceparent``."""
     tags: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     notify: tuple[Mapping[str, Any], ...] = ()
-    """The notification targets, as in `headrace.jobs.subscription`; JSON."""
+    """The notification targets, as in `headrace.jobs.notify.subscription`; JSON."""
     tenant: str = ""
     """The job's tenant. Idempotency keys and quotas are per tenant."""
     owned_input: bool = False

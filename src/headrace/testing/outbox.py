@@ -13,9 +13,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from headrace.jobs.delivery import HEALTHY, Dead, DeliveryDecision, Done, EndpointHealth, RetryDelivery
-from headrace.jobs.notifier import Notification, WebhookTarget
-from headrace.jobs.outbox import Claim, Outbox
+from headrace.jobs.notify import Notification, WebhookTarget
+from headrace.jobs.notify.delivery import (
+    HEALTHY,
+    Claim,
+    Dead,
+    DeliveryDecision,
+    Done,
+    EndpointHealth,
+    Outbox,
+    RetryDelivery,
+)
 from headrace.testing.expect import equal, true
 
 LEASE_MS = 60_000

@@ -2,7 +2,7 @@
 
 from cases import for_each
 from headrace.jobs.ledgers.outbox import claim_of, delivery_of, dump_target, endpoint_of, target_of
-from headrace.jobs.notifier import EmailTarget, SnsTarget, WebhookTarget
+from headrace.jobs.notify import EmailTarget, SnsTarget, WebhookTarget
 
 TARGETS = [
     WebhookTarget("w", "https://h.example/", ("whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",)),

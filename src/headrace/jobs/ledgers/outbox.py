@@ -15,7 +15,6 @@ import orjson
 from typing_extensions import override
 
 from headrace.core.errors import HeadraceError, LimitError
-from headrace.jobs.delivery import DeliveryDecision, Done, EndpointHealth, RetryDelivery
 from headrace.jobs.job import Job, JobProgress, new_job_id
 from headrace.jobs.ledgers.database import (
     DatabaseOperations,
@@ -27,9 +26,18 @@ from headrace.jobs.ledgers.database import (
 )
 from headrace.jobs.ledgers.rows import clean
 from headrace.jobs.ledgers.statements import read_statement
-from headrace.jobs.notifier import EmailTarget, Notification, SnsTarget, Target, WebhookTarget
-from headrace.jobs.outbox import Claim, DeliveryRecord, EndpointRecord, Outbox
-from headrace.jobs.subscription import (
+from headrace.jobs.notify import EmailTarget, Notification, SnsTarget, Target, WebhookTarget
+from headrace.jobs.notify.delivery import (
+    Claim,
+    DeliveryDecision,
+    DeliveryRecord,
+    Done,
+    EndpointHealth,
+    EndpointRecord,
+    Outbox,
+    RetryDelivery,
+)
+from headrace.jobs.notify.subscription import (
     PROGRESS,
     Subscription,
     end_event_data,

@@ -11,7 +11,7 @@ from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.attempt import Attempt, StopReason
 from headrace.jobs.job import JobProgress
 from headrace.jobs.ledger import Heartbeat, JobLedger
-from headrace.jobs.subscription import wants_progress
+from headrace.jobs.notify.subscription import wants_progress
 from headrace.jobs.worker.running_jobs import RunningJobs
 from headrace.jobs.worker.settings import WorkerSettings
 

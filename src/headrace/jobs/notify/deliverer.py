@@ -13,9 +13,8 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.retry import RetryPolicy
 from headrace.core.service import Service
-from headrace.jobs.delivery import DeliveryPolicy, decide
-from headrace.jobs.notifier import DeliveryResult, Notifier, RetryLater
-from headrace.jobs.outbox import Claim, Outbox
+from headrace.jobs.notify import DeliveryResult, Notifier, RetryLater
+from headrace.jobs.notify.delivery import Claim, DeliveryPolicy, Outbox, decide
 
 _log = logging.getLogger("headrace.jobs.deliverer")
 

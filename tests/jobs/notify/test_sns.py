@@ -8,8 +8,8 @@ import pytest
 from cases import for_each
 from headrace.core.errors import NotFoundError
 from headrace.jobs.aws import aws_client
-from headrace.jobs.notifier import Delivered, Notification, Refused, RetryLater, SnsTarget, WebhookTarget
-from headrace.jobs.notifiers.sns import RESPONSE_BYTES_MAX, SnsNotifier, encode
+from headrace.jobs.notify import Delivered, Notification, Refused, RetryLater, SnsTarget, WebhookTarget
+from headrace.jobs.notify.sns import RESPONSE_BYTES_MAX, SnsNotifier, encode
 from servers.receiver import Receiver, Reply, free_port
 
 DATA = {

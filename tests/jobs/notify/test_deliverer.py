@@ -8,11 +8,10 @@ import standardwebhooks
 
 from cases import for_each
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.jobs import secrets
-from headrace.jobs.deliverer import Deliverer, DelivererSettings, _Run
-from headrace.jobs.delivery import Dead, DeliveryPolicy, Done, RetryDelivery
-from headrace.jobs.notifier import Delivered, Notification, RetryLater, WebhookTarget
-from headrace.jobs.notifiers.webhook import WebhookNotifier
+from headrace.jobs.notify import Delivered, Notification, RetryLater, WebhookTarget, signing
+from headrace.jobs.notify.deliverer import Deliverer, DelivererSettings, _Run
+from headrace.jobs.notify.delivery import Dead, DeliveryPolicy, Done, RetryDelivery
+from headrace.jobs.notify.webhook import WebhookNotifier
 from headrace.jobs.outbound.addresses import parse_network
 from headrace.jobs.outbound.client import OutboundClient, OutboundTimeouts
 from headrace.jobs.outbound.urls import OutboundPolicy
@@ -21,7 +20,7 @@ from jobs.memory_outbox import MemoryOutbox
 from servers.receiver import Receiver, Reply, free_port
 
 START_S = 1_700_000_000
-SECRET = secrets.make_secret()
+SECRET = signing.make_secret()
 EXACT = DeliveryPolicy(jitter=0)
 WAIT_S = 20.0
 SELDOM = DelivererSettings(threads=4, poll_s=10**6)
@@ -293,7 +292,7 @@ def test_signature_has_outbox_time_instead_of_host_time(outbox, run, off_s, monk
             wait_for(outbox, run(WebhookNotifier(client, wall_s=lambda: outbox.now_ms() / 1000)), 1)
     (request,) = receiver.requests
     assert (
-        secrets.verify([secrets.decode_secret(SECRET)], request.headers, request.body, now_s=START_S)
+        signing.verify([signing.decode_secret(SECRET)], request.headers, request.body, now_s=START_S)
         == "evt_a_0"
     )
     with pytest.raises(standardwebhooks.WebhookVerificationError, match="old"):

@@ -9,8 +9,8 @@ from aiosmtpd.smtp import AuthResult
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.jobs.notifier import Delivered, EmailTarget, Notification, Refused, RetryLater, WebhookTarget
-from headrace.jobs.notifiers.email import EmailNotifier, SmtpSettings, encode, require_mailbox
+from headrace.jobs.notify import Delivered, EmailTarget, Notification, Refused, RetryLater, WebhookTarget
+from headrace.jobs.notify.email import EmailNotifier, SmtpSettings, encode, require_mailbox
 from servers.receiver import free_port
 
 NOTIFICATION = Notification(

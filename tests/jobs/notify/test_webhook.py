@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.jobs.notifier import (
+from headrace.jobs.notify import (
     DATA_BYTES_MAX,
     NOTIFICATION_BYTES_MAX,
     Delivered,
@@ -27,11 +27,11 @@ from headrace.jobs.notifier import (
     RetryLater,
     WebhookTarget,
 )
-from headrace.jobs.notifiers.webhook import FORMATS, WebhookNotifier, encode, result_of_response
+from headrace.jobs.notify.signing import make_secret
+from headrace.jobs.notify.webhook import FORMATS, WebhookNotifier, encode, result_of_response
 from headrace.jobs.outbound.addresses import parse_network
 from headrace.jobs.outbound.client import OutboundClient, OutboundResponse, OutboundTimeouts
 from headrace.jobs.outbound.urls import OutboundPolicy
-from headrace.jobs.secrets import make_secret
 from servers.receiver import Receiver, Reply, free_port
 
 SECRET = make_secret()

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError
-from headrace.jobs.notifier import (
+from headrace.jobs.notify import (
     Delivered,
     DeliveryResult,
     EmailTarget,

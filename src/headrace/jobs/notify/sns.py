@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from headrace.core.errors import HeadraceError
 from headrace.jobs.aws import AwsFault, aws_faults
-from headrace.jobs.notifier import (
+from headrace.jobs.notify import (
     CANCELLED,
     COMPLETED,
     EXPIRED,

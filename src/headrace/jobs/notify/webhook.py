@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, RefusedAddressError
 from headrace.core.retry import retry_after_s
-from headrace.jobs.notifier import (
+from headrace.jobs.notify import (
     Delivered,
     DeliveryResult,
     Disabled,
@@ -24,8 +24,8 @@ from headrace.jobs.notifier import (
     Target,
     WebhookTarget,
 )
+from headrace.jobs.notify.signing import decode_secret, signed_headers
 from headrace.jobs.outbound.client import OutboundClient, OutboundFault, OutboundResponse
-from headrace.jobs.secrets import decode_secret, signed_headers
 
 STANDARD: Final = "standard"
 STRUCTURED: Final = "cloudevents-structured"

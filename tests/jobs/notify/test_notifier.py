@@ -5,7 +5,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError, LimitError
-from headrace.jobs.notifier import (
+from headrace.jobs.notify import (
     DATA_BYTES_MAX,
     Delivered,
     EmailTarget,

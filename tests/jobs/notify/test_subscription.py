@@ -8,10 +8,8 @@ from cases import for_each
 from headrace.core.errors import ConfigError, HeadraceError, RefusedAddressError
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, ResultRef
-from headrace.jobs.notifier import EmailTarget, SnsTarget, WebhookTarget
-from headrace.jobs.outbound.urls import OutboundPolicy
-from headrace.jobs.state import JobState
-from headrace.jobs.subscription import (
+from headrace.jobs.notify import EmailTarget, SnsTarget, WebhookTarget
+from headrace.jobs.notify.subscription import (
     ENDS,
     SUBSCRIPTIONS_MAX,
     end_event_data,
@@ -19,6 +17,8 @@ from headrace.jobs.subscription import (
     read_subscriptions,
     wants_progress,
 )
+from headrace.jobs.outbound.urls import OutboundPolicy
+from headrace.jobs.state import JobState
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 HOOK = {"webhook": "https://h.example/hook", "secret": SECRET}

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.jobs.delivery import (
+from headrace.jobs.notify import Delivered, Disabled, Refused, RetryLater
+from headrace.jobs.notify.delivery import (
     HEALTHY,
     SCHEDULE_S,
     Dead,
@@ -16,7 +17,6 @@ from headrace.jobs.delivery import (
     RetryDelivery,
     decide,
 )
-from headrace.jobs.notifier import Delivered, Disabled, Refused, RetryLater
 
 POLICY = DeliveryPolicy()
 NOW_MS = 1_700_000_000_000

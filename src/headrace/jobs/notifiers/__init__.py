@@ -1,1 +1,0 @@
-"""Notifiers: webhooks, Amazon SNS, e-mail."""
