@@ -9,8 +9,8 @@ import itertools
 
 import pytest
 
+from headrace.jobs.brokers import open_wakeup_broker
 from headrace.jobs.brokers.message_wakeup_broker import MessageWakeupBroker
-from headrace.jobs.brokers.open import open_wakeup_broker
 from headrace.jobs.brokers.rabbitmq import RabbitBroker
 from headrace.jobs.brokers.redis import RedisBroker
 from headrace.jobs.brokers.sqs import SqsBroker

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from faults.bench import MODEL, Bench, one_ledger
-from headrace.jobs.brokers.open import open_wakeup_broker
+from headrace.jobs.brokers import open_wakeup_broker
 from headrace.jobs.maintenance.reconciler import Reconciler
 from servers.polling import wait_until
 from servers.tcp_proxy import TcpProxy, Way

@@ -6,7 +6,7 @@ import pytest
 
 import levels
 from faults.bench import Bench, one_ledger
-from headrace.jobs.brokers.open import open_wakeup_broker
+from headrace.jobs.brokers import open_wakeup_broker
 from servers.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), one_ledger()]

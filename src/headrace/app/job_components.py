@@ -11,7 +11,7 @@ from headrace.config.jobs_file import JobsFile
 from headrace.core.clock import SystemClock
 from headrace.core.retry import RetryPolicy
 from headrace.core.service import Service
-from headrace.jobs.brokers.open import open_wakeup_broker
+from headrace.jobs.brokers import open_wakeup_broker
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.ledgers.sql import SqlJobLedger
 from headrace.jobs.maintenance.maintenance import Maintenance, MaintenanceTask

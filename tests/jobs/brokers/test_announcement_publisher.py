@@ -5,9 +5,8 @@ import threading
 import pytest
 
 from headrace.core.clock import SystemClock
-from headrace.jobs.brokers.announcement_publisher import AnnouncementPublisher
-from headrace.jobs.brokers.counters import BrokerCounters
-from headrace.jobs.brokers.session import KEEP_ALIVE_S, Announcement
+from headrace.jobs.brokers.message_wakeup_broker import AnnouncementPublisher
+from headrace.jobs.brokers.session import KEEP_ALIVE_S, Announcement, BrokerCounters
 from headrace.testing import ManualClock
 from jobs.brokers.memory_broker import MemoryBroker
 

@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from headrace.jobs.brokers.connection import RETRY_POLICY, BrokerConnection
-from headrace.jobs.brokers.counters import BrokerCounters
+from headrace.jobs.brokers.session import RETRY_POLICY, BrokerConnection, BrokerCounters
 from headrace.testing import ManualClock
 from jobs.brokers.memory_broker import MemoryBroker
 

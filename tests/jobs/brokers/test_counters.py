@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from headrace.jobs.brokers.counters import BrokerCounters
+from headrace.jobs.brokers.session import BrokerCounters
 from headrace.jobs.wakeup_broker import WakeupBrokerStatistics
 
 

@@ -5,9 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from headrace.core.clock import SystemClock
-from headrace.jobs.brokers.counters import BrokerCounters
 from headrace.jobs.brokers.listener import BrokerListener
-from headrace.jobs.brokers.session import Announcement
+from headrace.jobs.brokers.session import Announcement, BrokerCounters
 from jobs.brokers.memory_broker import MemoryBroker
 
 WAIT_S = 20.0

@@ -7,7 +7,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.jobs.brokers.open import open_wakeup_broker
+from headrace.jobs.brokers import open_wakeup_broker
 
 AWS = {"AWS_REGION": "eu-central-1", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
 
@@ -86,7 +86,7 @@ _WITHOUT_LIBRARIES = """
 import sys
 sys.modules.update(redis=None, pika=None, boto3=None)
 from headrace.core.errors import MissingExtraError
-from headrace.jobs.brokers.open import open_wakeup_broker
+from headrace.jobs.brokers import open_wakeup_broker
 for url in ("redis://h", "amqp://h/", "sqs://"):
     try:
         open_wakeup_broker(url)

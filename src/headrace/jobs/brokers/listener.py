@@ -2,14 +2,12 @@
 
 import threading
 from collections.abc import Sequence
+from typing import Final
 
 from typing_extensions import override
 
 from headrace.core.clock import Clock
-from headrace.jobs.brokers.connection import BrokerConnection
-from headrace.jobs.brokers.counters import BrokerCounters
-from headrace.jobs.brokers.pace import Pace
-from headrace.jobs.brokers.session import KEEP_ALIVE_S, MessageBroker
+from headrace.jobs.brokers.session import KEEP_ALIVE_S, BrokerConnection, BrokerCounters, MessageBroker
 from headrace.jobs.wakeup_broker import WakeupListener
 
 _TAKE_S_MIN = 0.05
@@ -156,3 +154,32 @@ class BrokerListener(WakeupListener):
             session_thread.interrupt()
         for session_thread in self._session_threads:
             session_thread.join()
+
+
+MESSAGES_MAX: Final = 256
+"""The largest number of messages that one wait receives."""
+AT_ONCE_S: Final = 0.1
+"""Messages that arrive within this time after the last ones belong to the same run."""
+_DOUBLINGS_MAX = 8
+
+
+class Pace:
+    """The receive size of one listener; `now_s` is monotonic."""
+
+    def __init__(self) -> None:
+        self._run = 0
+        self._last_s: float | None = None
+
+    def count(self, jobs_max: int, now_s: float) -> int:
+        """Return the largest number of messages to receive, with free slots for `jobs_max` jobs."""
+        if not self._at_once(now_s):
+            self._run = 0
+        return min(MESSAGES_MAX, max(1, jobs_max) << self._run)
+
+    def record(self, now_s: float) -> None:
+        """Note that messages were received."""
+        self._run = min(self._run + 1, _DOUBLINGS_MAX) if self._at_once(now_s) else 0
+        self._last_s = now_s
+
+    def _at_once(self, now_s: float) -> bool:
+        return self._last_s is not None and now_s - self._last_s < AT_ONCE_S

@@ -3,16 +3,22 @@
 import logging
 import threading
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, StoppedError
-from headrace.jobs.brokers.announcement_publisher import AnnouncementPublisher
-from headrace.jobs.brokers.counters import BrokerCounters
 from headrace.jobs.brokers.listener import BrokerListener
-from headrace.jobs.brokers.session import Announcement, MessageBroker
+from headrace.jobs.brokers.session import (
+    KEEP_ALIVE_S,
+    Announcement,
+    BrokerConnection,
+    BrokerCounters,
+    BrokerSession,
+    MessageBroker,
+)
 from headrace.jobs.wakeup_broker import (
     QUEUES_PER_LISTENER_MAX,
     WakeupBroker,
@@ -114,3 +120,114 @@ class MessageWakeupBroker(WakeupBroker):
                 _log.warning("jobs of this queue are polled for, not announced: %s", error)
             return False
         return True
+
+
+SEND_MAX: Final = 100
+"""The number of messages in one send."""
+DRAIN_S: Final = 5.0
+"""Seconds for which a stop sends waiting announcements; polling finds the jobs of the rest."""
+_JOIN_S = 0.2
+
+
+class AnnouncementPublisher:
+    """A sender that runs from its creation to `stop`.
+
+    Any thread may call `announce`; it never waits.
+    """
+
+    def __init__(
+        self, broker: MessageBroker, counters: BrokerCounters, clock: Clock, *, unsent_max: int
+    ) -> None:
+        self._counters = counters
+        self._clock = clock
+        self._unsent_max = unsent_max
+        self._lock = threading.Lock()
+        # A dict as an ordered set: jobs that the reconciler announces again in an outage wait once.
+        self._unsent: dict[Announcement, None] = {}
+        self._sending = 0
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._drain_until_s: float | None = None
+        self._connection = BrokerConnection(broker, (), counters, clock, self._stop)
+        self._thread = threading.Thread(target=self._run, name="headrace-announce", daemon=True)
+        self._thread.start()
+
+    @property
+    def unsent(self) -> int:
+        """The number of announcements that wait or are being sent."""
+        with self._lock:
+            return len(self._unsent) + self._sending
+
+    def announce(self, announcements: Sequence[Announcement]) -> None:
+        """Queue announcements; if there are too many, drop the oldest."""
+        with self._lock:
+            if self._stop.is_set():
+                self._counters.add(dropped=len(announcements))
+                return
+            self._unsent.update(dict.fromkeys(announcements))
+            self._trim()
+        self._wake.set()
+
+    def stop(self, *, drain: bool) -> None:
+        """End the thread. With `drain`, try for `DRAIN_S` to send the waiting announcements."""
+        with self._lock:
+            self._drain_until_s = self._clock.now() + DRAIN_S if drain else None
+            self._stop.set()
+        self._wake.set()
+        while self._thread.is_alive():
+            self._connection.interrupt()
+            self._thread.join(_JOIN_S)
+        with self._lock:
+            self._counters.add(dropped=len(self._unsent))
+            self._unsent.clear()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.clear()
+            if self._send_some() is None and not self._clock.sleep(KEEP_ALIVE_S, self._wake):
+                self._keep_alive()
+        until_s = self._drain_until_s
+        while until_s is not None and self._clock.now() < until_s and self._send_some():
+            """What is left goes out now, or never."""
+        self._connection.end()
+
+    def _send_some(self) -> bool | None:
+        """Send the oldest announcements. Return True on success, None if none wait."""
+        batch = self._pop()
+        if not batch:
+            return None
+
+        def send(session: BrokerSession) -> bool:
+            session.send(batch)
+            return True
+
+        sent = bool(self._connection.use(send))
+        with self._lock:
+            self._sending = 0
+            if not sent:
+                self._unsent = dict.fromkeys([*batch, *self._unsent])
+                self._trim()
+        if sent:
+            self._counters.add(sent=len(batch))
+        else:
+            self._connection.wait_after_failure()
+        return sent
+
+    def _keep_alive(self) -> None:
+        if self._connection.opened:
+            # A failure shows at the next send.
+            self._connection.use(lambda session: session.keep_alive())
+
+    def _pop(self) -> list[Announcement]:
+        with self._lock:
+            batch = list(islice(self._unsent, SEND_MAX))
+            for announcement in batch:
+                del self._unsent[announcement]
+            self._sending = len(batch)
+            return batch
+
+    def _trim(self) -> None:
+        too_many = len(self._unsent) - self._unsent_max
+        for announcement in list(islice(self._unsent, max(0, too_many))):
+            del self._unsent[announcement]
+        self._counters.add(dropped=max(0, too_many))

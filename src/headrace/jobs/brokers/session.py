@@ -1,10 +1,22 @@
-"""The contract of a message broker: sessions that send and receive messages."""
+"""Sessions with a message broker: the contract of an adapter, and a session that is reopened forever.
 
-from collections.abc import Sequence
+An adapter only connects, sends and receives. Everything else is here, in `listener` and in
+`message_wakeup_broker`: outages, counters, pace and threads.
+"""
+
+import logging
+import math
+import random
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
 
 import orjson
+
+from headrace.core.clock import Clock
+from headrace.core.retry import RetryPolicy
+from headrace.jobs.wakeup_broker import WakeupBrokerStatistics
 
 KEEP_ALIVE_S = 10.0
 """Seconds between the calls in which an idle connection responds to the broker's heartbeats."""
@@ -83,3 +95,159 @@ class MessageBroker(Protocol):
     def connect(self, queues: Sequence[str]) -> BrokerSession:
         """Open a session that receives from these queues (none: only sends). Raise ConnectionError."""
         ...
+
+
+_COUNTS: Final = ("announced", "sent", "dropped", "taken", "redelivered", "wakes", "outages", "away")
+
+
+class BrokerCounters:
+    """Counters for all threads of a wakeup broker. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = dict.fromkeys(_COUNTS, 0)
+        self._last_error = ""
+
+    def add(self, **counts: int) -> None:
+        """Add to counters, by their names in `WakeupBrokerStatistics`."""
+        with self._lock:
+            for name, count in counts.items():
+                self._counts[name] += count
+
+    def outage_began(self, why: str) -> None:
+        """Count the start of a connection's outage."""
+        self.add(outages=1, away=1)
+        self.error(why)
+
+    def outage_ended(self) -> None:
+        """Count the end of a connection's outage."""
+        self.add(away=-1)
+
+    def error(self, why: str) -> None:
+        """Keep the last error."""
+        with self._lock:
+            self._last_error = why
+
+    def snapshot(self, *, unsent: int) -> WakeupBrokerStatistics:
+        """Return a snapshot of the counters."""
+        with self._lock:
+            return WakeupBrokerStatistics(unsent=unsent, last_error=self._last_error, **self._counts)
+
+
+RETRY_POLICY: Final = RetryPolicy(retry_s=math.inf, first_delay_s=0.1, delay_max_s=5.0)
+"""The delays between attempts to connect. There is no limit: long outages are handled like short
+ones.
+"""
+
+_log = logging.getLogger("headrace.jobs.wakeup_broker")
+_Result = TypeVar("_Result")
+
+
+class BrokerConnection:
+    """One thread's connection to the message broker.
+
+    Only that thread calls `use`; any may call `interrupt`.
+
+    `stop` is set when the thread shall end, and ends waits. `renewed` is called for every session
+    but the first, because messages of the previous one may be lost.
+    """
+
+    def __init__(
+        self,
+        broker: MessageBroker,
+        queues: Sequence[str],
+        counters: BrokerCounters,
+        clock: Clock,
+        stop: threading.Event,
+        *,
+        renewed: Callable[[], None] | None = None,
+    ) -> None:
+        self._broker = broker
+        self._queues = tuple(queues)
+        self._counters = counters
+        self._clock = clock
+        self._stop = stop
+        self._renewed = renewed
+        self._session: BrokerSession | None = None
+        self._failures = 0
+        self._opened = 0
+        self._random = random.Random()  # noqa: S311 - jitter, not a secret
+
+    @property
+    def opened(self) -> int:
+        """The number of sessions opened so far."""
+        return self._opened
+
+    def use(self, act: Callable[[BrokerSession], _Result]) -> _Result | None:
+        """Return the result of `act`; None during an outage.
+
+        After None, call `wait_after_failure` before the next `use`.
+
+        A broken session is replaced and `act` repeated once, at once: brokers and load balancers
+        close idle connections, and restarts are short. `act` may therefore be applied twice.
+        """
+        while True:
+            was_there = self._session is not None
+            try:
+                result = act(self._session or self._connect())
+            except Exception as error:  # noqa: BLE001 - unforeseen errors must not end the thread
+                self.close()
+                if was_there and not self._failures:
+                    continue
+                self._failed(error)
+                return None
+            self._works()
+            return result
+
+    def wait_after_failure(self) -> None:
+        """Wait after a failure; longer after several in a row."""
+        delay_s = RETRY_POLICY.delay_s(self._failures, math.inf, self._random.random())
+        assert delay_s is not None
+        self._clock.sleep(delay_s, self._stop)
+
+    def interrupt(self) -> None:
+        """End the thread's wait at the broker, as far as possible."""
+        session = self._session
+        if session is not None:
+            session.interrupt()
+
+    def close(self) -> None:
+        """Close the session; the next `use` opens another."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def end(self) -> None:
+        """Close the session for good."""
+        self.close()
+        if self._failures:
+            self._counters.outage_ended()
+            self._failures = 0
+
+    def _connect(self) -> BrokerSession:
+        self._session = self._broker.connect(self._queues)
+        self._opened += 1
+        if self._opened > 1 and self._renewed is not None:
+            self._renewed()
+        return self._session
+
+    def _failed(self, error: Exception) -> None:
+        foreseen = isinstance(error, ConnectionError)
+        why = str(error) if foreseen else f"{type(error).__name__}: {error}"
+        self._failures += 1
+        if self._failures == 1:
+            self._counters.outage_began(why)
+            _log.warning(
+                "%s is unavailable (%s): workers poll until it is back; retrying forever",
+                self._broker.name,
+                why,
+                exc_info=None if foreseen else error,
+            )
+        else:
+            self._counters.error(why)
+
+    def _works(self) -> None:
+        if self._failures:
+            _log.warning("%s is available again after %d attempts", self._broker.name, self._failures + 1)
+            self._counters.outage_ended()
+            self._failures = 0
