@@ -18,7 +18,7 @@ from headrace.app.runs import dry_run, open_watch
 from headrace.app.serving import ServerOptions, open_server
 from headrace.cli import main
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.maintenance.sweeper import Retention
+from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.runs.runners.engines import BeamWorkers, RayWorkers
 

@@ -7,7 +7,7 @@ import pytest
 
 from faults.bench import MODEL, Bench, one_ledger
 from headrace.jobs.brokers import open_wakeup_broker
-from headrace.jobs.maintenance.reconciler import Reconciler
+from headrace.jobs.maintenance import Reconciler
 from servers.polling import wait_until
 from servers.tcp_proxy import TcpProxy, Way
 

@@ -11,8 +11,7 @@ from faults.bench import Bench
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.ledgers import open_ledger
-from headrace.jobs.maintenance.maintenance import Maintenance, MaintenanceTask
-from headrace.jobs.maintenance.reaper import Reaper
+from headrace.jobs.maintenance import Maintenance, MaintenanceTask, Reaper
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,13 +11,12 @@ import httpx
 
 from headrace.core.api_key import hash_key, new_key
 from headrace.jobs.access import ANONYMOUS_KEY, JobAccess, JobKey, Scope
-from headrace.jobs.event_submitter import EventSubmitter
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobLedger
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.submission_fields import SubmissionLimits
-from headrace.jobs.trigger import Triggers
+from headrace.jobs.trigger import EventSubmitter, Triggers
 from headrace.server.jobs.api import ApiSettings
 from headrace.server.jobs.app import jobs_app
 from headrace.server.jobs.sagemaker import SageMakerSettings

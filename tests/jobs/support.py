@@ -15,7 +15,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import Job, NewJob
-from headrace.jobs.kind import Models
+from headrace.jobs.kinds import Models
 from headrace.jobs.state import JobState
 
 

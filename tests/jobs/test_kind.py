@@ -8,7 +8,7 @@ import pytest
 
 from headrace.core.errors import CancelledRequestError
 from headrace.core.tensor import InferRequest, Tensor
-from headrace.jobs.kind import AttemptPredictor
+from headrace.jobs.kinds import AttemptPredictor
 from jobs.support import one_model
 
 REQUEST = InferRequest((Tensor("x", np.ones((2, 2))),))

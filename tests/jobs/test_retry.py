@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.jobs import retry
-from headrace.jobs.cause import Cause
-from headrace.jobs.retry import RETRY_AFTER_MAX_S, RULES, GiveUp, RetryAttempt, decide
+from headrace.jobs import cause
+from headrace.jobs.cause import RETRY_AFTER_MAX_S, RULES, Cause, GiveUp, RetryAttempt, decide
 
 NEVER = {Cause.INPUT, Cause.CANCELLED, Cause.EXPIRED, Cause.POISON}
 NOT_COUNTED = {Cause.UNAVAILABLE, Cause.OVERLOADED, Cause.DRAINED}
@@ -23,7 +22,7 @@ requested_delays = st.none() | st.floats(allow_nan=False)
 
 def test_every_cause_has_a_rule_and_is_documented():
     assert set(RULES) == set(Cause)
-    table = (retry.__doc__ or "").split("\n===")[2]
+    table = (cause.__doc__ or "").split("\n===")[2]
     listed = re.findall(r"[a-z_]+", " ".join(line[:31] for line in table.splitlines()[1:]))
     never, counted, rest = (
         listed[: len(NEVER)],

@@ -23,13 +23,13 @@ from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import Completed, Kind, Settlement
-from headrace.jobs.kind import KindRunner, Models
+from headrace.jobs.kinds import KindRunner, Models
 from headrace.jobs.kinds.infer import InferKind
 from headrace.jobs.kinds.options import stream_settings, transform_settings
 from headrace.jobs.kinds.run import RunJobs
 from headrace.jobs.known_models import listed
 from headrace.jobs.ledger import JobLedger
-from headrace.jobs.maintenance.sweeper import Retention
+from headrace.jobs.maintenance import Retention
 from headrace.jobs.paths import JobPaths
 from headrace.jobs.publication import Publication
 from headrace.jobs.worker.ledger_loop import not_durable

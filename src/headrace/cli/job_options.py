@@ -157,7 +157,7 @@ def worker_settings(params: dict[str, Any]) -> Any:
 
 def retention(params: dict[str, Any]) -> Any:
     """Return the retention settings of the options."""
-    from headrace.jobs.maintenance.sweeper import Retention  # noqa: PLC0415
+    from headrace.jobs.maintenance import Retention  # noqa: PLC0415
 
     return Retention(jobs_s=params["keep_days"] * 86_400)
 

@@ -61,8 +61,7 @@ from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import Target
 from headrace.jobs.notify.email import SmtpSettings
 from headrace.jobs.notify.subscription import read_subscriptions
-from headrace.jobs.outbound.addresses import parse_network
-from headrace.jobs.outbound.urls import PORTS, OutboundPolicy
+from headrace.jobs.outbound.urls import PORTS, OutboundPolicy, parse_network
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.trigger import Triggers, read_triggers
 from headrace.jobs.worker.settings import OtherRegions

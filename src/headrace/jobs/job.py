@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,6 +25,11 @@ KINDS: Final[tuple[Kind, ...]] = ("infer", "transform", "stream")
 
 _JOB_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def wall_ms() -> int:
+    """Return this host's time, in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
 
 
 def new_job_id(now_ms: int) -> str:

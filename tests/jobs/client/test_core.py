@@ -6,8 +6,7 @@ import pytest
 from cases import for_each
 from headrace.core import errors
 from headrace.jobs.client.core import ApiCall, ClientCore, ConnectionLostError, Emit, Open, Pause, Send
-from headrace.jobs.client.responses import ApiResponse
-from headrace.jobs.client.submit_request import make_submit_request
+from headrace.jobs.client.messages import ApiResponse, make_submit_request
 from headrace.jobs.documents import job_document
 from headrace.jobs.job import Job, NewJob
 from headrace.jobs.state import JobState

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import LimitError
-from headrace.jobs.client.event_stream import Event, EventReader
+from headrace.jobs.client.messages import Event, EventReader
 
 STREAM = (
     b": hello\n\nid: 1\nevent: state\ndata: {}\n\n: still here\r\n\r\nid: 2\r\ndata: a\r\ndata:b\r\n\r\n"

@@ -4,7 +4,7 @@ import orjson
 
 from cases import for_each
 from headrace.core import errors
-from headrace.jobs.client.responses import ApiResponse, error_from_response
+from headrace.jobs.client.messages import ApiResponse, error_from_response
 from headrace.server.errors import LEDGER_UNAVAILABLE
 from headrace.server.jobs.middleware import problem_response
 

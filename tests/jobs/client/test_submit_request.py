@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.jobs.client.submit_request import (
+from headrace.jobs.client.messages import (
     INLINE_BYTES_MAX,
     UNSET,
     encode_submit_request,

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
-from headrace.jobs.maintenance.maintenance import Maintenance, MaintenanceTask
+from headrace.jobs.maintenance import Maintenance, MaintenanceTask
 from headrace.testing import ManualClock, check_service
 
 WAIT_S = 20.0

@@ -2,7 +2,7 @@
 
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.maintenance.reaper import Reaper
+from headrace.jobs.maintenance import Reaper
 from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
 

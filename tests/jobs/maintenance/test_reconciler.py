@@ -4,7 +4,7 @@ import pytest
 
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import QueueSettings
-from headrace.jobs.maintenance.reconciler import Reconciler
+from headrace.jobs.maintenance import Reconciler
 from headrace.testing import ManualWallClock, MemoryJobLedger
 
 

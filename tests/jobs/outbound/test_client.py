@@ -10,7 +10,6 @@ import pytest
 import trustme
 
 from headrace.core.errors import RefusedAddressError
-from headrace.jobs.outbound.addresses import parse_network
 from headrace.jobs.outbound.client import (
     OUTBOUND_RESPONSE_BYTES_MAX,
     OutboundClient,
@@ -19,7 +18,7 @@ from headrace.jobs.outbound.client import (
     UntrustedFault,
     system_resolve,
 )
-from headrace.jobs.outbound.urls import OutboundPolicy
+from headrace.jobs.outbound.urls import OutboundPolicy, parse_network
 from servers.receiver import Receiver, Reply, free_port
 
 LOOPBACK = (parse_network("127.0.0.1/32"),)

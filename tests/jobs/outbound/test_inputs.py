@@ -11,10 +11,9 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.core.retry import RetryPolicy
-from headrace.jobs.outbound.addresses import parse_network
 from headrace.jobs.outbound.client import OutboundClient, OutboundTimeouts
 from headrace.jobs.outbound.inputs import InputStore
-from headrace.jobs.outbound.urls import OutboundPolicy
+from headrace.jobs.outbound.urls import OutboundPolicy, parse_network
 from headrace.storage.retry import Retrier
 from headrace.testing import ManualClock, check_reading
 from servers.http_files import CUT_NOW, Fault

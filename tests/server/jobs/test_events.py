@@ -3,7 +3,7 @@
 import threading
 
 from cases import for_each
-from headrace.jobs.client.event_stream import EventReader
+from headrace.jobs.client.messages import EventReader
 from headrace.jobs.documents import change_tag
 from headrace.jobs.job import JobProgress
 from headrace.server.jobs.api import ApiSettings

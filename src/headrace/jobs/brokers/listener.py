@@ -12,6 +12,11 @@ from headrace.jobs.wakeup_broker import WakeupListener
 
 _TAKE_S_MIN = 0.05
 _JOIN_S = 0.2
+MESSAGES_MAX: Final = 256
+"""The largest number of messages that one wait receives."""
+AT_ONCE_S: Final = 0.1
+"""Messages that arrive within this time after the last ones belong to the same run."""
+_DOUBLINGS_MAX = 8
 
 
 class _WaitState:
@@ -154,13 +159,6 @@ class BrokerListener(WakeupListener):
             session_thread.interrupt()
         for session_thread in self._session_threads:
             session_thread.join()
-
-
-MESSAGES_MAX: Final = 256
-"""The largest number of messages that one wait receives."""
-AT_ONCE_S: Final = 0.1
-"""Messages that arrive within this time after the last ones belong to the same run."""
-_DOUBLINGS_MAX = 8
 
 
 class Pace:

@@ -33,6 +33,11 @@ rest.
 _NAMES_LOGGED_MAX = 100
 
 _log = logging.getLogger("headrace.jobs.wakeup_broker")
+SEND_MAX: Final = 100
+"""The number of messages in one send."""
+DRAIN_S: Final = 5.0
+"""Seconds for which a stop sends waiting announcements; polling finds the jobs of the rest."""
+_JOIN_S = 0.2
 
 
 class MessageWakeupBroker(WakeupBroker):
@@ -120,13 +125,6 @@ class MessageWakeupBroker(WakeupBroker):
                 _log.warning("jobs of this queue are polled for, not announced: %s", error)
             return False
         return True
-
-
-SEND_MAX: Final = 100
-"""The number of messages in one send."""
-DRAIN_S: Final = 5.0
-"""Seconds for which a stop sends waiting announcements; polling finds the jobs of the rest."""
-_JOIN_S = 0.2
 
 
 class AnnouncementPublisher:

@@ -20,6 +20,13 @@ from headrace.jobs.wakeup_broker import WakeupBrokerStatistics
 
 KEEP_ALIVE_S = 10.0
 """Seconds between the calls in which an idle connection responds to the broker's heartbeats."""
+_COUNTS: Final = ("announced", "sent", "dropped", "taken", "redelivered", "wakes", "outages", "away")
+RETRY_POLICY: Final = RetryPolicy(retry_s=math.inf, first_delay_s=0.1, delay_max_s=5.0)
+"""The delays between attempts to connect. There is no limit: long outages are handled like short
+ones.
+"""
+_log = logging.getLogger("headrace.jobs.wakeup_broker")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +104,6 @@ class MessageBroker(Protocol):
         ...
 
 
-_COUNTS: Final = ("announced", "sent", "dropped", "taken", "redelivered", "wakes", "outages", "away")
-
-
 class BrokerCounters:
     """Counters for all threads of a wakeup broker. Thread-safe."""
 
@@ -132,15 +136,6 @@ class BrokerCounters:
         """Return a snapshot of the counters."""
         with self._lock:
             return WakeupBrokerStatistics(unsent=unsent, last_error=self._last_error, **self._counts)
-
-
-RETRY_POLICY: Final = RetryPolicy(retry_s=math.inf, first_delay_s=0.1, delay_max_s=5.0)
-"""The delays between attempts to connect. There is no limit: long outages are handled like short
-ones.
-"""
-
-_log = logging.getLogger("headrace.jobs.wakeup_broker")
-_Result = TypeVar("_Result")
 
 
 class BrokerConnection:

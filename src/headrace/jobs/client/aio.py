@@ -6,7 +6,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from headrace.jobs.client.base import ClientBase, ResultFile
 from headrace.jobs.client.core import (
     ApiCall,
     ApiExchange,
@@ -19,11 +18,19 @@ from headrace.jobs.client.core import (
     Step,
     next_step,
 )
-from headrace.jobs.client.responses import ApiResponse
-from headrace.jobs.client.submit_request import UNSET, Filters, SubmitOptions, list_query, make_submit_request
+from headrace.jobs.client.messages import (
+    UNSET,
+    ApiResponse,
+    Filters,
+    SubmitOptions,
+    list_query,
+    make_submit_request,
+)
 from headrace.jobs.client.transport import (
     FILE_BYTES,
+    ClientBase,
     ClientSettings,
+    ResultFile,
     address,
     api_response,
     base_url,

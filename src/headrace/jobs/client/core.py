@@ -20,9 +20,15 @@ from headrace.core.errors import (
     QueueClosedError,
 )
 from headrace.core.retry import RetryPolicy, retry_after_s
-from headrace.jobs.client.event_stream import EventReader
-from headrace.jobs.client.responses import ApiResponse, error_from_response, read_document
-from headrace.jobs.client.submit_request import INLINE_BYTES_MAX, SubmitRequest, encode_submit_request
+from headrace.jobs.client.messages import (
+    INLINE_BYTES_MAX,
+    ApiResponse,
+    EventReader,
+    SubmitRequest,
+    encode_submit_request,
+    error_from_response,
+    read_document,
+)
 from headrace.jobs.documents import read_history, read_job
 from headrace.jobs.job import HistoryEntry, Job
 

@@ -1,16 +1,30 @@
-"""The settings of both clients, and the use of httpx that they share.
+"""The parts that `Client` and `AsyncClient` share beside the client core: settings, files and httpx.
 
 Adapter module of httpx: `sync` and `aio` take httpx from here, so that this module alone reports
 its absence.
 """
 
+import os
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
+
+import orjson
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.jobs.client.core import RETRY_S, TIMEOUT_S, ApiCall, ConnectionLostError
-from headrace.jobs.client.responses import ApiResponse
+from headrace.jobs.client.core import (
+    RETRY_S,
+    TIMEOUT_S,
+    ApiCall,
+    ApiExchange,
+    ClientCore,
+    ConnectionLostError,
+)
+from headrace.jobs.client.messages import ApiResponse
 
 try:
     import httpx
@@ -77,3 +91,59 @@ def api_response(response: httpx.Response, body: bytes) -> ApiResponse:
 def connection_lost(error: httpx.HTTPError) -> ConnectionLostError:
     """Return an httpx error as a ConnectionLostError."""
     return ConnectionLostError(str(error) or type(error).__name__, sent=not isinstance(error, _NEVER_SENT))
+
+
+class ClientBase:
+    """The address, the key and the settings of a client."""
+
+    def __init__(self, base: Any, api_key: str, settings: ClientSettings) -> None:
+        self.base = base
+        self.settings = settings
+        self.core = ClientCore(str(base), api_key, settings.retry_s)
+
+    def _about_queue(self, method: str, name: str, what: str = "") -> ApiExchange[dict[str, Any]]:
+        return self.core.document(method, f"/v1/queues/{quote(name, safe='')}{what}")
+
+    def _bounding(self, name: str, pending_max: int | None) -> ApiExchange[dict[str, Any]]:
+        content = orjson.dumps({"pending_max": pending_max})
+        return self.core.document("PATCH", f"/v1/queues/{quote(name, safe='')}", content)
+
+
+class ResultFile:
+    """A file that is written under a temporary name and renamed once it is complete.
+
+    Raises ConfigError if the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        self._nbytes = 0
+        with self._errors():
+            self._file = self._partial.open("wb")
+
+    def write(self, piece: bytes) -> None:
+        """Append a chunk."""
+        with self._errors():
+            self._nbytes += self._file.write(piece)
+
+    def finish(self) -> int:
+        """Rename the file to its name. Return its size in bytes."""
+        with self._errors():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._partial.replace(self._path)
+        return self._nbytes
+
+    def close(self) -> None:
+        """Delete an unfinished file."""
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+    @contextmanager
+    def _errors(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be written: {error.strerror or error}") from error

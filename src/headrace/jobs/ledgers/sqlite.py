@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
+from headrace.jobs.job import wall_ms
 from headrace.jobs.ledger import Wakeup
 from headrace.jobs.ledgers.database import (
     CommitNotice,
@@ -25,7 +26,6 @@ from headrace.jobs.ledgers.database import (
 from headrace.jobs.ledgers.migrations import migrate
 from headrace.jobs.ledgers.outbox import NotificationRows
 from headrace.jobs.ledgers.sql import SqlJobLedger
-from headrace.jobs.ledgers.submissions import wall_ms
 
 BUSY_S: Final = 15.0
 """The longest wait in seconds for the writers of other processes."""

@@ -1,6 +1,5 @@
 """Idempotent bulk submission, as far as the queues accept jobs."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -8,7 +7,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.errors import IdempotencyError, JobLedgerUnavailableError, QueueClosedError, QueueFullError
-from headrace.jobs.job import Job, NewJob, new_job_id
+from headrace.jobs.job import Job, NewJob, new_job_id, wall_ms
 from headrace.jobs.ledger import JobLedger, QueueSettings, SubmitReply
 from headrace.jobs.ledgers.database import DatabaseOperations, Row, Transaction, reading, writing
 from headrace.jobs.ledgers.rows import clean, dump_spec
@@ -29,11 +28,6 @@ _QUEUES: Final = read_statement("queues")
 _COUNT_PENDING: Final = read_statement("count_pending")
 
 Identity = tuple[str, str, str]
-
-
-def wall_ms() -> int:
-    """Return this host's time, in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 class SubmitOperations(DatabaseOperations, JobLedger):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.jobs.cause import Cause
+from headrace.jobs.cause import WORKER_LOST_RULE, Cause
 from headrace.jobs.job import (
     Cancelled,
     Completed,
@@ -15,7 +15,6 @@ from headrace.jobs.job import (
     Released,
     Settlement,
 )
-from headrace.jobs.retry import WORKER_LOST_RULE
 from headrace.jobs.state import JobEvent, next_state
 
 

@@ -19,8 +19,7 @@ from typing import Any, Final, Self
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import MissingExtraError, RefusedAddressError
-from headrace.jobs.outbound.addresses import refusal
-from headrace.jobs.outbound.urls import OutboundPolicy, Url, parse_url
+from headrace.jobs.outbound.urls import OutboundPolicy, Url, parse_url, refusal
 
 try:
     import httpcore

@@ -12,8 +12,8 @@ from headrace.jobs.attempt import Attempt, StopReason
 from headrace.jobs.job import JobProgress
 from headrace.jobs.ledger import Heartbeat, JobLedger
 from headrace.jobs.notify.subscription import wants_progress
-from headrace.jobs.worker.running_jobs import RunningJobs
 from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker.slots import RunningJobs
 
 _log = logging.getLogger("headrace.jobs")
 

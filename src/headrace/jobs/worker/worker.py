@@ -17,17 +17,15 @@ from typing_extensions import override
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.service import Service
-from headrace.jobs.attempt import Attempt, AttemptStoppedError, StopReason
+from headrace.jobs.attempt import Attempt, AttemptStoppedError, StopReason, outcome_of_error
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, JobProgress, Kind, Outcome, Settlement
-from headrace.jobs.kind import KindRunner
+from headrace.jobs.kinds import KindRunner
 from headrace.jobs.ledger import JobLedger, Wakeup
 from headrace.jobs.worker.heartbeats import Heartbeats
 from headrace.jobs.worker.ledger_loop import LedgerLoop
-from headrace.jobs.worker.outcome import outcome_of_error
-from headrace.jobs.worker.running_jobs import RunningJobs
 from headrace.jobs.worker.settings import WorkerSettings
-from headrace.jobs.worker.worker_threads import WorkerThreads
+from headrace.jobs.worker.slots import RunningJobs, WorkerThreads
 
 _log = logging.getLogger("headrace.jobs")
 

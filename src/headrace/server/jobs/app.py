@@ -7,9 +7,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from headrace.jobs.access import JobAccess
-from headrace.jobs.event_submitter import EventSubmitter
 from headrace.jobs.service import JobService
-from headrace.jobs.trigger import Triggers
+from headrace.jobs.trigger import EventSubmitter, Triggers
 from headrace.server.jobs.api import Api, ApiSettings, error_responses, json_response
 from headrace.server.jobs.event_notice_routes import event_notice_routes
 from headrace.server.jobs.events import event_routes

@@ -7,7 +7,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from headrace.jobs.access import Scope
-from headrace.jobs.event_submitter import EventSubmitter
+from headrace.jobs.trigger import EventSubmitter
 from headrace.protocols.object_events import NOTICE_BYTES_MAX, object_events
 from headrace.server.jobs.api import Api, error_responses, json_response
 from headrace.server.jobs.models import EventOutcomesModel

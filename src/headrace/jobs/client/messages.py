@@ -1,15 +1,22 @@
-"""The client's submission, and its encoding as an HTTP request."""
+"""The requests and responses of the job API: submissions, JSON documents, errors and event streams. Pure."""
 
 import mimetypes
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, cast
 
 import orjson
 
-from headrace.core.errors import ConfigError
+from headrace.core import errors as e
+from headrace.core.errors import (
+    ConfigError,
+    EndpointRefusedError,
+    EndpointUnavailableError,
+    HeadraceError,
+    LimitError,
+)
 from headrace.jobs.job import Kind
 
 INLINE_BYTES_MAX: Final = 1 << 20
@@ -26,6 +33,33 @@ _ENDINGS: Final = {
     ".tfrecord": "application/x-tfrecord",
     ".txt": "text/plain",
 }
+_MESSAGE_CHARS: Final = 4000
+_ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
+    kind.__name__: kind
+    for kind in (
+        e.ConfigError,
+        e.DataError,
+        e.ForbiddenError,
+        e.IdempotencyError,
+        e.JobLedgerUnavailableError,
+        e.JobNotFoundError,
+        e.JobStateError,
+        e.LimitError,
+        e.ModelNotFoundError,
+        e.OverloadedError,
+        e.QueueClosedError,
+        e.QueueFullError,
+        e.RefusedAddressError,
+        e.ResultGoneError,
+        e.StoppedError,
+        e.UnauthenticatedError,
+        e.UnavailableError,
+        e.UnsupportedError,
+    )
+}
+_FACTS: Final[Mapping[str, Any]] = {"job_id": "", "state": "", "key": "", "retry_after_s": 1.0}
+"""Attributes of these errors, with the defaults for responses without them."""
+EVENT_BYTES_MAX: Final = 4 << 20
 
 
 class Unset:
@@ -227,3 +261,108 @@ def _query(fields: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
             params.append((name, value if isinstance(value, str) else orjson.dumps(value).decode()))
     # The query parameter model marks the body as the payload.
     return tuple(params) if "model" in fields else (("model", ""), *params)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiResponse:
+    """An HTTP response. Header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    url: str
+
+
+def read_document(response: ApiResponse) -> dict[str, Any]:
+    """Return the JSON object of a response. Raise EndpointRefusedError if it has none."""
+    try:
+        found: Any = orjson.loads(response.body)
+    except orjson.JSONDecodeError as error:
+        raise EndpointRefusedError(
+            response.url, f"the response is not JSON: {error}", status=response.status
+        ) from None
+    if not isinstance(found, dict):
+        raise EndpointRefusedError(response.url, "the response is no JSON object", status=response.status)
+    return cast("dict[str, Any]", found)
+
+
+def error_from_response(response: ApiResponse) -> HeadraceError:
+    """Return the error of a response, of the class that the API raised if it says so."""
+    try:
+        document = read_document(response)
+    except EndpointRefusedError:
+        document = {}
+    why = str(document.get("error") or f"responded with status {response.status}")[:_MESSAGE_CHARS]
+    kind = _ERRORS.get(str(document.get("type", "")))
+    if kind is None:
+        plain = EndpointUnavailableError if response.status >= 500 else EndpointRefusedError
+        return plain(response.url, why, status=response.status)
+    return _remade(kind, why, document)
+
+
+def _remade(kind: type[HeadraceError], why: str, document: Mapping[str, Any]) -> HeadraceError:
+    """Return an error with its original message, which its constructor would change."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, why)
+    for name, default in _FACTS.items():
+        value = document.get(name, default)
+        setattr(error, name, value if isinstance(value, type(default)) else default)
+    if isinstance(error, e.StorageError):
+        error.uri, error.why = "", why
+    if isinstance(error, e.ModelError):
+        error.model, error.why = "", why
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event. `id` is the last id received, possibly with an earlier event."""
+
+    name: str
+    id: str
+    data: bytes
+
+
+class EventReader:
+    """A parser of one body.
+
+    Comments and unknown fields are skipped; an unfinished event is dropped.
+    """
+
+    def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
+        self._event_bytes_max = event_bytes_max
+        self._rest = b""
+        self._size = 0
+        self._name = ""
+        self._id = ""
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """Return the events that this chunk completes.
+
+        Raise LimitError for an event that is too long.
+        """
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        events: list[Event] = []
+        for line in lines:
+            bare = line.removesuffix(b"\r")
+            if bare:
+                self._line(bare)
+                continue
+            if self._data:
+                events.append(Event(self._name or "message", self._id, b"\n".join(self._data)))
+            self._name, self._data, self._size = "", [], 0
+        if self._size + len(self._rest) > self._event_bytes_max:
+            raise LimitError(f"an event of the stream exceeds {self._event_bytes_max} bytes")
+        return events
+
+    def _line(self, line: bytes) -> None:
+        self._size += len(line)
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+        elif name == b"event":
+            self._name = value.decode(errors="replace")
+        elif name == b"id" and b"\0" not in value:
+            self._id = value.decode(errors="replace")
