@@ -17,10 +17,11 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.jobs.access import JobKey, Scope
+from headrace.jobs.intake import authorize_job
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.paths import UriAllowList
-from headrace.jobs.service import JobService, JobServiceSettings, authorize_job
+from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.submission import Submission
 from headrace.storage import Stores
 from headrace.testing import ManualWallClock, MemoryJobLedger, check_service

@@ -20,10 +20,11 @@ from headrace.core.service import Service
 from headrace.engine.repository import ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import JobAccess
+from headrace.jobs.intake import RegionOf
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.notify import EmailTarget
 from headrace.jobs.notify.subscription import read_subscriptions
-from headrace.jobs.service import JobService, JobServiceSettings, RegionOf
+from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.trigger import EventSubmitter
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker

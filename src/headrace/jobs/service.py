@@ -1,15 +1,13 @@
 """The job service: all permissions and operations between the HTTP routes and the ledger.
 
-Its methods block, except those that return futures, and may be called from any thread.
+The rights of a key are in `access.JobKey`. `intake` accepts jobs and payloads; the rest is here.
+Methods block, except those that return futures, and may be called from any thread.
 """
 
 import logging
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
 
@@ -17,64 +15,27 @@ from typing_extensions import override
 
 from headrace.core.errors import (
     DataError,
-    IdempotencyError,
     JobStateError,
     LimitError,
-    ModelNotFoundError,
-    QueueFullError,
 )
-from headrace.core.service import Service
 from headrace.jobs.access import JobKey, Scope
 from headrace.jobs.documents import oldest_seconds
-from headrace.jobs.follower import FOLLOWERS_MAX, Follower, JobCondition, JobWaiter
-from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, NewJob, new_job_id
-from headrace.jobs.kinds.options import check_options
-from headrace.jobs.known_models import KnownModels
-from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings, SubmitReply
-from headrace.jobs.payloads import BoundedWriter, Payloads, ResultStream, Upload
+from headrace.jobs.follower import Follower, JobCondition, JobWaiter
+from headrace.jobs.intake import CheckNotify, JobIntake, JobServiceSettings, RegionOf
+from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, wall_ms
+from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings
+from headrace.jobs.payloads import ResultStream
 from headrace.jobs.state import JobState
-from headrace.jobs.submission import Submission
-from headrace.jobs.submission_fields import SubmissionLimits
-from headrace.jobs.submitter import WAITING_MAX, Announce, Submitter
+from headrace.jobs.submitter import Announce
 from headrace.storage import Stores
+
+__all__ = ["CHANGE_SCOPES", "PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus", "Scale"]
 
 _log = logging.getLogger("headrace.jobs")
 
 PAGE_MAX: Final = 500
-CLEANUPS_MAX: Final = 1_000
 CHANGE_SCOPES: Final = (Scope.SUBMIT, Scope.OPERATE)
 """The scopes that may cancel or retry a job."""
-
-
-CheckNotify = Callable[[Mapping[str, Any]], None]
-"""Raises DataError, ConfigError or ForbiddenError for a target that cannot, or may not, be
-notified.
-"""
-
-RegionOf = Callable[[str], str | None]
-"""Returns the region of a URI's data, None if unknown. It may wait for a server; it never raises.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class JobServiceSettings:
-    """The location of payloads, and limits."""
-
-    store_uri: str
-    """The prefix of payloads and uploads."""
-    submission_limits: SubmissionLimits = field(default_factory=SubmissionLimits)
-    slots_per_worker: int = 1
-    """Concurrent jobs of a worker, to compute the number of workers."""
-    upload_bytes_max: int = 16 << 30
-    """The limit of an upload through the API. Uploads to the store itself have the store's limit.
-    """
-    upload_expires_s: float = 3600.0
-    sign: bool = True
-    """Send clients to the object store itself if it can sign addresses. False if clients cannot
-    reach it.
-    """
-    submissions_waiting_max: int = WAITING_MAX
-    followers_max: int = FOLLOWERS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +62,11 @@ class Scale:
     oldest_seconds: float
 
 
-def authorize_job(key: JobKey, job: NewJob, *, trusted_output: bool = False) -> NewJob:
-    """Return the job for this client's tenant, with normalized URIs.
-
-    Raise ForbiddenError for a queue, model or URI that the key may not name, and ConfigError for a
-    URI that nobody may name.
-    """
-    key.require_queue(job.queue)
-    key.require_model(job.model)
-    output_uri = job.output_uri
-    if output_uri and not trusted_output:
-        output_uri = key.require_output(output_uri)
-    return replace(
-        job,
-        tenant=key.tenant,
-        input_uri=key.require_input(job.input_uri) if job.input_uri else "",
-        output_uri=output_uri,
-    )
-
-
-class JobService(Service):
+class JobService(JobIntake):
     """The operations of the job API, with permission checks, as a service.
 
-    The ledger and the stores are owned by the caller: started before, stopped after.
+    Every operation first checks the rights of the client's key. The ledger and the stores are owned by
+    the caller: started before, stopped after.
     """
 
     def __init__(
@@ -135,36 +78,24 @@ class JobService(Service):
         check_notify: CheckNotify | None = None,
         announce: Announce | None = None,
         region_of: RegionOf | None = None,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        self.settings = settings
-        # Used for ids, which sort by it; no decision depends on it.
-        self._now_ms = now_ms
-        self._check_notify = check_notify
-        self._region_of = region_of
-        self._ledger = ledger
-        self._payloads = Payloads(
-            stores, settings.store_uri, upload_bytes_max=settings.upload_bytes_max, sign=settings.sign
+        super().__init__(
+            ledger,
+            stores,
+            settings,
+            check_notify=check_notify,
+            announce=announce,
+            region_of=region_of,
+            now_ms=now_ms,
         )
-        self._submitter = Submitter(ledger, waiting_max=settings.submissions_waiting_max, announce=announce)
-        self._known_models = KnownModels(ledger)
         self._follower = Follower(ledger, followers_max=settings.followers_max)
-        self._life = threading.Lock()
-        self._lock = threading.Lock()
-        self._arriving: Counter[str] = Counter()
-        """Each tenant's submissions on their way to the ledger, which count against its quota."""
-        self._cleaner: ThreadPoolExecutor | None = None
-        self._cleanups = threading.BoundedSemaphore(CLEANUPS_MAX)
         self._queues = threading.Lock()
 
     @override
     def start(self) -> None:
         with self._life:
-            with self._lock:
-                if self._cleaner is not None:
-                    return
-                self._cleaner = ThreadPoolExecutor(1, "headrace-cleanup")
-            self._submitter.start()
+            super().start()
             self._follower.start()
 
     @override
@@ -176,153 +107,11 @@ class JobService(Service):
         """
         with self._life:
             self._follower.stop()
-            self._submitter.stop(drain=drain)
-            with self._lock:
-                cleaner, self._cleaner = self._cleaner, None
-            if cleaner is not None:
-                cleaner.shutdown(wait=True, cancel_futures=not drain)
+            super().stop(drain=drain)
 
     def check_ready(self) -> None:
         """Raise JobLedgerUnavailableError unless the ledger responds."""
         self._ledger.queue(QUEUE_DEFAULT)
-
-    # Submission
-
-    def submit(
-        self, key: JobKey, submission: Submission, *, trusted_output: bool = False
-    ) -> "Future[SubmitReply]":
-        """Store the payload and queue the job, in a group commit with other submissions.
-
-        With `trusted_output` the server's operator named the output, not the client.
-
-        The job of the reply has `warnings` if no worker serves its queue.
-
-        Raises, or completes the future with: ForbiddenError; ModelNotFoundError for a model that no
-        worker of the queue has reported; QueueFullError for a queue or tenant with too many pending
-        jobs; QueueClosedError; IdempotencyError; UnavailableError if the payload cannot be stored;
-        JobLedgerUnavailableError. Except for the last, nothing was queued. A submission that is
-        repeated with its idempotency key is never queued twice.
-        """
-        key.require(Scope.SUBMIT)
-        if submission.payload is not None:
-            key.require_inline(len(submission.payload))
-        check_options(submission.job)
-        self._check_notified(submission.job)
-        job = authorize_job(key, submission.job, trusted_output=trusted_output)
-        try:
-            warnings = self._known_models.check(job, key)
-            self._admit(key)
-        except (ModelNotFoundError, QueueFullError):
-            # A job in the ledger is not checked again: a client that lost the response and retries
-            # receives it.
-            existing = self._existing_reply(job, submission.upload)
-            if existing is None:
-                raise
-            return existing
-        stored = ""
-        try:
-            if submission.upload:
-                # The upload id replaces the idempotency key: an upload creates one job.
-                uri = self._payloads.check_upload(key.tenant, submission.upload)
-                job = replace(job, id=submission.upload, input_uri=uri, idempotency_key="")
-            elif submission.payload is not None:
-                job_id = new_job_id(self._now_ms())
-                stored = self._payloads.store_payload(job_id, submission.payload)
-                job = replace(job, id=job_id, input_uri=stored)
-            # An inline payload is small and may be processed in any region.
-            future = self._submitter.submit(job if stored else self._with_region(job), warnings)
-        except BaseException:
-            self._arrived(key)
-            if stored:
-                self._clean(stored)
-            raise
-        future.add_done_callback(lambda done: self._submitted(key, done, stored))
-        return future
-
-    def _existing_reply(self, job: NewJob, upload: str) -> "Future[SubmitReply] | None":
-        """Return the reply to a submission that is in the ledger already, or None."""
-        if upload:
-            found = self._ledger.get_many([upload]).get(upload)
-        else:
-            found = self._ledger.get_by_key(job.tenant, job.idempotency_key)
-        if found is None or found.spec.tenant != job.tenant:
-            return None
-        future: Future[SubmitReply] = Future()
-        if found.spec.body_digest != job.body_digest:
-            future.set_exception(IdempotencyError(upload or job.idempotency_key, found.id))
-        else:
-            future.set_result(SubmitReply(found, created=False))
-        return future
-
-    def _check_notified(self, job: NewJob) -> None:
-        if not job.notify:
-            return
-        if self._check_notify is None:
-            raise DataError("notify: this server has no notifications; leave it out and poll the job")
-        for target in job.notify:
-            self._check_notify(target)
-
-    def submit_internal(self, job: NewJob) -> "Future[SubmitReply]":
-        """Queue a job on behalf of the server's operator, such as one that a trigger creates.
-
-        A job of an unknown model or queue is queued too, because its event is not repeated, and the
-        log has a warning.
-        """
-        try:
-            warnings = self._known_models.check(job)
-        except ModelNotFoundError as error:
-            warnings = (str(error),)
-        for warning in warnings:
-            _log.warning(
-                "a job of the server's configuration may wait or fail: %s",
-                warning,
-                extra={"correlation_id": job.correlation_id},
-            )
-        return self._submitter.submit(self._with_region(job), warnings)
-
-    def _with_region(self, job: NewJob) -> NewJob:
-        """Return the job with its region: the submitted one, else the region of its input."""
-        if job.region or self._region_of is None:
-            return job
-        return replace(job, region=self._region_of(job.input_uri) or "")
-
-    def _admit(self, key: JobKey) -> None:
-        with self._lock:
-            arriving = self._arriving[key.tenant]
-            self._arriving[key.tenant] += 1
-        try:
-            pending = self._ledger.count_pending(key.tenant, limit=key.pending_max)
-            key.require_quota(pending + arriving)
-        except BaseException:
-            self._arrived(key)
-            raise
-
-    def _arrived(self, key: JobKey) -> None:
-        with self._lock:
-            self._arriving[key.tenant] -= 1
-            if not self._arriving[key.tenant]:
-                del self._arriving[key.tenant]
-
-    def _submitted(self, key: JobKey, done: "Future[SubmitReply]", stored: str) -> None:
-        """Release the quota and delete an unused payload.
-
-        Runs on the submitter's thread: must not block.
-        """
-        self._arrived(key)
-        # If it is unknown whether the job was queued, the payload stays; the sweeper deletes
-        # orphans.
-        if stored and not done.cancelled() and done.exception() is None and not done.result().created:
-            self._clean(stored)
-
-    def _clean(self, uri: str) -> None:
-        if not self._cleanups.acquire(blocking=False):
-            return
-        with self._lock:
-            if self._cleaner is not None:
-                done = self._cleaner.submit(self._payloads.delete_payload, uri)
-                done.add_done_callback(lambda _: self._cleanups.release())
-                return
-        self._cleanups.release()
 
     # Queries
 
@@ -408,19 +197,6 @@ class JobService(Service):
     def result_url(self, key: JobKey, job_id: str) -> str:
         """Return a temporary address of the result that needs no key, or ""."""
         return self._payloads.result_url(self.get(key, job_id), self.settings.upload_expires_s)
-
-    def begin_upload(self, key: JobKey) -> Upload:
-        """Return a location for a payload that is too large for a submission."""
-        key.require(Scope.SUBMIT)
-        return self._payloads.begin_upload(key.tenant, self._now_ms(), self.settings.upload_expires_s)
-
-    def open_upload(self, key: JobKey, upload_id: str) -> BoundedWriter:
-        """Open one of the client's uploads for writing. Raise JobStateError once a job uses it."""
-        key.require(Scope.SUBMIT)
-        found = self._ledger.get_many([upload_id]).get(upload_id)
-        if found is not None and found.spec.tenant == key.tenant:
-            raise JobStateError(upload_id, found.state.value, "its payload can no longer be replaced")
-        return self._payloads.open_upload(key.tenant, upload_id)
 
     # Queues
 
