@@ -7,9 +7,13 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from typing_extensions import override
+
 from headrace.core.clock import Clock
+from headrace.core.errors import HeadraceError
 from headrace.jobs.attempt import Attempt, StopReason
 
 LeaseKey = tuple[str, int]
@@ -240,3 +244,32 @@ class WorkerThreads:
                 task()
             except BaseException:  # noqa: BLE001 - the thread must continue
                 _log.exception("a task failed in a worker thread, the thread continues")
+
+
+class BackgroundTasks(WorkerThreads):
+    """Threads for work that the sweepers would do later: at most `waiting_max` tasks wait."""
+
+    def __init__(self, size: int, name: str, *, waiting_max: int) -> None:
+        super().__init__(size, name)
+        self._lock = threading.Lock()
+        self._waiting_max = waiting_max
+        self._waiting = 0
+
+    @override
+    def submit(self, task: Task) -> None:
+        """Queue a task; drop it if too many wait."""
+        with self._lock:
+            if self._waiting >= self._waiting_max:
+                return
+            self._waiting += 1
+        super().submit(partial(self._do, task))
+
+    def _do(self, task: Task) -> None:
+        with self._lock:
+            self._waiting -= 1
+        try:
+            task()
+        except HeadraceError as error:
+            _log.warning("left to the sweepers: %s", error)
+        except Exception:  # noqa: BLE001 - the thread must continue
+            _log.exception("left to the sweepers")

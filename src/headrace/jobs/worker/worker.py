@@ -25,7 +25,7 @@ from headrace.jobs.ledger import JobLedger, Wakeup
 from headrace.jobs.worker.heartbeats import Heartbeats
 from headrace.jobs.worker.ledger_loop import LedgerLoop
 from headrace.jobs.worker.settings import WorkerSettings
-from headrace.jobs.worker.slots import RunningJobs, WorkerThreads
+from headrace.jobs.worker.slots import BackgroundTasks, RunningJobs, WorkerThreads
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -57,6 +57,53 @@ class WorkerStatistics:
     """Attempts with a lost lease or a late settlement."""
     stuck: int = 0
     """Attempts that were settled although they had not stopped."""
+
+
+class AttemptRunner:
+    """A runner of attempts by their kinds, which turns every error into an outcome.
+
+    Args:
+        kinds: The runners by kind.
+        hide: A URI prefix to hide in messages; see `outcome_of_error`.
+        share: Draws the jitter of a retry's delay, 0 to 1.
+    """
+
+    def __init__(self, kinds: Mapping[Kind, KindRunner], *, hide: str, share: Callable[[], float]) -> None:
+        self._kinds = kinds
+        self._hide = hide
+        self._share = share
+
+    def run(self, attempt: Attempt) -> Outcome | None:
+        """Run the attempt. Return its outcome; None if it does not count."""
+        try:
+            attempt.raise_if_stopped()
+            result = self._runner(attempt.job.spec.kind).run(attempt)
+        except BaseException as error:  # noqa: BLE001 - every job needs an outcome
+            if not isinstance(error, HeadraceError | AttemptStoppedError):
+                _log.exception("a job failed in headrace itself", extra={"job": attempt.job.id})
+            return self.outcome_of(attempt, error)
+        return None if attempt.stopped is StopReason.LOST else Completed(result)
+
+    def outcome_of(self, attempt: Attempt, error: BaseException) -> Outcome | None:
+        """Return the outcome of an attempt that raised; None if it does not count. Never raise."""
+        try:
+            return outcome_of_error(attempt, error, share=self._share(), hide=self._hide)
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("the outcome of an error could not be determined", extra={"job": attempt.job.id})
+            failure = JobFailure(Cause.DEFECT, "headrace itself failed; see its log for this job's id")
+            return Failed(failure, _DEFECT_RETRY_MS)
+
+    def discard(self, attempt: Attempt) -> None:
+        """Delete the output of an attempt that does not count."""
+        runner = self._kinds.get(attempt.job.spec.kind)
+        if runner is not None:
+            runner.discard(attempt)
+
+    def _runner(self, kind: Kind) -> KindRunner:
+        runner = self._kinds.get(kind)
+        if runner is None:
+            raise ConfigError(f"this worker runs no jobs of kind {kind!r} (it runs {', '.join(self._kinds)})")
+        return runner
 
 
 class Worker(Service):
@@ -99,13 +146,12 @@ class Worker(Service):
     ) -> None:
         self.settings = settings
         self._ledger = ledger
-        self._kinds = kinds
         self._listen_to = listen
         self._wakeups: list[Wakeup] = []
         self._ended = ended
-        self._hide = hide
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)  # noqa: S311 - jitter
+        self._runner = AttemptRunner(kinds, hide=hide, share=self._random.random)
         self._running_jobs = RunningJobs()
         self._heartbeats = Heartbeats(
             ledger, settings, self._running_jobs, give_up=self._give_up, clock=self._clock, models=models
@@ -127,7 +173,6 @@ class Worker(Service):
         )
         self._waiting_alone: deque[Attempt] = deque()
         """Attempts that begin once no other attempt is open."""
-        self._background_waiting = 0
         self._lifecycle = threading.Lock()
         self._started = self._ending = self._releasing = False
         self._over = threading.Event()
@@ -135,7 +180,9 @@ class Worker(Service):
         self._listening_over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._slots = WorkerThreads(settings.concurrency, "headrace-job")
-        self._background = WorkerThreads(_BACKGROUND_THREADS, "headrace-job-background")
+        self._background = BackgroundTasks(
+            _BACKGROUND_THREADS, "headrace-job-background", waiting_max=_BACKGROUND_MAX
+        )
 
     # Start and stop
 
@@ -290,34 +337,15 @@ class Worker(Service):
         self._slots.submit(partial(self._work, attempt))
 
     def _work(self, attempt: Attempt) -> None:
-        outcome = self._outcome(attempt)
+        outcome = self._runner.run(attempt)
         progress = attempt.progress
         self._running_jobs.thread_returned(attempt)
         if self._running_jobs.mark_finished(attempt):
             self._settle(attempt, outcome, progress)
             return
         # The attempt was given up before; its slot is free again.
-        self._discard(attempt)
+        self._background.submit(partial(self._runner.discard, attempt))
         self._ledger_loop.slot_freed()
-
-    def _outcome(self, attempt: Attempt) -> Outcome | None:
-        """Run the attempt. Return its outcome; None if it does not count."""
-        try:
-            attempt.raise_if_stopped()
-            result = self._runner(attempt.job.spec.kind).run(attempt)
-        except BaseException as error:  # noqa: BLE001 - every job needs an outcome
-            if not isinstance(error, HeadraceError | AttemptStoppedError):
-                _log.exception("a job failed in headrace itself", extra={"job": attempt.job.id})
-            return self._outcome_of_error(attempt, error)
-        return None if attempt.stopped is StopReason.LOST else Completed(result)
-
-    def _outcome_of_error(self, attempt: Attempt, error: BaseException) -> Outcome | None:
-        try:
-            return outcome_of_error(attempt, error, share=self._random.random(), hide=self._hide)
-        except Exception:  # noqa: BLE001 - as above
-            _log.exception("the outcome of an error could not be determined", extra={"job": attempt.job.id})
-            failure = JobFailure(Cause.DEFECT, "headrace itself failed; see its log for this job's id")
-            return Failed(failure, _DEFECT_RETRY_MS)
 
     def _give_up(self, attempt: Attempt) -> None:
         """Settle an attempt that ignores its stop, without waiting for it."""
@@ -329,19 +357,13 @@ class Worker(Service):
             "an attempt ignores its stop: it is settled, and its slot stays occupied until it returns",
             extra={"job": attempt.job.id, "reason": reason.value},
         )
-        self._settle(attempt, self._outcome_of_error(attempt, AttemptStoppedError(reason)), None)
+        self._settle(attempt, self._runner.outcome_of(attempt, AttemptStoppedError(reason)), None)
 
     def _settle(self, attempt: Attempt, outcome: Outcome | None, progress: JobProgress | None) -> None:
         if outcome is None:
             self._lose(attempt)
             return
         self._ledger_loop.settle(Settlement(attempt.job.id, attempt.job.lease, outcome, progress))
-
-    def _runner(self, kind: Kind) -> KindRunner:
-        runner = self._kinds.get(kind)
-        if runner is None:
-            raise ConfigError(f"this worker runs no jobs of kind {kind!r} (it runs {', '.join(self._kinds)})")
-        return runner
 
     def _settled(self, settlement: Settlement, counted: bool) -> None:
         attempt = self._running_jobs.get(settlement.job_id, settlement.lease)
@@ -351,19 +373,14 @@ class Worker(Service):
             self._lose(attempt)
             return
         self._count(type(settlement.outcome).__name__.lower())
-        self._run_in_background(partial(self._ended, attempt, settlement))
+        self._background.submit(partial(self._ended, attempt, settlement))
         self._remove(attempt)
 
     def _lose(self, attempt: Attempt) -> None:
         """Discard an attempt that does not count, with its output."""
         self._count("lost")
-        self._discard(attempt)
+        self._background.submit(partial(self._runner.discard, attempt))
         self._remove(attempt)
-
-    def _discard(self, attempt: Attempt) -> None:
-        runner = self._kinds.get(attempt.job.spec.kind)
-        if runner is not None:
-            self._run_in_background(partial(runner.discard, attempt))
 
     def _remove(self, attempt: Attempt) -> None:
         self._running_jobs.remove(attempt)
@@ -374,21 +391,3 @@ class Worker(Service):
         with self._lock:
             if what in self._counts:
                 self._counts[what] += 1
-
-    def _run_in_background(self, do: Callable[[], None]) -> None:
-        """Run in a background thread; drop the task if too many wait, since sweepers do it later."""
-        with self._lock:
-            if self._background_waiting >= _BACKGROUND_MAX:
-                return
-            self._background_waiting += 1
-        self._background.submit(partial(self._background_task, do))
-
-    def _background_task(self, do: Callable[[], None]) -> None:
-        with self._lock:
-            self._background_waiting -= 1
-        try:
-            do()
-        except HeadraceError as error:
-            _log.warning("left to the sweepers: %s", error)
-        except Exception:  # noqa: BLE001 - the thread must continue
-            _log.exception("left to the sweepers")
