@@ -5,7 +5,7 @@
 
 import sys
 
-from headrace.jobs.ledgers.statements import QUERIES, read_statement
+from headrace.jobs.ledgers.database import QUERIES, read_statement
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import yaml
 from headrace.config.jobs_file import read_jobs_file
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.ledgers.statements import Statement
+from headrace.jobs.ledgers.database import Statement
 from headrace.jobs.service import Scale
 from headrace.testing import ManualWallClock
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS

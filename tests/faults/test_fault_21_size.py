@@ -8,8 +8,7 @@ import levels
 from faults.bench import Bench
 from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.ledgers.database import sa
-from headrace.jobs.ledgers.statements import read_statement
+from headrace.jobs.ledgers.database import read_statement, sa
 from jobs.copied_jobs import copy_jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.timeout(900)]

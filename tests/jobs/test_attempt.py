@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from headrace.jobs.attempt import AttemptStoppedError, StopReason
 from headrace.jobs.job import JobProgress, NewJob
+from headrace.jobs.kinds import AttemptStoppedError, StopReason
 from jobs.support import attempt_at
 
 WAIT_S = 20.0

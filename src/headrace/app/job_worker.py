@@ -21,9 +21,8 @@ from headrace.core.model import Isolation
 from headrace.engine.engine import Engine
 from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import Completed, Kind, Settlement
-from headrace.jobs.kinds import KindRunner, Models
+from headrace.jobs.kinds import Attempt, KindRunner, Models
 from headrace.jobs.kinds.infer import InferKind
 from headrace.jobs.kinds.options import stream_settings, transform_settings
 from headrace.jobs.kinds.run import RunJobs

@@ -17,10 +17,9 @@ from headrace.core.errors import (
     ModelNotFoundError,
 )
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
-from headrace.jobs.attempt import AttemptStoppedError, StopReason
 from headrace.jobs.cause import Cause, cause_of
 from headrace.jobs.job import NewJob
-from headrace.jobs.kinds import infer
+from headrace.jobs.kinds import AttemptStoppedError, StopReason, infer
 from headrace.jobs.kinds.infer import InferKind
 from headrace.jobs.paths import JobPaths
 from headrace.protocols.oip_json import decode_response, encode_request

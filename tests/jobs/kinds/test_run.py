@@ -7,8 +7,8 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError, DataError, HeadraceError
-from headrace.jobs.attempt import Attempt, AttemptStoppedError, StopReason
 from headrace.jobs.job import NewJob
+from headrace.jobs.kinds import Attempt, AttemptStoppedError, StopReason
 from headrace.jobs.kinds.options import stream_settings, transform_settings
 from headrace.jobs.kinds.run import RunJobs
 from headrace.storage.resolve import Stores

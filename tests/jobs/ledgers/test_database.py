@@ -4,8 +4,7 @@ import pytest
 
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.ledgers import database as database_module
-from headrace.jobs.ledgers.database import Database, Engines, exc, sa
-from headrace.jobs.ledgers.statements import Statement
+from headrace.jobs.ledgers.database import Database, Engines, Statement, exc, sa
 
 ONE = Statement("SELECT 1", "SELECT 1")
 

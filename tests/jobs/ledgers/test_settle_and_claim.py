@@ -7,7 +7,7 @@ import pytest
 
 from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.ledgers.statements import read_statement
+from headrace.jobs.ledgers.database import read_statement
 from headrace.testing import ManualWallClock
 from jobs.copied_jobs import copy_jobs
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from headrace.jobs.job import NewJob
-from headrace.jobs.ledgers.database import sa
-from headrace.jobs.ledgers.statements import QUERIES, read_statement
+from headrace.jobs.ledgers.database import QUERIES, read_statement, sa
 from headrace.testing import ManualWallClock
 from jobs.copied_jobs import copy_jobs
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS

@@ -4,8 +4,8 @@ import queue
 import threading
 from dataclasses import dataclass, field
 
-from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import ResultRef
+from headrace.jobs.kinds import Attempt
 
 WAIT_S = 20.0
 

@@ -6,8 +6,8 @@ from typing import Self
 
 import pytest
 
-from headrace.jobs.attempt import Attempt, StopReason
 from headrace.jobs.job import Cancelled, JobProgress, NewJob, Settlement
+from headrace.jobs.kinds import Attempt, StopReason
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, ClaimRequest
 from headrace.jobs.worker.heartbeats import MODELS_REPORT_S, Heartbeats
 from headrace.jobs.worker.settings import WorkerSettings

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from headrace.jobs.attempt import StopReason
 from headrace.jobs.job import NewJob
+from headrace.jobs.kinds import StopReason
 from headrace.jobs.worker.slots import RunningJobs
 from headrace.testing import ManualClock
 from jobs.support import attempt_at

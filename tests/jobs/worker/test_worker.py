@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.core.errors import DataError, JobLedgerUnavailableError, StorageError
-from headrace.jobs.attempt import StopReason
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import JobProgress, NewJob
+from headrace.jobs.kinds import StopReason
 from headrace.jobs.ledger import ClaimRequest, JobLedger, QueueSettings
 from headrace.jobs.state import JobState
 from headrace.jobs.worker.settings import WorkerSettings

@@ -1,18 +1,201 @@
-"""The contract of job kinds (`infer`, `transform`, `stream`) and of the models that they use."""
+"""The contract of job kinds (`infer`, `transform`, `stream`): attempts, their runners, and models."""
 
-from collections.abc import Callable, Iterable
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Lock
-from typing import Protocol
+from enum import StrEnum
+from typing import Any, Final, Protocol, TypeVar
 
 from typing_extensions import override
 
-from headrace.core.errors import CancelledRequestError
+from headrace.core.errors import CancelledRequestError, HeadraceError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.jobs.attempt import Attempt, StopReason
-from headrace.jobs.job import ResultRef
+from headrace.jobs.cause import Cause, GiveUp, cause_of, decide
+from headrace.jobs.job import (
+    Cancelled,
+    Expired,
+    Failed,
+    Job,
+    JobFailure,
+    JobProgress,
+    Outcome,
+    Released,
+    ResultRef,
+)
+
+T = TypeVar("T")
+
+MESSAGE_CHARS_MAX: Final = 2000
+_CRASHES: Final = frozenset({Cause.CRASH, Cause.OOM})
+
+_log = logging.getLogger("headrace.jobs")
+
+
+class StopReason(StrEnum):
+    """The reason why an attempt is stopped."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    """The job's deadline has passed."""
+    TIME_LIMIT = "time_limit"
+    LOST = "lost"
+    """The lease is no longer valid: the attempt does not count any more."""
+    DRAIN = "drain"
+    """The worker is stopping: the job is released and continues elsewhere."""
+
+
+class AttemptStoppedError(Exception):
+    """The attempt was stopped. Workers never let this error escape, so it is not a HeadraceError."""
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(f"the attempt was stopped: {reason.value}")
+        self.reason: Final = reason
+
+
+class Attempt:
+    """One attempt at a job.
+
+    Its kind works in one thread; other threads call `stop` and read its state.
+
+    Code with long waits calls `raise_if_stopped` or `wait_for`, or registers with
+    `add_stop_callback`. A stopped attempt soon raises AttemptStoppedError; its output no longer
+    counts.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job: Final = job
+        self.cursor: Mapping[str, Any] | None = job.cursor
+        self._lock = threading.Lock()
+        self._stopped: StopReason | None = None
+        self._stop_callbacks: list[Callable[[], None]] = []
+        self._changed = threading.Event()
+        self._read_progress: Callable[[], JobProgress | None] = lambda: None
+
+    def set_progress_source(self, read: Callable[[], JobProgress | None]) -> None:
+        """Set the function that returns the current progress.
+
+        Any thread may call it; it must be fast.
+        """
+        self._read_progress = read
+
+    @property
+    def progress(self) -> JobProgress | None:
+        """The current progress for heartbeats and the settlement; None if reading it failed."""
+        try:
+            return self._read_progress()
+        except Exception:  # noqa: BLE001 - one failure must not stop the heartbeats of others
+            _log.exception("the progress of an attempt could not be read", extra={"job": self.job.id})
+            return None
+
+    @property
+    def stopped(self) -> StopReason | None:
+        """The reason why the attempt was stopped; None while it may continue."""
+        return self._stopped
+
+    def stop(self, reason: StopReason) -> None:
+        """Stop the attempt. The first reason stays, except that LOST replaces every other."""
+        with self._lock:
+            if self._stopped is not None:
+                if reason is StopReason.LOST:
+                    self._stopped = reason
+                return
+            self._stopped = reason
+            callbacks, self._stop_callbacks = self._stop_callbacks, []
+        self._changed.set()
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - the other callbacks must run
+                _log.exception("a stop callback of an attempt failed", extra={"job": self.job.id})
+
+    def raise_if_stopped(self) -> None:
+        """Raise AttemptStoppedError if the attempt was stopped."""
+        if self._stopped is not None:
+            raise AttemptStoppedError(self._stopped)
+
+    def add_stop_callback(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the attempt is stopped, or at once if it is stopped already.
+
+        The stopping thread makes the call.
+        """
+        with self._lock:
+            if self._stopped is None:
+                self._stop_callbacks.append(callback)
+                return
+        callback()
+
+    def wait_for(self, future: "Future[T]", abandon: Callable[["Future[T]"], None]) -> T:
+        """Return the future's result.
+
+        If the attempt stops first, abandon the future and raise AttemptStoppedError.
+        """
+        self._changed.clear()
+        future.add_done_callback(lambda _: self._changed.set())
+        while not future.done():
+            if self._stopped is not None:
+                abandon(future)
+                raise AttemptStoppedError(self._stopped)
+            self._changed.wait()
+            self._changed.clear()
+        self.raise_if_stopped()
+        return future.result()
+
+
+def outcome_of_error(
+    attempt: Attempt, error: BaseException, *, share: float, hide: str = ""
+) -> Outcome | None:
+    """Return the outcome of an attempt that raised; None if its lease is lost.
+
+    Args:
+        attempt: The attempt.
+        error: The raised error.
+        share: The position of a retry's delay in the jitter's range, 0 to 1.
+        hide: A URI prefix to hide in messages: the server's own store.
+    """
+    match attempt.stopped:
+        case StopReason.LOST:
+            return None
+        case StopReason.CANCELLED:
+            return Cancelled()
+        case StopReason.EXPIRED:
+            return Expired()
+        case StopReason.DRAIN:
+            return Released(attempt.cursor)
+        case StopReason.TIME_LIMIT:
+            limit_s = attempt.job.spec.time_limit_s
+            why = f"the attempt took longer than its time limit of {limit_s:g} s, and was stopped"
+            return _failed(attempt, JobFailure(Cause.TIMEOUT, why, "DeadlineError"), share, None)
+        case None:
+            pass
+    cause = cause_of(error)
+    if cause is Cause.CANCELLED:
+        # A request was abandoned, but the job was not cancelled.
+        cause = Cause.DEFECT
+    failure = JobFailure(cause, _message(error, hide), type(error).__name__)
+    return _failed(attempt, failure, share, getattr(error, "retry_after_s", None))
+
+
+def _failed(attempt: Attempt, failure: JobFailure, share: float, retry_after_s: float | None) -> Failed:
+    job = attempt.job
+    crashed = failure.cause in _CRASHES
+    decision = decide(failure.cause, job.attempt, job.spec.attempts_max, share, retry_after_s)
+    if isinstance(decision, GiveUp):
+        return Failed(failure, None, crashed)
+    return Failed(failure, decision.delay_ms, crashed, decision.counts)
+
+
+def _message(error: BaseException, hide: str) -> str:
+    """Return a message for the client: headrace's own errors verbatim, others as an internal error."""
+    if not isinstance(error, HeadraceError):
+        return "headrace itself failed; see its log for this job's id"
+    text = str(error)
+    if hide:
+        text = text.replace(hide, "store:")
+    return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"
+
 
 """The job kinds: `infer` (one payload), `transform` (a batch transform), `stream` (parts)."""
 
@@ -93,7 +276,7 @@ class AttemptPredictor(Predictor):
     in_flight_max: int = 3  # pyright: ignore[reportIncompatibleMethodOverride] - a field implements it
     """Enough to keep a model busy. The model accepts more, for all jobs of the worker together."""
     _pending: set["Future[InferResponse]"] = field(default_factory=set["Future[InferResponse]"])
-    _lock: Lock = field(default_factory=Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _over: bool = False
 
     def stop_with(self, attempt: Attempt, drain: Callable[[], None]) -> None:

@@ -13,9 +13,8 @@ from typing_extensions import override
 
 from headrace.core.errors import DataError, EmptySourceError, LimitError
 from headrace.core.tensor import InferResponse, ModelMetadata
-from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import JobProgress, NewJob, ResultRef
-from headrace.jobs.kinds import AttemptPredictor, JobPredictor, KindRunner, Models
+from headrace.jobs.kinds import Attempt, AttemptPredictor, JobPredictor, KindRunner, Models
 from headrace.jobs.kinds.options import transform_settings
 from headrace.jobs.kinds.run import bind_to_attempt, failed_note
 from headrace.jobs.paths import JobPaths

@@ -6,9 +6,8 @@ from typing import Final
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, DataError
-from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import JobProgress, NewJob, ResultRef
-from headrace.jobs.kinds import AttemptPredictor, KindRunner, Models
+from headrace.jobs.kinds import Attempt, AttemptPredictor, KindRunner, Models
 from headrace.runs.destination import check_folder
 from headrace.runs.locality import Locality
 from headrace.runs.report import REPORT_NAME, Report

@@ -1,4 +1,15 @@
-"""Transactions on either database, with retries and error conversion. Adapter module of SQLAlchemy.
+"""Statements and transactions on either database, with retries. Adapter module of SQLAlchemy.
+
+A statement is a file in ``queries/``, with named parameters, written for PostgreSQL. The text for a
+database follows from three substitutions:
+
+1. ``{job_columns}`` becomes the columns that `rows.job_of` reads, in their order.
+2. SQLite: the lines ``FOR NO KEY UPDATE …`` are left out. It has one writer at a time, so that no
+   row locks are needed.
+3. SQLite: ``jsonb_to_recordset``, which reads the JSON objects in ``:given`` as rows, becomes a query
+   over ``json_each``. The text is the same for any number of rows.
+
+Comments are not sent. ``scripts/print_statements.py`` prints the texts of one database.
 
 A method of `DatabaseOperations` opens its own transaction by a decorator: `reading`, `writing`, or
 `writing_once` if a repetition after a commit without a response would do harm. The decorator passes
@@ -6,17 +17,19 @@ the open `Transaction` as the first argument, commits after the method has retur
 the method again: a lost connection, a deadlock or a busy file costs the whole transaction.
 """
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
+from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import orjson
 
 from headrace.core.errors import JobLedgerUnavailableError, MissingExtraError
 from headrace.jobs.job import Job, JobProgress
-from headrace.jobs.ledgers.statements import Statement, read_statement
+from headrace.jobs.ledgers.rows import JOB_COLUMNS
 
 try:
     import sqlalchemy as sa
@@ -26,7 +39,10 @@ except ImportError as _error:
 
 __all__ = ["Database", "Engines", "JobEventWriter", "Transaction", "event", "exc", "pool", "sa"]
 
-_NOW: Final = read_statement("now")
+QUERIES: Final = Path(__file__).parent / "queries"
+_COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
+_LOCK: Final = re.compile(r"^ *FOR NO KEY UPDATE .*\n", re.MULTILINE)
+_RECORDS: Final = re.compile(r"jsonb_to_recordset\(CAST\(:given AS jsonb\)\) AS record\(([^)]*)\)")
 _PAUSES_S: Final = (0.02, 0.1, 0.4)
 """Delays between attempts of a transaction after a lost connection, a deadlock or a lock timeout.
 """
@@ -37,6 +53,32 @@ Row = Sequence[Any]
 
 _clause: Final = lru_cache(256)(sa.text)
 """Makes the clause of a text once, so that SQLAlchemy compiles it once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement, as text for each database. The fields have SQLAlchemy's names of the dialects."""
+
+    postgresql: str
+    sqlite: str
+
+    def filled(self, word: str, text: str) -> "Statement":
+        """Return the statement with `text` in place of a word in braces."""
+        return Statement(*(each.replace(f"{{{word}}}", text) for each in (self.postgresql, self.sqlite)))
+
+
+def read_statement(name: str) -> Statement:
+    """Return the statement in ``queries/<name>.sql``."""
+    text = _COMMENT.sub("", (QUERIES / f"{name}.sql").read_text())
+    statement = Statement(text, _RECORDS.sub(_json_rows, _LOCK.sub("", text)))
+    return statement.filled("job_columns", ", ".join(JOB_COLUMNS))
+
+
+def _json_rows(match: re.Match[str]) -> str:
+    """Return SQLite's query for the rows of one ``jsonb_to_recordset``."""
+    names = [column.split()[0] for column in match[1].split(",")]
+    columns = ", ".join(f"json_extract(value, '$.{name}') AS {name}" for name in names)
+    return f"(SELECT {columns} FROM json_each(:given)) AS record"  # noqa: S608 - names of our files
 
 
 @dataclass(slots=True)
@@ -226,6 +268,9 @@ def _operation(
         return run(database, lambda transaction: method(self, transaction, *args, **kwargs))
 
     return operation
+
+
+_NOW: Final = read_statement("now")
 
 
 class DatabaseOperations:

@@ -20,12 +20,12 @@ from headrace.jobs.ledgers.database import (
     DatabaseOperations,
     JobEventWriter,
     Transaction,
+    read_statement,
     reading,
     writing,
     writing_once,
 )
 from headrace.jobs.ledgers.rows import clean
-from headrace.jobs.ledgers.statements import read_statement
 from headrace.jobs.notify import EmailTarget, Notification, SnsTarget, Target, WebhookTarget
 from headrace.jobs.notify.delivery import (
     Claim,

@@ -14,10 +14,9 @@ from headrace.jobs.ledger import (
     QueueSettings,
     Wakeup,
 )
-from headrace.jobs.ledgers.database import Database, Transaction, reading, writing
+from headrace.jobs.ledgers.database import Database, Transaction, read_statement, reading, writing
 from headrace.jobs.ledgers.outbox import SqlOutbox
 from headrace.jobs.ledgers.rows import clean
-from headrace.jobs.ledgers.statements import read_statement
 from headrace.jobs.ledgers.stored_jobs import JobOperations
 from headrace.jobs.ledgers.submissions import SubmitOperations, queue_of, read_queues
 from headrace.jobs.ledgers.work import WorkOperations

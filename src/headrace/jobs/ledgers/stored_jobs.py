@@ -9,7 +9,15 @@ from typing_extensions import override
 from headrace.core.errors import DataError, JobNotFoundError, JobStateError
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
 from headrace.jobs.ledger import JobFilter, JobLedger, Page
-from headrace.jobs.ledgers.database import DatabaseOperations, Transaction, reading, writing, writing_once
+from headrace.jobs.ledgers.database import (
+    DatabaseOperations,
+    Statement,
+    Transaction,
+    read_statement,
+    reading,
+    writing,
+    writing_once,
+)
 from headrace.jobs.ledgers.rows import (
     clean,
     dump,
@@ -18,7 +26,6 @@ from headrace.jobs.ledgers.rows import (
     entry_of,
     job_of,
 )
-from headrace.jobs.ledgers.statements import Statement, read_statement
 from headrace.jobs.ledgers.transitions import Change, Note, after_ms, change, requeue_change
 from headrace.jobs.state import JobEvent, JobState, source_states
 

@@ -9,9 +9,15 @@ from typing_extensions import override
 from headrace.core.errors import IdempotencyError, JobLedgerUnavailableError, QueueClosedError, QueueFullError
 from headrace.jobs.job import Job, NewJob, new_job_id, wall_ms
 from headrace.jobs.ledger import JobLedger, QueueSettings, SubmitReply
-from headrace.jobs.ledgers.database import DatabaseOperations, Row, Transaction, reading, writing
+from headrace.jobs.ledgers.database import (
+    DatabaseOperations,
+    Row,
+    Transaction,
+    read_statement,
+    reading,
+    writing,
+)
 from headrace.jobs.ledgers.rows import clean, dump_spec
-from headrace.jobs.ledgers.statements import read_statement
 from headrace.jobs.ledgers.stored_jobs import read_by_id, read_by_keys, read_jobs
 from headrace.jobs.ledgers.transitions import after_ms
 

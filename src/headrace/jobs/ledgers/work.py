@@ -16,9 +16,14 @@ from headrace.jobs.ledger import (
     MaintenanceCounts,
     SettleAndClaimReply,
 )
-from headrace.jobs.ledgers.database import DatabaseOperations, Transaction, writing, writing_once
+from headrace.jobs.ledgers.database import (
+    DatabaseOperations,
+    Transaction,
+    read_statement,
+    writing,
+    writing_once,
+)
 from headrace.jobs.ledgers.rows import clean, dump, dump_mapping
-from headrace.jobs.ledgers.statements import read_statement
 from headrace.jobs.ledgers.stored_jobs import read_by_id, read_jobs, write_changes
 from headrace.jobs.ledgers.transitions import Change, change, lost_lease_change, settlement_change
 from headrace.jobs.state import JobEvent, JobState, next_state, source_states

@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 
 from headrace.core.clock import Clock
 from headrace.core.errors import JobLedgerUnavailableError
-from headrace.jobs.attempt import Attempt, StopReason
 from headrace.jobs.job import JobProgress
+from headrace.jobs.kinds import Attempt, StopReason
 from headrace.jobs.ledger import Heartbeat, JobLedger
 from headrace.jobs.notify.subscription import wants_progress
 from headrace.jobs.worker.settings import WorkerSettings

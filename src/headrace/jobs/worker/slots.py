@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError
-from headrace.jobs.attempt import Attempt, StopReason
+from headrace.jobs.kinds import Attempt, StopReason
 
 LeaseKey = tuple[str, int]
 """A job's id and a lease number."""

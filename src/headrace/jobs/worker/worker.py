@@ -17,10 +17,9 @@ from typing_extensions import override
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.service import Service
-from headrace.jobs.attempt import Attempt, AttemptStoppedError, StopReason, outcome_of_error
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, JobProgress, Kind, Outcome, Settlement
-from headrace.jobs.kinds import KindRunner
+from headrace.jobs.kinds import Attempt, AttemptStoppedError, KindRunner, StopReason, outcome_of_error
 from headrace.jobs.ledger import JobLedger, Wakeup
 from headrace.jobs.worker.heartbeats import Heartbeats
 from headrace.jobs.worker.ledger_loop import LedgerLoop
