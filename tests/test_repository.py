@@ -365,3 +365,13 @@ def test_ci_runs_lint_tests_and_separate_environments():
         *(f"make test-{extra}" for extra in _SEPARATE_EXTRAS),
         "make test-clients",
     ]
+
+
+def test_every_data_file_of_the_source_is_in_the_package():
+    """A wheel has only the files that package-data names."""
+    globs = PYPROJECT["tool"]["setuptools"]["package-data"]["headrace"]
+    packaged = {path for glob in globs for path in SRC.glob(glob)}
+    data = [
+        ROOT / name for name in _git_files() if name.startswith("src/headrace/") and not name.endswith(".py")
+    ]
+    assert [path for path in data if path not in packaged] == []
