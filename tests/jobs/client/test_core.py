@@ -1,12 +1,14 @@
 """The client's protocol logic against scripted responses, without a network."""
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
 from cases import for_each
 from headrace.core import errors
-from headrace.jobs.client.core import ApiCall, ClientCore, ConnectionLostError, Emit, Open, Pause, Send
-from headrace.jobs.client.messages import ApiResponse, make_submit_request
+from headrace.jobs.client.core import ApiCall, ApiOperations, ApiTransport, iterate, run
+from headrace.jobs.client.messages import ApiResponse, ConnectionLostError
 from headrace.jobs.documents import job_document
 from headrace.jobs.job import Job, NewJob
 from headrace.jobs.state import JobState
@@ -26,43 +28,48 @@ def problem(status, kind, why="why", **headers):
     )
 
 
-class Script:
-    """A runner of exchanges with scripted responses. Pauses advance a manual clock."""
+class Script(ApiTransport):
+    """A transport with scripted responses. Pauses advance a manual clock."""
 
     def __init__(self, *responses, retry_s=10.0):
         self.clock = ManualClock(1.0, auto=True)
-        self.core = ClientCore("http://api", "hr_key", retry_s, self.clock, lambda: 1.0)
+        self.core = ApiOperations(
+            "http://api", self, api_key="hr_key", retry_s=retry_s, clock=self.clock, draw=lambda: 1.0
+        )
         self.responses = list(responses)
         self.calls, self.emitted, self.pauses = [], [], []
+        self.open = 0
 
-    def play(self, exchange):
-        """Run the exchange and return its result."""
-        reply = None
-        try:
-            step = next(exchange)
-            while True:
-                reply = self.do(step)
-                step = (
-                    exchange.throw(reply) if isinstance(reply, ConnectionLostError) else exchange.send(reply)
-                )
-        except StopIteration as end:
-            return end.value
+    def collect(self, values):
+        """Run an operation and keep its values, also those before an error."""
+        for value in iterate(values):
+            self.emitted.append(value)
 
-    def do(self, step):
-        if isinstance(step, Pause):
-            self.pauses.append(step.seconds)
-            self.clock.advance(step.seconds)
-            return None
-        if isinstance(step, Emit):
-            self.emitted.append(step.value)
-            return None
-        if isinstance(step, Send | Open):
-            self.calls.append(step.call)
-        return self.responses.pop(0)
+    async def send(self, call, *, stream=False):
+        self.calls.append(call)
+        response = self.reply()
+        self.open += stream
+        return replace(response, stream=self) if stream else response
+
+    async def pause(self, seconds):
+        self.pauses.append(seconds)
+        self.clock.advance(seconds)
+
+    async def read(self):
+        return self.reply()
+
+    async def aclose(self):
+        self.open -= 1
+
+    def reply(self):
+        reply = self.responses.pop(0)
+        if isinstance(reply, ConnectionLostError):
+            raise reply
+        return reply
 
 
 def submit(script, **options):
-    return script.play(script.core.submit(make_submit_request("m", {"x": 1}, options)))
+    return run(script.core.submit("m", {"x": 1}, **options))
 
 
 LOST = ConnectionLostError("connection reset", sent=True)
@@ -140,20 +147,20 @@ def test_permanent_error_is_raised_at_once(response, kind):
 def test_repeated_deletion_after_a_lost_response_succeeds():
     missing = problem(404, "JobNotFoundError")
     script = Script(LOST, missing)
-    assert script.play(script.core.delete(JOB.id)) is None
+    run(script.core.delete(JOB.id))
     with pytest.raises(errors.JobNotFoundError):
-        Script(missing).play(script.core.delete(JOB.id))
+        run(Script(missing).core.delete(JOB.id))
 
 
 def test_retry_is_not_repeated_after_it_was_sent():
     script = Script(LOST)
     with pytest.raises(errors.EndpointUnavailableError):
-        script.play(script.core.retry(JOB.id))
+        run(script.core.retry(JOB.id))
 
 
 def test_wait_repeats_long_polls():
     script = Script(job_response(), job_response(), job_response(JobState.FAILED))
-    assert script.play(script.core.wait(JOB.id, None)).state is JobState.FAILED
+    assert run(script.core.wait(JOB.id, None)).state is JobState.FAILED
     assert [dict(call.params)["wait"] for call in script.calls] == ["25"] * 3
     assert all(call.extra_s == 25 for call in script.calls)
 
@@ -170,7 +177,7 @@ def test_broken_event_stream_resumes_at_its_last_id():
         REFUSED, opened, event(JobState.RUNNING, "b"), None,
         opened, event(JobState.COMPLETED, "c"),
     )  # fmt: skip
-    script.play(script.core.events(JOB.id))
+    script.collect(script.core.events(JOB.id))
     assert [job.state.value for job in script.emitted] == ["pending", "running", "completed"]
     assert [call.headers.get("last-event-id") for call in script.calls] == [None, "a", "a", "b"]
 
@@ -178,8 +185,9 @@ def test_broken_event_stream_resumes_at_its_last_id():
 def test_broken_result_resumes_at_its_byte():
     opened = ApiResponse(200, {"etag": '"t"', "content-length": "6"}, b"", "http://api/")
     script = Script(opened, b"abc", LOST, ApiResponse(206, {}, b"", "http://api/"), b"def", None)
-    script.play(script.core.result(JOB.id))
+    script.collect(script.core.stream_result(JOB.id))
     assert b"".join(script.emitted) == b"abcdef"
+    assert script.open == 0
     assert script.calls[1].headers == {
         "range": "bytes=3-",
         "if-range": '"t"',
@@ -191,14 +199,15 @@ def test_changed_result_is_an_error():
     opened = ApiResponse(200, {"etag": '"t"', "content-length": "6"}, b"", "http://api/")
     script = Script(opened, b"abc", LOST, opened, b"xyz123", None)
     with pytest.raises(errors.EndpointUnavailableError, match="has changed since"):
-        script.play(script.core.result(JOB.id))
+        script.collect(script.core.stream_result(JOB.id))
     assert b"".join(script.emitted) == b"abc"
+    assert script.open == 0
 
 
 def test_key_is_sent_to_the_api_only():
     upload = ApiResponse(201, {}, orjson.dumps({"id": "u", "url": "https://bucket/x?sig=1"}), "http://api/")
     script = Script(upload, ApiResponse(200, {}, b"", "https://bucket/x"))
-    assert script.play(script.core.upload(b"payload")) == "u"
+    assert run(script.core.upload(b"payload")) == "u"
     api, store = script.calls
     assert api.headers["authorization"] == "Bearer hr_key"
     assert store == ApiCall(

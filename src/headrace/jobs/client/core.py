@@ -1,14 +1,18 @@
-"""The job API client's logic without I/O, as generators that serve threads and event loops alike.
+"""The operations of the job API over a transport: what both clients do, without I/O of their own.
 
-An exchange yields the next step (`Send`, `Open`, `Read`, `Pause`, `Emit`) and receives the step's
-result. `headrace.jobs.client.sync` and `headrace.jobs.client.aio` perform the steps.
+The operations are coroutines. `AsyncClient` has them as its methods. `Client` runs them to their end in
+the calling thread, over a transport that blocks instead of suspending (`run`, `iterate`).
 """
 
 import random
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar, Unpack
+from urllib.parse import quote
+
+import orjson
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
@@ -22,11 +26,17 @@ from headrace.core.errors import (
 from headrace.core.retry import RetryPolicy, retry_after_s
 from headrace.jobs.client.messages import (
     INLINE_BYTES_MAX,
+    UNSET,
     ApiResponse,
+    ApiStream,
+    ConnectionLostError,
     EventReader,
-    SubmitRequest,
+    Filters,
+    SubmitOptions,
     encode_submit_request,
     error_from_response,
+    list_query,
+    make_submit_request,
     read_document,
 )
 from headrace.jobs.documents import read_history, read_job
@@ -44,14 +54,6 @@ _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NOT_BEGUN: Final = frozenset({429, 503})
 _NO_CONTENT: Final = 204
 _PARTIAL: Final = 206
-
-
-class ConnectionLostError(Exception):
-    """No connection was made, or it broke. `sent`: the request may have reached the server."""
-
-    def __init__(self, why: str, *, sent: bool) -> None:
-        super().__init__(why)
-        self.sent = sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,211 +75,245 @@ class ApiCall:
     """Seconds that the response may take beyond the usual timeout."""
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Step: send a request. Result: an `ApiResponse` with its body."""
+class ApiTransport(Protocol):
+    """A sender of HTTP requests. The methods raise ConnectionLostError."""
 
-    call: ApiCall
+    async def send(self, call: ApiCall, *, stream: bool = False) -> ApiResponse:
+        """Send a request and return its response.
+
+        With `stream`, the body of a successful response is left to its `stream`; close that after
+        use.
+        """
+        ...
+
+    async def pause(self, seconds: float) -> None:
+        """Wait."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
-    """Step: send a request; `Read` reads its body.
+class ApiOperations:
+    """The operations of the job API.
 
-    Result: an `ApiResponse`; only error bodies are read.
+    Args:
+        url: The API's address.
+        transport: The sender of requests.
+        api_key: The key; sent to the API only, never to redirect targets.
+        retry_s: Seconds for which transient failures are retried.
+        clock: The clock of retries and timeouts.
+        draw: Draws the jitter of delays, 0 to 1.
     """
 
-    call: ApiCall
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Step: read on from the last opened response. Result: bytes, None at the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Step: wait."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """Step: yield a value to the caller's iteration."""
-
-    value: Any
-
-
-Step = Send | Open | Read | Pause | Emit
-ApiExchange = Generator[Step, Any, T]
-
-
-def next_step(exchange: ApiExchange[Any], outcome: Any) -> Step:
-    """Return the exchange's next step after a step's result. StopIteration at its end."""
-    return exchange.throw(outcome) if isinstance(outcome, ConnectionLostError) else exchange.send(outcome)
-
-
-@dataclass(frozen=True, slots=True)
-class ClientCore:
-    """The operations of the job API. `api_key` is sent to the API only, never to redirect targets."""
-
-    url: str
-    api_key: str = ""
-    retry_s: float = RETRY_S
-    clock: Clock = field(default_factory=SystemClock)
-    draw: Callable[[], float] = random.random
+    def __init__(
+        self,
+        url: str,
+        transport: ApiTransport,
+        *,
+        api_key: str = "",
+        retry_s: float = RETRY_S,
+        clock: Clock | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._url = url
+        self._transport = transport
+        self._api_key = api_key
+        self._retry_s = retry_s
+        self._clock = clock or SystemClock()
+        self._draw = draw
 
     # Jobs
 
-    def submit(self, order: SubmitRequest) -> ApiExchange[Job]:
-        """Submit a job; upload a large payload first."""
-        source = order.source
-        if source is not None and _size(source) > INLINE_BYTES_MAX:
-            upload = yield from self.upload(source)
+    async def submit(self, model: str = "", input: Any = UNSET, **options: Unpack[SubmitOptions]) -> Job:
+        """Submit a job. Return once it is in the ledger. `input` is as in `Client.submit`."""
+        order = make_submit_request(model, input, options)
+        if order.source is not None and _size(order.source) > INLINE_BYTES_MAX:
+            upload = await self.upload(order.source)
             order = replace(order, source=None, upload=upload)
-        call = encode_submit_request(order)
-        response = yield from self._request(
-            ApiCall("POST", "/v1/jobs", call.params, call.headers, call.content, repeatable=order.repeatable)
+        request = encode_submit_request(order)
+        call = ApiCall(
+            "POST",
+            "/v1/jobs",
+            request.params,
+            request.headers,
+            request.content,
+            repeatable=order.repeatable,
         )
-        return _job(response)
+        return _job(await self._request(call))
 
-    def get(self, job_id: str, wait_s: float = 0.0) -> ApiExchange[Job]:
-        """Return a job; with `wait_s`, once it has ended or after that time."""
-        params = (("wait", f"{wait_s:g}"),) if wait_s else ()
-        response = yield from self._request(ApiCall("GET", _path(job_id), params, extra_s=wait_s))
-        return _job(response)
+    async def get(self, job_id: str) -> Job:
+        """Return a job as it is now."""
+        return _job(await self._request(ApiCall("GET", _path(job_id))))
 
-    def wait(self, job_id: str, timeout_s: float | None) -> ApiExchange[Job]:
-        """Return a job once it has ended."""
-        began_s = self.clock.now()
+    async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
+        """Return a job once it has ended in any state. Raise DeadlineError after `timeout_s`."""
+        began_s = self._clock.now()
         while True:
-            left_s = WAIT_S if timeout_s is None else timeout_s - (self.clock.now() - began_s)
-            job = yield from self.get(job_id, max(0.0, min(WAIT_S, left_s)))
+            left_s = WAIT_S if timeout_s is None else timeout_s - (self._clock.now() - began_s)
+            wait_s = max(0.0, min(WAIT_S, left_s))
+            params = (("wait", f"{wait_s:g}"),) if wait_s else ()
+            job = _job(await self._request(ApiCall("GET", _path(job_id), params, extra_s=wait_s)))
             if job.state.ended:
                 return job
-            if timeout_s is not None and self.clock.now() - began_s >= timeout_s:
+            if timeout_s is not None and self._clock.now() - began_s >= timeout_s:
                 raise DeadlineError(f"job {job_id} is {job.state.value} after {timeout_s:g} s")
 
-    def listing(self, params: tuple[tuple[str, str], ...], page: int = PAGE) -> ApiExchange[None]:
-        """Emit jobs, newest first, page by page."""
+    async def events(self, job_id: str) -> AsyncGenerator[Job, None]:
+        """Yield the job now and after each change of state or progress, until it has ended.
+
+        A broken connection is reopened and continues. Of several changes meanwhile only the last is
+        yielded.
+        """
+        last = ""
+        while True:
+            headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
+            call = ApiCall("GET", f"{_path(job_id)}/events", headers=headers)
+            response = await self._request(call, stream=True)
+            reader = EventReader()
+            async with aclosing(_stream(response)) as body:
+                if response.status == _NO_CONTENT:
+                    return
+                while (chunk := await _next(body)) is not None:
+                    for event in reader.feed(chunk):
+                        if event.name == "gone":
+                            raise JobNotFoundError(job_id)
+                        last = event.id or last
+                        job = read_job(read_document(ApiResponse(200, {}, event.data, "")))
+                        yield job
+                        if job.state.ended:
+                            return
+            await self._transport.pause(RECONNECT_S * (0.5 + self._draw()))
+
+    async def list(self, **wanted: Unpack[Filters]) -> AsyncGenerator[Job, None]:
+        """Yield matching jobs, newest first; pages are fetched as needed."""
         after = ""
         while True:
-            paged = (*params, ("limit", str(page)), ("after", after))
-            response = yield from self._request(ApiCall("GET", "/v1/jobs", paged))
-            document = read_document(response)
+            params = (*list_query(wanted), ("limit", str(PAGE)), ("after", after))
+            document = read_document(await self._request(ApiCall("GET", "/v1/jobs", params)))
             for job in document["jobs"]:
-                yield Emit(read_job(job))
+                yield read_job(job)
             after = document["next_after"]
             if not after:
                 return
 
-    def history(self, job_id: str) -> ApiExchange[list[HistoryEntry]]:
-        """Return a job's history."""
-        response = yield from self._request(ApiCall("GET", f"{_path(job_id)}/history"))
+    async def history(self, job_id: str) -> Sequence[HistoryEntry]:
+        """Return a job's failures, retries and manual changes, oldest first."""
+        response = await self._request(ApiCall("GET", f"{_path(job_id)}/history"))
         return [read_history(entry) for entry in read_document(response)["history"]]
 
-    def cancel(self, job_id: str) -> ApiExchange[Job]:
-        """Cancel a job."""
-        return _job((yield from self._request(ApiCall("POST", f"{_path(job_id)}/cancel"))))
+    async def cancel(self, job_id: str) -> Job:
+        """Cancel a job: a pending one at once, a running one soon. A second call does nothing."""
+        return _job(await self._request(ApiCall("POST", f"{_path(job_id)}/cancel")))
 
-    def retry(self, job_id: str) -> ApiExchange[Job]:
-        """Requeue a job.
+    async def retry(self, job_id: str) -> Job:
+        """Requeue a job that ended without a result.
 
         Not repeated if the first request may have arrived: the second would be refused.
         """
-        return _job((yield from self._request(ApiCall("POST", f"{_path(job_id)}/retry", repeatable=False))))
+        return _job(await self._request(ApiCall("POST", f"{_path(job_id)}/retry", repeatable=False)))
 
-    def delete(self, job_id: str) -> ApiExchange[None]:
-        """Delete a job.
+    async def delete(self, job_id: str) -> None:
+        """Delete an ended job and the objects stored for it alone.
 
         If a response was lost and the job does not exist then, the lost request deleted it.
         """
         tries: list[str] = []
         try:
-            yield from self._request(ApiCall("DELETE", _path(job_id)), tries)
+            await self._request(ApiCall("DELETE", _path(job_id)), tries=tries)
         except JobNotFoundError:
             if not tries:
                 raise
 
-    def events(self, job_id: str) -> ApiExchange[None]:
-        """Emit the job now and after each change until it has ended, reconnecting as needed."""
-        last = ""
-        while True:
-            headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
-            response = yield from self._request(
-                ApiCall("GET", f"{_path(job_id)}/events", headers=headers), stream=True
-            )
-            if response.status == _NO_CONTENT:
-                return
-            reader = EventReader()
-            while (chunk := (yield from _next())) is not None:
-                for event in reader.feed(chunk):
-                    if event.name == "gone":
-                        raise JobNotFoundError(job_id)
-                    last = event.id or last
-                    job = read_job(read_document(ApiResponse(200, {}, event.data, "")))
-                    yield Emit(job)
-                    if job.state.ended:
-                        return
-            yield Pause(RECONNECT_S * (0.5 + self.draw()))
-
     # Payloads
 
-    def upload(self, source: bytes | Path) -> ApiExchange[str]:
-        """Send a payload to the location that the API gives. Return the upload's id."""
-        document = read_document((yield from self._request(ApiCall("POST", "/v1/uploads"))))
+    async def upload(self, source: bytes | Path) -> str:
+        """Send a large payload to the store. Return the id for a submission's ``upload``."""
+        document = read_document(await self._request(ApiCall("POST", "/v1/uploads")))
         headers = {"content-length": str(_size(source))}
-        yield from self._request(ApiCall("PUT", document["url"], headers=headers, content=source))
+        await self._request(ApiCall("PUT", document["url"], headers=headers, content=source))
         return document["id"]
 
-    def result(self, job_id: str) -> ApiExchange[None]:
-        """Emit the result's bytes as chunks; resume after interruptions."""
+    async def result(self, job_id: str) -> bytes:
+        """Return a completed job's result. Raises as `Client.result` does."""
+        return b"".join([piece async for piece in self.stream_result(job_id)])
+
+    async def stream_result(self, job_id: str) -> AsyncGenerator[bytes, None]:
+        """Yield a completed job's result as chunks; a broken connection is resumed."""
         call = ApiCall("GET", f"{_path(job_id)}/result")
-        response = yield from self._request(call, stream=True)
+        response = await self._request(call, stream=True)
         etag, at = response.headers.get("etag", ""), 0
         size = response.headers.get("content-length", "")
         while True:
-            try:
-                while (chunk := (yield Read())) is not None:
-                    at += len(chunk)
-                    yield Emit(chunk)
-            except ConnectionLostError as lost:
-                if not etag:
-                    raise self._unavailable(call, f"the result broke off after {at} bytes: {lost}") from lost
-            else:
-                return
+            async with aclosing(_stream(response)) as body:
+                try:
+                    while (chunk := await body.read()) is not None:
+                        at += len(chunk)
+                        yield chunk
+                except ConnectionLostError as lost:
+                    if not etag:
+                        why = f"the result broke off after {at} bytes: {lost}"
+                        raise self._unavailable(call, why) from lost
+                else:
+                    return
             if size == str(at):
                 return
-            yield Pause(RECONNECT_S * (0.5 + self.draw()))
-            going_on = replace(call, headers={"range": f"bytes={at}-", "if-range": etag})
-            response = yield from self._request(going_on, stream=True)
+            await self._transport.pause(RECONNECT_S * (0.5 + self._draw()))
+            rest = replace(call, headers={"range": f"bytes={at}-", "if-range": etag})
+            response = await self._request(rest, stream=True)
             if at and response.status != _PARTIAL:
+                await _stream(response).aclose()
                 raise self._unavailable(call, f"the result broke off after {at} bytes and has changed since")
 
     # Queues
 
-    def document(self, method: str, path: str, content: bytes | None = None) -> ApiExchange[dict[str, Any]]:
-        """Send one repeatable request and return the JSON object of its response."""
-        headers = {} if content is None else {"content-type": "application/json"}
-        response = yield from self._request(ApiCall(method, path, headers=headers, content=content))
-        return read_document(response)
+    async def queues(self) -> Sequence[dict[str, Any]]:
+        """Return all queues with their counts."""
+        return read_document(await self._request(ApiCall("GET", "/v1/queues")))["queues"]
+
+    async def queue(self, name: str) -> dict[str, Any]:
+        """Return one queue."""
+        return await self._queue("GET", name)
+
+    async def pause_queue(self, name: str) -> dict[str, Any]:
+        """Stop giving out the queue's jobs."""
+        return await self._queue("POST", name, "/pause")
+
+    async def resume_queue(self, name: str) -> dict[str, Any]:
+        """Give out the queue's jobs and accept submissions again."""
+        return await self._queue("POST", name, "/resume")
+
+    async def drain_queue(self, name: str) -> dict[str, Any]:
+        """Refuse further submissions to the queue."""
+        return await self._queue("POST", name, "/drain")
+
+    async def bound_queue(self, name: str, pending_max: int | None) -> dict[str, Any]:
+        """Limit the queue's pending jobs; None for no limit."""
+        return await self._queue("PATCH", name, content=orjson.dumps({"pending_max": pending_max}))
+
+    async def scale(self, name: str) -> dict[str, Any]:
+        """Return the number of workers that a queue needs."""
+        return await self._queue("GET", name, "/scale")
 
     # Shared by all operations
 
-    def _request(
-        self, call: ApiCall, tries: "list[str] | None" = None, *, stream: bool = False
-    ) -> ApiExchange[ApiResponse]:
+    async def _queue(
+        self, method: str, name: str, what: str = "", *, content: bytes | None = None
+    ) -> dict[str, Any]:
+        headers = {} if content is None else {"content-type": "application/json"}
+        path = f"/v1/queues/{quote(name, safe='')}{what}"
+        return read_document(await self._request(ApiCall(method, path, headers=headers, content=content)))
+
+    async def _request(
+        self, call: ApiCall, *, stream: bool = False, tries: "list[str] | None" = None
+    ) -> ApiResponse:
         """Return the first successful response; retry transient failures within `retry_s`.
 
         `tries` collects the errors of lost attempts.
         """
-        policy, attempt, trouble_s = RetryPolicy(retry_s=self.retry_s), 0, 0.0
+        policy, attempt, trouble_s = RetryPolicy(retry_s=self._retry_s), 0, 0.0
         call = self._keyed(call)
         while True:
             after_s: float | None = None
             try:
-                response: ApiResponse = yield (Open(call) if stream else Send(call))
+                response = await self._transport.send(call, stream=stream)
             except ConnectionLostError as lost:
                 error: HeadraceError = self._unavailable(call, str(lost))
                 retry = call.repeatable or not lost.sent
@@ -294,28 +330,62 @@ class ClientCore:
             if tries is not None:
                 tries.append(str(error))
             attempt += 1
-            now_s = self.clock.now()
+            now_s = self._clock.now()
             trouble_s = trouble_s or now_s
-            left_s = self.retry_s - (now_s - trouble_s)
-            delay_s = policy.delay_s(attempt, left_s, self.draw(), retry_after_s=after_s)
+            left_s = self._retry_s - (now_s - trouble_s)
+            delay_s = policy.delay_s(attempt, left_s, self._draw(), retry_after_s=after_s)
             if delay_s is None:
                 raise error
-            yield Pause(delay_s)
+            await self._transport.pause(delay_s)
 
     def _keyed(self, call: ApiCall) -> ApiCall:
-        if not self.api_key or "://" in call.url:
+        if not self._api_key or "://" in call.url:
             return call
-        return replace(call, headers={**call.headers, "authorization": f"Bearer {self.api_key}"})
+        return replace(call, headers={**call.headers, "authorization": f"Bearer {self._api_key}"})
 
     def _unavailable(self, call: ApiCall, why: str) -> EndpointUnavailableError:
-        where = call.url.partition("?")[0] if "://" in call.url else f"{self.url}{call.url}"
+        where = call.url.partition("?")[0] if "://" in call.url else f"{self._url}{call.url}"
         return EndpointUnavailableError(where, why)
 
 
-def _next() -> ApiExchange[bytes | None]:
+def run(operation: Coroutine[Any, Any, T]) -> T:
+    """Run an operation to its end in this thread. Its transport must not suspend."""
+    try:
+        operation.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a transport that blocks does not suspend")
+
+
+def iterate(values: AsyncGenerator[T, None]) -> Generator[T]:
+    """Yield the values of an operation in this thread. Its transport must not suspend."""
+    try:
+        while found := run(_step(values)):
+            yield found[0]
+    finally:
+        run(_close(values))
+
+
+async def _step(values: AsyncGenerator[T, None]) -> tuple[T, ...]:
+    """Return the next value in a tuple; an empty one at the end."""
+    async for value in values:
+        return (value,)
+    return ()
+
+
+async def _close(values: AsyncGenerator[Any, None]) -> None:
+    await values.aclose()
+
+
+def _stream(response: ApiResponse) -> ApiStream:
+    assert response.stream is not None, "requested as a stream"
+    return response.stream
+
+
+async def _next(body: ApiStream) -> bytes | None:
     """Return the next chunk of a stream that is reopened after interruptions; None if it broke."""
     try:
-        return (yield Read())
+        return await body.read()
     except ConnectionLostError:
         return None
 

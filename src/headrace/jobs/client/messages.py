@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, Protocol, TypedDict, cast
 
 import orjson
 
@@ -263,6 +263,26 @@ def _query(fields: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(params) if "model" in fields else (("model", ""), *params)
 
 
+class ConnectionLostError(Exception):
+    """No connection was made, or it broke. `sent`: the request may have reached the server."""
+
+    def __init__(self, why: str, *, sent: bool) -> None:
+        super().__init__(why)
+        self.sent = sent
+
+
+class ApiStream(Protocol):
+    """The body of a response while it arrives."""
+
+    async def read(self) -> bytes | None:
+        """Return the next chunk, None at the end. Raise ConnectionLostError."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection. A second call does nothing."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
     """An HTTP response. Header names are in lower case."""
@@ -271,6 +291,8 @@ class ApiResponse:
     headers: Mapping[str, str]
     body: bytes
     url: str
+    stream: ApiStream | None = None
+    """The rest of the body, if it was requested as a stream."""
 
 
 def read_document(response: ApiResponse) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The parts that `Client` and `AsyncClient` share beside the client core: settings, files and httpx.
+"""The parts that `Client` and `AsyncClient` share beside the operations: settings, files and httpx.
 
 Adapter module of httpx: `sync` and `aio` take httpx from here, so that this module alone reports
 its absence.
@@ -11,20 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
-
-import orjson
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.jobs.client.core import (
-    RETRY_S,
-    TIMEOUT_S,
-    ApiCall,
-    ApiExchange,
-    ClientCore,
-    ConnectionLostError,
-)
-from headrace.jobs.client.messages import ApiResponse
+from headrace.jobs.client.core import RETRY_S, TIMEOUT_S, ApiCall
+from headrace.jobs.client.messages import ApiResponse, ApiStream, ConnectionLostError
 
 try:
     import httpx
@@ -72,41 +62,29 @@ def httpx_options(settings: ClientSettings) -> dict[str, Any]:
     return arguments
 
 
-def timeouts(settings: ClientSettings, call: ApiCall) -> httpx.Timeout:
-    """Return the timeouts of one call."""
-    return httpx.Timeout(settings.timeout_s + call.extra_s, connect=min(CONNECT_S, settings.timeout_s))
+def request_options(base: httpx.URL, settings: ClientSettings, call: ApiCall) -> dict[str, Any]:
+    """Return the arguments of an httpx request, without its content."""
+    timeout_s = settings.timeout_s + call.extra_s
+    return {
+        "method": call.method,
+        "url": httpx.URL(call.url) if "://" in call.url else httpx.URL(f"{base}{call.url}"),
+        "params": list(call.params) or None,
+        "headers": dict(call.headers),
+        "timeout": httpx.Timeout(timeout_s, connect=min(CONNECT_S, settings.timeout_s)),
+    }
 
 
-def address(base: httpx.URL, call: ApiCall) -> httpx.URL:
-    """Return the address of a call."""
-    return httpx.URL(call.url) if "://" in call.url else httpx.URL(f"{base}{call.url}")
-
-
-def api_response(response: httpx.Response, body: bytes) -> ApiResponse:
-    """Return an httpx response as an `ApiResponse`."""
+def api_response(response: httpx.Response, stream: ApiStream | None) -> ApiResponse:
+    """Return an httpx response as an `ApiResponse`, with its body if that was read."""
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return ApiResponse(response.status_code, headers, body, str(response.request.url.copy_with(query=None)))
+    body = response.content if response.is_closed else b""
+    url = str(response.request.url.copy_with(query=None))
+    return ApiResponse(response.status_code, headers, body, url, stream)
 
 
 def connection_lost(error: httpx.HTTPError) -> ConnectionLostError:
     """Return an httpx error as a ConnectionLostError."""
     return ConnectionLostError(str(error) or type(error).__name__, sent=not isinstance(error, _NEVER_SENT))
-
-
-class ClientBase:
-    """The address, the key and the settings of a client."""
-
-    def __init__(self, base: Any, api_key: str, settings: ClientSettings) -> None:
-        self.base = base
-        self.settings = settings
-        self.core = ClientCore(str(base), api_key, settings.retry_s)
-
-    def _about_queue(self, method: str, name: str, what: str = "") -> ApiExchange[dict[str, Any]]:
-        return self.core.document(method, f"/v1/queues/{quote(name, safe='')}{what}")
-
-    def _bounding(self, name: str, pending_max: int | None) -> ApiExchange[dict[str, Any]]:
-        content = orjson.dumps({"pending_max": pending_max})
-        return self.core.document("PATCH", f"/v1/queues/{quote(name, safe='')}", content)
 
 
 class ResultFile:
