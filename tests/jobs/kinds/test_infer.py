@@ -19,8 +19,8 @@ from headrace.core.errors import (
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.jobs.cause import Cause, cause_of
 from headrace.jobs.job import NewJob
-from headrace.jobs.kinds import AttemptStoppedError, StopReason, infer
-from headrace.jobs.kinds.infer import InferKind
+from headrace.jobs.kinds import AttemptStoppedError, StopReason, runners
+from headrace.jobs.kinds.runners import InferKind
 from headrace.jobs.paths import JobPaths
 from headrace.protocols.oip_json import decode_response, encode_request
 from headrace.storage.resolve import Stores
@@ -174,7 +174,7 @@ def test_missing_input_is_reported(tmp_path, stores, paths):
 
 
 def test_too_large_request_is_refused_with_advice(tmp_path, stores, paths, monkeypatch):
-    monkeypatch.setattr(infer, "REQUEST_BYTES_MAX", 64)
+    monkeypatch.setattr(runners, "REQUEST_BYTES_MAX", 64)
     uri = payload(tmp_path, "in.json", json.dumps(REQUEST) + " " * 64)
     with pytest.raises(LimitError, match="JSON Lines"):
         run(stores, paths, NewJob(model="m", input_uri=uri))
