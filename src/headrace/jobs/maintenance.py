@@ -1,8 +1,9 @@
 """Maintenance of a job ledger and its objects: periodic tasks, and the service that runs them.
 
-The reaper takes back expired leases. The reconciler announces again the jobs that wait longer than they
-should, in case an announcement was lost. The sweeper deletes expired data: ended jobs with their
-objects, and objects that belong to no job. `publication.ResultPublisher` is a task too.
+The reaper takes back expired leases. The reconciler announces again the jobs that wait longer
+than they should, in case an announcement was lost. The sweeper deletes expired data: ended jobs
+with their objects, and objects that belong to no job. `publication.ResultPublisher` is a task
+too.
 """
 
 import logging
@@ -26,13 +27,14 @@ from headrace.storage.folder import prune_folder, remove_folder
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
-_log = logging.getLogger("headrace.jobs")
 REAPED_JOBS_MAX: Final = 500
 ANNOUNCED_JOBS_MAX: Final = 500
 SCANNED_JOBS_MAX: Final = 10_000
 _PAGE_JOBS: Final = 500
 SWEPT_JOBS_MAX: Final = 200
 ORPHANS_ROUND: Final = 1000
+
+_log = logging.getLogger("headrace.jobs")
 
 
 @dataclass(frozen=True, slots=True)

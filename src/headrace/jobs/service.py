@@ -65,8 +65,8 @@ class Scale:
 class JobService(JobIntake):
     """The operations of the job API, with permission checks, as a service.
 
-    Every operation first checks the rights of the client's key. The ledger and the stores are owned by
-    the caller: started before, stopped after.
+    Every operation first checks the rights of the client's key. The ledger and the stores are
+    owned by the caller: started before, stopped after.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""Object events to jobs: the trigger that an event fires, and the events that must not fire one.
-
-Pure.
+"""Object events to jobs: the trigger that an event fires, and the submission of its job.
 
 Stores report an object at least once, in any order, over several channels. Every event has a key
 that is equal for all its copies; the ledger creates one job for it.
@@ -31,9 +29,10 @@ TRIGGERS_MAX: Final = 1000
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _REQUIRED = ("name", "prefix", "output")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_log = logging.getLogger("headrace.jobs.events")
 WAIT_S: Final = 60.0
 """The time limit of the ledger's reply; after it the notice must be reported again."""
+
+_log = logging.getLogger("headrace.jobs.events")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from headrace.core.clock import Clock
 from headrace.jobs.brokers.session import KEEP_ALIVE_S, BrokerConnection, BrokerCounters, MessageBroker
 from headrace.jobs.wakeup_broker import WakeupListener
 
-_TAKE_S_MIN = 0.05
-_JOIN_S = 0.2
 MESSAGES_MAX: Final = 256
 """The largest number of messages that one wait receives."""
 AT_ONCE_S: Final = 0.1
 """Messages that arrive within this time after the last ones belong to the same run."""
-_DOUBLINGS_MAX = 8
+_TAKE_S_MIN: Final = 0.05
+_JOIN_S: Final = 0.2
+_DOUBLINGS_MAX: Final = 8
 
 
 class _WaitState:
@@ -162,7 +162,13 @@ class BrokerListener(WakeupListener):
 
 
 class Pace:
-    """The receive size of one listener; `now_s` is monotonic."""
+    """The receive size of one listener: the free slots, and more if messages outpace work. Pure.
+
+    A worker waits only if the ledger has no job for it. Messages that end one wait directly after
+    another are therefore about jobs that are claimed already. Thousands may be left after a time in
+    which every worker was busy. Each such run is received in steps that double, so that it costs a
+    dozen reads of the ledger instead of thousands. `now_s` is monotonic.
+    """
 
     def __init__(self) -> None:
         self._run = 0

@@ -30,14 +30,14 @@ UNSENT_MAX: Final = 10_000
 """The number of announcements that wait, for example in an outage. Polling finds the jobs of the
 rest.
 """
-_NAMES_LOGGED_MAX = 100
-
-_log = logging.getLogger("headrace.jobs.wakeup_broker")
+_NAMES_LOGGED_MAX: Final = 100
 SEND_MAX: Final = 100
 """The number of messages in one send."""
 DRAIN_S: Final = 5.0
 """Seconds for which a stop sends waiting announcements; polling finds the jobs of the rest."""
 _JOIN_S = 0.2
+
+_log = logging.getLogger("headrace.jobs.wakeup_broker")
 
 
 class MessageWakeupBroker(WakeupBroker):
@@ -130,7 +130,8 @@ class MessageWakeupBroker(WakeupBroker):
 class AnnouncementPublisher:
     """A sender that runs from its creation to `stop`.
 
-    Any thread may call `announce`; it never waits.
+    Announcements wait in bounded memory for its thread. Any thread may call `announce`; it never
+    waits.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Sessions with a message broker: the contract of an adapter, and a session that is reopened forever.
+"""Sessions with a message broker: the contract of an adapter, and reopening forever.
 
 An adapter only connects, sends and receives. Everything else is here, in `listener` and in
 `message_wakeup_broker`: outages, counters, pace and threads.
@@ -25,8 +25,9 @@ RETRY_POLICY: Final = RetryPolicy(retry_s=math.inf, first_delay_s=0.1, delay_max
 """The delays between attempts to connect. There is no limit: long outages are handled like short
 ones.
 """
-_log = logging.getLogger("headrace.jobs.wakeup_broker")
 _Result = TypeVar("_Result")
+
+_log = logging.getLogger("headrace.jobs.wakeup_broker")
 
 
 @dataclass(frozen=True, slots=True)

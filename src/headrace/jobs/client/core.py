@@ -1,7 +1,7 @@
 """The operations of the job API over a transport: what both clients do, without I/O of their own.
 
-The operations are coroutines. `AsyncClient` has them as its methods. `Client` runs them to their end in
-the calling thread, over a transport that blocks instead of suspending (`run`, `iterate`).
+The operations are coroutines. `AsyncClient` has them as its methods. `Client` runs them to their
+end in the calling thread, over a transport that blocks instead of suspending (`run`, `iterate`).
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The requests and responses of the job API: submissions, JSON documents, errors and event streams. Pure."""
+"""The requests and responses of the job API: submissions, JSON documents, errors, event streams."""
 
 import mimetypes
 import secrets

@@ -1,9 +1,10 @@
 """The runners of the job kinds: `infer`, and `transform` and `stream`.
 
-`infer`: one payload in, one result out. A payload that is a request of the Open Inference Protocol goes
-to the model unchanged, together with those of other jobs; so does other JSON, as values for the model's
-inputs. Anything else (CSV, JSON Lines, images, audio, video, archives…) is read as a stream, record by
-record. Its size therefore does not matter, and every record has its prediction or its failure.
+`infer`: one payload in, one result out. A payload that is a request of the Open Inference
+Protocol goes to the model unchanged, together with those of other jobs; so does other JSON, as
+values for the model's inputs. Anything else (CSV, JSON Lines, images, audio, video, archives…) is
+read as a stream, record by record. Its size therefore does not matter, and every record has its
+prediction or its failure.
 
 `transform` and `stream`: runs that any attempt can resume, by their own ledger.
 """
@@ -199,7 +200,9 @@ def _bounded(store: Store, uri: str) -> bytes:
 
 
 class RunJobs(KindRunner):
-    """The runner of `stream` or `transform` jobs. The result is the run's report, beside its output.
+    """The runner of `stream` or `transform` jobs.
+
+    The result is the run's report, beside its output.
 
     Args:
         models: The models of the worker.

@@ -6,8 +6,8 @@ database follows from three substitutions:
 1. ``{job_columns}`` becomes the columns that `rows.job_of` reads, in their order.
 2. SQLite: the lines ``FOR NO KEY UPDATE …`` are left out. It has one writer at a time, so that no
    row locks are needed.
-3. SQLite: ``jsonb_to_recordset``, which reads the JSON objects in ``:given`` as rows, becomes a query
-   over ``json_each``. The text is the same for any number of rows.
+3. SQLite: ``jsonb_to_recordset``, which reads the JSON objects in ``:given`` as rows, becomes a
+   query over ``json_each``. The text is the same for any number of rows.
 
 Comments are not sent. ``scripts/print_statements.py`` prints the texts of one database.
 

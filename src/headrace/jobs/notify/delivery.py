@@ -4,9 +4,10 @@ The outbox survives a crash of the deliverer. A delivery is one notification to 
 claimed under a lease and recorded with the claim's fencing number, so that a deliverer with an
 expired lease records nothing. Times are the outbox's own, in milliseconds since the epoch.
 
-The decision (`decide`) is pure. A delivery has its schedule of attempts. An endpoint has a health that
-all its deliveries affect. After several failures in a row it rests for a while, so that an unavailable
-receiver costs little. After days of nothing but failures it is disabled until it is enabled manually.
+The decision (`decide`) is pure. A delivery has its schedule of attempts. An endpoint has a health
+that all its deliveries affect. After several failures in a row it rests for a while, so that an
+unavailable receiver costs little. After days of nothing but failures it is disabled until it is
+enabled manually.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,15 @@
-"""Addresses that clients may name, for webhooks and inputs; `jobs.paths` handles objects in stores. Pure.
+"""Addresses that clients may name, for webhooks and inputs. Pure.
+
+`jobs.paths` handles objects in stores.
 
 The grammar of URLs is narrower than the standard's, so that no two parsers disagree on the host. An
 address that another parser could read differently is refused, not repaired. Names are not resolved
 here; their addresses are checked when the connection is made (see `client`).
 
-Only IP addresses that the public internet routes may be reached, and those that the operator allowed.
-IPv4 addresses inside IPv6 ones are extracted (IPv4-mapped, NAT64) or refused (6to4, Teredo, ISATAP and
-other tunnels), since they would otherwise name a private address in another spelling.
+Only IP addresses that the public internet routes may be reached, and those that the operator
+allowed. IPv4 addresses inside IPv6 ones are extracted (IPv4-mapped, NAT64) or refused (6to4,
+Teredo, ISATAP and other tunnels), since they would otherwise name a private address in another
+spelling.
 """
 
 import re

@@ -18,8 +18,9 @@ from headrace.jobs.kinds import Attempt, StopReason
 
 LeaseKey = tuple[str, int]
 """A job's id and a lease number."""
-_log = logging.getLogger("headrace.jobs")
 Task = Callable[[], object]
+
+_log = logging.getLogger("headrace.jobs")
 
 
 @dataclass(slots=True)
@@ -192,7 +193,11 @@ class RunningJobs:
 
 
 class WorkerThreads:
-    """A fixed number of threads over one queue whose length the caller bounds. Use it once."""
+    """A fixed number of daemon threads over one queue whose length the caller bounds. Use it once.
+
+    A task that never returns does not keep the process from exiting. (The interpreter waits at exit
+    for the threads of `concurrent.futures`, however they were shut down.)
+    """
 
     def __init__(self, size: int, name: str) -> None:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
