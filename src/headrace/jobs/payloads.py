@@ -7,7 +7,8 @@ import hashlib
 import logging
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -73,17 +74,13 @@ class BoundedWriter:
         self.nbytes += len(data)
         if self.nbytes > self._bytes_max:
             raise LimitError(f"the upload exceeds the limit of {self._bytes_max} bytes")
-        try:
+        with _transfer("an upload"):
             self._writer.write(data)
-        except StorageError as error:
-            raise unavailable("an upload", error) from error
 
     def close(self) -> None:
         """Publish the upload."""
-        try:
+        with _transfer("an upload"):
             self._writer.close()
-        except StorageError as error:
-            raise unavailable("an upload", error) from error
 
     def abort(self) -> None:
         """Discard the upload."""
@@ -111,10 +108,8 @@ class Payloads:
     def store_payload(self, job_id: str, payload: bytes) -> str:
         """Store a submitted payload; return its URI. Raise UnavailableError."""
         uri = self.input_uri(job_id)
-        try:
+        with _transfer("a payload"):
             self._stores.for_uri(uri).put(uri, payload)
-        except StorageError as error:
-            raise unavailable("a payload", error) from error
         return uri
 
     def input_uri(self, job_id: str) -> str:
@@ -141,10 +136,8 @@ class Payloads:
         """Open an upload for writing. Raise DataError for an id that this tenant never received."""
         check_upload_id(tenant, upload_id)
         uri = self.input_uri(upload_id)
-        try:
+        with _transfer("an upload"):
             return BoundedWriter(self._stores.for_uri(uri).writer(uri), self._upload_bytes_max)
-        except StorageError as error:
-            raise unavailable("an upload", error) from error
 
     def check_upload(self, tenant: str, upload_id: str) -> str:
         """Return the URI of a finished upload.
@@ -153,12 +146,11 @@ class Payloads:
         """
         check_upload_id(tenant, upload_id)
         uri = self.input_uri(upload_id)
-        try:
-            self._stores.for_uri(uri).head(uri)
-        except NotFoundError:
-            raise DataError(f"upload: {upload_id} has no payload yet: PUT it first") from None
-        except StorageError as error:
-            raise unavailable("an upload", error) from error
+        with _transfer("an upload"):
+            try:
+                self._stores.for_uri(uri).head(uri)
+            except NotFoundError:
+                raise DataError(f"upload: {upload_id} has no payload yet: PUT it first") from None
         return uri
 
     def open_result(self, job: Job, start: int = 0, *, etag: str | None = None) -> ResultStream:
@@ -175,7 +167,7 @@ class Payloads:
             start = 0
         pieces = self._stores.for_uri(info.uri).stream(info.uri, start=start, etag=info.etag)
         return ResultStream(
-            info.uri, job.result.content_type, size_bytes, own_etag, start, _converted(pieces)
+            info.uri, job.result.content_type, size_bytes, own_etag, start, _transferred(pieces)
         )
 
     def result_url(self, job: Job, expires_s: float) -> str:
@@ -196,13 +188,9 @@ class Payloads:
         if job.state is not JobState.COMPLETED or job.result is None:
             raise JobStateError(job.id, job.state.value, _no_result(job))
         for uri in filter(None, (job.result.published_uri, job.result.uri)):
-            try:
+            # The owner may have moved the object, or revoked the permission to read it.
+            with _transfer("the result"), suppress(NotFoundError, AccessDeniedError):
                 return self._stores.for_uri(uri).head(uri)
-            except (NotFoundError, AccessDeniedError):
-                # The owner may have moved the object, or revoked the permission to read it.
-                continue
-            except StorageError as error:
-                raise unavailable("the result", error) from error
         raise ResultGoneError(job.id)
 
     def _signed(self, method: str, uri: str, expires_s: float) -> str:
@@ -239,17 +227,20 @@ def _check(tenant: str, head: str) -> str:
     return hashlib.sha256(f"{head}\0{tenant}".encode()).hexdigest()[:8]
 
 
-def unavailable(what: str, error: StorageError) -> UnavailableError:
-    """Return the client's error for a failed store, without locations and server messages."""
-    _log.warning("the store failed", extra={"what": what, "why": str(error)})
-    return UnavailableError("the object store", f"{what} could not be transferred; try again later")
-
-
-def _converted(pieces: Iterator[bytes]) -> Iterator[bytes]:
+@contextmanager
+def _transfer(what: str) -> Generator[None]:
+    """Convert the errors of a store for clients, without locations and server messages."""
     try:
-        yield from pieces
+        yield
     except StorageError as error:
-        raise unavailable("the result", error) from error
+        _log.warning("the store failed", extra={"what": what, "why": str(error)})
+        why = f"{what} could not be transferred; try again later"
+        raise UnavailableError("the object store", why) from error
+
+
+def _transferred(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    with _transfer("the result"):
+        yield from pieces
 
 
 def _no_result(job: Job) -> str:
