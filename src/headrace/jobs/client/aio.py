@@ -31,10 +31,10 @@ class AsyncClient(ApiOperations):
 
     def __init__(self, url: str, *, api_key: str = "", settings: ClientSettings | None = None) -> None:
         self.settings = settings or ClientSettings()
-        base = base_url(url)
+        self.base = base_url(url)
         self._http = httpx.AsyncClient(**httpx_options(self.settings))
-        transport = _LoopTransport(self._http, base, self.settings)
-        super().__init__(str(base), transport, api_key=api_key, retry_s=self.settings.retry_s)
+        transport = _LoopTransport(self._http, self.base, self.settings)
+        super().__init__(str(self.base), transport, api_key=api_key, retry_s=self.settings.retry_s)
 
     async def close(self) -> None:
         """Close the connections. A second call does nothing."""

@@ -39,11 +39,11 @@ class Client:
 
     def __init__(self, url: str, *, api_key: str = "", settings: ClientSettings | None = None) -> None:
         self.settings = settings or ClientSettings()
-        base = base_url(url)
+        self.base = base_url(url)
         self._http = httpx.Client(**httpx_options(self.settings))
         self._api = ApiOperations(
-            str(base),
-            _ThreadTransport(self._http, base, self.settings),
+            str(self.base),
+            _ThreadTransport(self._http, self.base, self.settings),
             api_key=api_key,
             retry_s=self.settings.retry_s,
         )
