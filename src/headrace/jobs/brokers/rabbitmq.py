@@ -11,12 +11,19 @@ ones report nothing new. A queue that an operator declared differently is used a
 import ssl
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.jobs.brokers.session import Announcement, BrokerSession, MessageBroker, ReceivedMessages
+from headrace.jobs.brokers.session import (
+    Announcement,
+    BrokerSession,
+    MessageBroker,
+    ReceivedMessages,
+    connection_errors,
+)
 
 try:
     import pika as _pika
@@ -26,6 +33,8 @@ except ImportError as _error:
 
 pika: Any = _pika  # its types are too loose
 exceptions: Any = _exceptions
+
+_faults = partial(connection_errors, exceptions.AMQPError)
 
 PREFIX: Final = "headrace.jobs"
 MESSAGES_MAX: Final = 10_000
@@ -277,13 +286,3 @@ class _RabbitSession(BrokerSession):
 
     def _on_cancel(self, _frame: Any) -> None:
         self._cancelled = True
-
-
-@contextmanager
-def _faults() -> Generator[None]:
-    try:
-        yield
-    except (exceptions.AMQPError, OSError) as error:
-        # The library's errors are often only a list of attempts without a text.
-        message = str(error) or ", ".join(repr(each) for each in error.args)
-        raise ConnectionError(f"{type(error).__name__}: {message}".rstrip(": ")) from error

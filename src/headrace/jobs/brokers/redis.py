@@ -9,14 +9,21 @@ worker that ever ran would stay listed. After ``FLUSHALL``, or a restart without
 streams and groups are created again.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, cast
 
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.jobs.brokers.session import Announcement, BrokerSession, MessageBroker, ReceivedMessages
+from headrace.jobs.brokers.session import (
+    Announcement,
+    BrokerSession,
+    MessageBroker,
+    ReceivedMessages,
+    connection_errors,
+)
 
 try:
     import redis as _redis
@@ -26,6 +33,8 @@ except ImportError as _error:
     raise MissingExtraError("redis", "a redis:// or valkey:// wakeup broker") from _error
 
 redis: Any = _redis  # its types are too loose
+
+_faults = partial(connection_errors, redis.RedisError)
 
 PREFIX: Final = "headrace:jobs"
 MESSAGES_MAX: Final = 10_000
@@ -200,11 +209,3 @@ def _flat(entries: Any) -> list[tuple[Any, Any]]:
     listed = cast("list[Any]", entries)
     nested = bool(listed) and isinstance(listed[0], list)
     return cast("list[Any]", listed[0]) if nested else listed
-
-
-@contextmanager
-def _faults() -> Generator[None]:
-    try:
-        yield
-    except (redis.RedisError, OSError) as error:
-        raise ConnectionError(f"{type(error).__name__}: {error}") from error

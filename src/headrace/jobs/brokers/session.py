@@ -8,7 +8,8 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
@@ -81,6 +82,17 @@ class BrokerSession(Protocol):
     def close(self) -> None:
         """Disconnect. Never raise. A second call does nothing."""
         ...
+
+
+@contextmanager
+def connection_errors(*kinds: type[Exception]) -> Generator[None]:
+    """Convert a client library's errors, and those of the network, to ConnectionError."""
+    try:
+        yield
+    except (*kinds, OSError) as error:
+        # Some errors of libraries are only a list of attempts without a text.
+        message = str(error) or ", ".join(map(repr, error.args))
+        raise ConnectionError(f"{type(error).__name__}: {message}".rstrip(": ")) from error
 
 
 class MessageBroker(Protocol):
