@@ -73,3 +73,24 @@ def test_only_postgresql_locks_rows():
 def test_every_statement_is_used():
     sources = "".join(path.read_text() for path in QUERIES.parent.glob("*.py"))
     assert [name for name in NAMES if f'"{name}"' not in sources] == []
+
+
+NOT_OVER = (
+    "(job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now())) AND "
+    "(job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL OR "
+    "job.expires_at_ms > (SELECT headrace_now()))"
+)
+SLEEPERS = (
+    "SELECT sleeper.id FROM headrace_job AS sleeper WHERE sleeper.queue = :queue "
+    "AND sleeper.state = 'pending' AND sleeper.asleep AND sleeper.due_at_ms <= (SELECT headrace_now()) "
+    "ORDER BY sleeper.due_at_ms LIMIT 1000"
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["claim", "claim_near", "next_is_alone", "next_is_alone_near", "due_in", "due_in_near"]
+)
+def test_claims_repeat_their_conditions_without_a_difference(name):
+    text = " ".join(read_statement(name).postgresql.split())
+    assert text.count(NOT_OVER) == text.count("FROM headrace_job AS job WHERE") > 0
+    assert text.count(SLEEPERS) == text.count("headrace_job AS sleeper")
