@@ -10,13 +10,15 @@ from headrace.protocols.oip_grpc.messages import file_descriptors, message_class
 from headrace.server.grpc_service import GrpcService
 from headrace.server.grpc_streams import GrpcStreamSettings
 from server.grpc_support import (
+    ADMIN,
+    USER,
     FunctionDataplane,
     FunctionModel,
-    KeyAccess,
     bidi,
     code_of,
     echo,
     in_event_loop,
+    key_access,
     serving,
     unary,
 )
@@ -101,8 +103,8 @@ async def test_both_repository_services_list_load_and_unload(package, service):
 
 @in_event_loop
 async def test_roles_are_required():
-    async with serving(plane(), access=KeyAccess()) as channel:
-        user, admin = ((("authorization", f"Bearer {name}"),) for name in ("user", "admin"))
+    async with serving(plane(), access=key_access()) as channel:
+        user, admin = ((("authorization", f"Bearer {key}"),) for key in (USER, ADMIN))
         for name, metadata, code in (
             ("ServerMetadata", None, "UNAUTHENTICATED"),
             ("RepositoryIndex", user, "PERMISSION_DENIED"),
@@ -137,7 +139,7 @@ async def test_every_method_except_probes_requires_a_key():
             return await method.unary(NobodysCall(), b"")
         return await anext(method.stream(NobodysCall(), nothing()))
 
-    for path, method in GrpcService(plane(), access=KeyAccess()).methods().items():
+    for path, method in GrpcService(plane(), access=key_access()).methods().items():
         if path.endswith(probes):
             continue
         with pytest.raises((UnauthenticatedError, UnsupportedError)):

@@ -10,10 +10,10 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.errors import DataError, LimitError
+from headrace.jobs.access import ApiKey
 from headrace.server.errors import CLIENT_DISCONNECTED
-from headrace.server.observation import RequestObservation, safe_id
+from headrace.server.observation import UNKNOWN, RequestObservation, safe_id
 from headrace.server.overdue_watch import OverdueWatch, Watchable
-from headrace.server.response_counters import UNKNOWN
 
 AsgiScope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
@@ -67,7 +67,10 @@ class Exchange:
         "_send",
         "_timeouts",
         "action",
+        "arguments",
+        "broken",
         "headers",
+        "key",
         "method",
         "observation",
         "path",
@@ -92,7 +95,13 @@ class Exchange:
         """True once the start of the response was sent."""
         self.status = CLIENT_DISCONNECTED
         """The status of the response."""
+        self.broken: int | None = None
+        """The status that a stream would have had if its failure had come before its first byte."""
         self.action = UNKNOWN
+        self.arguments: Mapping[str, str] = {}
+        """The parameters of the path."""
+        self.key: ApiKey | None = None
+        """The key of the client; None for routes without a key."""
         self.observation: RequestObservation | None = None
         """The data for traces and logs, or None without observers."""
         self.request_id = self.headers.get(X_REQUEST_ID)
@@ -121,6 +130,10 @@ class Exchange:
         return f"{self._scope.get('scheme', 'http')}://{host}"
 
     # Request
+
+    async def receive(self) -> AsgiMessage:
+        """Return the next message of the client, for handlers that read the body in parts."""
+        return await self._receive()
 
     async def body(self, bytes_max: int) -> bytes:
         """Return the whole request body, decompressed if it was compressed.
