@@ -225,9 +225,9 @@ def test_local_server_accepts_local_names_only(host, accepted):
 def test_named_hosts_are_accepted_and_limit_public_servers():
     evil, named = {b"host": b"evil.example"}, {b"host": b"Models.example.:8080"}
     Guard(bound_to="0.0.0.0").check_source("GET", evil, public=True)
-    Guard(bound_to="127.0.0.1", allowed_hosts=["*"]).check_source("GET", evil, public=True)
+    Guard(bound_to="127.0.0.1", allow_hosts=["*"]).check_source("GET", evil, public=True)
     for bound_to in ("127.0.0.1", "0.0.0.0"):
-        guard = Guard(bound_to=bound_to, allowed_hosts=["models.example"])
+        guard = Guard(bound_to=bound_to, allow_hosts=["models.example"])
         guard.check_source("GET", named, public=True)
         with pytest.raises(ForbiddenError):
             guard.check_source("GET", evil, public=True)
@@ -256,7 +256,7 @@ def test_accepted_hosts_are_remembered_within_a_limit(monkeypatch):
     ],
 )
 def test_pages_of_other_sites_are_refused(method, headers, accepted):
-    guard = Guard(allowed_hosts=["front.example", "*"])
+    guard = Guard(allow_hosts=["front.example", "*"])
     sent = {name.encode(): value.encode() for name, value in headers.items()}
     if accepted:
         guard.check_source(method, sent, public=False)

@@ -60,7 +60,7 @@ class JobsOptions:
     allow_outputs: tuple[str, ...] = ()
     tls: TlsFiles | None = None
     insecure: bool = False
-    allowed_hosts: tuple[str, ...] = ()
+    allow_hosts: tuple[str, ...] = ()
     """Names that clients may use for this server, besides local ones; see `Guard`."""
     events_queue_url: str = ""
     """The URL of an SQS queue of object events to poll."""
@@ -169,7 +169,7 @@ def open_jobs(
     if options.events_queue_url:
         services.append(_open_event_source(options.events_queue_url, event_submitter))
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=False)
-    guard = Guard(file.access, bound_to=options.host, allowed_hosts=options.allowed_hosts)
+    guard = Guard(file.access, bound_to=options.host, allow_hosts=options.allow_hosts)
     routes = job_routes(service, sagemaker=file.sagemaker, event_submitter=event_submitter)
     listeners = _open_listeners(options, guard, routes, dataplane if models else None)
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)

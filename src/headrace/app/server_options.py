@@ -30,7 +30,7 @@ class ServerOptions:
     metrics_port: int | None = 8082
     api_keys: Path | None = None
     """The path of a key file, with a table ``[keys.NAME]`` for each key (`headrace.jobs.access`)."""
-    allowed_hosts: tuple[str, ...] = ()
+    allow_hosts: tuple[str, ...] = ()
     """Names that clients may use for this server, besides local ones; see `Guard`."""
     tls: TlsFiles | None = None
     insecure: bool = False

@@ -89,7 +89,7 @@ def open_server(
     access = Access(_read_keys(options.api_keys))
     guarded = not access.open or (options.tls is not None and options.tls.client_ca is not None)
     check_bind(options.host, guarded=guarded, insecure=options.insecure)
-    guard = Guard(access, bound_to=options.host, allowed_hosts=options.allowed_hosts)
+    guard = Guard(access, bound_to=options.host, allow_hosts=options.allow_hosts)
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=changeable)
     observation = _open_observation(options)
     rest = model_app(dataplane, guard=guard, limits=options.limits, observers=observation.observers)

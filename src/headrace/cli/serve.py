@@ -132,7 +132,7 @@ Examples:
 )
 @click.option(
     "--allow-host",
-    "allowed_hosts",
+    "allow_hosts",
     multiple=True,
     metavar="NAME",
     help="Name that clients may use for this server, besides local ones; * allows every name. Repeatable.",
@@ -196,7 +196,7 @@ def _options(params: dict[str, Any]) -> Any:
         metrics_port=None if params["no_metrics"] else params["metrics_port"],
         api_keys=params["api_keys"],
         tls=_tls(params),
-        allowed_hosts=params["allowed_hosts"],
+        allow_hosts=params["allow_hosts"],
         insecure=params["insecure"],
         limits=RestLimits(body_bytes_max=params["body_bytes_max"]),
         grpc_carrier=params["grpc_carrier"],

@@ -81,7 +81,7 @@ Examples:
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM file of the server key.")
 @click.option(
     "--allow-host",
-    "allowed_hosts",
+    "allow_hosts",
     multiple=True,
     metavar="NAME",
     help="Name that clients may use for this server, besides local ones; * allows every name. Repeatable.",
@@ -148,7 +148,7 @@ def _options(params: dict[str, Any]) -> Any:
         allow_outputs=tuple(map(_absolute_prefix, params["allow_outputs"])),
         tls=tls,
         insecure=params["insecure"],
-        allowed_hosts=params["allowed_hosts"],
+        allow_hosts=params["allow_hosts"],
         events_queue_url=params["events_queue"],
         model_server=None if params["no_serve"] else model_server,
         worker=worker_settings(params),

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Final
 
@@ -39,7 +39,7 @@ from headrace.server.observation import (
     ResponseCounters,
     observed_error_status,
 )
-from headrace.server.routes import Endpoint, Route, Router
+from headrace.server.routes import Route
 
 _log = logging.getLogger("headrace.server")
 
@@ -155,7 +155,7 @@ class WebApp:
 
     # Errors
 
-    async def _reject_method(self, exchange: Exchange, endpoint: Endpoint) -> None:
+    async def _reject_method(self, exchange: Exchange, endpoint: "Endpoint") -> None:
         if not endpoint.routes:
             why = f"no resource at {exchange.path[:200]}"
             status = ErrorStatus(NOT_FOUND, GrpcCode.NOT_FOUND, why, type=_HTTP_ERROR)
@@ -190,3 +190,102 @@ class WebApp:
             exchange.request_id = token_hex(16).encode()
         body = error_body(status, exchange.request_id.decode())
         await exchange.respond(status.http, body, JSON, extra)
+
+
+class Endpoint:
+    """The routes of one path by method, with the values of the parameters in a requested path."""
+
+    __slots__ = ("arguments", "routes")
+
+    def __init__(self, routes: Mapping[str, Route], arguments: Mapping[str, str]) -> None:
+        self.routes = routes
+        self.arguments = arguments
+
+    def find(self, method: str) -> Route | None:
+        """Return the route of a method, or None."""
+        if method == "HEAD":
+            route = self.routes.get("GET")
+            return route if route is not None and route.is_lenient else None
+        return self.routes.get(method)
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods of this path, sorted."""
+        is_readable = self.find("HEAD") is not None
+        return sorted({*self.routes, *(("HEAD",) if is_readable else ())})
+
+
+NOWHERE: Final = Endpoint({}, {})
+"""The result for unknown paths."""
+
+
+class _Node:
+    """The routes that share the first segments of their paths."""
+
+    __slots__ = ("literals", "name", "parameter", "routes", "takes_rest")
+
+    def __init__(self) -> None:
+        self.routes: dict[str, Route] = {}
+        self.literals: dict[str, _Node] = {}
+        self.parameter: _Node | None = None
+        self.name = ""
+        """The name of the parameter that leads to this node."""
+        self.takes_rest = False
+
+    def child(self, segment: str) -> "_Node":
+        if not segment.startswith("{"):
+            return self.literals.setdefault(segment, _Node())
+        if self.parameter is None:
+            self.parameter = _Node()
+        name, _, kind = segment[1:-1].partition(":")
+        self.parameter.name, self.parameter.takes_rest = name, kind == "path"
+        return self.parameter
+
+
+class Router:
+    """The lookup of routes by path. A literal segment precedes a parameter."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._root = _Node()
+        for route in routes:
+            node = self._root
+            for segment in route.path.split("/")[1:]:
+                node = node.child(segment)
+            assert route.method not in node.routes, f"two routes for {route.method} {route.path}"
+            node.routes[route.method] = route
+
+    def find(self, path: str) -> Endpoint:
+        """Return the routes of a path, or `NOWHERE`."""
+        segments = path.split("/")
+        found = _find(self._root, segments, 1)
+        if found is None and not segments[-1] and len(segments) > 2:
+            found = _find(self._root, segments[:-1], 1)
+            if found is not None and not all(r.is_lenient for r in found[0].routes.values()):
+                return NOWHERE
+        if found is None:
+            return NOWHERE
+        node, arguments = found
+        return Endpoint(node.routes, arguments)
+
+
+def _find(node: _Node, segments: list[str], at: int) -> tuple[_Node, dict[str, str]] | None:
+    if at == len(segments):
+        return (node, {}) if node.routes else None
+    segment = segments[at]
+    literal = node.literals.get(segment)
+    if literal is not None:
+        found = _find(literal, segments, at + 1)
+        if found is not None:
+            return found
+    parameter = node.parameter
+    if parameter is None:
+        return None
+    if parameter.takes_rest:
+        rest = "/".join(segments[at:])
+        return (parameter, {parameter.name: rest}) if rest else None
+    if not segment:
+        return None
+    found = _find(parameter, segments, at + 1)
+    if found is not None:
+        found[1][parameter.name] = segment
+    return found

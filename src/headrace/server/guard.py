@@ -23,7 +23,7 @@ class Guard:
     Args:
         access: The API keys; None requires no key.
         bound_to: The address that the server listens on; empty for an application without a server.
-        allowed_hosts: The names that the operator permits in ``Host`` and ``Origin``; ``*`` permits
+        allow_hosts: The names that the operator permits in ``Host`` and ``Origin``; ``*`` permits
             every Host.
 
     A server that is bound to a loopback address accepts loopback names and IP addresses as ``Host``,
@@ -33,10 +33,10 @@ class Guard:
     """
 
     def __init__(
-        self, access: Access | None = None, *, bound_to: str = "", allowed_hosts: Iterable[str] = ()
+        self, access: Access | None = None, *, bound_to: str = "", allow_hosts: Iterable[str] = ()
     ) -> None:
         self.access = access or Access()
-        names = {name.lower().rstrip(".") for name in allowed_hosts}
+        names = {name.lower().rstrip(".") for name in allow_hosts}
         self._allowed = frozenset(names - {"*"})
         self._checks_hosts = "*" not in names and (bool(names) or is_local(bound_to))
         self._known_hosts: set[bytes] = {b""}

@@ -165,8 +165,7 @@ def _operation(
     found: Json = {"summary": operation.summary, "responses": responses}
     if operation.description:
         found["description"] = operation.description
-    if operation.tag:
-        found["tags"] = [operation.tag]
+    found["tags"] = [_tag(route.path)]
     parameters = [*operation.parameters, *_query_parameters(operation.query)]
     if parameters:
         found["parameters"] = parameters
@@ -175,6 +174,12 @@ def _operation(
     if guarded and not route.scopes:
         found["security"] = []
     return found
+
+
+def _tag(path: str) -> str:
+    """Return the group of a route, which is the second segment of its path, such as ``jobs``."""
+    segments = path.split("/")
+    return segments[2] if len(segments) > 2 else "server"
 
 
 def _query_parameters(kind: type[msgspec.Struct] | None) -> list[Json]:

@@ -6,65 +6,37 @@ Responses are JSON, binary tensors or server-sent events.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from headrace.core.errors import UnsupportedError
 from headrace.jobs.access import ApiKey, Scope
 from headrace.protocols import oip_repository, oip_sequences
-from headrace.protocols.oip_json import HEADER_LENGTH
 from headrace.server import model_documents as documents
 from headrace.server.application import WebApp
 from headrace.server.dataplane import Dataplane
-from headrace.server.errors import NOT_FOUND, STATUS_DESCRIPTIONS, ErrorStatus, GrpcCode, StatusError
+from headrace.server.errors import NOT_FOUND, ErrorStatus, GrpcCode, StatusError
 from headrace.server.guard import Guard
 from headrace.server.http import Exchange
 from headrace.server.observation import Observer
 from headrace.server.openapi import documentation_routes
 from headrace.server.rest_direct import ACTION, DirectInference
-from headrace.server.rest_inference import InferenceHandlers, RestLimits, named_model
-from headrace.server.routes import Handler, Json, Operation, Route, read_query
+from headrace.server.rest_inference import MODEL, InferenceHandlers, RestLimits, named_model
+from headrace.server.routes import Handler, Json, Route, read_query, route, routes_of
 
 _INFER: Final = (Scope.INFER,)
 _MODELS: Final = (Scope.MODELS,)
-_MODEL: Final = "/v2/models/{model_name}"
-_VERSION: Final = "/v2/models/{model_name}/versions/{model_version}"
+_VERSION: Final = f"{MODEL}/versions/{{model_version}}"
+_REPOSITORY: Final = "/v2/repository/models/{model_name}"
 _METADATA_ERRORS: Final = (404, 503)
-_CHANGE_ERRORS: Final = (400, 404, 408, 413, 501, 503)
-_INFER_ERRORS: Final = tuple(STATUS_DESCRIPTIONS)
-
-_HEADER_LENGTH: Final[Json] = {
-    "name": HEADER_LENGTH,
-    "in": "header",
-    "description": (
-        "Length of the JSON part in bytes, if binary tensors follow it; 0 for one raw tensor without JSON."
-    ),
-    "schema": {"type": "integer", "minimum": 0},
+_CHANGE: Final[Json] = {
+    "request": (documents.ChangeRequestDocument,),
+    "request_required": False,
+    "response": (documents.ChangedDocument,),
+    "errors": (400, 404, 408, 413, 501, 503),
 }
-_TENSORS: Final[Json] = {
-    "application/octet-stream": {
-        "schema": {
-            "type": "string",
-            "format": "binary",
-            "description": "JSON, followed by the values of each tensor with binary_data_size.",
-        }
-    }
-}
-_EVENTS: Final[Json] = {
-    "text/event-stream": {
-        "schema": {
-            "type": "object",
-            "properties": {"data": {"type": "string", "contentMediaType": "application/json"}},
-            "required": ["data"],
-        }
-    }
-}
-_EVENTS_SENT: Final = (
-    "One event for each response: `data:` and a JSON document. An error after the first event is the last "
-    "event."
-)
-_ANYTHING: Final[Json] = {"*/*": {"schema": {}}}
+_NOT_READY: Final = "Not ready."
 
 _SHARED_MEMORY: Final = "shared memory is not offered: send the tensors in the request, as binary data"
 _TRACE: Final = "trace settings cannot be changed over the network"
@@ -92,27 +64,47 @@ class ModelHandlers:
 
     # Health and metadata
 
+    @route("GET", "/v2/health/live", (), "Liveness of the server", response=(documents.LiveDocument,))
     async def live(self, exchange: Exchange) -> None:
         """Report that the process responds."""
         await exchange.respond(200, b'{"live":true}')
 
+    @route(
+        "GET",
+        "/v2/health/ready",
+        (),
+        "Readiness of the server",
+        response=(documents.ReadyDocument,),
+        alternatives={503: (documents.ReadyDocument, _NOT_READY)},
+    )
     async def ready(self, exchange: Exchange) -> None:
         """Report the readiness of the server."""
         ready = self._dataplane.ready()
         await exchange.respond(200 if ready else 503, b'{"ready":true}' if ready else b'{"ready":false}')
 
+    @route("GET", "/")
+    @route("GET", "/v2", _INFER, "Server metadata", response=(documents.ServerMetadataDocument,))
     async def server_metadata(self, exchange: Exchange) -> None:
         """Report the server and its extensions."""
         plane = self._dataplane
         body = oip_repository.encode_server_metadata(plane.name, plane.version, plane.extensions)
         await exchange.respond(200, body)
 
+    @route("GET", "/v2/models", _INFER, "Names of the ready models", response=(documents.ModelNamesDocument,))
     async def models(self, exchange: Exchange) -> None:
         """List the ready models that the client's key permits."""
         permits = _key(exchange).permits_model
         names = sorted({e.name for e in self._dataplane.index(ready=True) if permits(e.name)})
         await exchange.respond(200, orjson.dumps({"models": names}))
 
+    @route(
+        "GET",
+        MODEL,
+        _INFER,
+        "Model metadata",
+        response=(documents.ModelMetadataDocument,),
+        errors=_METADATA_ERRORS,
+    )
     async def model_metadata(self, exchange: Exchange) -> None:
         """Report a model with its inputs and outputs."""
         model, version = named_model(exchange)
@@ -120,17 +112,49 @@ class ModelHandlers:
         body = oip_repository.encode_model_metadata(metadata, self._dataplane.versions(model))
         await exchange.respond(200, body)
 
+    @route(
+        "GET",
+        f"{MODEL}/ready",
+        (),
+        "Readiness of a model",
+        response=(documents.ModelReadyDocument,),
+        alternatives={503: (documents.ModelReadyDocument, _NOT_READY)},
+        errors=(404,),
+    )
     async def model_ready(self, exchange: Exchange) -> None:
         """Report the readiness of a model."""
         model, version = named_model(exchange)
         ready = self._dataplane.model_ready(model, version)
         await exchange.respond(200 if ready else 503, orjson.dumps({"name": model, "ready": ready}))
 
+    @route(
+        "GET",
+        f"{MODEL}/config",
+        _INFER,
+        "Model configuration in Triton's format",
+        response=(documents.ModelConfigDocument,),
+        errors=_METADATA_ERRORS,
+    )
     async def model_config(self, exchange: Exchange) -> None:
         """Report the configuration of a model in Triton's format."""
         body = oip_repository.encode_model_config(self._dataplane.metadata(*named_model(exchange)))
         await exchange.respond(200, body)
 
+    @route(
+        "GET",
+        "/v2/models/stats",
+        _INFER,
+        "Statistics of every model",
+        response=(documents.StatisticsDocument,),
+    )
+    @route(
+        "GET",
+        f"{MODEL}/stats",
+        _INFER,
+        "Statistics of a model",
+        response=(documents.StatisticsDocument,),
+        errors=_METADATA_ERRORS,
+    )
     async def statistics(self, exchange: Exchange) -> None:
         """Report the statistics of one model, or of all that the client's key permits."""
         named = exchange.arguments
@@ -140,11 +164,22 @@ class ModelHandlers:
 
     # The model repository
 
+    @route(
+        "POST",
+        "/v2/repository/index",
+        _MODELS,
+        "Index of models and versions",
+        request=(documents.IndexRequestDocument,),
+        request_required=False,
+        response=(list[documents.IndexEntryDocument],),
+        errors=(400, 408, 413),
+    )
     async def index(self, exchange: Exchange) -> None:
         """List every version of every model."""
         ready = oip_repository.decode_index_request(await exchange.body(self._limits.body_bytes_max))
         await exchange.respond(200, oip_repository.encode_index(self._dataplane.index(ready=ready)))
 
+    @route("POST", f"{_REPOSITORY}/load", _MODELS, "Load a model", **_CHANGE)
     async def load(self, exchange: Exchange) -> None:
         """Load a model, or reload it."""
         model = exchange.arguments["model_name"]
@@ -152,6 +187,7 @@ class ModelHandlers:
         await self._dataplane.load(model, parameters)
         await exchange.respond(200, orjson.dumps({"name": model, "load": True}))
 
+    @route("POST", f"{_REPOSITORY}/unload", _MODELS, "Unload a model", **_CHANGE)
     async def unload(self, exchange: Exchange) -> None:
         """Unload a model."""
         model = exchange.arguments["model_name"]
@@ -161,12 +197,30 @@ class ModelHandlers:
 
     # Sequences
 
+    @route(
+        "GET",
+        f"{MODEL}/sequences",
+        _MODELS,
+        "Live sequences of a model",
+        query=documents.SequencesQuery,
+        response=(documents.SequencesDocument,),
+        errors=(400, 404, 503),
+    )
     async def sequences(self, exchange: Exchange) -> None:
         """List live sequences of a model."""
         limit = read_query(documents.SequencesQuery, exchange.query).limit
         listing = self._dataplane.sequences(*named_model(exchange), limit=limit)
         await exchange.respond(200, oip_sequences.encode_listing(listing))
 
+    @route(
+        "DELETE",
+        f"{MODEL}/sequences/{{sequence_id:path}}",
+        _MODELS,
+        "Cancel a sequence",
+        status=204,
+        success="The sequence and its waiting requests ended.",
+        errors=_METADATA_ERRORS,
+    )
     async def cancel_sequence(self, exchange: Exchange) -> None:
         """End a sequence with its waiting requests."""
         model, version = named_model(exchange)
@@ -190,14 +244,14 @@ def model_routes(
 ) -> list[Route]:
     """Return the routes of the models of a dataplane."""
     limits = limits or RestLimits()
-    of_models = ModelHandlers(dataplane, limits)
-    inference = InferenceHandlers(dataplane, limits, clock)
-    routes = [*_server_routes(of_models), *_repository_routes(of_models)]
-    for route in (*_routes_of_model(of_models), *_inference_routes(inference)):
-        routes += (route, replace(route, path=route.path.replace(_MODEL, _VERSION)))
+    routes = routes_of(ModelHandlers(dataplane, limits)) + routes_of(
+        InferenceHandlers(dataplane, limits, clock)
+    )
+    of_models = [found for found in routes if found.path.startswith(MODEL)]
+    routes += [replace(found, path=found.path.replace(MODEL, _VERSION)) for found in of_models]
     for path, why in _UNSUPPORTED.items():
         routes += (Route(method, path, "not_offered", (), _refusal(why)) for method in ("GET", "POST"))
-    return [replace(route, is_lenient=True) for route in routes]
+    return [replace(found, is_lenient=True) for found in routes]
 
 
 def model_app(
@@ -240,8 +294,8 @@ RestApp = model_app  # the earlier name, for one release
 def _find_inference(app: WebApp, path: str) -> tuple[str, str] | None:
     """Return the model and the version whose ``infer`` a path names, or None for other paths."""
     endpoint = app.router.find(path)
-    route = endpoint.find("POST")
-    if route is None or route.action != ACTION:
+    found = endpoint.find("POST")
+    if found is None or found.action != ACTION:
         return None
     return endpoint.arguments["model_name"], endpoint.arguments.get("model_version", "")
 
@@ -251,146 +305,3 @@ def _refusal(why: str) -> Handler:
         raise UnsupportedError(why)
 
     return refuse
-
-
-def _server_routes(handlers: ModelHandlers) -> list[Route]:
-    metadata = Operation("Server metadata", response=(documents.ServerMetadataDocument,))
-    ready = {503: (documents.ReadyDocument, "Not ready.")}
-    return [
-        Route("GET", "/", "server_metadata", (), handlers.server_metadata),
-        Route("GET", "/v2", "server_metadata", _INFER, handlers.server_metadata, metadata),
-        Route(
-            "GET",
-            "/v2/health/live",
-            "live",
-            (),
-            handlers.live,
-            Operation("Liveness of the server", response=(documents.LiveDocument,)),
-        ),
-        Route(
-            "GET",
-            "/v2/health/ready",
-            "ready",
-            (),
-            handlers.ready,
-            Operation("Readiness of the server", response=(documents.ReadyDocument,), alternatives=ready),
-        ),
-        Route(
-            "GET",
-            "/v2/models",
-            "models",
-            _INFER,
-            handlers.models,
-            Operation("Names of the ready models", response=(documents.ModelNamesDocument,)),
-        ),
-        Route(
-            "GET",
-            "/v2/models/stats",
-            "statistics",
-            _INFER,
-            handlers.statistics,
-            Operation("Statistics of every model", response=(documents.StatisticsDocument,)),
-        ),
-    ]
-
-
-def _repository_routes(handlers: ModelHandlers) -> list[Route]:
-    index = Operation(
-        "Index of models and versions",
-        request=(documents.IndexRequestDocument,),
-        request_required=False,
-        response=(list[documents.IndexEntryDocument],),
-        errors=(400, 408, 413),
-    )
-    load = Operation(
-        "Load a model",
-        request=(documents.ChangeRequestDocument,),
-        request_required=False,
-        response=(documents.ChangedDocument,),
-        errors=_CHANGE_ERRORS,
-    )
-    unload = replace(load, summary="Unload a model")
-    path = "/v2/repository/models/{model_name}"
-    return [
-        Route("POST", "/v2/repository/index", "index", _MODELS, handlers.index, index),
-        Route("POST", f"{path}/load", "load", _MODELS, handlers.load, load),
-        Route("POST", f"{path}/unload", "unload", _MODELS, handlers.unload, unload),
-    ]
-
-
-def _routes_of_model(handlers: ModelHandlers) -> list[Route]:
-    def described(summary: str, kind: Any) -> Operation:
-        return Operation(summary, response=(kind,), errors=_METADATA_ERRORS)
-
-    metadata = described("Model metadata", documents.ModelMetadataDocument)
-    statistics = described("Statistics of a model", documents.StatisticsDocument)
-    config = described("Model configuration in Triton's format", documents.ModelConfigDocument)
-    ready = Operation(
-        "Readiness of a model",
-        response=(documents.ModelReadyDocument,),
-        alternatives={503: (documents.ModelReadyDocument, "Not ready.")},
-        errors=(404,),
-    )
-    sequences = Operation(
-        "Live sequences of a model",
-        query=documents.SequencesQuery,
-        response=(documents.SequencesDocument,),
-        errors=(400, 404, 503),
-    )
-    cancel = Operation(
-        "Cancel a sequence",
-        status=204,
-        success="The sequence and its waiting requests ended.",
-        errors=_METADATA_ERRORS,
-    )
-    cancel_path = f"{_MODEL}/sequences/{{sequence_id:path}}"
-    return [
-        Route("GET", _MODEL, "model_metadata", _INFER, handlers.model_metadata, metadata),
-        Route("GET", f"{_MODEL}/ready", "model_ready", (), handlers.model_ready, ready),
-        Route("GET", f"{_MODEL}/stats", "statistics", _INFER, handlers.statistics, statistics),
-        Route("GET", f"{_MODEL}/config", "model_config", _INFER, handlers.model_config, config),
-        Route("GET", f"{_MODEL}/sequences", "sequences", _MODELS, handlers.sequences, sequences),
-        Route("DELETE", cancel_path, "cancel_sequence", _MODELS, handlers.cancel_sequence, cancel),
-    ]
-
-
-def _inference_routes(handlers: InferenceHandlers) -> list[Route]:
-    infer = Operation(
-        "Inference",
-        parameters=(_HEADER_LENGTH,),
-        request=(documents.InferenceRequestDocument,),
-        request_content=_TENSORS,
-        response=(documents.InferenceResponseDocument,),
-        content=_TENSORS,
-        errors=_INFER_ERRORS,
-    )
-    generate = replace(
-        infer,
-        summary="Text generation",
-        request=(documents.GenerateRequestDocument, documents.InferenceRequestDocument),
-        response=(documents.GeneratedDocument, documents.InferenceResponseDocument),
-    )
-    handle = Operation(
-        "Opaque request, which the model reads itself (`Model.handle`)",
-        request_required=False,
-        request_content={**_ANYTHING, "multipart/form-data": {"schema": {}}},
-        content=_ANYTHING,
-        success="The model's own response.",
-        responses={"default": {"description": "The model's own response.", "content": _ANYTHING}},
-        errors=tuple(status for status in _INFER_ERRORS if status not in (409, 410)),
-    )
-
-    def streamed(operation: Operation) -> Operation:
-        summary = f"{operation.summary} with a stream of events"
-        return replace(operation, summary=summary, response=(), content=_EVENTS, success=_EVENTS_SENT)
-
-    return [
-        Route("POST", f"{_MODEL}/{action}", action, _INFER, handler, operation)
-        for action, handler, operation in (
-            (ACTION, handlers.infer, infer),
-            ("infer_stream", handlers.infer_stream, streamed(infer)),
-            ("handle", handlers.handle, handle),
-            ("generate", handlers.generate, generate),
-            ("generate_stream", handlers.generate_stream, streamed(generate)),
-        )
-    ]

@@ -7,12 +7,15 @@ from typing import Final
 
 from headrace.core.handle import BODY, HandleRequest
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
+from headrace.jobs.access import Scope
 from headrace.protocols import generate, oip_json, sse
 from headrace.protocols.scheduling_parameters import apply_scheduling_parameters
+from headrace.server import model_documents as documents
 from headrace.server.dataplane import Dataplane
-from headrace.server.errors import STOPPING, error_body, status_of
+from headrace.server.errors import STATUS_DESCRIPTIONS, STOPPING, error_body, status_of
 from headrace.server.http import BODY_S_MAX, JSON, Exchange, Headers
 from headrace.server.multipart import is_form, parse_form
+from headrace.server.routes import Json, route
 
 HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
 _EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
@@ -20,6 +23,57 @@ _NO_CACHE: Final = ((b"cache-control", b"no-cache"),)
 _STOPPING: Final = sse.encode_event(oip_json.encode_error(STOPPING))
 _NONE: Final[Mapping[str, str]] = {}
 _OCTETS: Final = b"application/octet-stream"
+
+_ERRORS: Final = tuple(STATUS_DESCRIPTIONS)
+_OPAQUE_ERRORS: Final = tuple(status for status in _ERRORS if status not in (409, 410))
+
+_HEADER_LENGTH: Final[Json] = {
+    "name": oip_json.HEADER_LENGTH,
+    "in": "header",
+    "description": (
+        "Length of the JSON part in bytes, if binary tensors follow it; 0 for one raw tensor without JSON."
+    ),
+    "schema": {"type": "integer", "minimum": 0},
+}
+_TENSORS: Final[Json] = {
+    "application/octet-stream": {
+        "schema": {
+            "type": "string",
+            "format": "binary",
+            "description": "JSON, followed by the values of each tensor with binary_data_size.",
+        }
+    }
+}
+_EVENTS: Final[Json] = {
+    "text/event-stream": {
+        "schema": {
+            "type": "object",
+            "properties": {"data": {"type": "string", "contentMediaType": "application/json"}},
+            "required": ["data"],
+        }
+    }
+}
+_EVENTS_SENT: Final = (
+    "One event for each response: `data:` and a JSON document. An error after the first event is the last "
+    "event."
+)
+_ANYTHING: Final[Json] = {"*/*": {"schema": {}}}
+
+_OWN_RESPONSE: Final = "The model's own response."
+_INFER: Final = (Scope.INFER,)
+MODEL: Final = "/v2/models/{model_name}"
+"""The path of a model. The routes below it also exist below the path of a version."""
+_REQUEST: Final[Json] = {
+    "parameters": (_HEADER_LENGTH,),
+    "request": (documents.InferenceRequestDocument,),
+    "request_content": _TENSORS,
+    "errors": _ERRORS,
+}
+_GENERATE_REQUEST: Final[Json] = {
+    **_REQUEST,
+    "request": (documents.GenerateRequestDocument, documents.InferenceRequestDocument),
+}
+_STREAM: Final[Json] = {"content": _EVENTS, "success": _EVENTS_SENT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +96,17 @@ class InferenceHandlers:
         self._limits = limits
         self._clock = clock
 
+    @route(
+        "POST",
+        f"{MODEL}/infer",
+        _INFER,
+        "Inference",
+        response=(documents.InferenceResponseDocument,),
+        content=_TENSORS,
+        **_REQUEST,
+    )
     async def infer(self, exchange: Exchange) -> None:
-        """Handle ``infer``."""
+        """Return the response of the model to one request."""
         model, version = named_model(exchange)
         # The lookup comes first, so that an unknown model is reported whatever the body is.
         metadata = self._dataplane.metadata(model, version)
@@ -51,8 +114,11 @@ class InferenceHandlers:
         response = await self._infer_observed(exchange, model, version, wire.request)
         await self._respond(exchange, encode_response_body(response, wire, metadata))
 
+    @route(
+        "POST", f"{MODEL}/infer_stream", _INFER, "Inference with a stream of events", **_REQUEST, **_STREAM
+    )
     async def infer_stream(self, exchange: Exchange) -> None:
-        """Handle ``infer_stream``: send an event for each response."""
+        """Send an event for each response of the model."""
         model, version = named_model(exchange)
         metadata = self._dataplane.metadata(model, version)
         wire = await self._request(exchange, metadata)
@@ -63,8 +129,20 @@ class InferenceHandlers:
 
         await self._respond_streaming(exchange, model, version, wire.request, encode)
 
+    @route(
+        "POST",
+        f"{MODEL}/handle",
+        _INFER,
+        "Opaque request, which the model reads itself (`Model.handle`)",
+        request_required=False,
+        request_content={**_ANYTHING, "multipart/form-data": {"schema": {}}},
+        content=_ANYTHING,
+        success=_OWN_RESPONSE,
+        responses={"default": {"description": _OWN_RESPONSE, "content": _ANYTHING}},
+        errors=_OPAQUE_ERRORS,
+    )
     async def handle(self, exchange: Exchange) -> None:
-        """Handle ``handle``: pass an opaque request to the model."""
+        """Return the response of the model to a request that only the model reads."""
         model, version = named_model(exchange)
         self._dataplane.metadata(model, version)
         request = read_opaque_request(exchange.headers, await exchange.body(self._limits.body_bytes_max))
@@ -77,8 +155,17 @@ class InferenceHandlers:
         async with aclosing(chunks):
             await exchange.respond_streaming(content_type, chunks, extra, status=response.status)
 
+    @route(
+        "POST",
+        f"{MODEL}/generate",
+        _INFER,
+        "Text generation",
+        response=(documents.GeneratedDocument, documents.InferenceResponseDocument),
+        content=_TENSORS,
+        **_GENERATE_REQUEST,
+    )
     async def generate(self, exchange: Exchange) -> None:
-        """Handle ``generate``."""
+        """Return the text that the model generates."""
         model, version = named_model(exchange)
         request = await self._generate_request(exchange, model, version)
         if request is None:
@@ -87,8 +174,16 @@ class InferenceHandlers:
         response = await self._infer_observed(exchange, model, version, request)
         await self._respond(exchange, oip_json.WireBody(generate.encode_generate_response(response)))
 
+    @route(
+        "POST",
+        f"{MODEL}/generate_stream",
+        _INFER,
+        "Text generation with a stream of events",
+        **_GENERATE_REQUEST,
+        **_STREAM,
+    )
     async def generate_stream(self, exchange: Exchange) -> None:
-        """Handle ``generate_stream``."""
+        """Send an event for each text that the model generates."""
         model, version = named_model(exchange)
         request = await self._generate_request(exchange, model, version)
         if request is None:

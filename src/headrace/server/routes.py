@@ -1,9 +1,11 @@
 """The routes of an application: one table for dispatch, access and the OpenAPI document."""
 
+import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
+from types import FunctionType
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
@@ -19,6 +21,8 @@ Handler = Callable[[Exchange], Awaitable[None]]
 """A handler of an exchange. `Exchange.arguments` has the parameters of the path."""
 ErrorFormat = Callable[[Exception, ErrorStatus], tuple[int, bytes, Headers]]
 """Returns the status, the JSON body and the headers of an error response."""
+_Method = TypeVar("_Method", bound=FunctionType)
+_DECLARED: Final = "declared_routes"
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 
 JSON: Final = "application/json"
@@ -37,7 +41,6 @@ class Operation:
 
     summary: str
     description: str = ""
-    tag: str = ""
     query: type[msgspec.Struct] | None = None
     """The type of the query parameters, which `read_query` returns."""
     parameters: tuple[Json, ...] = ()
@@ -85,103 +88,37 @@ class Route:
     """The format of errors, for clients of other systems; None is the format of all other routes."""
 
 
-class Endpoint:
-    """The routes of one path by method, with the values of the parameters in a requested path."""
+def route(
+    method: str, path: str, scopes: tuple[Scope, ...] = (), summary: str = "", **described: Any
+) -> Callable[[_Method], _Method]:
+    """Return a decorator that declares a method as the handler of a route; see `routes_of`.
 
-    __slots__ = ("arguments", "routes")
+    The docstring of the method is the description for clients, and its name is the action.
+    `described` are further fields of `Operation`. A route without `summary` is hidden.
+    """
 
-    def __init__(self, routes: Mapping[str, Route], arguments: Mapping[str, str]) -> None:
-        self.routes = routes
-        self.arguments = arguments
+    def declare(handler: _Method) -> _Method:
+        operation = None
+        if summary:
+            operation = Operation(summary, inspect.getdoc(handler) or "", **described)
+        declared = handler.__dict__.setdefault(_DECLARED, [])
+        declared.append(Route(method, path, handler.__name__, scopes, _unbound, operation))
+        return handler
 
-    def find(self, method: str) -> Route | None:
-        """Return the route of a method, or None."""
-        if method == "HEAD":
-            route = self.routes.get("GET")
-            return route if route is not None and route.is_lenient else None
-        return self.routes.get(method)
-
-    @property
-    def methods(self) -> list[str]:
-        """The methods of this path, sorted."""
-        is_readable = self.find("HEAD") is not None
-        return sorted({*self.routes, *(("HEAD",) if is_readable else ())})
+    return declare
 
 
-NOWHERE: Final = Endpoint({}, {})
-"""The result for unknown paths."""
+def routes_of(handlers: object) -> list[Route]:
+    """Return the routes that the methods of an object were declared for, in the order of the class."""
+    return [
+        replace(declared, handler=getattr(handlers, name))
+        for name, method in vars(type(handlers)).items()
+        for declared in getattr(method, _DECLARED, ())
+    ]
 
 
-class _Node:
-    """The routes that share the first segments of their paths."""
-
-    __slots__ = ("literals", "name", "parameter", "routes", "takes_rest")
-
-    def __init__(self) -> None:
-        self.routes: dict[str, Route] = {}
-        self.literals: dict[str, _Node] = {}
-        self.parameter: _Node | None = None
-        self.name = ""
-        """The name of the parameter that leads to this node."""
-        self.takes_rest = False
-
-    def child(self, segment: str) -> "_Node":
-        if not segment.startswith("{"):
-            return self.literals.setdefault(segment, _Node())
-        if self.parameter is None:
-            self.parameter = _Node()
-        name, _, kind = segment[1:-1].partition(":")
-        self.parameter.name, self.parameter.takes_rest = name, kind == "path"
-        return self.parameter
-
-
-class Router:
-    """The lookup of routes by path. A literal segment precedes a parameter."""
-
-    def __init__(self, routes: Iterable[Route]) -> None:
-        self._root = _Node()
-        for route in routes:
-            node = self._root
-            for segment in route.path.split("/")[1:]:
-                node = node.child(segment)
-            assert route.method not in node.routes, f"two routes for {route.method} {route.path}"
-            node.routes[route.method] = route
-
-    def find(self, path: str) -> Endpoint:
-        """Return the routes of a path, or `NOWHERE`."""
-        segments = path.split("/")
-        found = _find(self._root, segments, 1)
-        if found is None and not segments[-1] and len(segments) > 2:
-            found = _find(self._root, segments[:-1], 1)
-            if found is not None and not all(r.is_lenient for r in found[0].routes.values()):
-                return NOWHERE
-        if found is None:
-            return NOWHERE
-        node, arguments = found
-        return Endpoint(node.routes, arguments)
-
-
-def _find(node: _Node, segments: list[str], at: int) -> tuple[_Node, dict[str, str]] | None:
-    if at == len(segments):
-        return (node, {}) if node.routes else None
-    segment = segments[at]
-    literal = node.literals.get(segment)
-    if literal is not None:
-        found = _find(literal, segments, at + 1)
-        if found is not None:
-            return found
-    parameter = node.parameter
-    if parameter is None:
-        return None
-    if parameter.takes_rest:
-        rest = "/".join(segments[at:])
-        return (parameter, {parameter.name: rest}) if rest else None
-    if not segment:
-        return None
-    found = _find(parameter, segments, at + 1)
-    if found is not None:
-        found[1][parameter.name] = segment
-    return found
+async def _unbound(_: Exchange) -> None:
+    raise AssertionError("a declared route has a handler only after routes_of")
 
 
 def read_query(kind: type[_Document], query: bytes) -> _Document:

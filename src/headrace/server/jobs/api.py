@@ -1,7 +1,6 @@
 """The state and helpers that all routes of the job API share: service, thread pool, responses."""
 
 import asyncio
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,14 +11,14 @@ from typing import Any, Final, ParamSpec, TypeVar
 import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
-from headrace.jobs.access import ApiKey, Scope
+from headrace.jobs.access import ApiKey
 from headrace.jobs.documents import job_document
 from headrace.jobs.job import Job
 from headrace.jobs.ledger import SubmitReply
 from headrace.jobs.service import JobService
 from headrace.jobs.submission import Submission
 from headrace.server.http import JSON, Exchange
-from headrace.server.routes import QUEUE_NAME, Handler, Operation, Route
+from headrace.server.routes import QUEUE_NAME
 
 DOCUMENT_BYTES_MAX: Final = 1 << 20
 """The maximum size of a submission in addition to its payload."""
@@ -28,7 +27,7 @@ CALLS_MAX: Final = 2_000
 RETRY_AFTER_S: Final = 1.0
 _JOB_ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _QUEUE: Final = re.compile(QUEUE_NAME)
-_ERRORS: Final = (400, 429, 503)
+ERRORS: Final = (400, 429, 503)
 """The statuses that every route may have."""
 
 P = ParamSpec("P")
@@ -138,28 +137,6 @@ class Api:
             return await self.thread_pool.run(self.service.get, key, job_id)
         finally:
             self.service.leave(waiter)
-
-
-def job_route(
-    method: str,
-    path: str,
-    scopes: tuple[Scope, ...],
-    handler: Handler,
-    summary: str,
-    *,
-    errors: tuple[int, ...] = (),
-    **described: Any,
-) -> Route:
-    """Return a route of the job API, described by `summary` and the docstring of its handler.
-
-    `described` are further fields of `Operation`.
-    """
-    name: str = getattr(handler, "__name__")  # noqa: B009 - a Callable has no name for the type checker
-    statuses = (*_ERRORS, *errors) if scopes or errors else ()
-    operation = Operation(
-        summary, inspect.getdoc(handler) or "", tag=path.split("/")[2], errors=statuses, **described
-    )
-    return Route(method, path, name, scopes, handler, operation, has_request_id=True)
 
 
 def client_key(exchange: Exchange) -> ApiKey:

@@ -1,6 +1,7 @@
 """The job API: all its routes, those of health and of event notifications, and an application."""
 
 import logging
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import orjson
@@ -13,15 +14,16 @@ from headrace.protocols.object_events import NOTICE_BYTES_MAX, object_events
 from headrace.server.application import WebApp
 from headrace.server.guard import Guard
 from headrace.server.http import Exchange
-from headrace.server.jobs.api import Api, ApiSettings, BoundedThreadPool, job_route, respond_json
+from headrace.server.jobs.api import ERRORS, Api, ApiSettings, BoundedThreadPool, respond_json
 from headrace.server.jobs.documents import EventOutcomesDocument, HealthDocument
-from headrace.server.jobs.job_routes import routes_of_jobs
-from headrace.server.jobs.payload_routes import payload_routes
-from headrace.server.jobs.queue_routes import queue_routes
+from headrace.server.jobs.job_routes import JobHandlers
+from headrace.server.jobs.payload_routes import PayloadHandlers
+from headrace.server.jobs.queue_routes import QueueHandlers
 from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
 from headrace.server.openapi import documentation_routes
-from headrace.server.routes import Json, Route
+from headrace.server.routes import Route, route, routes_of
 
+_HEALTH: Final = (HealthDocument,)
 _CONFIRMATION: Final = "SubscriptionConfirmation"
 
 _log = logging.getLogger("headrace.jobs.events")
@@ -43,9 +45,16 @@ def job_routes(
     """
     api = Api(service, settings, thread_pool)
     submitter = event_submitter or EventSubmitter(Triggers(()), service.submit_internal)
-    routes = [*routes_of_jobs(api), *payload_routes(api), *queue_routes(api)]
-    routes += [*_event_notice_routes(api, submitter), *_health_routes(api)]
-    return routes if sagemaker is None else [*routes, *sagemaker_routes(api, sagemaker)]
+    groups: list[object] = [
+        JobHandlers(api),
+        PayloadHandlers(api),
+        QueueHandlers(api),
+        OtherHandlers(api, submitter),
+    ]
+    routes = [found for handlers in groups for found in routes_of(handlers)]
+    if sagemaker is not None:
+        routes += sagemaker_routes(api, sagemaker)
+    return [replace(found, has_request_id=True) for found in routes]
 
 
 def jobs_app(
@@ -71,25 +80,34 @@ def jobs_app(
     return WebApp([*routes, *documentation], guard, body_s_max=settings.body_s_max)
 
 
-def _health_routes(api: Api) -> list[Route]:
-    async def jobs_live(exchange: Exchange) -> None:
+class OtherHandlers:
+    """The handlers of health and of event notifications. Their docstrings are the descriptions for clients."""
+
+    def __init__(self, api: Api, submitter: EventSubmitter) -> None:
+        self._service = api.service
+        self._run = api.thread_pool.run
+        self._submitter = submitter
+
+    @route("GET", "/v1/health/live", (), "Check liveness", response=_HEALTH)
+    async def jobs_live(self, exchange: Exchange) -> None:
         """Report that the process responds. No key is needed."""
         await respond_json(exchange, {"status": "ok"})
 
-    async def jobs_ready(exchange: Exchange) -> None:
+    @route("GET", "/v1/health/ready", (), "Check readiness", response=_HEALTH, errors=ERRORS)
+    async def jobs_ready(self, exchange: Exchange) -> None:
         """Report that jobs can be submitted: the database of the ledger responds. No key is needed."""
-        await api.thread_pool.run(api.service.check_ready)
+        await self._run(self._service.check_ready)
         await respond_json(exchange, {"status": "ok"})
 
-    ok: Json = {"response": (HealthDocument,)}
-    return [
-        job_route("GET", "/v1/health/live", (), jobs_live, "Check liveness", **ok),
-        job_route("GET", "/v1/health/ready", (), jobs_ready, "Check readiness", errors=(503,), **ok),
-    ]
-
-
-def _event_notice_routes(api: Api, submitter: EventSubmitter) -> list[Route]:
-    async def receive_s3_events(exchange: Exchange) -> None:
+    @route(
+        "POST",
+        "/v1/events/s3",
+        (Scope.EVENTS,),
+        "Receive an event notification",
+        response=(EventOutcomesDocument,),
+        errors=(*ERRORS, 408, 413),
+    )
+    async def receive_s3_events(self, exchange: Exchange) -> None:
         """Accept an event notification, and submit the jobs of matching triggers.
 
         The formats of AWS, MinIO and Ceph are accepted, bare or wrapped by SNS, SQS or EventBridge.
@@ -103,23 +121,11 @@ def _event_notice_routes(api: Api, submitter: EventSubmitter) -> list[Route]:
             )
             await respond_json(exchange, {"outcomes": []})
             return
-        outcomes = await api.thread_pool.run(submitter.submit, object_events(body))
+        outcomes = await self._run(self._submitter.submit, object_events(body))
         documents = [
             {"uri": o.uri, "job_id": o.job_id, "created": o.created, "reason": o.reason} for o in outcomes
         ]
         await respond_json(exchange, {"outcomes": documents})
-
-    return [
-        job_route(
-            "POST",
-            "/v1/events/s3",
-            (Scope.EVENTS,),
-            receive_s3_events,
-            "Receive an event notification",
-            response=(EventOutcomesDocument,),
-            errors=(408, 413),
-        )
-    ]
 
 
 def _wants_confirmation(body: bytes) -> bool:

@@ -25,10 +25,10 @@ from headrace.runs.media_types import bare_type
 from headrace.server.http import Exchange
 from headrace.server.jobs.api import (
     DOCUMENT_BYTES_MAX,
+    ERRORS,
     Api,
     client_key,
     job_id_of,
-    job_route,
     respond_job,
     respond_json,
 )
@@ -40,9 +40,12 @@ from headrace.server.jobs.documents import (
     SubmissionDocument,
     WaitQuery,
 )
-from headrace.server.routes import BINARY, Json, Route, read_pairs, read_query
+from headrace.server.routes import BINARY, Json, read_pairs, read_query, route
 
 _READ: Final = (Scope.READ,)
+_SUBMIT: Final = (Scope.SUBMIT,)
+_PATH: Final = "/v1/jobs/{job_id}"
+_JOB: Final = (JobDocument,)
 _HEARTBEAT: Final = b": still here\n\n"
 _EVENT_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _SUBMISSION: Final = (
@@ -80,6 +83,20 @@ class JobHandlers:
         self._service = api.service
         self._run = api.thread_pool.run
 
+    @route(
+        "POST",
+        "/v1/jobs",
+        _SUBMIT,
+        "Submit a job",
+        parameters=_SUBMISSION_PARAMETERS,
+        request=(SubmissionDocument,),
+        request_description=_SUBMISSION,
+        request_content=BINARY,
+        response=_JOB,
+        status=202,
+        alternatives={200: (JobDocument, "The job of an earlier submission with the same idempotency key.")},
+        errors=(*ERRORS, 404, 408, 413, 422),
+    )
     async def submit(self, exchange: Exchange) -> None:
         """Submit a job.
 
@@ -94,6 +111,15 @@ class JobHandlers:
         location = {b"location": f"/v1/jobs/{reply.job.id}"}
         await respond_job(exchange, reply.job, 202 if reply.created else 200, location)
 
+    @route(
+        "GET",
+        "/v1/jobs",
+        _READ,
+        "List jobs",
+        query=JobsQuery,
+        response=(PageDocument,),
+        errors=(*ERRORS, 413),
+    )
     async def find(self, exchange: Exchange) -> None:
         """List jobs, newest first, one page at a time."""
         query = read_query(JobsQuery, exchange.query)
@@ -113,17 +139,29 @@ class JobHandlers:
         document = {"jobs": list(map(job_document, page.jobs)), "next_after": page.next_after}
         await respond_json(exchange, document)
 
+    @route("GET", _PATH, _READ, "Get a job", query=WaitQuery, response=_JOB, errors=(*ERRORS, 404))
     async def get(self, exchange: Exchange) -> None:
         """Return a job. With `wait`, respond when the job has ended or the time has passed."""
         wait_s = read_query(WaitQuery, exchange.query).wait
         job = await self._api.wait_for_job(client_key(exchange), job_id_of(exchange), wait_s)
         await respond_job(exchange, job)
 
+    @route(
+        "GET",
+        f"{_PATH}/history",
+        _READ,
+        "Get a job's history",
+        response=(HistoryDocument,),
+        errors=(*ERRORS, 404),
+    )
     async def history(self, exchange: Exchange) -> None:
         """List the failures and the manual changes of a job, oldest first."""
         entries = await self._run(self._service.history, client_key(exchange), job_id_of(exchange))
         await respond_json(exchange, {"history": list(map(history_document, entries))})
 
+    @route(
+        "POST", f"{_PATH}/cancel", CHANGE_SCOPES, "Cancel a job", response=_JOB, errors=(*ERRORS, 404, 409)
+    )
     async def cancel(self, exchange: Exchange) -> None:
         """Cancel a job: a pending job at once, a running job as soon as its worker has stopped it.
 
@@ -132,6 +170,7 @@ class JobHandlers:
         job = await self._run(self._service.cancel, client_key(exchange), job_id_of(exchange))
         await respond_job(exchange, job)
 
+    @route("POST", f"{_PATH}/retry", CHANGE_SCOPES, "Retry a job", response=_JOB, errors=(*ERRORS, 404, 409))
     async def retry(self, exchange: Exchange) -> None:
         """Return a job that ended without a result to its queue.
 
@@ -140,6 +179,7 @@ class JobHandlers:
         job = await self._run(self._service.retry, client_key(exchange), job_id_of(exchange))
         await respond_job(exchange, job)
 
+    @route("DELETE", _PATH, _SUBMIT, "Delete a job", response=_JOB, errors=(*ERRORS, 404, 409))
     async def delete(self, exchange: Exchange) -> None:
         """Delete an ended job and the objects that are stored only for it.
 
@@ -149,6 +189,16 @@ class JobHandlers:
         job = await self._run(self._service.delete, client_key(exchange), job_id_of(exchange))
         await respond_job(exchange, job)
 
+    @route(
+        "GET",
+        f"{_PATH}/events",
+        _READ,
+        "Stream a job's events",
+        content=_EVENT_CONTENT,
+        success="Events `state` and `progress` with the whole job as data; `gone` if the job is deleted.",
+        responses={"204": _NO_EVENTS},
+        errors=(*ERRORS, 404),
+    )
     async def events(self, exchange: Exchange) -> None:
         """Stream the states and the progress of a job. The stream ends when the job has ended."""
         job = await self._run(self._service.get, client_key(exchange), job_id_of(exchange))
@@ -158,70 +208,6 @@ class JobHandlers:
             return
         async with aclosing(_event_stream(self._api, job, last_tag)) as events:
             await exchange.respond_streaming(CONTENT_TYPE.encode(), events, _EVENT_HEADERS)
-
-
-def routes_of_jobs(api: Api) -> list[Route]:
-    """Return the routes of jobs for one API."""
-    handlers = JobHandlers(api)
-    path = "/v1/jobs/{job_id}"
-    job: Json = {"response": (JobDocument,)}
-    return [
-        job_route(
-            "POST",
-            "/v1/jobs",
-            (Scope.SUBMIT,),
-            handlers.submit,
-            "Submit a job",
-            parameters=_SUBMISSION_PARAMETERS,
-            request=(SubmissionDocument,),
-            request_description=_SUBMISSION,
-            request_content=BINARY,
-            status=202,
-            alternatives={
-                200: (JobDocument, "The job of an earlier submission with the same idempotency key.")
-            },
-            errors=(404, 408, 413, 422),
-            **job,
-        ),
-        job_route(
-            "GET",
-            "/v1/jobs",
-            _READ,
-            handlers.find,
-            "List jobs",
-            query=JobsQuery,
-            response=(PageDocument,),
-            errors=(413,),
-        ),
-        job_route("GET", path, _READ, handlers.get, "Get a job", query=WaitQuery, errors=(404,), **job),
-        job_route(
-            "GET",
-            f"{path}/history",
-            _READ,
-            handlers.history,
-            "Get a job's history",
-            response=(HistoryDocument,),
-            errors=(404,),
-        ),
-        job_route(
-            "POST", f"{path}/cancel", CHANGE_SCOPES, handlers.cancel, "Cancel a job", errors=(404, 409), **job
-        ),
-        job_route(
-            "POST", f"{path}/retry", CHANGE_SCOPES, handlers.retry, "Retry a job", errors=(404, 409), **job
-        ),
-        job_route("DELETE", path, (Scope.SUBMIT,), handlers.delete, "Delete a job", errors=(404, 409), **job),
-        job_route(
-            "GET",
-            f"{path}/events",
-            _READ,
-            handlers.events,
-            "Stream a job's events",
-            content=_EVENT_CONTENT,
-            success="Events `state` and `progress` with the whole job as data; `gone` if the job is deleted.",
-            responses={"204": _NO_EVENTS},
-            errors=(404,),
-        ),
-    ]
 
 
 def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submission:

@@ -10,9 +10,9 @@ from headrace.core.errors import DataError, LimitError, OverloadedError
 from headrace.jobs.access import Scope
 from headrace.jobs.payloads import BoundedWriter, ResultStream
 from headrace.server.http import DisconnectedError, Exchange, Headers, SlowBodyError
-from headrace.server.jobs.api import Api, client_key, job_id_of, job_route, respond_json
+from headrace.server.jobs.api import ERRORS, Api, client_key, job_id_of, respond_json
 from headrace.server.jobs.documents import ResultQuery, UploadDocument, UploadedDocument
-from headrace.server.routes import BINARY, Json, Route, read_query
+from headrace.server.routes import BINARY, Json, read_query, route
 
 UPLOAD_CHUNK_BYTES: Final = 1 << 20
 """The size of the chunks that uploads write to the store. A thread call per packet would cost more
@@ -37,6 +37,17 @@ class PayloadHandlers:
         self._service = api.service
         self._run = api.thread_pool.run
 
+    @route(
+        "GET",
+        "/v1/jobs/{job_id}/result",
+        (Scope.READ,),
+        "Get a job's result",
+        query=ResultQuery,
+        content=_RESULT,
+        success="The result, with its content type.",
+        responses=_OTHER_RESULTS,
+        errors=(*ERRORS, 404, 409, 410),
+    )
     async def result(self, exchange: Exchange) -> None:
         """Return the result of a completed job."""
         query = read_query(ResultQuery, exchange.query)
@@ -64,6 +75,15 @@ class PayloadHandlers:
         stream = self._service.open_result(client_key(exchange), job_id, start, etag=etag)
         return stream, next(stream.pieces, b"")
 
+    @route(
+        "POST",
+        "/v1/uploads",
+        (Scope.SUBMIT,),
+        "Begin an upload",
+        status=201,
+        response=(UploadDocument,),
+        errors=ERRORS,
+    )
     async def begin_upload(self, exchange: Exchange) -> None:
         """Request a URL for a payload that is too large for a submission.
 
@@ -74,6 +94,16 @@ class PayloadHandlers:
         document = {"id": upload.id, "method": "PUT", "url": url, "expires_in_s": upload.expires_s}
         await respond_json(exchange, document, 201, {b"location": url})
 
+    @route(
+        "PUT",
+        "/v1/uploads/{upload_id}",
+        (Scope.SUBMIT,),
+        "Upload a payload",
+        request_content=BINARY,
+        status=201,
+        response=(UploadedDocument,),
+        errors=(*ERRORS, 408, 409, 413),
+    )
     async def upload(self, exchange: Exchange) -> None:
         """Upload a payload through the API.
 
@@ -87,46 +117,6 @@ class PayloadHandlers:
             writer = await self._run(self._service.open_upload, client_key(exchange), upload_id)
             await _receive_upload(self._api, exchange, writer)
         await respond_json(exchange, {"id": upload_id, "size_bytes": writer.nbytes}, 201)
-
-
-def payload_routes(api: Api) -> list[Route]:
-    """Return the routes of payloads and results for one API."""
-    handlers = PayloadHandlers(api)
-    submit = (Scope.SUBMIT,)
-    return [
-        job_route(
-            "GET",
-            "/v1/jobs/{job_id}/result",
-            (Scope.READ,),
-            handlers.result,
-            "Get a job's result",
-            query=ResultQuery,
-            content=_RESULT,
-            success="The result, with its content type.",
-            responses=_OTHER_RESULTS,
-            errors=(404, 409, 410),
-        ),
-        job_route(
-            "POST",
-            "/v1/uploads",
-            submit,
-            handlers.begin_upload,
-            "Begin an upload",
-            status=201,
-            response=(UploadDocument,),
-        ),
-        job_route(
-            "PUT",
-            "/v1/uploads/{upload_id}",
-            submit,
-            handlers.upload,
-            "Upload a payload",
-            request_content=BINARY,
-            status=201,
-            response=(UploadedDocument,),
-            errors=(408, 409, 413),
-        ),
-    ]
 
 
 async def _result_chunks(api: Api, first: bytes, rest: Iterator[bytes]) -> AsyncGenerator[bytes, None]:

@@ -70,8 +70,7 @@ def sagemaker_routes(api: Api, settings: SageMakerSettings) -> list[Route]:
             "invoke_endpoint_async",
             (Scope.SUBMIT,),
             invoke,
-            Operation("Invoke an asynchronous endpoint", invoke.__doc__ or "", "sagemaker", status=202),
-            has_request_id=True,
+            Operation("Invoke an asynchronous endpoint", invoke.__doc__ or "", status=202),
             error_format=_error_format,
         )
     ]
