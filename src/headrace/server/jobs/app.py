@@ -81,7 +81,7 @@ def jobs_app(
 
 
 class OtherHandlers:
-    """The handlers of health and of event notifications. Their docstrings are the descriptions for clients."""
+    """The handlers of health and of event notifications; their docstrings describe them for clients."""
 
     def __init__(self, api: Api, submitter: EventSubmitter) -> None:
         self._service = api.service
