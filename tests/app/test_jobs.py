@@ -2,16 +2,19 @@
 
 import http.client
 import json
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import grpc
 import pytest
 
 from app.served import WAIT_S, running
+from cases import for_each
 from headrace.app.job_components import JobLocations
 from headrace.app.jobs import JobsOptions, open_jobs
 from headrace.app.server_options import ServerOptions
 from headrace.core.api_key import hash_key, new_key
+from headrace.core.errors import ConfigError
 from headrace.jobs.access import Scope, key_lines
 
 MODEL = """\
@@ -96,3 +99,17 @@ def test_foreign_host_is_refused_by_all_routes(server, keys):
         for path in ("/v1/health/live", "/v2/health/live", "/docs"):
             status, document = call(server.addresses[listener], "GET", path, Host="evil.example")
             assert (status, "--allow-host" in document["error"]) == (403, True)
+
+
+@for_each(
+    ("model_server", "why"),
+    [
+        (ServerOptions(rest_port=0, api_keys=Path("keys.toml")), "put all keys into its config file"),
+        (ServerOptions(host="0.0.0.0", rest_port=0), "reachable from other machines"),
+    ],
+)
+def test_models_have_no_access_rules_of_their_own(tmp_path, model_server, why):
+    (tmp_path / "twice.py").write_text(MODEL)
+    options = JobsOptions(port=0, model_server=model_server)
+    with pytest.raises(ConfigError, match=why):
+        open_jobs([str(tmp_path / "twice.py")], JobLocations.folder(tmp_path / "data"), options)

@@ -190,9 +190,15 @@ def _open_listeners(
         return {"jobs": HttpListener(app, options.host, options.port, options.tls)}
     from headrace.app.serving import open_listeners  # noqa: PLC0415 - extra `serve`
 
-    app = model_app(dataplane, guard=guard, limits=options.model_server.limits, job_routes=routes)
+    of_models = options.model_server
+    if of_models.api_keys is not None:
+        raise ConfigError(
+            "the keys of a job server protect its models, too: put all keys into its config file"
+        )
+    check_bind(of_models.host, guarded=not guard.access.open, insecure=of_models.insecure)
+    app = model_app(dataplane, guard=guard, limits=of_models.limits, job_routes=routes)
     jobs = HttpListener(app, options.host, options.port, options.tls, direct=app.direct)
-    return {"jobs": jobs, **open_listeners(app, dataplane, options.model_server, guard)[0]}
+    return {"jobs": jobs, **open_listeners(app, dataplane, of_models, guard)[0]}
 
 
 def _region_resolver(file: JobsFile) -> RegionOf | None:

@@ -43,6 +43,9 @@ from headrace.server.routes import Route
 
 _log = logging.getLogger("headrace.server")
 
+KNOWN_PATHS_MAX: Final = 4096
+KNOWN_PATH_CHARS_MAX: Final = 256
+"""Limits of the remembered paths. Paths with ids of jobs and sequences differ without end."""
 _HTTP_ERROR: Final = "HTTPException"
 """The ``type`` of errors about the path or the method."""
 
@@ -246,6 +249,8 @@ class Router:
     """The lookup of routes by path. A literal segment precedes a parameter."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
+        self._known: dict[str, Endpoint] = {}
+        """The results for paths that were requested before, so that a repeated path costs one lookup."""
         self._root = _Node()
         for route in routes:
             node = self._root
@@ -256,16 +261,23 @@ class Router:
 
     def find(self, path: str) -> Endpoint:
         """Return the routes of a path, or `NOWHERE`."""
-        segments = path.split("/")
+        known = self._known.get(path)
+        if known is not None:
+            return known
+        found = self._search(path.split("/"))
+        if len(path) <= KNOWN_PATH_CHARS_MAX and found is not NOWHERE:
+            if len(self._known) >= KNOWN_PATHS_MAX:
+                self._known.clear()
+            self._known[path] = found
+        return found
+
+    def _search(self, segments: list[str]) -> Endpoint:
         found = _find(self._root, segments, 1)
         if found is None and not segments[-1] and len(segments) > 2:
             found = _find(self._root, segments[:-1], 1)
-            if found is not None and not all(r.is_lenient for r in found[0].routes.values()):
+            if found is not None and not all(route.is_lenient for route in found[0].routes.values()):
                 return NOWHERE
-        if found is None:
-            return NOWHERE
-        node, arguments = found
-        return Endpoint(node.routes, arguments)
+        return NOWHERE if found is None else Endpoint(found[0].routes, found[1])
 
 
 def _find(node: _Node, segments: list[str], at: int) -> tuple[_Node, dict[str, str]] | None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import FunctionType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -102,7 +102,8 @@ def route(
         if summary:
             operation = Operation(summary, inspect.getdoc(handler) or "", **described)
         declared = handler.__dict__.setdefault(_DECLARED, [])
-        declared.append(Route(method, path, handler.__name__, scopes, _unbound, operation))
+        # The handler is a plain function here; `routes_of` binds it to an object.
+        declared.append(Route(method, path, handler.__name__, scopes, cast("Any", handler), operation))
         return handler
 
     return declare
@@ -115,10 +116,6 @@ def routes_of(handlers: object) -> list[Route]:
         for name, method in vars(type(handlers)).items()
         for declared in getattr(method, _DECLARED, ())
     ]
-
-
-async def _unbound(_: Exchange) -> None:
-    raise AssertionError("a declared route has a handler only after routes_of")
 
 
 def read_query(kind: type[_Document], query: bytes) -> _Document:
