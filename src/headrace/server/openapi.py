@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from html import escape
 from math import prod
 from typing import Any, Final
@@ -82,7 +83,7 @@ def openapi_document(
     With `guarded`, the document says which routes need a key.
     """
     described = [(route, route.operation) for route in routes if route.operation is not None]
-    references, schemas = _schemas(operation for _, operation in described)
+    references, schemas = _schemas(_documents(operation for _, operation in described))
     known = {
         "model_name": sorted({m.name for m in models}),
         "model_version": sorted({m.version for m in models if m.version}),
@@ -112,27 +113,26 @@ def openapi_document(
     return document
 
 
-class _References:
-    """The schemas of the documents, by type."""
-
-    def __init__(self, schemas: dict[Any, Json]) -> None:
-        self._schemas = schemas
-
-    def any_of(self, *kinds: Any) -> Json:
-        """Return JSON content that has one of the types."""
-        options = [self._schemas[kind] for kind in kinds]
-        return {JSON: {"schema": options[0] if len(options) == 1 else {"anyOf": options}}}
-
-
-def _schemas(operations: Iterable[Operation]) -> tuple[_References, Json]:
-    """Return references to the schemas of all documents, and the schemas by name."""
+def _documents(operations: Iterable[Operation]) -> tuple[Any, ...]:
+    """Return the types of all documents, each once."""
     kinds: list[Any] = [ErrorDocument]
     for operation in operations:
         kinds += [*operation.request, *operation.response]
         kinds += (kind for kind, _ in operation.alternatives.values())
-    unique = list(dict.fromkeys(kinds))
-    found, components = msgspec.json.schema_components(unique, ref_template=_REFERENCE)
-    return _References(dict(zip(unique, found, strict=True))), components
+    return tuple(dict.fromkeys(kinds))
+
+
+@cache
+def _schemas(documents: tuple[Any, ...]) -> tuple[dict[Any, Json], Json]:
+    """Return the schemas of types, which mostly are references, and the schemas by name."""
+    found, components = msgspec.json.schema_components(documents, ref_template=_REFERENCE)
+    return dict(zip(documents, found, strict=True)), components
+
+
+def _any_of(references: dict[Any, Json], *kinds: Any) -> Json:
+    """Return JSON content that has one of the types."""
+    options = [references[kind] for kind in kinds]
+    return {JSON: {"schema": options[0] if len(options) == 1 else {"anyOf": options}}}
 
 
 def _path_parameter(name: str, known: dict[str, list[str]]) -> Json:
@@ -143,30 +143,31 @@ def _path_parameter(name: str, known: dict[str, list[str]]) -> Json:
 def _operation(
     route: Route,
     operation: Operation,
-    references: _References,
+    references: dict[Any, Json],
     models: Sequence[ModelMetadata],
     *,
     guarded: bool,
 ) -> Json:
     content = dict(operation.content)
     if operation.response:
-        content = references.any_of(*operation.response) | content
+        content = _any_of(references, *operation.response) | content
     success: Json = {"description": operation.success}
     if content:
         success["content"] = content
     responses: Json = {str(operation.status): success, **operation.responses}
     for status, (kind, description) in operation.alternatives.items():
         kinds = (kind, ErrorDocument) if status >= 400 else (kind,)
-        responses[str(status)] = {"description": description, "content": references.any_of(*kinds)}
+        responses[str(status)] = {"description": description, "content": _any_of(references, *kinds)}
     errors = {*operation.errors, *((401, 403) if route.scopes else ())}
     for status in sorted(errors):
-        error = {"description": STATUS_DESCRIPTIONS[status], "content": references.any_of(ErrorDocument)}
+        error = {"description": STATUS_DESCRIPTIONS[status], "content": _any_of(references, ErrorDocument)}
         responses.setdefault(str(status), error)
     found: Json = {"summary": operation.summary, "responses": responses}
     if operation.description:
         found["description"] = operation.description
     found["tags"] = [_tag(route.path)]
-    parameters = [*operation.parameters, *_query_parameters(operation.query)]
+    query = () if operation.query is None else _query_parameters(operation.query)
+    parameters = [*operation.parameters, *query]
     if parameters:
         found["parameters"] = parameters
     if operation.request or operation.request_content:
@@ -182,14 +183,13 @@ def _tag(path: str) -> str:
     return segments[2] if len(segments) > 2 else "server"
 
 
-def _query_parameters(kind: type[msgspec.Struct] | None) -> list[Json]:
-    if kind is None:
-        return []
+@cache
+def _query_parameters(kind: type[msgspec.Struct]) -> list[Json]:
     _, components = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
     own = components.pop(kind.__name__)
     parameters: list[Json] = []
     for name, schema in own["properties"].items():
-        inlined = json.loads(json.dumps(schema))
+        inlined = dict(schema)
         items = inlined.get("items", {})
         if "$ref" in items:
             inlined["items"] = components[items["$ref"].rpartition("/")[2]]
@@ -200,8 +200,8 @@ def _query_parameters(kind: type[msgspec.Struct] | None) -> list[Json]:
     return parameters
 
 
-def _request_body(operation: Operation, references: _References, models: Sequence[ModelMetadata]) -> Json:
-    content: Json = references.any_of(*operation.request) if operation.request else {}
+def _request_body(operation: Operation, references: dict[Any, Json], models: Sequence[ModelMetadata]) -> Json:
+    content: Json = _any_of(references, *operation.request) if operation.request else {}
     examples = {
         m.name: {"value": {"inputs": [_example(s) for s in m.inputs]}}
         for m in models

@@ -33,7 +33,6 @@ _METADATA_ERRORS: Final = (404, 503)
 _CHANGE: Final[Json] = {
     "request": (documents.ChangeRequestDocument,),
     "request_required": False,
-    "response": (documents.ChangedDocument,),
     "errors": (400, 404, 408, 413, 501, 503),
 }
 _NOT_READY: Final = "Not ready."
@@ -64,7 +63,7 @@ class ModelHandlers:
 
     # Health and metadata
 
-    @route("GET", "/v2/health/live", (), "Liveness of the server", response=(documents.LiveDocument,))
+    @route("GET", "/v2/health/live", (), documents.LiveDocument)
     async def live(self, exchange: Exchange) -> None:
         """Report that the process responds."""
         await exchange.respond(200, b'{"live":true}')
@@ -73,8 +72,7 @@ class ModelHandlers:
         "GET",
         "/v2/health/ready",
         (),
-        "Readiness of the server",
-        response=(documents.ReadyDocument,),
+        documents.ReadyDocument,
         alternatives={503: (documents.ReadyDocument, _NOT_READY)},
     )
     async def ready(self, exchange: Exchange) -> None:
@@ -82,29 +80,22 @@ class ModelHandlers:
         ready = self._dataplane.ready()
         await exchange.respond(200 if ready else 503, b'{"ready":true}' if ready else b'{"ready":false}')
 
-    @route("GET", "/")
-    @route("GET", "/v2", _INFER, "Server metadata", response=(documents.ServerMetadataDocument,))
+    @route("GET", "/", (), is_hidden=True)
+    @route("GET", "/v2", _INFER, documents.ServerMetadataDocument)
     async def server_metadata(self, exchange: Exchange) -> None:
         """Report the server and its extensions."""
         plane = self._dataplane
         body = oip_repository.encode_server_metadata(plane.name, plane.version, plane.extensions)
         await exchange.respond(200, body)
 
-    @route("GET", "/v2/models", _INFER, "Names of the ready models", response=(documents.ModelNamesDocument,))
+    @route("GET", "/v2/models", _INFER, documents.ModelNamesDocument)
     async def models(self, exchange: Exchange) -> None:
         """List the ready models that the client's key permits."""
         permits = _key(exchange).permits_model
         names = sorted({e.name for e in self._dataplane.index(ready=True) if permits(e.name)})
         await exchange.respond(200, orjson.dumps({"models": names}))
 
-    @route(
-        "GET",
-        MODEL,
-        _INFER,
-        "Model metadata",
-        response=(documents.ModelMetadataDocument,),
-        errors=_METADATA_ERRORS,
-    )
+    @route("GET", MODEL, _INFER, documents.ModelMetadataDocument, errors=_METADATA_ERRORS)
     async def model_metadata(self, exchange: Exchange) -> None:
         """Report a model with its inputs and outputs."""
         model, version = named_model(exchange)
@@ -116,8 +107,7 @@ class ModelHandlers:
         "GET",
         f"{MODEL}/ready",
         (),
-        "Readiness of a model",
-        response=(documents.ModelReadyDocument,),
+        documents.ModelReadyDocument,
         alternatives={503: (documents.ModelReadyDocument, _NOT_READY)},
         errors=(404,),
     )
@@ -127,34 +117,14 @@ class ModelHandlers:
         ready = self._dataplane.model_ready(model, version)
         await exchange.respond(200 if ready else 503, orjson.dumps({"name": model, "ready": ready}))
 
-    @route(
-        "GET",
-        f"{MODEL}/config",
-        _INFER,
-        "Model configuration in Triton's format",
-        response=(documents.ModelConfigDocument,),
-        errors=_METADATA_ERRORS,
-    )
+    @route("GET", f"{MODEL}/config", _INFER, documents.ModelConfigDocument, errors=_METADATA_ERRORS)
     async def model_config(self, exchange: Exchange) -> None:
         """Report the configuration of a model in Triton's format."""
         body = oip_repository.encode_model_config(self._dataplane.metadata(*named_model(exchange)))
         await exchange.respond(200, body)
 
-    @route(
-        "GET",
-        "/v2/models/stats",
-        _INFER,
-        "Statistics of every model",
-        response=(documents.StatisticsDocument,),
-    )
-    @route(
-        "GET",
-        f"{MODEL}/stats",
-        _INFER,
-        "Statistics of a model",
-        response=(documents.StatisticsDocument,),
-        errors=_METADATA_ERRORS,
-    )
+    @route("GET", "/v2/models/stats", _INFER, documents.StatisticsDocument)
+    @route("GET", f"{MODEL}/stats", _INFER, documents.StatisticsDocument, errors=_METADATA_ERRORS)
     async def statistics(self, exchange: Exchange) -> None:
         """Report the statistics of one model, or of all that the client's key permits."""
         named = exchange.arguments
@@ -168,10 +138,9 @@ class ModelHandlers:
         "POST",
         "/v2/repository/index",
         _MODELS,
-        "Index of models and versions",
+        list[documents.IndexEntryDocument],
         request=(documents.IndexRequestDocument,),
         request_required=False,
-        response=(list[documents.IndexEntryDocument],),
         errors=(400, 408, 413),
     )
     async def index(self, exchange: Exchange) -> None:
@@ -179,7 +148,7 @@ class ModelHandlers:
         ready = oip_repository.decode_index_request(await exchange.body(self._limits.body_bytes_max))
         await exchange.respond(200, oip_repository.encode_index(self._dataplane.index(ready=ready)))
 
-    @route("POST", f"{_REPOSITORY}/load", _MODELS, "Load a model", **_CHANGE)
+    @route("POST", f"{_REPOSITORY}/load", _MODELS, documents.ChangedDocument, **_CHANGE)
     async def load(self, exchange: Exchange) -> None:
         """Load a model, or reload it."""
         model = exchange.arguments["model_name"]
@@ -187,7 +156,7 @@ class ModelHandlers:
         await self._dataplane.load(model, parameters)
         await exchange.respond(200, orjson.dumps({"name": model, "load": True}))
 
-    @route("POST", f"{_REPOSITORY}/unload", _MODELS, "Unload a model", **_CHANGE)
+    @route("POST", f"{_REPOSITORY}/unload", _MODELS, documents.ChangedDocument, **_CHANGE)
     async def unload(self, exchange: Exchange) -> None:
         """Unload a model."""
         model = exchange.arguments["model_name"]
@@ -201,9 +170,8 @@ class ModelHandlers:
         "GET",
         f"{MODEL}/sequences",
         _MODELS,
-        "Live sequences of a model",
+        documents.SequencesDocument,
         query=documents.SequencesQuery,
-        response=(documents.SequencesDocument,),
         errors=(400, 404, 503),
     )
     async def sequences(self, exchange: Exchange) -> None:
@@ -216,7 +184,6 @@ class ModelHandlers:
         "DELETE",
         f"{MODEL}/sequences/{{sequence_id:path}}",
         _MODELS,
-        "Cancel a sequence",
         status=204,
         success="The sequence and its waiting requests ended.",
         errors=_METADATA_ERRORS,

@@ -97,13 +97,7 @@ class InferenceHandlers:
         self._clock = clock
 
     @route(
-        "POST",
-        f"{MODEL}/infer",
-        _INFER,
-        "Inference",
-        response=(documents.InferenceResponseDocument,),
-        content=_TENSORS,
-        **_REQUEST,
+        "POST", f"{MODEL}/infer", _INFER, documents.InferenceResponseDocument, content=_TENSORS, **_REQUEST
     )
     async def infer(self, exchange: Exchange) -> None:
         """Return the response of the model to one request."""
@@ -114,9 +108,7 @@ class InferenceHandlers:
         response = await self._infer_observed(exchange, model, version, wire.request)
         await self._respond(exchange, encode_response_body(response, wire, metadata))
 
-    @route(
-        "POST", f"{MODEL}/infer_stream", _INFER, "Inference with a stream of events", **_REQUEST, **_STREAM
-    )
+    @route("POST", f"{MODEL}/infer_stream", _INFER, **_REQUEST, **_STREAM)
     async def infer_stream(self, exchange: Exchange) -> None:
         """Send an event for each response of the model."""
         model, version = named_model(exchange)
@@ -133,7 +125,6 @@ class InferenceHandlers:
         "POST",
         f"{MODEL}/handle",
         _INFER,
-        "Opaque request, which the model reads itself (`Model.handle`)",
         request_required=False,
         request_content={**_ANYTHING, "multipart/form-data": {"schema": {}}},
         content=_ANYTHING,
@@ -142,7 +133,7 @@ class InferenceHandlers:
         errors=_OPAQUE_ERRORS,
     )
     async def handle(self, exchange: Exchange) -> None:
-        """Return the response of the model to a request that only the model reads."""
+        """Return the response of `Model.handle`, which reads the request itself."""
         model, version = named_model(exchange)
         self._dataplane.metadata(model, version)
         request = read_opaque_request(exchange.headers, await exchange.body(self._limits.body_bytes_max))
@@ -159,8 +150,7 @@ class InferenceHandlers:
         "POST",
         f"{MODEL}/generate",
         _INFER,
-        "Text generation",
-        response=(documents.GeneratedDocument, documents.InferenceResponseDocument),
+        (documents.GeneratedDocument, documents.InferenceResponseDocument),
         content=_TENSORS,
         **_GENERATE_REQUEST,
     )
@@ -174,14 +164,7 @@ class InferenceHandlers:
         response = await self._infer_observed(exchange, model, version, request)
         await self._respond(exchange, oip_json.WireBody(generate.encode_generate_response(response)))
 
-    @route(
-        "POST",
-        f"{MODEL}/generate_stream",
-        _INFER,
-        "Text generation with a stream of events",
-        **_GENERATE_REQUEST,
-        **_STREAM,
-    )
+    @route("POST", f"{MODEL}/generate_stream", _INFER, **_GENERATE_REQUEST, **_STREAM)
     async def generate_stream(self, exchange: Exchange) -> None:
         """Send an event for each text that the model generates."""
         model, version = named_model(exchange)

@@ -26,6 +26,7 @@ _DECLARED: Final = "declared_routes"
 _Document = TypeVar("_Document", bound=msgspec.Struct)
 
 JSON: Final = "application/json"
+_SENTENCE_END: Final = re.compile(r"\.(?:\s|$)")
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
 QUEUE_NAME: Final = "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 BINARY: Final[Json] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -89,18 +90,26 @@ class Route:
 
 
 def route(
-    method: str, path: str, scopes: tuple[Scope, ...] = (), summary: str = "", **described: Any
+    method: str,
+    path: str,
+    scopes: tuple[Scope, ...],
+    response: Any = (),
+    *,
+    is_hidden: bool = False,
+    **described: Any,
 ) -> Callable[[_Method], _Method]:
     """Return a decorator that declares a method as the handler of a route; see `routes_of`.
 
-    The docstring of the method is the description for clients, and its name is the action.
-    `described` are further fields of `Operation`. A route without `summary` is hidden.
+    The name of the method is the action. Its docstring is the description for clients, and the first
+    sentence of it the summary. `response` is the type of the JSON body of a success, or a tuple of the
+    types that it may have; `described` are further fields of `Operation`.
     """
 
     def declare(handler: _Method) -> _Method:
-        operation = None
-        if summary:
-            operation = Operation(summary, inspect.getdoc(handler) or "", **described)
+        description = inspect.getdoc(handler) or ""
+        summary = _SENTENCE_END.split(description, 1)[0]
+        kinds = cast("tuple[Any, ...]", response if isinstance(response, tuple) else (response,))
+        operation = None if is_hidden else Operation(summary, description, response=kinds, **described)
         declared = handler.__dict__.setdefault(_DECLARED, [])
         # The handler is a plain function here; `routes_of` binds it to an object.
         declared.append(Route(method, path, handler.__name__, scopes, cast("Any", handler), operation))

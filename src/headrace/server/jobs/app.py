@@ -23,7 +23,6 @@ from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
 from headrace.server.openapi import documentation_routes
 from headrace.server.routes import Route, route, routes_of
 
-_HEALTH: Final = (HealthDocument,)
 _CONFIRMATION: Final = "SubscriptionConfirmation"
 
 _log = logging.getLogger("headrace.jobs.events")
@@ -88,25 +87,18 @@ class OtherHandlers:
         self._run = api.thread_pool.run
         self._submitter = submitter
 
-    @route("GET", "/v1/health/live", (), "Check liveness", response=_HEALTH)
+    @route("GET", "/v1/health/live", (), HealthDocument)
     async def jobs_live(self, exchange: Exchange) -> None:
         """Report that the process responds. No key is needed."""
         await respond_json(exchange, {"status": "ok"})
 
-    @route("GET", "/v1/health/ready", (), "Check readiness", response=_HEALTH, errors=ERRORS)
+    @route("GET", "/v1/health/ready", (), HealthDocument, errors=ERRORS)
     async def jobs_ready(self, exchange: Exchange) -> None:
         """Report that jobs can be submitted: the database of the ledger responds. No key is needed."""
         await self._run(self._service.check_ready)
         await respond_json(exchange, {"status": "ok"})
 
-    @route(
-        "POST",
-        "/v1/events/s3",
-        (Scope.EVENTS,),
-        "Receive an event notification",
-        response=(EventOutcomesDocument,),
-        errors=(*ERRORS, 408, 413),
-    )
+    @route("POST", "/v1/events/s3", (Scope.EVENTS,), EventOutcomesDocument, errors=(*ERRORS, 408, 413))
     async def receive_s3_events(self, exchange: Exchange) -> None:
         """Accept an event notification, and submit the jobs of matching triggers.
 

@@ -45,7 +45,6 @@ from headrace.server.routes import BINARY, Json, read_pairs, read_query, route
 _READ: Final = (Scope.READ,)
 _SUBMIT: Final = (Scope.SUBMIT,)
 _PATH: Final = "/v1/jobs/{job_id}"
-_JOB: Final = (JobDocument,)
 _HEARTBEAT: Final = b": still here\n\n"
 _EVENT_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _SUBMISSION: Final = (
@@ -87,12 +86,11 @@ class JobHandlers:
         "POST",
         "/v1/jobs",
         _SUBMIT,
-        "Submit a job",
+        JobDocument,
         parameters=_SUBMISSION_PARAMETERS,
         request=(SubmissionDocument,),
         request_description=_SUBMISSION,
         request_content=BINARY,
-        response=_JOB,
         status=202,
         alternatives={200: (JobDocument, "The job of an earlier submission with the same idempotency key.")},
         errors=(*ERRORS, 404, 408, 413, 422),
@@ -111,15 +109,7 @@ class JobHandlers:
         location = {b"location": f"/v1/jobs/{reply.job.id}"}
         await respond_job(exchange, reply.job, 202 if reply.created else 200, location)
 
-    @route(
-        "GET",
-        "/v1/jobs",
-        _READ,
-        "List jobs",
-        query=JobsQuery,
-        response=(PageDocument,),
-        errors=(*ERRORS, 413),
-    )
+    @route("GET", "/v1/jobs", _READ, PageDocument, query=JobsQuery, errors=(*ERRORS, 413))
     async def find(self, exchange: Exchange) -> None:
         """List jobs, newest first, one page at a time."""
         query = read_query(JobsQuery, exchange.query)
@@ -139,29 +129,20 @@ class JobHandlers:
         document = {"jobs": list(map(job_document, page.jobs)), "next_after": page.next_after}
         await respond_json(exchange, document)
 
-    @route("GET", _PATH, _READ, "Get a job", query=WaitQuery, response=_JOB, errors=(*ERRORS, 404))
+    @route("GET", _PATH, _READ, JobDocument, query=WaitQuery, errors=(*ERRORS, 404))
     async def get(self, exchange: Exchange) -> None:
         """Return a job. With `wait`, respond when the job has ended or the time has passed."""
         wait_s = read_query(WaitQuery, exchange.query).wait
         job = await self._api.wait_for_job(client_key(exchange), job_id_of(exchange), wait_s)
         await respond_job(exchange, job)
 
-    @route(
-        "GET",
-        f"{_PATH}/history",
-        _READ,
-        "Get a job's history",
-        response=(HistoryDocument,),
-        errors=(*ERRORS, 404),
-    )
+    @route("GET", f"{_PATH}/history", _READ, HistoryDocument, errors=(*ERRORS, 404))
     async def history(self, exchange: Exchange) -> None:
         """List the failures and the manual changes of a job, oldest first."""
         entries = await self._run(self._service.history, client_key(exchange), job_id_of(exchange))
         await respond_json(exchange, {"history": list(map(history_document, entries))})
 
-    @route(
-        "POST", f"{_PATH}/cancel", CHANGE_SCOPES, "Cancel a job", response=_JOB, errors=(*ERRORS, 404, 409)
-    )
+    @route("POST", f"{_PATH}/cancel", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
     async def cancel(self, exchange: Exchange) -> None:
         """Cancel a job: a pending job at once, a running job as soon as its worker has stopped it.
 
@@ -170,7 +151,7 @@ class JobHandlers:
         job = await self._run(self._service.cancel, client_key(exchange), job_id_of(exchange))
         await respond_job(exchange, job)
 
-    @route("POST", f"{_PATH}/retry", CHANGE_SCOPES, "Retry a job", response=_JOB, errors=(*ERRORS, 404, 409))
+    @route("POST", f"{_PATH}/retry", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
     async def retry(self, exchange: Exchange) -> None:
         """Return a job that ended without a result to its queue.
 
@@ -179,7 +160,7 @@ class JobHandlers:
         job = await self._run(self._service.retry, client_key(exchange), job_id_of(exchange))
         await respond_job(exchange, job)
 
-    @route("DELETE", _PATH, _SUBMIT, "Delete a job", response=_JOB, errors=(*ERRORS, 404, 409))
+    @route("DELETE", _PATH, _SUBMIT, JobDocument, errors=(*ERRORS, 404, 409))
     async def delete(self, exchange: Exchange) -> None:
         """Delete an ended job and the objects that are stored only for it.
 
@@ -193,7 +174,6 @@ class JobHandlers:
         "GET",
         f"{_PATH}/events",
         _READ,
-        "Stream a job's events",
         content=_EVENT_CONTENT,
         success="Events `state` and `progress` with the whole job as data; `gone` if the job is deleted.",
         responses={"204": _NO_EVENTS},

@@ -41,7 +41,6 @@ class PayloadHandlers:
         "GET",
         "/v1/jobs/{job_id}/result",
         (Scope.READ,),
-        "Get a job's result",
         query=ResultQuery,
         content=_RESULT,
         success="The result, with its content type.",
@@ -75,15 +74,7 @@ class PayloadHandlers:
         stream = self._service.open_result(client_key(exchange), job_id, start, etag=etag)
         return stream, next(stream.pieces, b"")
 
-    @route(
-        "POST",
-        "/v1/uploads",
-        (Scope.SUBMIT,),
-        "Begin an upload",
-        status=201,
-        response=(UploadDocument,),
-        errors=ERRORS,
-    )
+    @route("POST", "/v1/uploads", (Scope.SUBMIT,), UploadDocument, status=201, errors=ERRORS)
     async def begin_upload(self, exchange: Exchange) -> None:
         """Request a URL for a payload that is too large for a submission.
 
@@ -98,10 +89,9 @@ class PayloadHandlers:
         "PUT",
         "/v1/uploads/{upload_id}",
         (Scope.SUBMIT,),
-        "Upload a payload",
+        UploadedDocument,
         request_content=BINARY,
         status=201,
-        response=(UploadedDocument,),
         errors=(*ERRORS, 408, 409, 413),
     )
     async def upload(self, exchange: Exchange) -> None:

@@ -19,7 +19,6 @@ from headrace.server.routes import read_json, read_query, route
 _READ: Final = (Scope.READ,)
 _OPERATE: Final = (Scope.OPERATE,)
 _PATH: Final = "/v1/queues/{queue}"
-_QUEUE: Final = (QueueDocument,)
 
 
 class QueueHandlers:
@@ -29,57 +28,43 @@ class QueueHandlers:
         self._service = api.service
         self._run = api.thread_pool.run
 
-    @route("GET", "/v1/queues", _READ, "List queues", response=(QueuesDocument,), errors=ERRORS)
+    @route("GET", "/v1/queues", _READ, QueuesDocument, errors=ERRORS)
     async def list_queues(self, exchange: Exchange) -> None:
         """List all queues that have ever had a job, sorted by name."""
         statuses = await self._run(self._service.queues, client_key(exchange))
         queues = [queue_document(status.settings, status.counts) for status in statuses]
         await respond_json(exchange, {"queues": queues})
 
-    @route("GET", _PATH, _READ, "Get a queue", response=_QUEUE, errors=ERRORS)
+    @route("GET", _PATH, _READ, QueueDocument, errors=ERRORS)
     async def get_queue(self, exchange: Exchange) -> None:
         """Return a queue. A queue that never had a job is empty."""
         status = await self._run(self._service.queue, client_key(exchange), queue_of(exchange))
         await respond_json(exchange, queue_document(status.settings, status.counts))
 
     @route(
-        "PATCH",
-        _PATH,
-        _OPERATE,
-        "Limit a queue",
-        request=(QueueChangeDocument,),
-        response=_QUEUE,
-        errors=(*ERRORS, 408, 413),
+        "PATCH", _PATH, _OPERATE, QueueDocument, request=(QueueChangeDocument,), errors=(*ERRORS, 408, 413)
     )
     async def limit_queue(self, exchange: Exchange) -> None:
         """Limit the waiting jobs of a queue. Submissions beyond the limit get the status 429."""
         change = read_json(QueueChangeDocument, await exchange.body(DOCUMENT_BYTES_MAX))
         await self._change(exchange, pending_max=change.pending_max)
 
-    @route("POST", f"{_PATH}/pause", _OPERATE, "Pause a queue", response=_QUEUE, errors=ERRORS)
+    @route("POST", f"{_PATH}/pause", _OPERATE, QueueDocument, errors=ERRORS)
     async def pause_queue(self, exchange: Exchange) -> None:
         """Stop handing out jobs of a queue. Running jobs continue, and submissions are accepted."""
         await self._change(exchange, paused=True)
 
-    @route("POST", f"{_PATH}/drain", _OPERATE, "Drain a queue", response=_QUEUE, errors=ERRORS)
+    @route("POST", f"{_PATH}/drain", _OPERATE, QueueDocument, errors=ERRORS)
     async def drain_queue(self, exchange: Exchange) -> None:
         """Refuse submissions to a queue. Its jobs are still processed."""
         await self._change(exchange, draining=True)
 
-    @route("POST", f"{_PATH}/resume", _OPERATE, "Resume a queue", response=_QUEUE, errors=ERRORS)
+    @route("POST", f"{_PATH}/resume", _OPERATE, QueueDocument, errors=ERRORS)
     async def resume_queue(self, exchange: Exchange) -> None:
         """Hand out jobs of a queue and accept submissions again."""
         await self._change(exchange, paused=False, draining=False)
 
-    @route(
-        "GET",
-        f"{_PATH}/scale",
-        _READ,
-        "Get the workers that a queue needs",
-        query=ScaleQuery,
-        response=(ScaleDocument,),
-        errors=ERRORS,
-    )
+    @route("GET", f"{_PATH}/scale", _READ, ScaleDocument, query=ScaleQuery, errors=ERRORS)
     async def scale(self, exchange: Exchange) -> None:
         """Return the number of workers that a queue needs.
 
