@@ -146,12 +146,13 @@ class FunctionDataplane:
         )
 
 
-USER, ADMIN = "user-key-0123456789", "admin-key-0123456789"
+USER, ADMIN, LIMITED = "user-key-0123456789", "admin-key-0123456789", "limited-key-0123456789"
 
 
 def key_access() -> Access:
-    """Two keys: one may call models, the other may do everything."""
-    return Access(dict([key_of("user", USER, Scope.INFER), key_of("admin", ADMIN, Scope.ADMIN)]))
+    """Three keys: one may call models, one may do everything, and one everything with another model."""
+    limited = key_of("limited", LIMITED, Scope.MODELS, models=frozenset({"another"}))
+    return Access(dict([key_of("user", USER, Scope.INFER), key_of("admin", ADMIN, Scope.ADMIN), limited]))
 
 
 def echo(request: InferRequest) -> np.ndarray:

@@ -16,6 +16,7 @@ from headrace.core.errors import (
 )
 from headrace.core.tensor import ModelMetadata, TensorSpec, text_array
 from server.grpc_support import (
+    LIMITED,
     USER,
     FunctionDataplane,
     FunctionModel,
@@ -183,6 +184,9 @@ async def test_api_key_is_required(carrier):
             await unary(channel)(infer_request(ROWS))
         assert code_of(caught) == "UNAUTHENTICATED"
         await unary(channel)(infer_request(ROWS), metadata=(("authorization", f"Bearer {USER}"),))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await unary(channel)(infer_request(ROWS), metadata=(("authorization", f"Bearer {LIMITED}"),))
+        assert code_of(caught) == "PERMISSION_DENIED"
 
 
 @in_event_loop

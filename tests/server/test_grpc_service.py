@@ -11,6 +11,7 @@ from headrace.server.grpc_service import GrpcService
 from headrace.server.grpc_streams import GrpcStreamSettings
 from server.grpc_support import (
     ADMIN,
+    LIMITED,
     USER,
     FunctionDataplane,
     FunctionModel,
@@ -102,7 +103,7 @@ async def test_both_repository_services_list_load_and_unload(package, service):
 
 
 @in_event_loop
-async def test_roles_are_required():
+async def test_scopes_are_required():
     async with serving(plane(), access=key_access()) as channel:
         user, admin = ((("authorization", f"Bearer {key}"),) for key in (USER, ADMIN))
         for name, metadata, code in (
@@ -116,6 +117,23 @@ async def test_roles_are_required():
             assert code_of(caught) == code, name
         assert (await ask(channel, "ServerReady")).ready
         assert len((await ask(channel, "RepositoryIndex", metadata=admin)).models) == 3
+
+
+@in_event_loop
+async def test_key_limited_to_models_may_name_no_other():
+    limited = (("authorization", f"Bearer {LIMITED}"),)
+    async with serving(plane(), access=key_access()) as channel:
+        for name, field in (
+            ("ModelMetadata", "name"),
+            ("ModelConfig", "name"),
+            ("ModelStatistics", "name"),
+            ("RepositoryModelLoad", "model_name"),
+            ("RepositoryModelUnload", "model_name"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await ask(channel, name, metadata=limited, **{field: "m"})
+            assert code_of(caught) == "PERMISSION_DENIED", name
+        assert not (await ask(channel, "ModelStatistics", metadata=limited)).model_stats
 
 
 @in_event_loop

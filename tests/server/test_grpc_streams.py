@@ -10,6 +10,7 @@ from cases import for_each
 from headrace.core.errors import ConfigError, PredictError
 from headrace.server.grpc_streams import GrpcStreamSettings
 from server.grpc_support import (
+    LIMITED,
     USER,
     FunctionDataplane,
     FunctionModel,
@@ -155,6 +156,7 @@ async def test_unknown_model_or_key_is_refused_before_any_response(carrier):
         for metadata, code in (
             ((), "UNAUTHENTICATED"),
             ((("authorization", f"Bearer {USER}"),), "NOT_FOUND"),
+            ((("authorization", f"Bearer {LIMITED}"),), "PERMISSION_DENIED"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await until_read(bidi(channel)([infer_request(number(1), model="nope")], metadata=metadata))
