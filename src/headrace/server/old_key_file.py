@@ -1,6 +1,5 @@
 """The key file of earlier versions, with lines ``ROLE NAME KEY``. The next release removes this module."""
 
-import re
 import warnings
 from typing import Final
 
@@ -9,12 +8,13 @@ from headrace.core.errors import ConfigError
 from headrace.jobs.access import ApiKey, Scope
 
 _SCOPES: Final = {"infer": Scope.INFER, "admin": Scope.MODELS}
-_LINE: Final = re.compile(r"(?:\s*#.*\n|\s*\n)*\s*\w+[ \t]+\S+[ \t]+(?!=)\S+")
 
 
 def is_old_key_file(text: str) -> bool:
     """Return True if the first line that is no comment has the form ``ROLE NAME KEY``."""
-    return " = " not in text and _LINE.match(text) is not None
+    lines = (line.split() for line in text.splitlines())
+    first = next((words for words in lines if words and not words[0].startswith("#")), [])
+    return len(first) > 2 and first[1] != "="
 
 
 def parse_old_keys(text: str, where: str) -> dict[bytes, ApiKey]:
