@@ -62,7 +62,6 @@ class Exchange:
 
     __slots__ = (
         "_read",
-        "_receive",
         "_scope",
         "_send",
         "_timeouts",
@@ -75,6 +74,7 @@ class Exchange:
         "observation",
         "path",
         "query",
+        "receive",
         "request_id",
         "started",
         "status",
@@ -88,7 +88,8 @@ class Exchange:
         self.query: bytes = scope["query_string"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self._scope = scope
-        self._receive = receive
+        self.receive = receive
+        """Returns the next message of the client, for handlers that read the body in parts."""
         self._send = send
         self._timeouts = timeouts
         self.started = False
@@ -130,10 +131,6 @@ class Exchange:
         return f"{self._scope.get('scheme', 'http')}://{host}"
 
     # Request
-
-    async def receive(self) -> AsgiMessage:
-        """Return the next message of the client, for handlers that read the body in parts."""
-        return await self._receive()
 
     async def body(self, bytes_max: int) -> bytes:
         """Return the whole request body, decompressed if it was compressed.
@@ -178,13 +175,13 @@ class Exchange:
             bodies.done(limit)
 
     async def _read_body(self, bytes_max: int) -> bytes:
-        message = await self._receive()
+        message = await self.receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
             # A body may consist of millions of tiny chunks, so the parts are not kept in a list.
             whole = bytearray(body)
             while message.get("more_body") and len(whole) <= bytes_max:
-                message = await self._receive()
+                message = await self.receive()
                 whole += message.get("body", b"")
             body = bytes(whole)
         if message["type"] == "http.disconnect":
@@ -203,7 +200,7 @@ class Exchange:
         """
         task = asyncio.current_task()
         assert task is not None
-        watch = _DisconnectWatch(self._receive, task)
+        watch = _DisconnectWatch(self.receive, task)
         responses = self._timeouts.responses
         responses.watch(watch, asyncio.get_running_loop())
         try:
@@ -276,7 +273,7 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         task = asyncio.current_task()
         assert task is not None
-        watch = _DisconnectWatch(self._receive, task)
+        watch = _DisconnectWatch(self.receive, task)
         watch.on_overdue()
         try:
             async for part in parts:
