@@ -13,8 +13,8 @@ _SCOPES: Final = {"infer": Scope.INFER, "admin": Scope.MODELS}
 def is_old_key_file(text: str) -> bool:
     """Return True if the first line that is no comment has the form ``ROLE NAME KEY``."""
     lines = (line.split() for line in text.splitlines())
-    first = next((words for words in lines if words and not words[0].startswith("#")), [])
-    return len(first) > 2 and first[1] != "="
+    first = next((words for words in lines if words and not words[0].startswith("#")), None)
+    return first is not None and len(first) > 2 and first[1] != "="
 
 
 def parse_old_keys(text: str, where: str) -> dict[bytes, ApiKey]:
