@@ -18,8 +18,8 @@ import headrace
 from headrace.cli import main
 from headrace.cli.groups import DefaultCommandGroup
 from headrace.runs.spec_extension import EXTENSION_FIELDS
-from headrace.server.jobs.app import jobs_app
-from headrace.server.openapi import openapi_document
+from headrace.server.jobs.app import job_routes
+from headrace.server.rest import model_routes
 
 
 def commands(command: click.Command, path: str) -> Iterator[str]:
@@ -45,12 +45,12 @@ def python_names() -> Iterator[str]:
 
 
 def routes() -> Iterator[str]:
-    """Yield the routes of served models and of jobs."""
-    for path, methods in openapi_document("0")["paths"].items():
-        yield from (f"route models {method.upper()} {path}" for method in methods)
-    stub: Any = SimpleNamespace(open=True, submit_internal=None)
-    for path, methods in jobs_app(stub, stub, version="0").openapi()["paths"].items():
-        yield from (f"route jobs {method.upper()} {path}" for method in methods)
+    """Yield the described routes of served models and of jobs."""
+    stub: Any = SimpleNamespace(submit_internal=None)
+    for kind, table in (("models", model_routes(stub)), ("jobs", job_routes(stub))):
+        for route in table:
+            if route.operation is not None:
+                yield f"route {kind} {route.method} {route.path.replace(':path}', '}')}"
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from headrace.engine.settings import ServeSettings
 from headrace.server.errors import status_of
 from headrace.server.metrics import FAMILIES
 from headrace.server.openapi import openapi_document
-from server.support import serving
+from server.support import MODEL_ROUTES, serving
 
 PAGE = (Path(__file__).parent.parent / "docs" / "sequences.md").read_text()
 
@@ -118,6 +118,6 @@ def test_the_errors_are_as_they_are():
 
 def test_what_is_named_is_there():
     assert set(re.findall(r"headrace_\w+", PAGE)) <= {family.name for family in FAMILIES}
-    assert "/v2/models/{model_name}/sequences" in openapi_document("0")["paths"]
+    assert "/v2/models/{model_name}/sequences" in openapi_document(MODEL_ROUTES, "0")["paths"]
     for why in SequenceEnd:
         assert why.value in PAGE

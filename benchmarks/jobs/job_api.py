@@ -7,7 +7,7 @@ import asyncio
 import signal
 import sys
 
-from headrace.jobs.access import JobAccess
+from headrace.jobs.access import Access
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.server.jobs.app import jobs_app
@@ -25,7 +25,7 @@ def main() -> None:
     async def serve() -> None:
         stopped = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-        listener = HttpListener(jobs_app(service, JobAccess(), version="0"), "127.0.0.1", 0)
+        listener = HttpListener(jobs_app(service, Access(), version="0"), "127.0.0.1", 0)
         await listener.start()
         print(listener.address, file=sys.stderr, flush=True)
         await stopped.wait()

@@ -15,12 +15,22 @@ WAIT_S = 30.0
 
 @contextmanager
 def served(models, options=REST_PORT, **settings):
-    """Run a server in a thread; yield it when it is ready, and stop it at the end."""
+    """Run a model server in a thread; yield it when it is ready, and stop it at the end."""
+    with running(lambda: open_server(models, options, **settings)) as opened:
+        try:
+            yield opened
+        finally:
+            opened.observation.close()
+
+
+@contextmanager
+def running(open_it):
+    """Run the server that `open_it` builds, as `served` does."""
     ready, opened, errors = threading.Event(), [], []
 
     async def main():
         try:
-            opened.append(open_server(models, options, **settings))
+            opened.append(open_it())
             await opened[0].serving.run(ready.set, signals=False)
         except BaseException as error:
             errors.append(error)
@@ -42,5 +52,4 @@ def served(models, options=REST_PORT, **settings):
     finally:
         opened[0].serving.stop_threadsafe()
         thread.join(WAIT_S)
-        opened[0].observation.close()
         assert not thread.is_alive()

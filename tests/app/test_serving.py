@@ -135,6 +135,14 @@ def test_invalid_options_are_refused_before_models_load(options, why):
         open_server([EchoModel], options)
 
 
+def test_key_file_of_earlier_versions_is_read_with_a_warning(tmp_path):
+    keys = tmp_path / "keys.txt"
+    keys.write_text("infer web 0123456789abcdef\n")
+    options = dataclasses.replace(REST_PORT, api_keys=keys)
+    with pytest.warns(FutureWarning, match="headrace keys new"), served([EchoModel], options) as server:
+        assert status(f"{server.addresses['rest']}/v2/models") == 401
+
+
 def test_server_without_models_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no model to serve"):
         open_repository([], ServeSettings())

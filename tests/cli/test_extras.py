@@ -63,7 +63,7 @@ def test_client_of_jobs_needs_one_extra(without, command):
         ),
         ("up m.py", "grpc", UP.format("")),
         ("up m.py --events-queue http://q --dispatcher sqs://", "grpc boto3", UP.format(",aws")),
-        ("up m.py", "sqlalchemy fastapi grpc", UP.format("")),
+        ("up m.py", "sqlalchemy grpc", UP.format("")),
         ("up m.py --ledger postgresql://h/d --store s3://b/", "psycopg grpc", UP.format(",postgres")),
         ("up m.py --no-serve", "httpx grpc", "headrace up needs an extra: pip install 'headrace[jobs]'"),
         ("up", "sqlalchemy grpc", "headrace up needs an extra: pip install 'headrace[jobs]'"),

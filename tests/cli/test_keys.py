@@ -5,7 +5,7 @@ import json
 from click.testing import CliRunner
 
 from headrace.cli import main
-from headrace.jobs.access import JobAccess, Scope, parse_job_keys
+from headrace.jobs.access import Access, Scope, parse_keys
 
 
 def run(*args: str):
@@ -18,14 +18,14 @@ def test_new_key_has_the_access_of_its_entry():
     key, warning = done.stderr.splitlines()
     assert "not shown again" in warning
     assert key not in done.stdout
-    found = JobAccess(parse_job_keys(done.stdout, "keys.toml")).check(f"Bearer {key}", Scope.SUBMIT)
+    found = Access(parse_keys(done.stdout, "keys.toml")).check(f"Bearer {key}", Scope.SUBMIT)
     assert (found.name, found.tenant) == ("shop-web", "shop")
     assert found.scopes == {Scope.SUBMIT, Scope.READ}
 
 
 def test_entries_of_several_keys_form_one_file():
     texts = [run("new", name, "--scope", "operate").stdout for name in ("a", "b.c")]
-    keys = parse_job_keys("".join(texts), "keys.toml")
+    keys = parse_keys("".join(texts), "keys.toml")
     assert sorted(key.name for key in keys.values()) == ["a", "b.c"]
 
 
@@ -35,7 +35,7 @@ def test_json_is_on_standard_output():
     assert done.stderr == ""
     assert made["name"] == "web"
     assert made["digest"] in made["toml"]
-    assert JobAccess(parse_job_keys(made["toml"], "f")).check(f"Bearer {made['key']}", Scope.READ)
+    assert Access(parse_keys(made["toml"], "f")).check(f"Bearer {made['key']}", Scope.READ)
 
 
 def test_two_keys_differ():

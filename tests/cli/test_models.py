@@ -4,7 +4,7 @@ import pytest
 
 from cases import for_each
 from cli.served_models import PROTOCOLS, models_in_process, run_command
-from client.server_support import ADMIN_KEY, INFER_KEY
+from client.server_support import ADMIN_KEY, INFER_KEY, KEYS
 from integration.command import headrace
 
 NAMES = ["free", "pairs", "sums", "wide", "words"]
@@ -13,8 +13,8 @@ NAMES = ["free", "pairs", "sums", "wide", "words"]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
-    keys = folder / "keys.txt"
-    keys.write_text(f"infer web {INFER_KEY}\nadmin ops {ADMIN_KEY}\n")
+    keys = folder / "keys.toml"
+    keys.write_text(KEYS)
     with models_in_process(folder, api_keys=keys) as served:
         yield served
 
@@ -61,7 +61,7 @@ def test_inference_key_cannot_change_models(models_command):
     for arguments in (("unload", "free"), ("load", "free"), ()):
         done = models_command(*arguments, key=INFER_KEY)
         assert done.code == 1
-        assert "needs admin" in done.error
+        assert "lacks the required scope models" in done.error
     assert models_command("stats", key=INFER_KEY).code == 0
 
 

@@ -9,11 +9,18 @@ import numpy as np
 
 from headrace.app.server_client import open_model_server
 from headrace.client.model_server import ModelAddress
+from headrace.core.api_key import hash_key
 from headrace.core.tensor import InferRequest, Tensor
+from headrace.jobs.access import Scope, key_lines
 from servers.served import WAIT_S, Served, serving
 
 MODELS = Path(__file__).parents[1] / "servers" / "models_for_clients.py"
 INFER_KEY, ADMIN_KEY = "infer-key-0123456789", "admin-key-0123456789"
+KEYS = "".join(
+    key_lines(name, hash_key(key), scopes=[scope])
+    for name, key, scope in (("web", INFER_KEY, Scope.INFER), ("ops", ADMIN_KEY, Scope.MODELS))
+)
+"""The file of both keys."""
 
 
 def write_models(folder: Path, closed_port: int) -> Path:

@@ -11,6 +11,7 @@ from cases import for_each
 from client.server_support import (
     ADMIN_KEY,
     INFER_KEY,
+    KEYS,
     WordLog,
     call_server,
     request_of,
@@ -183,9 +184,9 @@ def test_silent_stream_raises_after_the_timeout(models, protocol):
 
 
 @pytest.mark.slow
-def test_api_keys_grant_their_roles(tmp_path):
-    keys = tmp_path / "keys.txt"
-    keys.write_text(f"infer web {INFER_KEY}\nadmin ops {ADMIN_KEY}\n")
+def test_api_keys_grant_their_scopes(tmp_path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS)
     model = tmp_path / "free.py"
     model.write_text(
         "from headrace import Model\n\n\nclass Free(Model):\n    def predict(self, x):\n        return x\n"
@@ -199,7 +200,7 @@ def test_api_keys_grant_their_roles(tmp_path):
                 url, lambda server: server.metadata(ModelAddress("free")), api_key=INFER_KEY
             )
             assert metadata.name == "free"
-            with pytest.raises(EndpointRefusedError, match="admin"):
+            with pytest.raises(EndpointRefusedError, match="scope models"):
                 call_server(url, lambda server: server.index(), api_key=INFER_KEY)
             environ = {"HEADRACE_API_KEY": ADMIN_KEY}
             (entry,) = call_server(url, lambda server: server.index(), environ=environ)

@@ -10,17 +10,16 @@ from typing import Any
 import httpx
 
 from headrace.core.api_key import hash_key, new_key
-from headrace.jobs.access import ANONYMOUS_KEY, JobAccess, JobKey, Scope
+from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey, Scope
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobLedger
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.submission_fields import SubmissionLimits
 from headrace.jobs.trigger import EventSubmitter, Triggers
-from headrace.server.jobs.api import ApiSettings
+from headrace.server.jobs.api import ApiSettings, BoundedThreadPool
 from headrace.server.jobs.app import jobs_app
 from headrace.server.jobs.sagemaker import SageMakerSettings
-from headrace.server.jobs.thread_pool import BoundedThreadPool
 from headrace.server.listen import HttpListener, new_event_loop
 from headrace.storage import Stores
 from headrace.testing import ManualWallClock, MemoryJobLedger
@@ -32,11 +31,11 @@ TEST_KEY = replace(ANONYMOUS_KEY, inputs=ALLOWED_URIS, outputs=ALLOWED_URIS)
 LEASE_MS = 60_000
 
 
-def key_of(name: str, *scopes: Scope, **limits: Any) -> tuple[str, bytes, JobKey]:
+def key_of(name: str, *scopes: Scope, **limits: Any) -> tuple[str, bytes, ApiKey]:
     """Return the text, digest and rights of a new API key."""
     text = new_key()
     tenant = limits.pop("tenant", name)
-    job_key = JobKey(name, tenant, frozenset(scopes or (Scope.SUBMIT, Scope.READ)), **limits)
+    job_key = ApiKey(name, tenant, frozenset(scopes or (Scope.SUBMIT, Scope.READ)), **limits)
     return text, hash_key(text), job_key
 
 
@@ -96,7 +95,7 @@ def served_jobs(
     *,
     ledger: JobLedger | None = None,
     keys: Any = (),
-    anonymous: JobKey = TEST_KEY,
+    anonymous: ApiKey = TEST_KEY,
     settings: ApiSettings | None = None,
     limits: SubmissionLimits | None = None,
     stores: Stores | None = None,
@@ -115,7 +114,7 @@ def served_jobs(
         JobServiceSettings(store_uri, submission_limits=limits or SubmissionLimits(), **service_settings),
     )
     service.start()
-    access = JobAccess({digest: job_key for _, digest, job_key in keys}, anonymous=anonymous)
+    access = Access({digest: job_key for _, digest, job_key in keys}, anonymous=anonymous)
     thread_pool = BoundedThreadPool(8)
     began, ended = threading.Event(), threading.Event()
     running: dict[str, Any] = {}

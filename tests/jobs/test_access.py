@@ -17,11 +17,11 @@ from headrace.jobs.access import (
     ANONYMOUS_KEY,
     INLINE_BYTES_MAX_DEFAULT,
     PENDING_MAX_DEFAULT,
-    JobAccess,
-    JobKey,
+    Access,
+    ApiKey,
     Scope,
     key_lines,
-    parse_job_keys,
+    parse_keys,
 )
 from headrace.jobs.paths import UriAllowList
 
@@ -45,8 +45,8 @@ scopes = ["operate"]
 
 
 @pytest.fixture
-def access() -> JobAccess:
-    return JobAccess(parse_job_keys(FILE, "keys.toml"))
+def access() -> Access:
+    return Access(parse_keys(FILE, "keys.toml"))
 
 
 def test_key_has_the_permissions_of_its_table(access):
@@ -91,7 +91,7 @@ def test_both_digests_of_a_replaced_key_are_valid(access):
 @given(st.one_of(st.none(), st.text(), st.text().map(lambda text: f"Bearer {text}")))
 def test_other_keys_are_refused(header):
     with pytest.raises(UnauthenticatedError):
-        JobAccess(parse_job_keys(FILE, "keys.toml")).check(header, Scope.READ)
+        Access(parse_keys(FILE, "keys.toml")).check(header, Scope.READ)
 
 
 # The scopes that a key with a single scope has.
@@ -101,14 +101,16 @@ INCLUDED = {
     Scope.OPERATE: {Scope.OPERATE, Scope.READ},
     Scope.ADMIN: set(Scope),
     Scope.EVENTS: {Scope.EVENTS},
+    Scope.INFER: {Scope.INFER},
+    Scope.MODELS: {Scope.MODELS, Scope.INFER},
 }
 
 
 @for_each("required", Scope)
 @for_each("scope", Scope)
 def test_each_scope_is_required_separately(scope, required):
-    key = JobKey("k", "t", frozenset({scope}))
-    access = JobAccess({hash_key(WEB): key})
+    key = ApiKey("k", "t", frozenset({scope}))
+    access = Access({hash_key(WEB): key})
     if required in INCLUDED[scope]:
         assert access.check(f"Bearer {WEB}", required) is key
     else:
@@ -124,26 +126,26 @@ def test_one_of_several_scopes_suffices(access):
 
 
 def test_only_admins_delete_jobs_of_other_tenants():
-    tenants = {scope: JobKey("k", "t", frozenset({scope, Scope.SUBMIT})).deletable_tenant for scope in Scope}
+    tenants = {scope: ApiKey("k", "t", frozenset({scope, Scope.SUBMIT})).deletable_tenant for scope in Scope}
     assert [scope for scope, tenant in tenants.items() if tenant is None] == [Scope.ADMIN]
 
 
 def test_scopes_add_up():
-    key = JobKey("k", "t", frozenset({Scope.SUBMIT, Scope.READ}))
-    assert [scope for scope in Scope if key.has_scope(scope)] == [Scope.SUBMIT, Scope.READ]
-    assert not any(JobKey("k", "t", frozenset()).has_scope(scope) for scope in Scope)
+    key = ApiKey("k", "t", frozenset({Scope.SUBMIT, Scope.READ}))
+    assert [scope for scope in Scope if scope in key.granted] == [Scope.SUBMIT, Scope.READ]
+    assert not ApiKey("k", "t", frozenset()).granted
 
 
 def test_without_keys_clients_have_all_scopes_but_no_uris():
-    access = JobAccess()
+    access = Access()
     assert access.open
     assert access.check(None, Scope.ADMIN) is ANONYMOUS_KEY
     assert ANONYMOUS_KEY.visible_tenant is None
     with pytest.raises(ForbiddenError):
         ANONYMOUS_KEY.inputs.require("s3://b/k", "input")
-    key = JobKey("", "", frozenset({Scope.READ}))
+    key = ApiKey("", "", frozenset({Scope.READ}))
     with pytest.raises(ForbiddenError, match="a request without an API key lacks the required scope submit"):
-        JobAccess(anonymous=key).check(None, Scope.SUBMIT)
+        Access(anonymous=key).check(None, Scope.SUBMIT)
 
 
 BUCKET_FOLDER = UriAllowList.of(["s3://b/in/"])
@@ -153,7 +155,7 @@ BUCKET_FOLDER = UriAllowList.of(["s3://b/in/"])
     ("key", "uri", "message"),
     [
         (
-            JobKey("", "", frozenset(Scope)),
+            ApiKey("", "", frozenset(Scope)),
             "s3://b/day.csv",
             (
                 "'s3://b/day.csv' is not permitted; permitted {role}s: none: start headrace up with "
@@ -161,7 +163,7 @@ BUCKET_FOLDER = UriAllowList.of(["s3://b/in/"])
             ),
         ),
         (
-            JobKey("", "", frozenset(Scope), inputs=BUCKET_FOLDER, outputs=BUCKET_FOLDER),
+            ApiKey("", "", frozenset(Scope), inputs=BUCKET_FOLDER, outputs=BUCKET_FOLDER),
             "s3://b/a/b$(x)/c",
             (
                 "'s3://b/a/b$(x)/c' is not permitted; permitted {role}s: 's3://b/in/': start "
@@ -169,7 +171,7 @@ BUCKET_FOLDER = UriAllowList.of(["s3://b/in/"])
             ),
         ),
         (
-            JobKey("web", "shop", frozenset(Scope), inputs=BUCKET_FOLDER, outputs=BUCKET_FOLDER),
+            ApiKey("web", "shop", frozenset(Scope), inputs=BUCKET_FOLDER, outputs=BUCKET_FOLDER),
             "s3://b/out/",
             (
                 "'s3://b/out/' is not permitted; permitted {role}s: 's3://b/in/': add s3://b/out/ "
@@ -177,12 +179,12 @@ BUCKET_FOLDER = UriAllowList.of(["s3://b/in/"])
             ),
         ),
         (
-            JobKey("ops.eu", "shop", frozenset(Scope)),
+            ApiKey("ops.eu", "shop", frozenset(Scope)),
             "s3://b/out/",
             'permitted {role}s: none: add s3://b/out/ to {role}s of [keys."ops.eu"] in the',
         ),
         (
-            JobKey("", "", frozenset(Scope), outputs=UriAllowList.of([], reserved=["s3://b/jobs"])),
+            ApiKey("", "", frozenset(Scope), outputs=UriAllowList.of([], reserved=["s3://b/jobs"])),
             "https://h.example/x",
             "'https://h.example/x': web addresses are permitted only as inputs, below prefixes that",
         ),
@@ -196,7 +198,7 @@ def test_refused_location_names_the_setting_that_permits_it(key, uri, message):
 
 
 def test_location_in_the_own_store_is_never_permitted():
-    key = JobKey("", "", frozenset(Scope), inputs=UriAllowList.of(["s3://b"], reserved=["s3://b/jobs"]))
+    key = ApiKey("", "", frozenset(Scope), inputs=UriAllowList.of(["s3://b"], reserved=["s3://b/jobs"]))
     with pytest.raises(ForbiddenError, match="lies in headrace's own store"):
         key.require_input("s3://b/jobs/x")
 
@@ -221,14 +223,14 @@ def test_tenant_has_a_quota(access, pending, more, fits):
 
 
 def test_inline_payload_has_a_limit():
-    key = JobKey("k", "t", frozenset(), inline_bytes_max=10)
+    key = ApiKey("k", "t", frozenset(), inline_bytes_max=10)
     key.require_inline(10)
     with pytest.raises(LimitError, match="11 bytes exceeds the 10"):
         key.require_inline(11)
 
 
 def test_headraces_own_store_cannot_be_named():
-    keys = parse_job_keys(FILE.replace("s3://shop/in", "s3://shop"), "f", reserved=["s3://shop/jobs"])
+    keys = parse_keys(FILE.replace("s3://shop/in", "s3://shop"), "f", reserved=["s3://shop/jobs"])
     key = keys[hash_key(WEB)]
     assert key.inputs.require("s3://shop/in/k", "input")
     with pytest.raises(ForbiddenError):
@@ -260,7 +262,7 @@ GOOD = f'digest = "sha256:{"0" * 64}"\nscopes = ["read"]\n'
         (f"[keys.web]\n{GOOD}[keys.old]\n{GOOD}", ".keys.old. digest: the same key as .keys.web."),
         (
             f"[keys.web]\n{GOOD}".replace('"read"', ""),
-            "scopes: must be some of 'admin', 'events', 'operate', 'read', 'submit'",
+            "scopes: must be some of 'admin', 'events', 'infer', 'models', 'operate', 'read', 'submit'",
         ),
         (f"[keys.web]\n{GOOD}".replace('"read"', '"root"'), r"scopes: .* not \['root'\]"),
         (f"[keys.web]\n{GOOD}".replace('["read"]', '"read"'), "scopes: must be a list of strings"),
@@ -281,7 +283,7 @@ GOOD = f'digest = "sha256:{"0" * 64}"\nscopes = ["read"]\n'
 )
 def test_errors_name_the_setting_and_not_the_key(text, says):
     with pytest.raises(ConfigError, match=says) as raised:
-        parse_job_keys(text, "f.toml")
+        parse_keys(text, "f.toml")
     assert "f.toml" in str(raised.value)
     assert WEB not in str(raised.value)
 
@@ -292,8 +294,8 @@ def test_errors_name_the_setting_and_not_the_key(text, says):
     st.binary(min_size=32, max_size=32),
 )
 def test_lines_of_a_new_key_can_be_parsed(name, scopes, digest):
-    (found,) = parse_job_keys(key_lines(name, digest, scopes=scopes), "f").items()
-    assert found == (digest, JobKey(name, name, frozenset(scopes)))
+    (found,) = parse_keys(key_lines(name, digest, scopes=scopes), "f").items()
+    assert found == (digest, ApiKey(name, name, frozenset(scopes)))
 
 
 @for_each(

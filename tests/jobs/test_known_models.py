@@ -4,7 +4,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import JobLedgerUnavailableError, ModelNotFoundError
-from headrace.jobs.access import JobKey, Scope
+from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.job import NewJob
 from headrace.jobs.known_models import CACHED_S, KnownModels, check_model
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger
@@ -123,7 +123,7 @@ def test_only_refusals_and_old_answers_are_read_again(ledger):
 def test_messages_name_only_permitted_models_and_queues(ledger):
     for queue, models in REPORTS.items():
         ledger.report_models([queue], sorted(models))
-    key = JobKey(
+    key = ApiKey(
         "a", "a", frozenset(Scope), queues=frozenset({"default", "night"}), models=frozenset({"churn"})
     )
     known = KnownModels(ledger)

@@ -16,7 +16,7 @@ from headrace.core.errors import (
     QueueFullError,
     StoppedError,
 )
-from headrace.jobs.access import JobKey, Scope
+from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.intake import authorize_job
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import JobFilter
@@ -61,7 +61,7 @@ def test_job_service_is_a_service(ledger, stores):
 
 
 def test_quota_holds_for_concurrent_submissions(service, ledger):
-    key = JobKey("shop", "shop", frozenset({Scope.SUBMIT}), pending_max=10)
+    key = ApiKey("shop", "shop", frozenset({Scope.SUBMIT}), pending_max=10)
     begin = threading.Barrier(16)
 
     def submit(_):
@@ -85,7 +85,7 @@ def test_quota_holds_for_concurrent_submissions(service, ledger):
 
 def test_unused_payload_is_deleted(service, ledger, stores):
     with pytest.raises(LimitError):
-        service.submit(JobKey("a", "a", frozenset({Scope.SUBMIT}), inline_bytes_max=3), INLINE)
+        service.submit(ApiKey("a", "a", frozenset({Scope.SUBMIT}), inline_bytes_max=3), INLINE)
     assert stored(stores) == []
     service._submitter.stop()
     with pytest.raises(StoppedError):
@@ -112,7 +112,7 @@ def test_uris_are_normalized(service, ledger):
 
 
 def test_trusted_output_is_not_checked_against_the_key():
-    key = JobKey("a", "a", frozenset({Scope.SUBMIT}), inputs=UriAllowList(prefixes=("s3://in",)))
+    key = ApiKey("a", "a", frozenset({Scope.SUBMIT}), inputs=UriAllowList(prefixes=("s3://in",)))
     job = NewJob(model="m", input_uri="s3://in/k", output_uri="s3://other/out")
     with pytest.raises(ForbiddenError):
         authorize_job(key, job)

@@ -8,9 +8,6 @@ from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.sequence import SequenceEnd, SequenceInfo, SequenceListing
 from headrace.protocols.oip_sequences import (
-    LIMIT_DEFAULT,
-    LIMIT_MAX,
-    decode_limit,
     decode_listing,
     encode_listing,
 )
@@ -45,20 +42,3 @@ def test_other_bytes_are_refused(body):
 def test_other_json_is_refused(body):
     with pytest.raises(DataError, match="not a listing of sequences"):
         decode_listing(body)
-
-
-@for_each(
-    ("query", "limit"),
-    [(b"", LIMIT_DEFAULT), (b"limit=0", 0), (b"x=1&limit=7", 7)],
-)
-def test_limit_is_read_from_the_query(query, limit):
-    assert decode_limit(query) == limit
-
-
-@for_each(
-    "query",
-    [b"limit=", b"limit=1&limit=2", b"limit=-1", b"limit=x", b"limit=%d" % (LIMIT_MAX + 1), b"limit=\xb2"],
-)
-def test_invalid_limit_is_refused(query):
-    with pytest.raises(DataError, match="limit must be a whole number"):
-        decode_limit(query)

@@ -11,15 +11,16 @@ from typing import Any
 import grpc
 import numpy as np
 
-from headrace.core.errors import ForbiddenError, ModelNotFoundError, UnauthenticatedError
+from headrace.core.errors import ModelNotFoundError
 from headrace.core.statistics import BatchStatistics, Duration, ModelIndexEntry, ModelState, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
+from headrace.jobs.access import Access, Scope
 from headrace.protocols.oip_grpc.messages import message_class
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.grpc_asgi import GrpcAsgi
 from headrace.server.grpc_service import GrpcService
 from headrace.server.grpc_streams import GrpcStreamSettings
-from headrace.server.security import Role
+from server.support import key_of
 
 WAIT_S = 30.0
 INFERENCE = "/inference.GRPCInferenceService/"
@@ -145,14 +146,13 @@ class FunctionDataplane:
         )
 
 
-class KeyAccess:
-    """Two keys: one may call models, the other may do everything."""
+USER, ADMIN, LIMITED = "user-key-0123456789", "admin-key-0123456789", "limited-key-0123456789"
 
-    def check(self, authorization: str | None, role: Role) -> None:
-        if authorization not in ("Bearer user", "Bearer admin"):
-            raise UnauthenticatedError("no key that is known")
-        if role is Role.ADMIN and authorization != "Bearer admin":
-            raise ForbiddenError("this key may not change models")
+
+def key_access() -> Access:
+    """Three keys: one may call models, one may do everything, and one everything with another model."""
+    limited = key_of("limited", LIMITED, Scope.MODELS, models=frozenset({"another"}))
+    return Access(dict([key_of("user", USER, Scope.INFER), key_of("admin", ADMIN, Scope.ADMIN), limited]))
 
 
 def echo(request: InferRequest) -> np.ndarray:

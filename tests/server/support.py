@@ -6,7 +6,7 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,12 +14,16 @@ from typing import Any, Self
 import numpy as np
 
 from headrace.core import Model, RowError, TensorSpec
+from headrace.core.api_key import hash_key
 from headrace.engine.repository import FindDefinitions, ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
+from headrace.jobs.access import Access, ApiKey, Scope
+from headrace.server.application import WebApp
 from headrace.server.dataplane import Dataplane
+from headrace.server.guard import Guard
 from headrace.server.listen import HttpListener, new_event_loop
-from headrace.server.rest import RestApp, RestLimits
-from headrace.server.security import Access, ApiKey
+from headrace.server.rest import model_app, model_routes
+from headrace.server.rest_inference import RestLimits
 
 WAIT_S = 30.0
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -128,9 +132,10 @@ class Response:
 
     @property
     def error(self) -> str:
-        """The text of an error. The document has no other member."""
+        """The text of an error. The document has facts for programs besides it."""
         document = self.json
-        assert set(document) == {"error"}, document
+        assert document.get("request_id") == self.headers.get("x-request-id"), document
+        assert set(document) <= {"error", "type", "request_id", "kind", "retry_after_s"}, document
         return document["error"]
 
 
@@ -138,7 +143,7 @@ class RestServer:
     """A server with an open REST listener; see `serving`."""
 
     def __init__(
-        self, repository: ModelRepository, dataplane: Dataplane, app: RestApp, *, direct: bool = True
+        self, repository: ModelRepository, dataplane: Dataplane, app: WebApp, *, direct: bool = True
     ) -> None:
         self.repository = repository
         self.dataplane = dataplane
@@ -282,6 +287,15 @@ class Socket:
         self._socket.close()
 
 
+MODEL_ROUTES = model_routes(Dataplane(ModelRepository([])))
+"""The routes of a server without models."""
+
+
+def key_of(name: str, text: str, *scopes: Scope, **limits: Any) -> tuple[bytes, ApiKey]:
+    """Return the digest and the rights of an API key."""
+    return hash_key(text), ApiKey(name, name, frozenset(scopes), **limits)
+
+
 def definition(make: Any, name: str, version: str = "1", **settings: Any) -> ModelDefinition:
     """Return the definition of a model. All instances share an object."""
     factory = (lambda: make) if isinstance(make, Model) else make
@@ -294,7 +308,8 @@ def definition(make: Any, name: str, version: str = "1", **settings: Any) -> Mod
 def serving(
     models: Mapping[str, Any] | Sequence[ModelDefinition],
     *,
-    keys: Sequence[ApiKey] = (),
+    keys: Iterable[tuple[bytes, ApiKey]] = (),
+    guard: Guard | None = None,
     limits: RestLimits | None = None,
     changeable: bool = False,
     find: FindDefinitions | None = None,
@@ -310,7 +325,7 @@ def serving(
         models = [definition(make, name, **settings) for name, make in models.items()]
     repository = ModelRepository(models, find=find)
     dataplane = Dataplane(repository, version="1.2", changeable=changeable)
-    app = RestApp(dataplane, access=Access(keys), limits=limits)
+    app = model_app(dataplane, guard=guard or Guard(Access(dict(keys))), limits=limits)
     server = RestServer(repository, dataplane, app, direct=direct)
     server.start()
     try:

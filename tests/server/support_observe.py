@@ -16,12 +16,14 @@ import headrace
 from headrace.core import Model
 from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
+from headrace.jobs.access import Access
+from headrace.server.application import WebApp
 from headrace.server.dataplane import Dataplane
+from headrace.server.guard import Guard
 from headrace.server.listen import HttpListener, new_event_loop
 from headrace.server.metrics import Metrics, MetricsApp
 from headrace.server.observation import Observer
-from headrace.server.rest import RestApp
-from headrace.server.security import Access
+from headrace.server.rest import model_app
 
 WAIT_S = 30.0
 SCRAPES_MAX = 500
@@ -60,7 +62,7 @@ class EndCounter:
 class ObservedServer:
     """A running server. `rest` and `metrics` are its ports."""
 
-    def __init__(self, repository: ModelRepository, dataplane: Dataplane, app: RestApp) -> None:
+    def __init__(self, repository: ModelRepository, dataplane: Dataplane, app: WebApp) -> None:
         self.repository = repository
         self.dataplane = dataplane
         self.app = app
@@ -178,7 +180,7 @@ def serving(
 ) -> Iterator[ObservedServer]:
     repository = ModelRepository(definitions)
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=True)
-    app = RestApp(dataplane, access=access, observers=observers)
+    app = model_app(dataplane, guard=Guard(access), observers=observers)
     served = ObservedServer(repository, dataplane, app)
     served.start()
     try:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.server.connection import ConnectionContext, HttpConnection
-from headrace.server.direct import DirectResponse
 from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
+from headrace.server.listener import DirectResponse
 from headrace.server.overdue_watch import OverdueWatch
 from server.manual_time import ManualTime
 from server.support import WAIT_S, Socket

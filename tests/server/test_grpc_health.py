@@ -4,8 +4,8 @@ import grpc
 import pytest
 
 from headrace.protocols.oip_grpc.messages import message_class
-from headrace.server.grpc_health import GrpcHealth
 from headrace.server.grpc_inference import GrpcInference
+from headrace.server.grpc_service import GrpcHealth
 from server.grpc_support import (
     FunctionDataplane,
     FunctionModel,

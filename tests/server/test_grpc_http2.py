@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 
-from headrace.server.grpc_http2 import GrpcHttp2Server
+from headrace.server.grpc_asgi import GrpcHttp2Server
 from headrace.server.grpc_service import GrpcService
 from headrace.server.listen import new_event_loop
 from server.grpc_support import FunctionDataplane

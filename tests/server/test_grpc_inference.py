@@ -16,13 +16,15 @@ from headrace.core.errors import (
 )
 from headrace.core.tensor import ModelMetadata, TensorSpec, text_array
 from server.grpc_support import (
+    LIMITED,
+    USER,
     FunctionDataplane,
     FunctionModel,
-    KeyAccess,
     code_of,
     echo,
     in_event_loop,
     infer_request,
+    key_access,
     serving,
     unary,
     values,
@@ -177,11 +179,14 @@ async def test_compressed_requests_are_decoded(carrier, compression):
 @CARRIERS
 @in_event_loop
 async def test_api_key_is_required(carrier):
-    async with serving(FunctionDataplane(m=FunctionModel(echo)), carrier, access=KeyAccess()) as channel:
+    async with serving(FunctionDataplane(m=FunctionModel(echo)), carrier, access=key_access()) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await unary(channel)(infer_request(ROWS))
         assert code_of(caught) == "UNAUTHENTICATED"
-        await unary(channel)(infer_request(ROWS), metadata=(("authorization", "Bearer user"),))
+        await unary(channel)(infer_request(ROWS), metadata=(("authorization", f"Bearer {USER}"),))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await unary(channel)(infer_request(ROWS), metadata=(("authorization", f"Bearer {LIMITED}"),))
+        assert code_of(caught) == "PERMISSION_DENIED"
 
 
 @in_event_loop

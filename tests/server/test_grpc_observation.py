@@ -8,11 +8,10 @@ import pytest
 
 from headrace.core.errors import PredictError
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
-from headrace.server.grpc_contract import GrpcMethod
 from headrace.server.grpc_observation import observe_methods
-from headrace.server.observation import CURRENT, Observers
+from headrace.server.listener import GrpcMethod
+from headrace.server.observation import CURRENT, Observers, ResponseCounters
 from headrace.server.request_log import fields
-from headrace.server.response_counters import ResponseCounters
 
 WAIT_S = 30.0
 

@@ -10,13 +10,16 @@ from headrace.protocols.oip_grpc.messages import file_descriptors, message_class
 from headrace.server.grpc_service import GrpcService
 from headrace.server.grpc_streams import GrpcStreamSettings
 from server.grpc_support import (
+    ADMIN,
+    LIMITED,
+    USER,
     FunctionDataplane,
     FunctionModel,
-    KeyAccess,
     bidi,
     code_of,
     echo,
     in_event_loop,
+    key_access,
     serving,
     unary,
 )
@@ -100,9 +103,9 @@ async def test_both_repository_services_list_load_and_unload(package, service):
 
 
 @in_event_loop
-async def test_roles_are_required():
-    async with serving(plane(), access=KeyAccess()) as channel:
-        user, admin = ((("authorization", f"Bearer {name}"),) for name in ("user", "admin"))
+async def test_scopes_are_required():
+    async with serving(plane(), access=key_access()) as channel:
+        user, admin = ((("authorization", f"Bearer {key}"),) for key in (USER, ADMIN))
         for name, metadata, code in (
             ("ServerMetadata", None, "UNAUTHENTICATED"),
             ("RepositoryIndex", user, "PERMISSION_DENIED"),
@@ -114,6 +117,23 @@ async def test_roles_are_required():
             assert code_of(caught) == code, name
         assert (await ask(channel, "ServerReady")).ready
         assert len((await ask(channel, "RepositoryIndex", metadata=admin)).models) == 3
+
+
+@in_event_loop
+async def test_key_limited_to_models_may_name_no_other():
+    limited = (("authorization", f"Bearer {LIMITED}"),)
+    async with serving(plane(), access=key_access()) as channel:
+        for name, field in (
+            ("ModelMetadata", "name"),
+            ("ModelConfig", "name"),
+            ("ModelStatistics", "name"),
+            ("RepositoryModelLoad", "model_name"),
+            ("RepositoryModelUnload", "model_name"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await ask(channel, name, metadata=limited, **{field: "m"})
+            assert code_of(caught) == "PERMISSION_DENIED", name
+        assert not (await ask(channel, "ModelStatistics", metadata=limited)).model_stats
 
 
 @in_event_loop
@@ -137,7 +157,7 @@ async def test_every_method_except_probes_requires_a_key():
             return await method.unary(NobodysCall(), b"")
         return await anext(method.stream(NobodysCall(), nothing()))
 
-    for path, method in GrpcService(plane(), access=KeyAccess()).methods().items():
+    for path, method in GrpcService(plane(), access=key_access()).methods().items():
         if path.endswith(probes):
             continue
         with pytest.raises((UnauthenticatedError, UnsupportedError)):

@@ -10,15 +10,17 @@ from cases import for_each
 from headrace.core.errors import ConfigError, PredictError
 from headrace.server.grpc_streams import GrpcStreamSettings
 from server.grpc_support import (
+    LIMITED,
+    USER,
     FunctionDataplane,
     FunctionModel,
-    KeyAccess,
     StreamResponse,
     bidi,
     code_of,
     echo,
     in_event_loop,
     infer_request,
+    key_access,
     serving,
     unary,
     values,
@@ -150,8 +152,12 @@ async def test_model_error_ends_the_stream_after_earlier_responses(carrier):
 @CARRIERS
 @in_event_loop
 async def test_unknown_model_or_key_is_refused_before_any_response(carrier):
-    async with serving(plane(), carrier, access=KeyAccess()) as channel:
-        for metadata, code in (((), "UNAUTHENTICATED"), ((("authorization", "Bearer user"),), "NOT_FOUND")):
+    async with serving(plane(), carrier, access=key_access()) as channel:
+        for metadata, code in (
+            ((), "UNAUTHENTICATED"),
+            ((("authorization", f"Bearer {USER}"),), "NOT_FOUND"),
+            ((("authorization", f"Bearer {LIMITED}"),), "PERMISSION_DENIED"),
+        ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await until_read(bidi(channel)([infer_request(number(1), model="nope")], metadata=metadata))
             assert code_of(caught) == code

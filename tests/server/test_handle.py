@@ -68,4 +68,4 @@ def test_chunks_are_sent_as_they_come(server):
 def test_errors_are_json(server, error):
     model, body, status = error
     response = server.post(f"/v2/models/{model}/handle", body)
-    assert (response.status, list(response.json)) == (status, ["error"])
+    assert (response.status, set(response.json)) == (status, {"error", "type", "request_id"})

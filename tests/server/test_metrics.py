@@ -15,10 +15,11 @@ from cases import for_each
 from headrace.core import Model, SequenceLimits
 from headrace.core.statistics import BATCH_ROWS_BOUNDS, QUEUE_S_BOUNDS
 from headrace.engine.repository import ModelRepository
+from headrace.jobs.access import Access, Scope
 from headrace.server.dataplane import Dataplane
 from headrace.server.metrics import FAMILIES, Metrics, MetricsApp
-from headrace.server.security import Access, ApiKey
 from headrace.testing import EchoModel, HeldModel, PickyModel
+from server.support import key_of
 from server.support_observe import WAIT_S, definition, infer, samples, samples_of, serving, value
 
 M = {"model": "m", "version": "1"}
@@ -179,7 +180,7 @@ def test_broken_streams_are_counted():
 
 
 def test_every_response_is_counted():
-    access = Access([ApiKey.from_text("web", "infer", "0123456789abcdef")])
+    access = Access(dict([key_of("web", "0123456789abcdef", Scope.INFER)]))
     key = {"Authorization": "Bearer 0123456789abcdef"}
     with serving(definition(EchoModel), access=access) as served:
         assert served.request("/v2/health/live").status == 200

@@ -14,7 +14,7 @@ from headrace.core.model import Model
 from headrace.core.tensor import ModelMetadata
 from headrace.protocols.oip_json import HEADER_LENGTH
 from headrace.server.openapi import openapi_document
-from server.support import serving
+from server.support import MODEL_ROUTES, serving
 from server.test_openapi import DESCRIBED, MODELS
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ CHECKED = [
 ]
 REFUSES_INVALID = CHECKS.get_one("negative_data_rejection")
 OPAQUE = ModelMetadata("opaque", "1", "python")
-DOCUMENT = openapi_document("0", [*DESCRIBED, OPAQUE])
+DOCUMENT = openapi_document(MODEL_ROUTES, "0", [*DESCRIBED, OPAQUE])
 SCHEMA = schemathesis.openapi.from_dict(json.loads(json.dumps(DOCUMENT)))
 
 
@@ -121,7 +121,7 @@ def check_case(case, url: str):
 
 OPERATIONS = [
     (path, method)
-    for path, item in openapi_document("0")["paths"].items()
+    for path, item in openapi_document(MODEL_ROUTES, "0")["paths"].items()
     for method in item
     if method != "parameters"
 ]

@@ -6,9 +6,10 @@ import pytest
 
 from headrace.cli.logs import configure_server_logs
 from headrace.core import Model
+from headrace.jobs.access import Access, Scope
 from headrace.server.request_log import PATH_CHARS_MAX, RequestLog
-from headrace.server.security import Access, ApiKey
 from headrace.testing import EchoModel, PickyModel
+from server.support import key_of
 from server.support_observe import EndCounter, definition, infer, serving
 
 KEY = "0123456789abcdef-secret"
@@ -33,7 +34,7 @@ def requests(lines):
 
 def test_record_has_all_fields_of_a_request(lines):
     ended = EndCounter()
-    access = Access([ApiKey.from_text("web", "infer", KEY)])
+    access = Access(dict([key_of("web", KEY, Scope.INFER)]))
     with serving(definition(EchoModel), access=access, observers=[ended, RequestLog()]) as served:
         body = json.dumps(infer(1.0, 2.0, id="body-7")).encode()
         headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "edge-9"}
@@ -66,7 +67,7 @@ def test_record_has_all_fields_of_a_request(lines):
 
 def test_keys_and_queries_are_never_logged(lines):
     ended = EndCounter()
-    access = Access([ApiKey.from_text("web", "infer", KEY)])
+    access = Access(dict([key_of("web", KEY, Scope.INFER)]))
     with serving(definition(EchoModel), access=access, observers=[ended, RequestLog()]) as served:
         for bearer in (KEY, "wrong-" + KEY):
             served.request("/v2/models/m?key=hidden", headers={"Authorization": f"Bearer {bearer}"})

@@ -1,4 +1,4 @@
-from headrace.server.response_counters import ResponseCounters
+from headrace.server.observation import ResponseCounters
 
 
 def test_responses_are_counted_by_action_and_status():

@@ -842,7 +842,7 @@ def test_later_failure_is_the_last_event(server: RestServer, text, why):
     *words, last = decode_events(response.body)
     assert [orjson.loads(e)["outputs"][0]["data"] for e in words] == [["a"], ["b"]]
     assert why in orjson.loads(last)["error"]
-    assert set(orjson.loads(last)) == {"error"}
+    assert set(orjson.loads(last)) == {"error", "type"}
 
 
 def test_empty_stream_has_no_events(server: RestServer):

@@ -14,18 +14,31 @@ import levels
 from cases import for_each
 from headrace import Model
 from headrace.core.tensor import TensorSpec
+from headrace.jobs.access import Scope
 from headrace.protocols.oip_json import HEADER_LENGTH
-from headrace.server.direct import DirectResponse
 from headrace.server.errors import CLIENT_DISCONNECTED
-from headrace.server.rest import RestApp, RestLimits
-from headrace.server.security import ApiKey, Role
-from server.support import WAIT_S, EchoAll, Linear, Raising, Texts, Typed, Words, definition, serving, tensor
+from headrace.server.listener import DirectResponse
+from headrace.server.rest import model_app
+from headrace.server.rest_inference import RestLimits
+from server.support import (
+    WAIT_S,
+    EchoAll,
+    Linear,
+    Raising,
+    Texts,
+    Typed,
+    Words,
+    definition,
+    key_of,
+    serving,
+    tensor,
+)
 from server.test_rest import ROW
 from servers.polling import wait_until
 
 LIMITS = RestLimits(body_bytes_max=100_000, gzip_bytes_min=1000)
 KEY = "a-key-that-is-long-enough-to-be-one"
-KEYS = (ApiKey.from_text("web", "infer", KEY),)
+KEYS = (key_of("web", KEY, Scope.INFER, models=frozenset({"linear"})),)
 
 
 class Brain(Model):
@@ -185,14 +198,14 @@ def test_responses_of_both_paths_are_counted(both):
 
 def test_api_key_is_required(both):
     del both
-    with serving({"linear": Linear}, keys=KEYS) as server:
+    with serving({"linear": Linear, "any": EchoAll}, keys=KEYS) as server:
         paths = exchanges(server)
         body, path = {"inputs": [ROW]}, "/v2/models/linear/infer"
         assert server.post(path, body).status == 401
         refused = server.post(path, body, {"Authorization": "Bearer another"})
         assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert server.post(path, body, {"Authorization": f"Bearer {KEY}"}).status == 200
-        assert KEYS[0].role is Role.INFER
+        assert server.infer("any", ROW, headers={"Authorization": f"Bearer {KEY}"}).status == 403
         assert not paths
 
 
@@ -245,7 +258,7 @@ def test_target_cache_is_limited(both, monkeypatch):
 
 def test_observed_requests_are_exchanges(both):
     server, _ = both
-    assert RestApp(server.dataplane, observers=[]).direct is None
+    assert model_app(server.dataplane, observers=[]).direct is None
 
 
 def test_inline_model_responds_within_the_call(both):

@@ -6,15 +6,13 @@ from cases import for_each
 from headrace.core.errors import OverloadedError, UnauthenticatedError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 from headrace.protocols.oip_json import JsonWireRequest, WireBody, encode_request
-from headrace.server.errors import quiet_status_of
-from headrace.server.observation import CURRENT, RequestObservation
+from headrace.server.errors import error_headers, quiet_status_of
+from headrace.server.observation import CURRENT, RequestObservation, observed_error_status
 from headrace.server.rest_inference import (
     HEADER_LENGTH,
     bf16_outputs,
     content_headers,
     encode_response_body,
-    error_headers,
-    observed_error_status,
     read_request,
 )
 
@@ -87,7 +85,7 @@ def test_error_log_has_the_request(monkeypatch):
         about.append(CURRENT.get())
         return quiet_status_of(error)
 
-    monkeypatch.setattr("headrace.server.rest_inference.status_of", noted)
+    monkeypatch.setattr("headrace.server.observation.status_of", noted)
     seen = RequestObservation("rest", "POST", "/", began_s=0.0, header=lambda _: "an-id")
     status = observed_error_status(KeyError("x"), seen)
     assert (about, CURRENT.get(), status.http, seen.failure) == ([seen], None, 500, ("KeyError", status))

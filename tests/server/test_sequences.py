@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cases import for_each
+from headrace.jobs.access import Scope
 from headrace.protocols.sse import EventDecoder
-from headrace.server.security import ApiKey
-from server.support import HEADER_LENGTH, WAIT_S, EchoAll, Linear, definition, serving, tensor
+from server.support import HEADER_LENGTH, WAIT_S, EchoAll, Linear, definition, key_of, serving, tensor
 from server.support_sequences import BLOCKED, FAILS, RESCHEDULED, DyingSum, RunningSum, TextSoFar
 from servers.polling import wait_until
 
@@ -208,7 +208,7 @@ def test_failed_step_keeps_the_state(served):
     send_step(served, 2, sequence_id="a", sequence_start=True)
     failed = send_step(served, FAILS, sequence_id="a")
     assert failed.status == 500
-    assert set(failed.json) == {"error"}
+    assert set(failed.json) == {"error", "type", "request_id"}
     assert sums(send_step(served, 1, sequence_id="a")) == [3]
 
 
@@ -363,8 +363,8 @@ def test_admin_cancels_a_sequence(served, id):
     assert send_step(served, 1, sequence_id=id).status == 410
 
 
-def test_listing_needs_the_admin_role():
-    keys = (ApiKey.from_text("user", "infer", USER), ApiKey.from_text("boss", "admin", ADMIN))
+def test_listing_needs_the_scope_models():
+    keys = (key_of("user", USER, Scope.INFER), key_of("boss", ADMIN, Scope.MODELS))
     with serving({"sum": RunningSum}, keys=keys) as server:
         for method, path in (("GET", "/v2/models/sum/sequences"), ("DELETE", "/v2/models/sum/sequences/a")):
             assert server.request(method, path).status == 401

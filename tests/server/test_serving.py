@@ -17,10 +17,10 @@ from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
-from headrace.server.grpc_http2 import GrpcHttp2Server
+from headrace.server.grpc_asgi import GrpcHttp2Server
 from headrace.server.grpc_service import GrpcService
 from headrace.server.listen import HttpListener
-from headrace.server.rest import RestApp
+from headrace.server.rest import model_app
 from headrace.server.serving import DrainSettings, Serving
 from headrace.testing import EchoModel, HeldModel
 from server.grpc_support import bidi, infer_request
@@ -220,7 +220,7 @@ async def grpc_status_at_the_end(port, on_first):
 async def stopped_in_the_end(repository, plane, carrier):
     """Yield how a stream's end is read, the port, and the server's `stop`; wait for the end."""
     if carrier == "rest":
-        listener = HttpListener(RestApp(plane), "127.0.0.1", 0)
+        listener = HttpListener(model_app(plane), "127.0.0.1", 0)
     elif carrier == "aio":
         listener = GrpcAioServer(GrpcService(plane), GrpcAioSettings(port=0))
     else:
@@ -250,7 +250,7 @@ def test_open_stream_gets_an_error_after_the_grace_period(carrier):
     found = asyncio.run(main())
     why = "model m is not running: while this stream was open"
     if carrier == "rest":
-        assert json.loads(found[-1]) == {"error": why}
+        assert json.loads(found[-1]) == {"error": why, "type": "StoppedError"}
         assert len(found) == 2
     else:
         assert found[0] is grpc.StatusCode.UNAVAILABLE

@@ -19,7 +19,7 @@ from headrace.core.model import Isolation
 from headrace.core.service import Service
 from headrace.engine.repository import ModelRepository
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.access import JobAccess
+from headrace.jobs.access import Access
 from headrace.jobs.intake import RegionOf
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.notify import EmailTarget
@@ -28,12 +28,15 @@ from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.trigger import EventSubmitter
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
+from headrace.server.application import WebApp
 from headrace.server.dataplane import Dataplane
-from headrace.server.jobs.app import jobs_app
-from headrace.server.jobs.thread_pool import BoundedThreadPool
+from headrace.server.guard import Guard, check_bind
+from headrace.server.jobs.app import job_routes
 from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
 from headrace.server.listener import Listener
-from headrace.server.security import check_bind
+from headrace.server.openapi import documentation_routes
+from headrace.server.rest import model_app
+from headrace.server.routes import Route
 from headrace.server.serving import DrainSettings, Serving
 from headrace.storage.regions import RegionResolver
 
@@ -58,6 +61,8 @@ class JobsOptions:
     allow_outputs: tuple[str, ...] = ()
     tls: TlsFiles | None = None
     insecure: bool = False
+    allow_hosts: tuple[str, ...] = ()
+    """Names that clients may use for this server, besides local ones; see `Guard`."""
     events_queue_url: str = ""
     """The URL of an SQS queue of object events to poll."""
     model_server: ServerOptions | None = None
@@ -165,22 +170,36 @@ def open_jobs(
     if options.events_queue_url:
         services.append(_open_event_source(options.events_queue_url, event_submitter))
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=False)
-    app = jobs_app(
-        service,
-        file.access,
-        version=headrace.__version__,
-        thread_pool=BoundedThreadPool(),
-        sagemaker=file.sagemaker,
-        event_submitter=event_submitter,
-    )
-    listeners: dict[str, Listener] = {"jobs": HttpListener(app, options.host, options.port, options.tls)}
-    if options.model_server is not None and models:
-        from headrace.app.serving import open_listeners  # noqa: PLC0415 - extra `serve`
-
-        listeners |= open_listeners(dataplane, options.model_server)
+    guard = Guard(file.access, bound_to=options.host, allow_hosts=options.allow_hosts)
+    routes = job_routes(service, sagemaker=file.sagemaker, event_submitter=event_submitter)
+    listeners = _open_listeners(options, guard, routes, dataplane if models else None)
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
     server = Serving(_ServiceGroup(services), dataplane, list(listeners.values()), drain=drain)
     return OpenedJobs(server, listeners, components, worker)
+
+
+def _open_listeners(
+    options: JobsOptions, guard: Guard, routes: Sequence[Route], dataplane: Dataplane | None
+) -> dict[str, Listener]:
+    """Return the listener ``jobs`` and, to serve the models of `dataplane`, those of models.
+
+    ``jobs`` and ``rest`` serve one application, so that either address has jobs and models.
+    """
+    if options.model_server is None or dataplane is None:
+        documentation = documentation_routes(routes, guard, version=headrace.__version__)
+        app = WebApp([*routes, *documentation], guard)
+        return {"jobs": HttpListener(app, options.host, options.port, options.tls)}
+    from headrace.app.serving import open_listeners  # noqa: PLC0415 - extra `serve`
+
+    of_models = options.model_server
+    if of_models.api_keys is not None:
+        raise ConfigError(
+            "the keys of a job server protect its models, too: put all keys into its config file"
+        )
+    check_bind(of_models.host, guarded=not guard.access.open, insecure=of_models.insecure)
+    app = model_app(dataplane, guard=guard, limits=of_models.limits, job_routes=routes)
+    jobs = HttpListener(app, options.host, options.port, options.tls, direct=app.direct)
+    return {"jobs": jobs, **open_listeners(app, dataplane, of_models, guard)[0]}
 
 
 def _region_resolver(file: JobsFile) -> RegionOf | None:
@@ -214,7 +233,7 @@ def _read_config(options: JobsOptions, locations: JobLocations) -> JobsFile:
         key = anonymous_key(
             inputs=options.allow_inputs, outputs=options.allow_outputs, reserved=locations.reserved_uris
         )
-        return JobsFile(access=JobAccess(anonymous=key))
+        return JobsFile(access=Access(anonymous=key))
     if options.allow_inputs or options.allow_outputs:
         raise ConfigError(
             "--allow-input and --allow-output cannot be used with --config: "

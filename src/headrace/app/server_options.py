@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from headrace.server.grpc_contract import StreamDialect
 from headrace.server.listen import TlsFiles
-from headrace.server.rest import RestLimits
+from headrace.server.listener import StreamDialect
+from headrace.server.rest_inference import RestLimits
 from headrace.server.serving import DrainSettings
 
 __all__ = ["DrainSettings", "RestLimits", "ServerOptions", "TlsFiles"]
@@ -29,7 +29,9 @@ class ServerOptions:
     grpc_port: int | None = 8081
     metrics_port: int | None = 8082
     api_keys: Path | None = None
-    """The path of a key file with one line ``ROLE NAME KEY`` for each key."""
+    """The path of a key file, with a table ``[keys.NAME]`` for each key (`headrace.jobs.access`)."""
+    allow_hosts: tuple[str, ...] = ()
+    """Names that clients may use for this server, besides local ones; see `Guard`."""
     tls: TlsFiles | None = None
     insecure: bool = False
     """Allow a public address without API keys and client certificates."""

@@ -12,19 +12,22 @@ from headrace.app.models import ServedModel, open_repository
 from headrace.app.server_options import ServerOptions
 from headrace.core.errors import ConfigError
 from headrace.engine.settings import ServeSettings
+from headrace.jobs.access import Access, ApiKey, parse_keys
+from headrace.server.application import WebApp
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings, Tls
-from headrace.server.grpc_http2 import GrpcHttp2Server
+from headrace.server.grpc_asgi import GrpcHttp2Server
 from headrace.server.grpc_service import GrpcService
 from headrace.server.grpc_streams import GrpcStreamSettings
+from headrace.server.guard import Guard, check_bind
 from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
 from headrace.server.listener import Listener
 from headrace.server.metrics import Metrics, MetricsApp
-from headrace.server.observation import Observer, tracing_wanted
+from headrace.server.observation import Observer, ResponseCounters, tracing_wanted
+from headrace.server.old_key_file import is_old_key_file, parse_old_keys
 from headrace.server.request_log import RequestLog
-from headrace.server.response_counters import ResponseCounters
-from headrace.server.rest import RestApp, RestLimits
-from headrace.server.security import Access, ApiKey, check_bind, parse_keys
+from headrace.server.rest import model_app
+from headrace.server.rest_inference import RestLimits
 from headrace.server.serving import DrainSettings, Serving
 
 __all__ = [
@@ -83,12 +86,14 @@ def open_server(
     """
     options = options or ServerOptions()
     repository, changeable = open_repository(models, settings or ServeSettings(), model_options)
-    keys = _keys(options.api_keys)
-    guarded = bool(keys) or (options.tls is not None and options.tls.client_ca is not None)
+    access = Access(_read_keys(options.api_keys))
+    guarded = not access.open or (options.tls is not None and options.tls.client_ca is not None)
     check_bind(options.host, guarded=guarded, insecure=options.insecure)
+    guard = Guard(access, bound_to=options.host, allow_hosts=options.allow_hosts)
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=changeable)
     observation = _open_observation(options)
-    listeners, counters = _open_listeners(dataplane, options, Access(keys), observation.observers)
+    rest = model_app(dataplane, guard=guard, limits=options.limits, observers=observation.observers)
+    listeners, counters = open_listeners(rest, dataplane, options, guard, observation.observers)
     metrics: dict[str, Listener] = {}
     if options.metrics_port is not None:
         app = MetricsApp(Metrics(dataplane, counters))
@@ -101,17 +106,6 @@ def open_server(
         drain=options.drain,
     )
     return OpenedServer(serving, dataplane, listeners | metrics, observation)
-
-
-def open_listeners(dataplane: Dataplane, options: ServerOptions) -> dict[str, Listener]:
-    """Return the listeners of the models alone, for a process with other listeners.
-
-    Raises ConfigError as `open_server` does.
-    """
-    keys = _keys(options.api_keys)
-    guarded = bool(keys) or (options.tls is not None and options.tls.client_ca is not None)
-    check_bind(options.host, guarded=guarded, insecure=options.insecure)
-    return _open_listeners(dataplane, options, Access(keys), None)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,29 +129,38 @@ def _open_observation(options: ServerOptions) -> _Observation:
     return _Observation(observers or None, close)
 
 
-def _keys(path: Path | None) -> tuple[ApiKey, ...]:
+def _read_keys(path: Path | None) -> dict[bytes, ApiKey]:
     if path is None:
-        return ()
+        return {}
     try:
-        return parse_keys(path.read_text(encoding="utf-8"), str(path))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot read the API keys: {error}") from error
+    return parse_old_keys(text, str(path)) if is_old_key_file(text) else parse_keys(text, str(path))
 
 
-def _open_listeners(
-    dataplane: Dataplane, options: ServerOptions, access: Access, observers: Sequence[Observer] | None
+def open_listeners(
+    rest: WebApp,
+    dataplane: Dataplane,
+    options: ServerOptions,
+    guard: Guard,
+    observers: Sequence[Observer] | None = None,
 ) -> tuple[dict[str, Listener], list[ResponseCounters]]:
+    """Return the listeners of models by name, and the counters of their responses.
+
+    Raises:
+        ConfigError: A port is in use, or no port is wanted.
+    """
     listeners: dict[str, Listener] = {}
     counters: list[ResponseCounters] = []
     if options.rest_port is not None:
-        rest = RestApp(dataplane, access=access, limits=options.limits, observers=observers)
         counters.append(rest.response_counters)
         listeners["rest"] = HttpListener(
             rest, options.host, options.rest_port, options.tls, direct=rest.direct
         )
     if options.grpc_port is not None:
         streams = GrpcStreamSettings(options.stream_dialect)
-        service = GrpcService(dataplane, access=access, streams=streams, observers=observers)
+        service = GrpcService(dataplane, access=guard.access, streams=streams, observers=observers)
         counters.append(service.response_counters)
         listeners["grpc"] = _grpc_listener(service, options, options.grpc_port)
     if not listeners:

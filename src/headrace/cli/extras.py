@@ -12,7 +12,6 @@ from headrace.core.errors import MissingExtraError
 
 _JOBS: Final = (
     "sqlalchemy",
-    "fastapi",
     "uvicorn",
     "httptools",
     "uvloop",

@@ -1,4 +1,4 @@
-"""``headrace keys``: create API keys of the job API."""
+"""``headrace keys``: create API keys of models and jobs."""
 
 import sys
 
@@ -14,6 +14,8 @@ _EPILOG = """\b
 Examples:
   Create a key, show it once, and add its entry to the server's file:
     headrace keys new shop-web --tenant shop >> keys.toml
+  Create a key for requests to models, for the file of serve --api-keys:
+    headrace keys new web --scope infer >> keys.toml
   Create a key for operators of the queues:
     headrace keys new ops --scope operate --scope submit
   Print only the key, for a script:
@@ -21,9 +23,9 @@ Examples:
 """
 
 
-@click.group("keys", epilog=_EPILOG, short_help="Create API keys of the job API.")
+@click.group("keys", epilog=_EPILOG, short_help="Create API keys of models and jobs.")
 def keys_command() -> None:
-    """Create API keys of the job API.
+    """Create API keys of models and jobs.
 
     The server's file stores only digests of keys, so that nobody can use the file as a key.
     """

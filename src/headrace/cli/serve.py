@@ -23,7 +23,7 @@ Examples:
   Serve a model under another name, with two instances in processes:
     headrace serve spam=model.onnx --instances 2 --isolation process
   Serve a folder of models on all addresses, with API keys and TLS:
-    headrace serve models/ --host 0.0.0.0 --api-keys keys.txt \\
+    headrace serve models/ --host 0.0.0.0 --api-keys keys.toml \\
         --tls-certificate server.pem --tls-key server.key
   Send requests to the server:
     headrace infer churn --input '[[42, 3.5, 0]]'
@@ -102,7 +102,7 @@ Examples:
 @click.option(
     "--api-keys",
     type=click.Path(path_type=Path),
-    help="API key file with one line 'ROLE NAME KEY' for each key; roles: infer, admin.",
+    help="API key file with a table [keys.NAME] for each key, from 'headrace keys new'.",
 )
 @click.option(
     "--tls-certificate", type=click.Path(path_type=Path), help="PEM file of the server certificate."
@@ -129,6 +129,13 @@ Examples:
 )
 @click.option(
     "--insecure", is_flag=True, help="Allow a public address without API keys and client certificates."
+)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Name that clients may use for this server, besides local ones; * allows every name. Repeatable.",
 )
 @click.option(
     "--body-bytes-max",
@@ -189,6 +196,7 @@ def _options(params: dict[str, Any]) -> Any:
         metrics_port=None if params["no_metrics"] else params["metrics_port"],
         api_keys=params["api_keys"],
         tls=_tls(params),
+        allow_hosts=params["allow_hosts"],
         insecure=params["insecure"],
         limits=RestLimits(body_bytes_max=params["body_bytes_max"]),
         grpc_carrier=params["grpc_carrier"],

@@ -79,6 +79,13 @@ Examples:
     "--tls-certificate", type=click.Path(path_type=Path), help="PEM file of the server certificate."
 )
 @click.option("--tls-key", type=click.Path(path_type=Path), help="PEM file of the server key.")
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Name that clients may use for this server, besides local ones; * allows every name. Repeatable.",
+)
 @click.option("--insecure", is_flag=True, help="Allow a public address without API keys.")
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
@@ -141,6 +148,7 @@ def _options(params: dict[str, Any]) -> Any:
         allow_outputs=tuple(map(_absolute_prefix, params["allow_outputs"])),
         tls=tls,
         insecure=params["insecure"],
+        allow_hosts=params["allow_hosts"],
         events_queue_url=params["events_queue"],
         model_server=None if params["no_serve"] else model_server,
         worker=worker_settings(params),

@@ -56,7 +56,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast, get_args
 
 from headrace.core.errors import ConfigError
-from headrace.jobs.access import ANONYMOUS_KEY, JobAccess, JobKey, read_job_keys
+from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey, read_keys
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import Target
 from headrace.jobs.notify.email import SmtpSettings
@@ -97,7 +97,7 @@ class WorkerRegion:
 class JobsFile:
     """The contents of the settings file, with defaults for missing settings."""
 
-    access: JobAccess = field(default_factory=JobAccess)
+    access: Access = field(default_factory=Access)
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     """Fields of `QueueSettings` for each queue."""
     triggers: Triggers | None = None
@@ -239,13 +239,13 @@ def _parse_queue(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _parse_access(
     document: Mapping[str, Any], where: str, reserved: tuple[str, ...], outbound: OutboundPolicy
-) -> JobAccess:
+) -> Access:
     if "keys" in document:
         if "anyone" in document:
             raise ConfigError("[anyone] and [keys] exclude each other: remove one of them")
-        return JobAccess(read_job_keys(document["keys"], where, reserved=reserved, policy=outbound))
+        return Access(read_keys(document["keys"], where, reserved=reserved, policy=outbound))
     allow_lists = _parse_allow_lists(_table(document, "anyone"))
-    return JobAccess(anonymous=anonymous_key(**allow_lists, reserved=reserved, policy=outbound))
+    return Access(anonymous=anonymous_key(**allow_lists, reserved=reserved, policy=outbound))
 
 
 def anonymous_key(
@@ -254,7 +254,7 @@ def anonymous_key(
     outputs: Iterable[str] = (),
     reserved: Iterable[str] = (),
     policy: OutboundPolicy | None = None,
-) -> JobKey:
+) -> ApiKey:
     """Return the key of every client of a server without keys: the allowed inputs and outputs.
 
     Addresses in `reserved` are never allowed.
@@ -263,7 +263,7 @@ def anonymous_key(
         ConfigError: A prefix is invalid.
     """
     own = tuple(reserved)
-    return JobKey(
+    return ApiKey(
         name=ANONYMOUS_KEY.name,
         tenant=ANONYMOUS_KEY.tenant,
         scopes=ANONYMOUS_KEY.scopes,

@@ -1,11 +1,11 @@
-"""API keys of the job API: scopes, a tenant, the URIs and models that a key may name, and quotas.
+"""API keys of models and jobs: scopes, a tenant, the URIs and models that a key may name, and quotas.
 
 A file of keys is TOML; ``headrace keys new NAME`` makes a key and prints its lines::
 
     [keys.shop-web]
     digest = "sha256:…"                 # or a list of two while a key is replaced: both are valid
     tenant = "shop"                     # default: the key's name
-    scopes = ["submit", "read"]         # see `Scope`
+    scopes = ["submit", "read"]         # see `Scope`; "infer" for requests to models
     queues = ["default", "night"]       # default: every queue
     models = ["churn"]                  # default: every model
     inputs = ["s3://shop/in"]           # URIs that its jobs may read; default: submitted payloads
@@ -21,7 +21,7 @@ reachable one. The keys themselves are not stored.
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, cast
 
@@ -44,7 +44,7 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Scope(StrEnum):
-    """A permission of an API key. OPERATE includes READ; ADMIN includes all."""
+    """A permission of an API key. OPERATE includes READ, MODELS includes INFER, ADMIN includes all."""
 
     SUBMIT = "submit"
     """Submit jobs; cancel, retry and delete jobs of its own tenant."""
@@ -53,9 +53,13 @@ class Scope(StrEnum):
     OPERATE = "operate"
     """Read, cancel and requeue the jobs of all tenants; pause and drain queues."""
     ADMIN = "admin"
-    """All operations on the jobs of all tenants, including deletion."""
+    """All operations on models and on the jobs of all tenants, including deletion."""
     EVENTS = "events"
     """Report objects, from which triggers create jobs: for the store that posts notices."""
+    INFER = "infer"
+    """Send requests to models; read their metadata and statistics."""
+    MODELS = "models"
+    """Load and unload models; list and cancel sequences."""
 
 
 _INCLUDED: Final[Mapping[Scope, frozenset[Scope]]] = {
@@ -64,11 +68,13 @@ _INCLUDED: Final[Mapping[Scope, frozenset[Scope]]] = {
     Scope.OPERATE: frozenset({Scope.OPERATE, Scope.READ}),
     Scope.ADMIN: frozenset(Scope),
     Scope.EVENTS: frozenset({Scope.EVENTS}),
+    Scope.INFER: frozenset({Scope.INFER}),
+    Scope.MODELS: frozenset({Scope.MODELS, Scope.INFER}),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class JobKey:
+class ApiKey:
     """A known API key: its name, its tenant, and its permissions."""
 
     name: str
@@ -82,10 +88,12 @@ class JobKey:
     outputs: UriAllowList = ALLOW_NOTHING
     pending_max: int = PENDING_MAX_DEFAULT
     inline_bytes_max: int = INLINE_BYTES_MAX_DEFAULT
+    granted: frozenset[Scope] = field(init=False, repr=False, compare=False)
+    """The scopes of the key, and those that they include."""
 
-    def has_scope(self, scope: Scope) -> bool:
-        """Return True if the key has the scope or one that includes it."""
-        return any(scope in _INCLUDED[own] for own in self.scopes)
+    def __post_init__(self) -> None:
+        granted = frozenset[Scope]().union(*(_INCLUDED[own] for own in self.scopes))
+        object.__setattr__(self, "granted", granted)
 
     @property
     def visible_tenant(self) -> str | None:
@@ -93,16 +101,16 @@ class JobKey:
 
         `JobLedger` takes it as `tenant`.
         """
-        return None if self.has_scope(Scope.OPERATE) else self.tenant
+        return None if Scope.OPERATE in self.granted else self.tenant
 
     @property
     def deletable_tenant(self) -> str | None:
         """The only tenant whose jobs the key may delete; None for all."""
-        return None if self.has_scope(Scope.ADMIN) else self.tenant
+        return None if Scope.ADMIN in self.granted else self.tenant
 
     def require(self, *scopes: Scope) -> None:
         """Raise ForbiddenError unless the key has one of these scopes."""
-        if not any(map(self.has_scope, scopes)):
+        if self.granted.isdisjoint(scopes):
             needed = " or ".join(scope.value for scope in scopes)
             raise ForbiddenError(f"{self._display_name()} lacks the required scope {needed}")
 
@@ -111,13 +119,14 @@ class JobKey:
         if self.queues is not None and queue not in self.queues:
             raise ForbiddenError(f"{self._display_name()} may not use the queue {queue!r:.80}")
 
-    def require_model(self, model: str) -> None:
-        """Raise ForbiddenError if the key may not use this model.
+    def permits_model(self, model: str) -> bool:
+        """Return True if the key may use this model. A version after ``@`` does not matter."""
+        return self.models is None or model.partition("@")[0] in self.models
 
-        A version after ``@`` does not matter.
-        """
-        name = model.partition("@")[0]
-        if self.models is not None and name not in self.models:
+    def require_model(self, model: str) -> None:
+        """Raise ForbiddenError if the key may not use this model, whether or not it exists."""
+        if not self.permits_model(model):
+            name = model.partition("@")[0]
             raise ForbiddenError(f"{self._display_name()} may not use the model {name!r:.80}")
 
     def require_input(self, uri: str) -> str:
@@ -165,25 +174,25 @@ class JobKey:
         return f"API key {self.name!r}" if self.name else "a request without an API key"
 
 
-ANONYMOUS_KEY: Final = JobKey(name="", tenant="", scopes=frozenset(Scope))
+ANONYMOUS_KEY: Final = ApiKey(name="", tenant="", scopes=frozenset(Scope))
 """The key of all clients of a server without keys: all scopes, but no URIs."""
 
 
-class JobAccess:
+class Access:
     """The authentication of clients.
 
     Without keys every client is `anonymous`. Immutable, thread-safe.
     """
 
     def __init__(
-        self, keys: Mapping[bytes, JobKey] | None = None, *, anonymous: JobKey = ANONYMOUS_KEY
+        self, keys: Mapping[bytes, ApiKey] | None = None, *, anonymous: ApiKey = ANONYMOUS_KEY
     ) -> None:
         self._keys = KeyRing(keys or {})
         self._anonymous = anonymous
         self.open = not keys
         """True if no key is required."""
 
-    def check(self, authorization: str | None, *scopes: Scope) -> JobKey:
+    def check(self, authorization: str | None, *scopes: Scope) -> ApiKey:
         """Return the key of an ``Authorization`` header.
 
         Raise UnauthenticatedError for an unknown key, and ForbiddenError if it has none of the
@@ -194,7 +203,7 @@ class JobAccess:
         return key
 
 
-def parse_job_keys(text: str, where: str, *, reserved: Iterable[str] = ()) -> dict[bytes, JobKey]:
+def parse_keys(text: str, where: str, *, reserved: Iterable[str] = ()) -> dict[bytes, ApiKey]:
     """Parse keys from TOML; return them by their digests.
 
     The module docstring shows the format. `where` is the file's name; `reserved` are headrace's own
@@ -208,21 +217,21 @@ def parse_job_keys(text: str, where: str, *, reserved: Iterable[str] = ()) -> di
     tables = document.pop("keys", {})
     if document:
         raise ConfigError(f"{where}: unknown {_listed(document)}; write all keys as [keys.NAME]")
-    return read_job_keys(tables, where, reserved=reserved)
+    return read_keys(tables, where, reserved=reserved)
 
 
-def read_job_keys(
+def read_keys(
     tables: Any, where: str, *, reserved: Iterable[str] = (), policy: OutboundPolicy | None = None
-) -> dict[bytes, JobKey]:
+) -> dict[bytes, ApiKey]:
     """Read keys from the tables below ``keys`` of a TOML document; return them by their digests.
 
-    `policy` limits the web addresses that can be inputs. Raises ConfigError as `parse_job_keys`
+    `policy` limits the web addresses that can be inputs. Raises ConfigError as `parse_keys`
     does.
     """
     if not isinstance(tables, dict) or not tables:
         raise ConfigError(f"{where}: the file has no key; create one with: headrace keys new NAME")
     own = tuple(reserved)
-    found: dict[bytes, JobKey] = {}
+    found: dict[bytes, ApiKey] = {}
     for name, table in cast("dict[str, Any]", tables).items():
         reader = _Table(where, name, table, own, policy or OutboundPolicy())
         key = reader.key()
@@ -254,6 +263,10 @@ def _table_name(name: str) -> str:
     return f"keys.{name}" if _BARE_KEY.fullmatch(name) else f'keys."{name}"'
 
 
+JobKey = ApiKey  # the earlier name, for one release
+JobAccess = Access  # the earlier name, for one release
+
+
 class _Table:
     """One ``[keys.NAME]``, read setting by setting."""
 
@@ -274,13 +287,13 @@ class _Table:
             )
         _check_name(self._location, name)
 
-    def key(self) -> JobKey:
+    def key(self) -> ApiKey:
         tenant = self._table.get("tenant", self._name)
         if not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
             raise self.wrong(
                 "tenant", f"must be a name of letters, digits, '.', '_' and '-', not {tenant!r:.80}"
             )
-        return JobKey(
+        return ApiKey(
             self._name,
             tenant,
             self._scopes(),

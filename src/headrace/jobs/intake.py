@@ -18,7 +18,7 @@ from headrace.core.errors import (
     QueueFullError,
 )
 from headrace.core.service import Service
-from headrace.jobs.access import JobKey, Scope
+from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.follower import FOLLOWERS_MAX
 from headrace.jobs.job import NewJob, new_job_id
 from headrace.jobs.kinds.options import check_options
@@ -65,7 +65,7 @@ class JobServiceSettings:
     followers_max: int = FOLLOWERS_MAX
 
 
-def authorize_job(key: JobKey, job: NewJob, *, trusted_output: bool = False) -> NewJob:
+def authorize_job(key: ApiKey, job: NewJob, *, trusted_output: bool = False) -> NewJob:
     """Return the job for this client's tenant, with normalized URIs.
 
     Raise ForbiddenError for a queue, model or URI that the key may not name, and ConfigError for a
@@ -139,7 +139,7 @@ class JobIntake(Service):
                 cleaner.shutdown(wait=True, cancel_futures=not drain)
 
     def submit(
-        self, key: JobKey, submission: Submission, *, trusted_output: bool = False
+        self, key: ApiKey, submission: Submission, *, trusted_output: bool = False
     ) -> "Future[SubmitReply]":
         """Store the payload and queue the job, in a group commit with other submissions.
 
@@ -236,7 +236,7 @@ class JobIntake(Service):
             return job
         return replace(job, region=self._region_of(job.input_uri) or "")
 
-    def _admit(self, key: JobKey) -> None:
+    def _admit(self, key: ApiKey) -> None:
         with self._lock:
             arriving = self._arriving[key.tenant]
             self._arriving[key.tenant] += 1
@@ -247,13 +247,13 @@ class JobIntake(Service):
             self._arrived(key)
             raise
 
-    def _arrived(self, key: JobKey) -> None:
+    def _arrived(self, key: ApiKey) -> None:
         with self._lock:
             self._arriving[key.tenant] -= 1
             if not self._arriving[key.tenant]:
                 del self._arriving[key.tenant]
 
-    def _submitted(self, key: JobKey, done: "Future[SubmitReply]", stored: str) -> None:
+    def _submitted(self, key: ApiKey, done: "Future[SubmitReply]", stored: str) -> None:
         """Release the quota and delete an unused payload.
 
         Runs on the submitter's thread: must not block.
@@ -274,12 +274,12 @@ class JobIntake(Service):
                 return
         self._cleanups.release()
 
-    def begin_upload(self, key: JobKey) -> Upload:
+    def begin_upload(self, key: ApiKey) -> Upload:
         """Return a location for a payload that is too large for a submission."""
         key.require(Scope.SUBMIT)
         return self._payloads.begin_upload(key.tenant, self._now_ms(), self.settings.upload_expires_s)
 
-    def open_upload(self, key: JobKey, upload_id: str) -> BoundedWriter:
+    def open_upload(self, key: ApiKey, upload_id: str) -> BoundedWriter:
         """Open one of the client's uploads for writing. Raise JobStateError once a job uses it."""
         key.require(Scope.SUBMIT)
         found = self._ledger.get_many([upload_id]).get(upload_id)

@@ -10,7 +10,7 @@ from typing import Final
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ModelNotFoundError
-from headrace.jobs.access import JobKey
+from headrace.jobs.access import ApiKey
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, JobLedger
 
@@ -31,7 +31,7 @@ class KnownModels:
         self._clock = clock or SystemClock()
         self._cached: tuple[float, Reports] = (float("-inf"), {})
 
-    def check(self, job: NewJob, key: JobKey | None = None) -> tuple[str, ...]:
+    def check(self, job: NewJob, key: ApiKey | None = None) -> tuple[str, ...]:
         """Return the warnings of a submission.
 
         Messages name only the models and queues that `key` permits.
@@ -109,7 +109,7 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(ordered[:_LISTED_MAX]) + (", …" if len(ordered) > _LISTED_MAX else "")
 
 
-def _permitted(reports: Reports, key: JobKey | None) -> Reports:
+def _permitted(reports: Reports, key: ApiKey | None) -> Reports:
     """Return the reports of the queues and models that a client may use."""
     if key is None:
         return reports

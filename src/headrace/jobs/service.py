@@ -1,6 +1,6 @@
 """The job service: all permissions and operations between the HTTP routes and the ledger.
 
-The rights of a key are in `access.JobKey`. `intake` accepts jobs and payloads; the rest is here.
+The rights of a key are in `access.ApiKey`. `intake` accepts jobs and payloads; the rest is here.
 Methods block, except those that return futures, and may be called from any thread.
 """
 
@@ -18,7 +18,7 @@ from headrace.core.errors import (
     JobStateError,
     LimitError,
 )
-from headrace.jobs.access import JobKey, Scope
+from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.documents import oldest_seconds
 from headrace.jobs.follower import Follower, JobCondition, JobWaiter
 from headrace.jobs.intake import CheckNotify, JobIntake, JobServiceSettings, RegionOf
@@ -115,17 +115,17 @@ class JobService(JobIntake):
 
     # Queries
 
-    def get(self, key: JobKey, job_id: str) -> Job:
+    def get(self, key: ApiKey, job_id: str) -> Job:
         """Return a job. Raise JobNotFoundError, also for another tenant's."""
         key.require(Scope.READ)
         return self._ledger.get(job_id, tenant=key.visible_tenant)
 
-    def history(self, key: JobKey, job_id: str) -> list[HistoryEntry]:
+    def history(self, key: ApiKey, job_id: str) -> list[HistoryEntry]:
         """Return a job's failures, retries and manual changes."""
         self.get(key, job_id)
         return self._ledger.history(job_id)
 
-    def find(self, key: JobKey, job_filter: JobFilter, *, after: str, limit: int) -> Page:
+    def find(self, key: ApiKey, job_filter: JobFilter, *, after: str, limit: int) -> Page:
         """Return visible jobs that match, newest first.
 
         Raise LimitError for more than PAGE_MAX at once.
@@ -137,7 +137,7 @@ class JobService(JobIntake):
             job_filter = replace(job_filter, tenant=key.visible_tenant)
         return self._ledger.find(job_filter, after=after, limit=limit)
 
-    def follow(self, key: JobKey, job_id: str, condition: JobCondition) -> JobWaiter:
+    def follow(self, key: ApiKey, job_id: str, condition: JobCondition) -> JobWaiter:
         """Wait for a visible job; call `leave` to give up.
 
         Raises as `get` does, and OverloadedError.
@@ -155,7 +155,7 @@ class JobService(JobIntake):
 
     # Manual changes
 
-    def cancel(self, key: JobKey, job_id: str) -> Job:
+    def cancel(self, key: ApiKey, job_id: str) -> Job:
         """Cancel a pending job, or request the cancellation of a running one.
 
         Raises as `JobLedger.cancel` does.
@@ -163,7 +163,7 @@ class JobService(JobIntake):
         key.require(*CHANGE_SCOPES)
         return self._ledger.cancel(job_id, tenant=key.visible_tenant, by=key.name)
 
-    def retry(self, key: JobKey, job_id: str) -> Job:
+    def retry(self, key: ApiKey, job_id: str) -> Job:
         """Requeue a job that ended without a result.
 
         Raise JobStateError if it has one or has not ended.
@@ -176,7 +176,7 @@ class JobService(JobIntake):
             )
         return self._ledger.requeue(job_id, tenant=key.visible_tenant, by=key.name)
 
-    def delete(self, key: JobKey, job_id: str) -> Job:
+    def delete(self, key: ApiKey, job_id: str) -> Job:
         """Delete an ended job and the objects stored for it alone. Published results stay.
 
         Raise JobNotFoundError for another tenant's, unless the key may delete all.
@@ -189,30 +189,30 @@ class JobService(JobIntake):
     # Payloads
 
     def open_result(
-        self, key: JobKey, job_id: str, start: int = 0, *, etag: str | None = None
+        self, key: ApiKey, job_id: str, start: int = 0, *, etag: str | None = None
     ) -> ResultStream:
         """Open a completed job's result, as `Payloads.open_result` does."""
         return self._payloads.open_result(self.get(key, job_id), start, etag=etag)
 
-    def result_url(self, key: JobKey, job_id: str) -> str:
+    def result_url(self, key: ApiKey, job_id: str) -> str:
         """Return a temporary address of the result that needs no key, or ""."""
         return self._payloads.result_url(self.get(key, job_id), self.settings.upload_expires_s)
 
     # Queues
 
-    def queues(self, key: JobKey) -> Sequence[QueueStatus]:
+    def queues(self, key: ApiKey) -> Sequence[QueueStatus]:
         """Return all queues."""
         key.require(Scope.READ)
         return [
             QueueStatus(settings, self._ledger.counts(settings.name)) for settings in self._ledger.queues()
         ]
 
-    def queue(self, key: JobKey, name: str) -> QueueStatus:
+    def queue(self, key: ApiKey, name: str) -> QueueStatus:
         """Return a queue; an empty one if it is unknown."""
         key.require(Scope.READ)
         return QueueStatus(self._ledger.queue(name), self._ledger.counts(name))
 
-    def change_queue(self, key: JobKey, name: str, changes: Mapping[str, Any]) -> QueueStatus:
+    def change_queue(self, key: ApiKey, name: str, changes: Mapping[str, Any]) -> QueueStatus:
         """Pause, resume, drain or limit a queue: `changes` are fields of `QueueSettings`."""
         key.require(Scope.OPERATE)
         with self._queues:
@@ -221,7 +221,7 @@ class JobService(JobIntake):
         _log.info("a queue was changed", extra={"queue": name, "by": key.name, **changes})
         return QueueStatus(settings, self._ledger.counts(name))
 
-    def scale(self, key: JobKey, name: str, slots_per_worker: int | None = None) -> Scale:
+    def scale(self, key: ApiKey, name: str, slots_per_worker: int | None = None) -> Scale:
         """Return the number of workers that a queue needs.
 
         Raise JobLedgerUnavailableError instead of guessing 0.

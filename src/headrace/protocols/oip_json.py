@@ -287,16 +287,17 @@ def _spec(tensor: _Json, where: str) -> TensorSpec:
     return TensorSpec(name, datatype, tuple(max(size, -1) for size in sizes))
 
 
-def encode_error(why: str, kind: str = "") -> bytes:
-    """Return the body of an error.
+def encode_error(why: str, kind: str = "", **facts: Any) -> bytes:
+    """Return the body of an error: its text and, for programs, further facts.
 
     `kind` is a word for programs where the status is ambiguous.
     """
-    extra = {"kind": kind} if kind else {}
+    if kind:
+        facts["kind"] = kind
     try:
-        return orjson.dumps({"error": why, **extra})
+        return orjson.dumps({"error": why, **facts})
     except TypeError:  # A model's own message may have lone surrogates.
-        return orjson.dumps({"error": why.encode(errors="replace").decode(), **extra})
+        return orjson.dumps({"error": why.encode(errors="replace").decode(), **facts})
 
 
 def decode_error_kind(body: bytes) -> str:

@@ -7,7 +7,6 @@ The list is an extension of headrace to the Open Inference Protocol.
 
 from dataclasses import asdict
 from typing import Any, Final, cast
-from urllib.parse import parse_qs
 
 import orjson
 
@@ -19,19 +18,6 @@ LIMIT_DEFAULT: Final = 1000
 LIMIT_MAX: Final = 100_000
 
 _Json = dict[str, Any]
-
-
-def decode_limit(query: bytes) -> int:
-    """Return the number of sequences to list, the query parameter ``limit``.
-
-    Raises:
-        DataError: The parameter is not one number from 0 to LIMIT_MAX.
-    """
-    values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("limit", [str(LIMIT_DEFAULT)])
-    text = ",".join(values)
-    if not (text.isascii() and text.isdecimal() and len(text) < 9 and int(text) <= LIMIT_MAX):
-        raise DataError(f"limit must be a whole number of 0 to {LIMIT_MAX}, not {text[:40]!r}")
-    return int(text)
 
 
 def encode_listing(listing: SequenceListing) -> bytes:

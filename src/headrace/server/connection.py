@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from headrace.core.errors import MissingExtraError
 from headrace.protocols.oip_json import encode_error
-from headrace.server.direct import DeferredResponse, DirectHandler, DirectResponse
+from headrace.server.listener import DeferredResponse, DirectHandler, DirectResponse
 from headrace.server.overdue_watch import OverdueWatch, Watchable
 
 try:

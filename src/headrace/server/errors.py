@@ -38,12 +38,14 @@ receives only "internal error".
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from headrace.core import errors as e
+from headrace.protocols import oip_json
 
 _log = logging.getLogger("headrace.server")
 
@@ -60,9 +62,29 @@ ERROR_KIND: Final = "headrace-error-kind"
 """The key of the trailing metadata with the kind of a sequence error."""
 INTERNAL_ERROR: Final = 500
 NOT_FOUND: Final = 404
+METHOD_NOT_ALLOWED: Final = 405
 CLIENT_DISCONNECTED: Final = 499
 """The status that is counted if the client disconnected before the response (nginx's 499)."""
 
+STATUS_DESCRIPTIONS: Final = {
+    400: "The request is malformed or does not fit the model; `error` names the field.",
+    401: "The API key is missing or unknown.",
+    403: "The API key lacks the permission, or this server does not offer the operation.",
+    404: "The model, version or job is unknown, or belongs to another tenant; or no worker has the model.",
+    408: "The body did not arrive in time.",
+    409: "The state of the job does not allow the operation, or the state of the sequence is lost.",
+    410: "The sequence or the result is gone.",
+    413: "The body exceeds the size limit, or has more rows than the queue holds.",
+    422: "The model refused rows of the request, or the idempotency key belongs to another submission.",
+    429: "Too many requests, rows or jobs wait: retry after `Retry-After` seconds.",
+    500: "The model failed on the request.",
+    501: "This part of the protocol is not supported; the text names an alternative.",
+    503: "The model, the database or the object store is not ready, too many sequences are live, the queue "
+    "is draining, or the server is stopping: retry after `Retry-After` seconds.",
+    504: "The timeout of the request has passed.",
+}
+_FACTS: Final = ("job_id", "state", "retry_after_s", "key")
+"""Attributes of errors that headrace's client restores."""
 _SERVER_FAULTS: Final = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 )
@@ -135,7 +157,8 @@ _RETRY_AFTER_S: Final[tuple[tuple[type[BaseException], int], ...]] = (
 class ErrorStatus:
     """The status of an error in both protocols, and the text for the client.
 
-    `kind` tells errors of sequences apart; it is empty for other errors.
+    `kind` tells errors of sequences apart; it is empty for other errors. `type` is the class of the
+    error that headrace's client raises, and `facts` are its attributes.
     """
 
     http: int
@@ -143,6 +166,19 @@ class ErrorStatus:
     why: str
     retry_after_s: int | None = None
     kind: str = ""
+    type: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class StatusError(Exception):
+    """An error of a route that has a status of its own."""
+
+    def __init__(self, status: ErrorStatus) -> None:
+        super().__init__(status.why)
+        self.status = status
+
+
+SLOW_BODY: Final = ErrorStatus(408, GrpcCode.DEADLINE_EXCEEDED, "the body did not arrive in time")
 
 
 def is_fault(status: int | str) -> bool:
@@ -164,11 +200,32 @@ def quiet_status_of(error: BaseException) -> ErrorStatus:
     """Return the status of an error without logging it."""
     found = next(((http, grpc) for kind, http, grpc in _TABLE if isinstance(error, kind)), None)
     if found is None:
-        return ErrorStatus(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL)
+        return ErrorStatus(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL, type="InternalError")
     # The log, not the client, gets the address and the message of the database.
     away = isinstance(error, e.JobLedgerUnavailableError)
     why = LEDGER_UNAVAILABLE if away else str(error)[:MESSAGE_CHARS_MAX]
-    return ErrorStatus(*found, why, _retry_after_s(error), kind_of(error))
+    facts = {name: getattr(error, name) for name in _FACTS if hasattr(error, name)}
+    return ErrorStatus(*found, why, _retry_after_s(error), kind_of(error), type(error).__name__, facts)
+
+
+def error_body(status: ErrorStatus, request_id: str = "") -> bytes:
+    """Return the body of an error response, of every route: ``error`` and the facts for programs."""
+    facts = dict(status.facts)
+    if status.type:
+        facts["type"] = status.type
+    if request_id:
+        facts["request_id"] = request_id
+    return oip_json.encode_error(status.why, status.kind, **facts)
+
+
+def error_headers(status: ErrorStatus) -> Sequence[tuple[bytes, bytes]]:
+    """Return the additional headers of an error response."""
+    headers: list[tuple[bytes, bytes]] = []
+    if status.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % status.retry_after_s))
+    if status.http == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
 
 
 def _retry_after_s(error: BaseException) -> int | None:

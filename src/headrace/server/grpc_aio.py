@@ -11,9 +11,8 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.server.errors import grpc_status, trailing_metadata
-from headrace.server.grpc_contract import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.server.grpc_service import GrpcService
-from headrace.server.listener import Listener
+from headrace.server.listener import GrpcCall, GrpcMethod, Listener, StreamHandler, UnaryHandler
 
 try:
     import grpc as _grpc

@@ -13,11 +13,14 @@ from contextlib import aclosing
 from typing import Any, Final
 from urllib.parse import quote
 
+from typing_extensions import override
+
 from headrace.core.errors import DataError, DeadlineError, LimitError, StoppedError, UnsupportedError
 from headrace.server.errors import STOPPING, GrpcCode, grpc_status, trailing_metadata
-from headrace.server.grpc_contract import GrpcCall, GrpcMethod
 from headrace.server.grpc_service import GrpcService
 from headrace.server.http import AsgiReceive, AsgiSend
+from headrace.server.listen import HttpListener
+from headrace.server.listener import GrpcCall, GrpcMethod
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 CONTENT_TYPE: Final = b"application/grpc"
@@ -31,6 +34,7 @@ _UNITS_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 
 _WINDOW_BITS: Final = {b"gzip": 31, b"deflate": 15}
 # A status message is printable ASCII, except for the percent sign; other bytes are quoted.
 _UNQUOTED: Final = "".join(chr(c) for c in range(0x20, 0x7F) if chr(c) != "%")
+_POLL_S: Final = 0.05
 _OK_TRAILERS: Final = ((b"grpc-status", str(GrpcCode.OK.value).encode()),)
 _HEADERS: Final = (
     (b"content-type", b"application/grpc+proto"),
@@ -285,3 +289,31 @@ def _trailers(error: BaseException | None) -> Iterable[tuple[bytes, bytes]]:
         (b"grpc-message", quote(why, safe=_UNQUOTED).encode()),
         *((key.encode(), value.encode()) for key, value in trailing_metadata(error)),
     ]
+
+
+class GrpcHttp2Server(HttpListener):
+    """A gRPC listener without TLS, whose effect on HTTP/2 is untested here.
+
+    Raises:
+        MissingExtraError: The package zttp is missing.
+    """
+
+    def __init__(self, service: GrpcService, host: str, port: int, *, message_bytes_max: int) -> None:
+        super().__init__(GrpcAsgi(service, message_bytes_max=message_bytes_max), host, port, http2=True)
+        self._service = service
+
+    @property
+    @override
+    def address(self) -> str:
+        return super().address.replace("http://", "grpc://", 1)
+
+    @override
+    async def stop(self, grace_s: float) -> None:
+        self._service.drain()
+        stopping = asyncio.ensure_future(super().stop(grace_s))
+        while not stopping.done():
+            # gRPC clients keep idle connections open for ever, so only running calls are waited
+            # for.
+            await asyncio.wait({stopping}, timeout=_POLL_S)
+            self.exit_when_idle()
+        await stopping

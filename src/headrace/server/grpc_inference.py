@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 
 from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import InferResponse, ModelMetadata
+from headrace.jobs.access import Access, ApiKey, Scope
 from headrace.protocols.oip_grpc.requests import GrpcWireRequest, decode_request
 from headrace.protocols.oip_grpc.responses import encode_response
 from headrace.server.dataplane import Dataplane
-from headrace.server.grpc_contract import GrpcCall
+from headrace.server.listener import GrpcCall
 from headrace.server.observation import CURRENT, RequestObservation
-from headrace.server.security import Access, Role
 
 
 class GrpcInference:
@@ -18,7 +18,7 @@ class GrpcInference:
 
     Args:
         dataplane: The models.
-        access: The access rules, checked before a request is decoded; None allows every client.
+        access: The API keys, checked before a request is decoded; None requires no key.
         now: Monotonic seconds of the dataplane's clock.
     """
 
@@ -26,31 +26,36 @@ class GrpcInference:
         self, dataplane: Dataplane, access: Access | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.dataplane = dataplane
-        self._access = access
+        self._access = access or Access()
         self._now = now
         self._bf16_outputs: dict[tuple[str, str], tuple[ModelMetadata, dict[str, str]]] = {}
 
-    def check(self, call: GrpcCall, role: Role = Role.INFER) -> None:
-        """Check the key of the client.
+    def check(self, call: GrpcCall, scope: Scope = Scope.INFER) -> ApiKey:
+        """Return the key of the client.
 
         Raises:
             UnauthenticatedError: The key is missing or unknown.
-            ForbiddenError: The key lacks the role.
+            ForbiddenError: The key lacks the scope.
         """
-        if self._access is not None:
-            client = self._access.check(call.metadata("authorization"), role)
-            observation = CURRENT.get()
-            if observation is not None:
-                observation.client = client
+        key = self._access.check(call.metadata("authorization"), scope)
+        observation = CURRENT.get()
+        if observation is not None:
+            observation.client = key.name
+        return key
 
-    def decode(self, call: GrpcCall, data: bytes) -> GrpcWireRequest:
+    def decode(self, call: GrpcCall, data: bytes, key: ApiKey) -> GrpcWireRequest:
         """Return a decoded request with the deadline of its call.
 
         Raises:
             DataError: The message is malformed.
+            ForbiddenError: The key may not use the model.
         """
         remaining_s, now = call.remaining_s(), self._now()
-        return decode_request(data, now=now, deadline=None if remaining_s is None else now + remaining_s)
+        wire = decode_request(data, now=now, deadline=None if remaining_s is None else now + remaining_s)
+        # Later messages of a stream may leave the model out.
+        if wire.model and key.models is not None:
+            key.require_model(wire.model)
+        return wire
 
     def encode(self, wire: GrpcWireRequest, response: InferResponse, *, final: bool | None = None) -> bytes:
         """Return the encoded response, with raw contents if the request had them.
@@ -81,8 +86,8 @@ class GrpcInference:
 
     def model_infer(self, call: GrpcCall, data: bytes) -> bytes | Awaitable[bytes]:
         """Handle ModelInfer."""
-        self.check(call)
-        wire = self.decode(call, data)
+        key = self.check(call)
+        wire = self.decode(call, data, key)
         observation = CURRENT.get()
         if observation is not None:
             observation.model, observation.version = wire.model, wire.version

@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Final
 
 from headrace.server.errors import GrpcCode, quiet_status_of
-from headrace.server.grpc_contract import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
-from headrace.server.observation import CURRENT, Observers, RequestObservation
-from headrace.server.response_counters import ResponseCounters
+from headrace.server.listener import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
+from headrace.server.observation import CURRENT, Observers, RequestObservation, ResponseCounters
 
 _OK: Final = GrpcCode.OK.name
 _CANCELLED: Final = GrpcCode.CANCELLED.name

@@ -4,12 +4,23 @@ A transport (`grpc_aio`, `grpc_asgi`) looks a `GrpcMethod` up by its path, runs 
 exceptions to a status. Cancelling the task of a method cancels the work of the model.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from headrace.core.errors import UnsupportedError
+from headrace.core.errors import ModelNotFoundError, UnsupportedError
+from headrace.jobs.access import Access, Scope
 from headrace.protocols.oip_grpc import repository
+from headrace.protocols.oip_grpc.health import (
+    NOT_SERVING,
+    SERVICE_UNKNOWN,
+    SERVING,
+    HealthCheckRequest,
+    encode_health,
+    encode_health_list,
+)
 from headrace.protocols.oip_grpc.messages import (
     HEALTH,
     INFERENCE,
@@ -20,14 +31,11 @@ from headrace.protocols.oip_grpc.messages import (
 )
 from headrace.protocols.oip_grpc.reflection import Reflection
 from headrace.server.dataplane import Dataplane
-from headrace.server.grpc_contract import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
-from headrace.server.grpc_health import GrpcHealth
 from headrace.server.grpc_inference import GrpcInference
 from headrace.server.grpc_observation import observe_methods
 from headrace.server.grpc_streams import GrpcStreamSettings, InferenceStreams
-from headrace.server.observation import Observer, Observers
-from headrace.server.response_counters import ResponseCounters
-from headrace.server.security import Access, Role
+from headrace.server.listener import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
+from headrace.server.observation import Observer, Observers, ResponseCounters
 
 INFERENCE_SERVICE: Final = f"{INFERENCE}.GRPCInferenceService"
 REPOSITORY_SERVICE: Final = f"{REPOSITORY}.ModelRepositoryService"
@@ -50,7 +58,7 @@ class GrpcService:
 
     Args:
         dataplane: The models.
-        access: The access rules, checked at the begin of every call; None allows everything.
+        access: The API keys, checked at the begin of every call; None requires no key.
         streams: The response format and the limits of streams.
         health_poll_s: The interval in seconds at which a health watch looks for a change.
         now: Monotonic seconds of the dataplane's clock.
@@ -136,20 +144,25 @@ class GrpcService:
         return repository.encode_server_metadata(plane.name, plane.version, plane.extensions)
 
     async def _model_metadata(self, call: GrpcCall, data: bytes) -> bytes:
-        self._inference.check(call)
+        key = self._inference.check(call)
         request = parse_message(_METADATA_REQUEST, data)
+        key.require_model(request.name)
         metadata = self._dataplane.metadata(request.name, request.version)
         return repository.encode_metadata(metadata, self._dataplane.versions(request.name))
 
     async def _model_config(self, call: GrpcCall, data: bytes) -> bytes:
-        self._inference.check(call)
+        key = self._inference.check(call)
         request = parse_message(_CONFIG_REQUEST, data)
+        key.require_model(request.name)
         return repository.encode_config(self._dataplane.metadata(request.name, request.version))
 
     async def _model_statistics(self, call: GrpcCall, data: bytes) -> bytes:
-        self._inference.check(call)
+        key = self._inference.check(call)
         request = parse_message(_STATISTICS_REQUEST, data)
-        return repository.encode_statistics(self._dataplane.statistics(request.name, request.version))
+        if request.name:
+            key.require_model(request.name)
+        found = self._dataplane.statistics(request.name, request.version)
+        return repository.encode_statistics([s for s in found if key.permits_model(s.name)])
 
     def _reflection(self, reflection: Reflection) -> StreamHandler:
         async def responses(
@@ -187,21 +200,23 @@ def _repository_methods(
     )
 
     async def index(call: GrpcCall, data: bytes) -> bytes:
-        inference.check(call, Role.ADMIN)
+        inference.check(call, Scope.MODELS)
         return repository.encode_index(
             dataplane.index(ready=parse_message(index_request, data).ready), package
         )
 
     async def load(call: GrpcCall, data: bytes) -> bytes:
-        inference.check(call, Role.ADMIN)
+        key = inference.check(call, Scope.MODELS)
         request = parse_message(load_request, data)
         name = repository.requested_model(request)
+        key.require_model(name)
         await dataplane.load(name, repository.load_parameters(request))
         return load_response(model_name=name, isLoaded=True).SerializeToString()
 
     async def unload(call: GrpcCall, data: bytes) -> bytes:
-        inference.check(call, Role.ADMIN)
+        key = inference.check(call, Scope.MODELS)
         name = repository.requested_model(parse_message(unload_request, data))
+        key.require_model(name)
         await dataplane.unload(name)
         return unload_response(model_name=name, isUnloaded=True).SerializeToString()
 
@@ -213,3 +228,68 @@ def _unsupported_method(why: str) -> UnaryHandler:
         raise UnsupportedError(why)
 
     return refuse
+
+
+class GrpcHealth:
+    """The service `grpc.health.v1.Health` over a dataplane: Check, List and Watch.
+
+    The server and its services are serving while the server is ready. A client can also check a model
+    by its name.
+
+    Args:
+        inference: The dataplane and the access check.
+        services: The full names of known services, besides "" for the whole server.
+        poll_s: The interval in seconds at which a watch looks for a change.
+    """
+
+    def __init__(self, inference: GrpcInference, services: Sequence[str], *, poll_s: float = 1.0) -> None:
+        self._inference = inference
+        self._services = ("", *services)
+        self._poll_s = poll_s
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """Report NOT_SERVING from now on. Watches report it and end."""
+        self._draining.set()
+
+    def _status(self, service: str) -> int:
+        dataplane = self._inference.dataplane
+        try:
+            ready = dataplane.ready() if service in self._services else dataplane.model_ready(service, "")
+        except ModelNotFoundError:
+            return SERVICE_UNKNOWN
+        return SERVING if ready and not self._draining.is_set() else NOT_SERVING
+
+    async def check(self, _: GrpcCall, data: bytes) -> bytes:
+        """Handle Health.Check. It needs no key, because probes have none."""
+        service: str = parse_message(HealthCheckRequest, data).service
+        status = self._status(service)
+        if status == SERVICE_UNKNOWN:
+            raise ModelNotFoundError(service[:200], "no service or model has this name")
+        return encode_health(status)
+
+    async def list(self, call: GrpcCall, _: bytes) -> bytes:
+        """Handle Health.List."""
+        self._inference.check(call)
+        return encode_health_list({service: self._status(service) for service in self._services})
+
+    async def watch(
+        self, _: GrpcCall, messages: AsyncIterator[bytes]
+    ) -> AsyncGenerator[Sequence[bytes], None]:
+        """Handle Health.Watch: yield the status now and after every change.
+
+        The stream ends when the client disconnects or the server stops.
+        """
+        service: str = parse_message(HealthCheckRequest, await anext(messages, b"")).service
+        sent_status: int | None = None
+        while True:
+            draining = self._draining.is_set()
+            status = self._status(service)
+            if status != sent_status:
+                yield (encode_health(status),)
+                sent_status = status
+            if draining:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._draining.wait()

@@ -14,11 +14,12 @@ from typing import Final
 
 from headrace.core.errors import ConfigError, DataError, SequenceError
 from headrace.core.tensor import InferRequest, InferResponse
+from headrace.jobs.access import ApiKey
 from headrace.protocols.oip_grpc.requests import GrpcWireRequest
 from headrace.protocols.oip_grpc.responses import encode_stream_error, wrap_stream_response
 from headrace.server.errors import ERROR_KIND, status_of
-from headrace.server.grpc_contract import GrpcCall, StreamDialect
 from headrace.server.grpc_inference import GrpcInference
+from headrace.server.listener import GrpcCall, StreamDialect
 
 DIALECT_KEY: Final = "headrace-stream-dialect"
 """The key of the call metadata that selects the format of one stream."""
@@ -60,10 +61,10 @@ class InferenceStreams:
         self, call: GrpcCall, messages: AsyncIterator[bytes]
     ) -> AsyncGenerator[Sequence[bytes], None]:
         """Handle one stream in the format that its metadata or the listener selects."""
-        self._inference.check(call)
+        key = self._inference.check(call)
         if self._dialect(call) == "triton":
-            return _TritonStream(self._inference, self._settings, call).response_batches(messages)
-        return _mlserver_responses(self._inference, self._settings, call, messages)
+            return _TritonStream(self._inference, self._settings, call, key).response_batches(messages)
+        return _mlserver_responses(self._inference, self._settings, call, key, messages)
 
     def _dialect(self, call: GrpcCall) -> str:
         chosen = call.metadata(DIALECT_KEY)
@@ -75,16 +76,20 @@ class InferenceStreams:
 
 
 async def _mlserver_responses(
-    inference: GrpcInference, settings: GrpcStreamSettings, call: GrpcCall, messages: AsyncIterator[bytes]
+    inference: GrpcInference,
+    settings: GrpcStreamSettings,
+    call: GrpcCall,
+    key: ApiKey,
+    messages: AsyncIterator[bytes],
 ) -> AsyncGenerator[Sequence[bytes], None]:
     first = await anext(messages, None)
     if first is None:
         return
-    wire = inference.decode(call, first)
+    wire = inference.decode(call, first, key)
     if wire.empty_final:
         # Only Triton clients set this parameter.
         async with aclosing(
-            _TritonStream(inference, settings, call).response_batches(messages, wire)
+            _TritonStream(inference, settings, call, key).response_batches(messages, wire)
         ) as response_batches:
             async for response in response_batches:
                 yield response
@@ -92,7 +97,7 @@ async def _mlserver_responses(
     dataplane = inference.dataplane
     metadata = dataplane.metadata(wire.model, wire.version)
     requests = _SingleModelRequests(
-        inference, call, wire, messages, end_delay_s=CANCEL_NOTICE_S if metadata.is_stateful else 0.0
+        inference, call, key, wire, messages, end_delay_s=CANCEL_NOTICE_S if metadata.is_stateful else 0.0
     )
     if not metadata.can_stream:
         async for request in requests:
@@ -130,6 +135,7 @@ class _SingleModelRequests:
         self,
         inference: GrpcInference,
         call: GrpcCall,
+        key: ApiKey,
         first: GrpcWireRequest,
         messages: AsyncIterator[bytes],
         *,
@@ -138,6 +144,7 @@ class _SingleModelRequests:
         self._end_delay_s = end_delay_s
         self._inference = inference
         self._call = call
+        self._key = key
         self._first = first
         self._messages = messages
         self._first_taken = False
@@ -162,7 +169,7 @@ class _SingleModelRequests:
                 await asyncio.sleep(self._end_delay_s)
             raise StopAsyncIteration
         try:
-            wire = self._inference.decode(self._call, data)
+            wire = self._inference.decode(self._call, data, self._key)
             self._check(wire)
         except DataError as error:
             self._message_error = error
@@ -185,9 +192,12 @@ _QUEUE_EMPTY: Final = object()
 class _TritonStream:
     """One stream in Triton's format: every message is a separate request."""
 
-    def __init__(self, inference: GrpcInference, settings: GrpcStreamSettings, call: GrpcCall) -> None:
+    def __init__(
+        self, inference: GrpcInference, settings: GrpcStreamSettings, call: GrpcCall, key: ApiKey
+    ) -> None:
         self._inference = inference
         self._call = call
+        self._key = key
         self._errors_end = call.metadata(GRPC_ERROR_KEY) == "true"
         self._request_slots = asyncio.Semaphore(settings.requests_max)
         self._responses: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(settings.responses_max)
@@ -240,7 +250,9 @@ class _TritonStream:
     async def _respond(self, message: bytes | GrpcWireRequest) -> None:
         model = id = ""
         try:
-            wire = self._inference.decode(self._call, message) if isinstance(message, bytes) else message
+            if isinstance(message, bytes):
+                message = self._inference.decode(self._call, message, self._key)
+            wire = message
             model, id = wire.model, wire.request.id
             if self._inference.dataplane.metadata(wire.model, wire.version).can_stream:
                 await self._stream(wire)

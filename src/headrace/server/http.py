@@ -10,10 +10,10 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.errors import DataError, LimitError
+from headrace.jobs.access import ApiKey
 from headrace.server.errors import CLIENT_DISCONNECTED
-from headrace.server.observation import RequestObservation, safe_id
+from headrace.server.observation import UNKNOWN, RequestObservation, safe_id
 from headrace.server.overdue_watch import OverdueWatch, Watchable
-from headrace.server.response_counters import UNKNOWN
 
 AsgiScope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
@@ -62,16 +62,19 @@ class Exchange:
 
     __slots__ = (
         "_read",
-        "_receive",
         "_scope",
         "_send",
         "_timeouts",
         "action",
+        "arguments",
+        "broken",
         "headers",
+        "key",
         "method",
         "observation",
         "path",
         "query",
+        "receive",
         "request_id",
         "started",
         "status",
@@ -85,14 +88,21 @@ class Exchange:
         self.query: bytes = scope["query_string"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self._scope = scope
-        self._receive = receive
+        self.receive = receive
+        """Returns the next message of the client, for handlers that read the body in parts."""
         self._send = send
         self._timeouts = timeouts
         self.started = False
         """True once the start of the response was sent."""
         self.status = CLIENT_DISCONNECTED
         """The status of the response."""
+        self.broken: int | None = None
+        """The status that a stream would have had if its failure had come before its first byte."""
         self.action = UNKNOWN
+        self.arguments: Mapping[str, str] = {}
+        """The parameters of the path."""
+        self.key: ApiKey | None = None
+        """The key of the client; None for routes without a key."""
         self.observation: RequestObservation | None = None
         """The data for traces and logs, or None without observers."""
         self.request_id = self.headers.get(X_REQUEST_ID)
@@ -165,13 +175,13 @@ class Exchange:
             bodies.done(limit)
 
     async def _read_body(self, bytes_max: int) -> bytes:
-        message = await self._receive()
+        message = await self.receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
             # A body may consist of millions of tiny chunks, so the parts are not kept in a list.
             whole = bytearray(body)
             while message.get("more_body") and len(whole) <= bytes_max:
-                message = await self._receive()
+                message = await self.receive()
                 whole += message.get("body", b"")
             body = bytes(whole)
         if message["type"] == "http.disconnect":
@@ -190,7 +200,7 @@ class Exchange:
         """
         task = asyncio.current_task()
         assert task is not None
-        watch = _DisconnectWatch(self._receive, task)
+        watch = _DisconnectWatch(self.receive, task)
         responses = self._timeouts.responses
         responses.watch(watch, asyncio.get_running_loop())
         try:
@@ -263,7 +273,7 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         task = asyncio.current_task()
         assert task is not None
-        watch = _DisconnectWatch(self._receive, task)
+        watch = _DisconnectWatch(self.receive, task)
         watch.on_overdue()
         try:
             async for part in parts:

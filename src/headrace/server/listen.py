@@ -19,9 +19,8 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.server.connection import KEEP_ALIVE_S, ConnectionContext, HttpConnection
-from headrace.server.direct import DirectHandler
 from headrace.server.http import AsgiReceive, AsgiScope, AsgiSend
-from headrace.server.listener import Listener
+from headrace.server.listener import DirectHandler, Listener
 
 try:
     import uvicorn as _uvicorn

@@ -27,7 +27,7 @@ from headrace.core.statistics import Histogram, ModelStatistics, SequenceStatist
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND
 from headrace.server.http import AsgiReceive, AsgiScope, AsgiSend, Headers
-from headrace.server.response_counters import ResponseCounters
+from headrace.server.observation import ResponseCounters
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Metric, ProcessCollector

@@ -1,4 +1,4 @@
-"""The data about one running request, collected for traces and the access log.
+"""The data about one running request, for traces and the access log, and counters of all responses.
 
 A listener with observers creates a `RequestObservation` for each request, fills it in, and passes
 it to its observers at the begin and at the end. A listener without observers creates none.
@@ -17,12 +17,16 @@ from typing_extensions import override
 from headrace.core.errors import ModelInputError
 from headrace.core.tensor import InferRequest
 from headrace.engine.pending_request import RequestTimes
-from headrace.server.errors import ErrorStatus, is_fault
-from headrace.server.response_counters import UNKNOWN
+from headrace.server.errors import ErrorStatus, is_fault, status_of
 
 _log = logging.getLogger("headrace.server")
 
 REQUEST_ID: Final = "x-request-id"
+UNKNOWN: Final = "unknown"
+"""The action of requests for unknown paths, so that they add a single label value."""
+
+Key = tuple[str, int | str]
+"""The action, such as ``infer``, and the status: a number, or a gRPC code by name."""
 _SAFE_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -102,6 +106,11 @@ class RequestObservation:
         self.span: Any = None
         """The span of the tracer."""
 
+    def on_route(self, action: str, arguments: Mapping[str, str]) -> None:
+        """Record the route of the request, and the model that its path names."""
+        self.action = action
+        self.model, self.version = arguments.get("model_name", ""), arguments.get("model_version", "")
+
     def on_request(self, request: InferRequest) -> None:
         """Record the request after its body was read."""
         self.body_id = request.id
@@ -153,6 +162,17 @@ CURRENT: ContextVar[RequestObservation | None] = ContextVar("headrace_request", 
 """The request that this task handles, if requests are observed."""
 
 
+def observed_error_status(error: Exception, observation: RequestObservation) -> ErrorStatus:
+    """Return the status of an error. Log records about it have the id of the response."""
+    token = CURRENT.set(observation)
+    try:
+        status = status_of(error)
+    finally:
+        CURRENT.reset(token)
+    observation.on_error(error, status)
+    return status
+
+
 class Observers(Observer):
     """Several observers as one. An exception of an observer is logged and never harms the request."""
 
@@ -191,3 +211,35 @@ def tracing_wanted(environment: Mapping[str, str]) -> bool:
         environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
         or environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     )
+
+
+class ResponseCounters:
+    """The response counters of one listener: `protocol` is rest or grpc.
+
+    Only the event loop of the listener writes them. Any thread may take a snapshot.
+    """
+
+    __slots__ = ("_broken", "_sent", "protocol")
+
+    def __init__(self, protocol: str) -> None:
+        self.protocol = protocol
+        self._sent: dict[Key, int] = {}
+        self._broken: dict[Key, int] = {}
+
+    def add(self, action: str, status: int | str) -> None:
+        """Count a response that is complete, with the status that was sent."""
+        key = (action, status)
+        self._sent[key] = self._sent.get(key, 0) + 1
+
+    def add_broken(self, action: str, status: int | str) -> None:
+        """Count a stream that failed after its first byte, with the status that it would have had."""
+        key = (action, status)
+        self._broken[key] = self._broken.get(key, 0) + 1
+
+    def responses(self) -> Mapping[Key, int]:
+        """Return the counts of all responses."""
+        return dict(self._sent)
+
+    def broken_streams(self) -> Mapping[Key, int]:
+        """Return the counts of the streams that failed after their first byte."""
+        return dict(self._broken)

@@ -1,418 +1,221 @@
-"""The documentation of the REST API: an OpenAPI 3.1 document, and an HTML page without scripts."""
+"""The documentation of the routes: an OpenAPI 3.1 document, and an HTML page without scripts."""
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from html import escape
 from math import prod
 from typing import Any, Final
 from urllib.parse import quote
 
+import msgspec
+import orjson
+
+from headrace.core.errors import AccessError
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.protocols.oip_json import HEADER_LENGTH
-from headrace.protocols.oip_sequences import LIMIT_DEFAULT, LIMIT_MAX
+from headrace.jobs.access import Scope
+from headrace.server.errors import STATUS_DESCRIPTIONS
+from headrace.server.guard import Guard
+from headrace.server.http import Exchange
+from headrace.server.model_documents import ErrorDocument, InferenceRequestDocument
+from headrace.server.routes import JSON, QUEUE_NAME, Json, Operation, Route
 
-_Json = dict[str, Any]
-
+_REFERENCE: Final = "#/components/schemas/{name}"
 _EXAMPLE_VALUES_MAX: Final = 64
-_DATATYPES: Final = (
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
-    "FP16", "FP32", "FP64", "BYTES", "BF16",
-)  # fmt: skip
+_SEGMENT: Final[Json] = {"type": "string", "minLength": 1, "pattern": "^[^/]+$"}
+_PATH_SCHEMAS: Final[dict[str, Json]] = {
+    "sequence_id": {"type": "string", "minLength": 1, "description": "The id may contain slashes."},
+    "queue": {"type": "string", "pattern": QUEUE_NAME},
+}
+_HTML: Final = b"text/html; charset=utf-8"
+_DESCRIPTION: Final = (
+    "Models: the Open Inference Protocol (V2), with streaming, generation, statistics and the model "
+    "repository. Jobs run in the background: submit a job now and fetch its result later; times are "
+    "milliseconds since the epoch. If the server requires keys, send `Authorization: Bearer KEY`."
+)
 
-_PARAMETERS: Final[_Json] = {"type": "object", "description": "Names with values of any JSON type."}
-_NULLABLE_PARAMETERS: Final[_Json] = {**_PARAMETERS, "type": ["object", "null"]}
-_NULLABLE_ID: Final[_Json] = {"type": ["string", "null"]}
-_JSON_BYTES: Final[_Json] = {
-    "name": HEADER_LENGTH,
-    "in": "header",
-    "description": (
-        "Length of the JSON part in bytes, if binary tensors follow it; 0 for one raw tensor without JSON."
-    ),
-    "schema": {"type": "integer", "minimum": 0},
-}
-_SEQUENCE_ID: Final[_Json] = {
-    "name": "sequence_id",
-    "in": "path",
-    "required": True,
-    "description": "The id of the sequence. It may contain slashes.",
-    "schema": {"type": "string", "minLength": 1},
-}
-_LIMIT: Final[_Json] = {
-    "name": "limit",
-    "in": "query",
-    "description": "Maximum number of listed sequences.",
-    "schema": {"type": "integer", "minimum": 0, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT},
-}
-_BINARY: Final[_Json] = {
-    "schema": {
-        "type": "string",
-        "format": "binary",
-        "description": "JSON, followed by the values of each tensor with binary_data_size.",
+
+def documentation_routes(
+    routes: Sequence[Route],
+    guard: Guard,
+    *,
+    version: str,
+    ready_models: Callable[[], Sequence[ModelMetadata]] = list,
+) -> list[Route]:
+    """Return the routes of the documentation of `routes`.
+
+    Every client may read it. Only clients that may call models see them in it.
+    """
+
+    def visible_models(exchange: Exchange) -> Sequence[ModelMetadata]:
+        try:
+            key = guard.access.check(exchange.header(b"authorization"), Scope.INFER)
+        except AccessError:
+            return ()
+        return [model for model in ready_models() if key.permits_model(model.name)]
+
+    async def document(exchange: Exchange) -> None:
+        found = openapi_document(routes, version, visible_models(exchange), guarded=not guard.access.open)
+        await exchange.respond(200, orjson.dumps(found))
+
+    async def page(exchange: Exchange) -> None:
+        text = docs_page(routes, version, visible_models(exchange), exchange.origin)
+        policy = b"default-src 'none'; style-src 'unsafe-inline'"
+        await exchange.respond(200, text.encode(), _HTML, ((b"content-security-policy", policy),))
+
+    return [
+        Route("GET", path, action, (), handler, is_lenient=True)
+        for path, action, handler in (
+            ("/docs", "docs", page),
+            ("/v2/docs", "docs", page),
+            ("/openapi.json", "openapi", document),
+            ("/v2/docs/dataplane.json", "openapi", document),
+        )
+    ]
+
+
+def openapi_document(
+    routes: Iterable[Route], version: str, models: Sequence[ModelMetadata] = (), *, guarded: bool = False
+) -> Json:
+    """Return the OpenAPI 3.1 document of the described routes, with an example for each of `models`.
+
+    With `guarded`, the document says which routes need a key.
+    """
+    described = [(route, route.operation) for route in routes if route.operation is not None]
+    references, schemas = _schemas(_documents(operation for _, operation in described))
+    known = {
+        "model_name": sorted({m.name for m in models}),
+        "model_version": sorted({m.version for m in models if m.version}),
     }
-}
-_EVENT: Final[_Json] = {
-    "type": "object",
-    "properties": {"data": {"type": "string", "contentMediaType": "application/json"}},
-    "required": ["data"],
-}
-_ERRORS: Final = {
-    "400": "The request is malformed or does not fit the model.",
-    "401": "The API key is missing or unknown.",
-    "403": "The API key lacks the role, or this server does not offer the operation.",
-    "404": "The model or version is unknown.",
-    "409": "The state of the sequence is lost, usually with its process.",
-    "410": "No sequence has this id any more.",
-    "408": "The body did not arrive in time.",
-    "413": "The body exceeds the size limit, or has more rows than the queue holds.",
-    "422": "The model refused rows of the request.",
-    "429": "The queue of the model or of the sequence is full; retry after Retry-After seconds.",
-    "500": "The model failed on the request.",
-    "501": "This part of the protocol is not supported; the text names an alternative.",
-    "503": "The model is not ready, too many sequences are live, or the server is stopping.",
-    "504": "The timeout of the request has passed.",
-}
-
-
-def openapi_document(version: str, models: Sequence[ModelMetadata] = ()) -> _Json:
-    """Return the OpenAPI 3.1 document of the REST API, with an example for each of `models`."""
-    return {
+    paths: Json = {}
+    for route, operation in described:
+        path = route.path.replace(":path}", "}")
+        item = paths.setdefault(path, {})
+        parameters = [
+            _path_parameter(segment[1:-1], known) for segment in path.split("/") if segment.startswith("{")
+        ]
+        if parameters:
+            item["parameters"] = parameters
+        item[route.method.lower()] = _operation(route, operation, references, models, guarded=guarded)
+    components: Json = {"schemas": schemas}
+    document: Json = {
         "openapi": "3.1.0",
-        "info": {
-            "title": "headrace",
-            "version": version,
-            "description": (
-                "The Open Inference Protocol (V2), with streaming, generation, statistics and the model "
-                "repository."
-            ),
-        },
+        "info": {"title": "headrace", "version": version, "description": _DESCRIPTION},
         # Relative to the address from which the client read the document.
         "servers": [{"url": "/"}],
-        "paths": _paths(models),
-        "components": {
-            "schemas": _schemas(),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        # A key is needed only if the server has keys.
-        "security": [{}, {"key": []}],
+        "paths": paths,
+        "components": components,
     }
+    if guarded:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
 
 
-def _paths(models: Sequence[ModelMetadata] = ()) -> _Json:
-    name = _path_parameter("model_name", sorted({m.name for m in models}))
-    model_version = _path_parameter("model_version", sorted({m.version for m in models if m.version}))
-    paths: _Json = {
-        "/v2": {"get": _operation("Server metadata", "ServerMetadata", errors=("401",))},
-        "/v2/health/live": {"get": _operation("Liveness of the server", "Live")},
-        "/v2/health/ready": {"get": _ready("Readiness of the server", "Ready")},
-        "/v2/models": {"get": _operation("Names of the ready models", "ModelNames", errors=("401",))},
-        "/v2/models/stats": {"get": _operation("Statistics of every model", "Statistics", errors=("401",))},
-        "/v2/repository/index": {
-            "post": _operation(
-                "Index of models and versions",
-                "Index",
-                "IndexRequest",
-                errors=("400", "401", "403", "408", "413"),
-            )
-        },
-    }
-    for verb in ("load", "unload"):
-        errors = ("400", "401", "403", "404", "408", "413", "501", "503")
-        operation = _operation(f"{verb.capitalize()} a model", "Changed", "ChangeRequest", errors=errors)
-        paths[f"/v2/repository/models/{{model_name}}/{verb}"] = {"parameters": [name], "post": operation}
-    for prefix, path_parameters in (
-        ("/v2/models/{model_name}", [name]),
-        ("/v2/models/{model_name}/versions/{model_version}", [name, model_version]),
-    ):
-        for action, operation in _model_operations(models).items():
-            paths[f"{prefix}{action}"] = {"parameters": path_parameters, **operation}
-        path = f"{prefix}/sequences/{{sequence_id}}"
-        paths[path] = {"parameters": [*path_parameters, _SEQUENCE_ID], "delete": _cancelling()}
-    return paths
+def _documents(operations: Iterable[Operation]) -> tuple[Any, ...]:
+    """Return the types of all documents, each once."""
+    kinds: list[Any] = [ErrorDocument]
+    for operation in operations:
+        kinds += [*operation.request, *operation.response]
+        kinds += (kind for kind, _ in operation.alternatives.values())
+    return tuple(dict.fromkeys(kinds))
 
 
-def _cancelling() -> _Json:
-    return {
-        "summary": "Cancel a sequence",
-        "responses": {
-            "204": {"description": "The sequence and its waiting requests ended."},
-            **_failures(("401", "403", "404", "503")),
-        },
-    }
+@cache
+def _schemas(documents: tuple[Any, ...]) -> tuple[dict[Any, Json], Json]:
+    """Return the schemas of types, which mostly are references, and the schemas by name."""
+    found, components = msgspec.json.schema_components(documents, ref_template=_REFERENCE)
+    return dict(zip(documents, found, strict=True)), components
 
 
-def _path_parameter(name: str, known: Sequence[str]) -> _Json:
-    schema: _Json = {"type": "string", "minLength": 1, "pattern": "^[^/]+$"}
-    if known:
-        schema = {"type": "string", "enum": list(known)}
+def _any_of(references: dict[Any, Json], *kinds: Any) -> Json:
+    """Return JSON content that has one of the types."""
+    options = [references[kind] for kind in kinds]
+    return {JSON: {"schema": options[0] if len(options) == 1 else {"anyOf": options}}}
+
+
+def _path_parameter(name: str, known: dict[str, list[str]]) -> Json:
+    schema = {"type": "string", "enum": known[name]} if known.get(name) else _PATH_SCHEMAS.get(name, _SEGMENT)
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
-def _model_operations(models: Sequence[ModelMetadata]) -> dict[str, _Json]:
-    metadata_errors = ("401", "404", "503")
-    request_schema = tuple(_ERRORS)
-    infer = _operation("Inference", "InferenceResponse", "InferenceRequest", errors=request_schema)
-    infer_stream = _streaming("Inference with a stream of events", "InferenceRequest", request_schema)
-    generated = _operation("Text generation", "Generated", "GenerateRequest", errors=request_schema)
-    generated_stream = _streaming(
-        "Text generation with a stream of events", "GenerateRequest", request_schema
-    )
-    generated["responses"]["200"]["content"] = _either("Generated", "InferenceResponse")
-    for operation in (infer, generated):
-        operation["responses"]["200"]["content"]["application/octet-stream"] = _BINARY
-    for operation in (infer, infer_stream, generated, generated_stream):
-        operation["parameters"] = [_JSON_BYTES]
-        operation["requestBody"]["content"]["application/octet-stream"] = _BINARY
-    listing = _operation("Live sequences of a model", "Sequences", errors=("400", "401", "403", "404", "503"))
-    listing["parameters"] = [_LIMIT]
+def _operation(
+    route: Route,
+    operation: Operation,
+    references: dict[Any, Json],
+    models: Sequence[ModelMetadata],
+    *,
+    guarded: bool,
+) -> Json:
+    content = dict(operation.content)
+    if operation.response:
+        content = _any_of(references, *operation.response) | content
+    success: Json = {"description": operation.success}
+    if content:
+        success["content"] = content
+    responses: Json = {str(operation.status): success, **operation.responses}
+    for status, (kind, description) in operation.alternatives.items():
+        kinds = (kind, ErrorDocument) if status >= 400 else (kind,)
+        responses[str(status)] = {"description": description, "content": _any_of(references, *kinds)}
+    errors = {*operation.errors, *((401, 403) if route.scopes else ())}
+    for status in sorted(errors):
+        error = {"description": STATUS_DESCRIPTIONS[status], "content": _any_of(references, ErrorDocument)}
+        responses.setdefault(str(status), error)
+    found: Json = {"summary": operation.summary, "responses": responses}
+    if operation.description:
+        found["description"] = operation.description
+    found["tags"] = [_tag(route.path)]
+    query = () if operation.query is None else _query_parameters(operation.query)
+    parameters = [*operation.parameters, *query]
+    if parameters:
+        found["parameters"] = parameters
+    if operation.request or operation.request_content:
+        found["requestBody"] = _request_body(operation, references, models)
+    if guarded and not route.scopes:
+        found["security"] = []
+    return found
+
+
+def _tag(path: str) -> str:
+    """Return the group of a route, which is the second segment of its path, such as ``jobs``."""
+    segments = path.split("/")
+    return segments[2] if len(segments) > 2 else "server"
+
+
+@cache
+def _query_parameters(kind: type[msgspec.Struct]) -> list[Json]:
+    _, components = msgspec.json.schema_components([kind], ref_template=_REFERENCE)
+    own = components.pop(kind.__name__)
+    parameters: list[Json] = []
+    for name, schema in own["properties"].items():
+        inlined = dict(schema)
+        items = inlined.get("items", {})
+        if "$ref" in items:
+            inlined["items"] = components[items["$ref"].rpartition("/")[2]]
+        parameter: Json = {"name": name, "in": "query", "required": False, "schema": inlined}
+        if "description" in inlined:
+            parameter["description"] = inlined.pop("description")
+        parameters.append(parameter)
+    return parameters
+
+
+def _request_body(operation: Operation, references: dict[Any, Json], models: Sequence[ModelMetadata]) -> Json:
+    content: Json = _any_of(references, *operation.request) if operation.request else {}
     examples = {
         m.name: {"value": {"inputs": [_example(s) for s in m.inputs]}}
         for m in models
         if m.inputs and all(map(_is_short, m.inputs))
     }
-    for operation in (infer, infer_stream) if examples else ():
-        operation["requestBody"]["content"]["application/json"]["examples"] = examples
-    return {
-        "": {"get": _operation("Model metadata", "ModelMetadata", errors=metadata_errors)},
-        "/ready": {"get": _ready("Readiness of a model", "ModelReady", errors=("404",))},
-        "/stats": {"get": _operation("Statistics of a model", "Statistics", errors=metadata_errors)},
-        "/config": {
-            "get": _operation("Model configuration in Triton's format", "ModelConfig", errors=metadata_errors)
-        },
-        "/sequences": {"get": listing},
-        "/infer": {"post": infer},
-        "/infer_stream": {"post": infer_stream},
-        "/handle": {"post": _handling()},
-        "/generate": {"post": generated},
-        "/generate_stream": {"post": generated_stream},
+    if examples and operation.request == (InferenceRequestDocument,):
+        content[JSON]["examples"] = examples
+    body: Json = {
+        "required": operation.request_required,
+        "content": content | dict(operation.request_content),
     }
-
-
-def _handling() -> _Json:
-    anything: _Json = {"*/*": {"schema": {}}}
-    own: _Json = {"description": "The model's own response.", "content": anything}
-    errors = tuple(code for code in _ERRORS if code not in ("409", "410"))
-    return {
-        "summary": "Opaque request, which the model reads itself (`Model.handle`)",
-        "requestBody": {"required": False, "content": {**anything, "multipart/form-data": {"schema": {}}}},
-        "responses": {"200": own, **_failures(errors), "default": own},
-    }
-
-
-def _operation(
-    summary: str, response_schema: str, request_schema: str | None = None, *, errors: Sequence[str] = ()
-) -> _Json:
-    operation: _Json = {
-        "summary": summary,
-        "responses": {
-            "200": {"description": "Success.", "content": _content(response_schema)},
-            **_failures(errors),
-        },
-    }
-    if request_schema is not None:
-        operation["requestBody"] = {
-            "required": request_schema not in ("IndexRequest", "ChangeRequest"),
-            "content": _content(request_schema),
-        }
-    return operation
-
-
-def _ready(summary: str, response_schema: str, *, errors: Sequence[str] = ()) -> _Json:
-    operation = _operation(summary, response_schema, errors=errors)
-    operation["responses"]["503"] = {
-        "description": "Not ready.",
-        "content": _either(response_schema, "Error"),
-    }
-    return operation
-
-
-def _streaming(summary: str, request_schema: str, errors: Sequence[str]) -> _Json:
-    operation = _operation(summary, "Error", request_schema, errors=errors)
-    operation["responses"]["200"] = {
-        "description": (
-            "One event for each response: `data:` and a JSON document. An error after the first event is the "
-            "last event."
-        ),
-        "content": {"text/event-stream": {"schema": _EVENT}},
-    }
-    return operation
-
-
-def _failures(errors: Sequence[str]) -> _Json:
-    return {code: {"description": _ERRORS[code], "content": _content("Error")} for code in errors}
-
-
-def _content(schema: str) -> _Json:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-
-
-def _either(*schemas: str) -> _Json:
-    options = [{"$ref": f"#/components/schemas/{name}"} for name in schemas]
-    return {"application/json": {"schema": {"anyOf": options}}}
-
-
-def _schemas() -> _Json:
-    datatype = {"type": "string", "enum": list(_DATATYPES)}
-    sizes = {"type": "array", "items": {"type": "integer", "minimum": -1}}
-    shape = {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 16}
-    name = {"type": "string", "minLength": 1}
-    texts = {"type": "array", "items": {"type": "string"}}
-    text = {"anyOf": [{"type": "string"}, texts]}
-    spec = _object({"name": name, "datatype": datatype, "shape": sizes}, ("name", "datatype", "shape"))
-    data = {
-        "type": "array",
-        "description": "Values in row-major order, flat or nested; omitted with binary_data_size.",
-    }
-    tensor = {"name": name, "shape": shape, "datatype": datatype, "parameters": _PARAMETERS, "data": data}
-    request_tensor = {
-        **tensor,
-        "parameters": _NULLABLE_PARAMETERS,
-        "data": {
-            **data,
-            "type": ["array", "number", "boolean", "string", "null"],
-            "description": f"{data['description']} The value itself if the shape is [].",
-        },
-    }
-    output_parameters = _object({"binary_data": {"type": "boolean"}}, ())
-    request_schema = {"name": name, "parameters": {**output_parameters, "type": ["object", "null"]}}
-    duration = _object({"count": {"type": "integer"}, "ns": {"type": "integer"}}, ("count", "ns"))
-    return {
-        "Error": _object(
-            {
-                "error": {"type": "string"},
-                "kind": {
-                    "enum": ["sequence_gone", "sequence_lost", "sequence_full", "too_many_sequences"],
-                    "description": "Only for errors of sequences.",
-                },
-            },
-            ("error",),
-        ),
-        "Live": _object({"live": {"type": "boolean"}}, ("live",)),
-        "Ready": _object({"ready": {"type": "boolean"}}, ("ready",)),
-        "ModelReady": _object({"name": name, "ready": {"type": "boolean"}}, ("name", "ready")),
-        "ModelNames": _object({"models": texts}, ("models",)),
-        "ServerMetadata": _object(
-            {"name": name, "version": name, "extensions": texts}, ("name", "version", "extensions")
-        ),
-        "ModelMetadata": _object(
-            {
-                "name": name,
-                "versions": texts,
-                "platform": {"type": "string"},
-                "inputs": {"type": "array", "items": spec},
-                "outputs": {"type": "array", "items": spec},
-            },
-            ("name", "versions", "platform", "inputs", "outputs"),
-        ),
-        "InferenceRequest": _object(
-            {
-                "id": _NULLABLE_ID,
-                "parameters": _request_parameters({"binary_data_output": {"type": "boolean"}}),
-                "inputs": {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": _object(request_tensor, ("name", "shape", "datatype")),
-                },
-                "outputs": {"type": ["array", "null"], "items": _object(request_schema, ("name",))},
-            },
-            ("inputs",),
-        ),
-        "InferenceResponse": _object(
-            {
-                "model_name": name,
-                "model_version": {"type": "string"},
-                "id": {"type": "string"},
-                "parameters": _PARAMETERS,
-                "outputs": {"type": "array", "items": _object(tensor, ("name", "shape", "datatype"))},
-            },
-            ("model_name", "outputs"),
-        ),
-        "GenerateRequest": {
-            "description": "Text and parameters for the model, or an inference request.",
-            "anyOf": [
-                {
-                    **_object(
-                        {"id": _NULLABLE_ID, "text_input": text, "parameters": _request_parameters({})}, ()
-                    ),
-                    "required": ["text_input"],
-                },
-                {"$ref": "#/components/schemas/InferenceRequest"},
-            ],
-        },
-        "Generated": _object({"model_name": name, "text_output": {}}, ("model_name",)),
-        "IndexRequest": _object({"ready": {"type": ["boolean", "null"]}}, ()),
-        "Index": {
-            "type": "array",
-            "items": _object(
-                {"name": name, "version": name, "state": {"type": "string"}, "reason": {"type": "string"}},
-                ("name", "version", "state", "reason"),
-            ),
-        },
-        "ChangeRequest": _object({"parameters": _NULLABLE_PARAMETERS}, ()),
-        "Changed": _object({"name": name}, ("name",)),
-        "ModelConfig": _object(
-            {
-                "name": name,
-                "platform": name,
-                "backend": name,
-                "max_batch_size": {"type": "integer", "minimum": 0},
-                "input": {"type": "array", "items": {"type": "object"}},
-                "output": {"type": "array", "items": {"type": "object"}},
-                "dynamic_batching": {"type": "object"},
-                "model_transaction_policy": {"type": "object"},
-            },
-            ("name", "max_batch_size", "input", "output"),
-        ),
-        "Sequences": _sequences(name),
-        "Duration": duration,
-        "Statistics": _object(
-            {"model_stats": {"type": "array", "items": {"type": "object"}}}, ("model_stats",)
-        ),
-    }
-
-
-def _sequences(name: _Json) -> _Json:
-    count = {"type": "integer", "minimum": 0}
-    seconds = {"type": "number", "minimum": 0}
-    sequence = {
-        "id": name,
-        "state": {"type": "string"},
-        "instance": count,
-        "steps": count,
-        "requests": count,
-        "age_s": seconds,
-        "idle_s": seconds,
-    }
-    listing = {
-        "model_name": name,
-        "model_version": {"type": "string"},
-        "live": count,
-        "live_max": count,
-        "ends": {"type": "object", "additionalProperties": count},
-        "sequences": {"type": "array", "items": _object(sequence, tuple(sequence))},
-    }
-    return _object(listing, tuple(listing))
-
-
-def _request_parameters(more: _Json) -> _Json:
-    scheduling = {
-        "priority": {
-            "type": "integer",
-            "minimum": 0,
-            "description": "1 is the highest priority; 0 is the default.",
-        },
-        "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0 means no timeout."},
-        # These have no types, because a model without a step receives them as ordinary parameters.
-        "sequence_id": {"description": "For models with a step: text or an integer; 0 and empty mean none."},
-        "sequence_start": {"description": 'For models with a step: true, false or "auto".'},
-        "sequence_end": {"description": "For models with a step: true or false."},
-        "sequence_cancel": {"description": "For models with a step: true or false."},
-    }
-    return {**_NULLABLE_PARAMETERS, "properties": {**scheduling, **more}}
-
-
-def _object(properties: Mapping[str, Any], required: Sequence[str]) -> _Json:
-    return {"type": "object", "properties": dict(properties), "required": list(required)}
+    if operation.request_description:
+        body["description"] = operation.request_description
+    return body
 
 
 _STYLE: Final = """
@@ -429,26 +232,26 @@ pre { background: #1c2733; color: #e8eef4; padding: .8rem 1rem; overflow-x: auto
 """
 
 
-def docs_page(version: str, models: Sequence[ModelMetadata], origin: str) -> str:
-    """Return the HTML page: the ready models with an example request each, and every route.
+def docs_page(routes: Iterable[Route], version: str, models: Sequence[ModelMetadata], origin: str) -> str:
+    """Return the HTML page: the ready models with an example request each, and every described route.
 
     The examples call the server at `origin`, such as ``http://localhost:8080``.
     """
     described = "".join(_model_section(model, origin) for model in models) or "<p>No model is ready.</p>"
     rows = "".join(
-        f"<tr><td><span class=verb>{verb.upper()}</span> <code>{escape(path)}</code></td>"
-        f"<td>{escape(operation['summary'])}</td></tr>"
-        for path, item in _paths().items()
-        for verb, operation in item.items()
-        if verb != "parameters"
+        f"<tr><td><span class=verb>{route.method}</span> <code>{escape(route.path)}</code></td>"
+        f"<td>{escape(route.operation.summary)}</td></tr>"
+        for route in routes
+        if route.operation is not None
     )
-    errors = "".join(f"<tr><td>{code}</td><td>{escape(why)}</td></tr>" for code, why in _ERRORS.items())
+    errors = "".join(
+        f"<tr><td>{code}</td><td>{escape(why)}</td></tr>" for code, why in STATUS_DESCRIPTIONS.items()
+    )
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>headrace</title>"
         f"<style>{_STYLE}</style><main>"
         f"<h1>headrace <small>{escape(version)}</small></h1>"
-        "<p>The Open Inference Protocol (V2). "
-        "See also the <a href='/v2/docs/dataplane.json'>OpenAPI document</a>.</p>"
+        "<p>See also the <a href='/openapi.json'>OpenAPI document</a>.</p>"
         f"<h2>Models</h2>{described}<h2>Routes</h2><table>{rows}</table>"
         f'<h2>Errors</h2><p>Every error response is <code>{{"error": "…"}}</code>.</p>'
         f"<table>{errors}</table></main></html>"
@@ -485,7 +288,7 @@ def _curl(model: ModelMetadata, origin: str, verb: str) -> str:
     return f"curl {url} -H 'Content-Type: application/json' \\\n  -d {body}"
 
 
-def _example(spec: TensorSpec) -> _Json:
+def _example(spec: TensorSpec) -> Json:
     shape = [1, *(max(d, 1) for d in (spec.shape or (-1, 1))[1:])]
     text = spec.datatype == "BYTES"
     value: str | bool | float = 0.5 if spec.datatype in ("FP16", "FP32", "FP64", "BF16") else 1

@@ -1,6 +1,6 @@
 """The fast path of ``infer``, for requests that arrived whole.
 
-Its responses are byte-identical to those of `RestApp`, which handles the requests it declines.
+Its responses are byte-identical to those of `WebApp`, which handles the requests it declines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,21 +10,19 @@ from typing import Final, NamedTuple
 from typing_extensions import override
 
 from headrace.core.errors import ModelError
+from headrace.jobs.access import Scope
 from headrace.protocols import oip_json
 from headrace.server.dataplane import Dataplane
-from headrace.server.direct import DeferredResponse, DirectHandler, DirectResponse
-from headrace.server.errors import CLIENT_DISCONNECTED
+from headrace.server.errors import CLIENT_DISCONNECTED, error_body, error_headers
+from headrace.server.guard import Guard
 from headrace.server.http import JSON, X_REQUEST_ID, Headers, compress_body, echoed_request_id
-from headrace.server.observation import RequestObservation
-from headrace.server.response_counters import ResponseCounters
+from headrace.server.listener import DeferredResponse, DirectHandler, DirectResponse
+from headrace.server.observation import RequestObservation, ResponseCounters, observed_error_status
 from headrace.server.rest_inference import (
     content_headers,
     encode_response_body,
-    error_headers,
-    observed_error_status,
     read_request,
 )
-from headrace.server.security import Access, Role
 
 ACTION: Final = "infer"
 ROUTES_MAX: Final = 4096
@@ -34,7 +32,7 @@ _JSON_HEAD: Final = b"content-type: %b\r\n" % JSON
 _HeaderMap = Mapping[bytes, bytes]
 
 
-class Route(NamedTuple):
+class _Target(NamedTuple):
     """The model and the version that a target names. The version may be empty."""
 
     model: str
@@ -47,7 +45,7 @@ class DirectInference(DirectHandler):
     Args:
         dataplane: The models.
         counters: The counters of the responses.
-        access: The access rules.
+        guard: The checks of every request.
         body_bytes_max: The maximum size of a body; larger requests are declined.
         gzip_bytes_min: As in `RestLimits`.
         find: Returns the model and version whose ``infer`` a path names, or None for other paths.
@@ -58,7 +56,7 @@ class DirectInference(DirectHandler):
         self,
         dataplane: Dataplane,
         counters: ResponseCounters,
-        access: Access,
+        guard: Guard,
         *,
         body_bytes_max: int,
         gzip_bytes_min: int | None,
@@ -67,14 +65,14 @@ class DirectInference(DirectHandler):
     ) -> None:
         self._dataplane = dataplane
         self._counters = counters
-        self._access = access
+        self._guard = guard
         self._bytes_max = body_bytes_max
         self._gzip_bytes_min = gzip_bytes_min
         self._find = find
         self._clock = clock
-        self._routes: dict[bytes, Route] = {}
+        self._routes: dict[bytes, _Target] = {}
 
-    def route(self, target: bytes) -> Route | None:
+    def route(self, target: bytes) -> _Target | None:
         """Return the route of a known model, or None."""
         known = self._routes.get(target)
         if known is not None:
@@ -90,36 +88,41 @@ class DirectInference(DirectHandler):
             return None
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
-        self._routes[target] = route = Route(*found)
-        return route
+        self._routes[target] = named = _Target(*found)
+        return named
 
     @override
     def respond(
-        self, route: Route, headers: Sequence[tuple[bytes, bytes]], body: bytes
+        self, route: _Target, headers: Sequence[tuple[bytes, bytes]], body: bytes
     ) -> DirectResponse | DeferredResponse | None:
         header_map = dict(headers)
-        if b"content-encoding" in header_map or len(body) > self._bytes_max:
+        if (
+            b"content-encoding" in header_map
+            or len(body) > self._bytes_max
+            or not self._guard.is_plain(header_map)
+        ):
             return None
         response = self._infer(route, header_map, body)
         if isinstance(response, DirectResponse):
             self._counters.add(ACTION, response.status)
         return response
 
-    def _infer(self, route: Route, headers: _HeaderMap, body: bytes) -> DirectResponse | DeferredResponse:
-        model, version = route
+    def _infer(self, target: _Target, headers: _HeaderMap, body: bytes) -> DirectResponse | DeferredResponse:
+        model, version = target
         plane = self._dataplane
         try:
-            if not self._access.open:
-                key = headers.get(b"authorization")
-                self._access.check(None if key is None else key.decode("latin-1"), Role.INFER)
+            if not self._guard.access.open:
+                sent = headers.get(b"authorization")
+                key = self._guard.access.check(None if sent is None else sent.decode("latin-1"), Scope.INFER)
+                key.require_model(model)
             metadata = plane.metadata(model, version)
             wire = read_request(headers, body, metadata, self._clock)
             response = plane.infer_now(model, version, wire.request)
             if response is None:
-                return partial(self._count_deferred, partial(self._infer_deferred, route, headers, wire))
+                return partial(self._count_deferred, partial(self._infer_deferred, target, headers, wire))
             wire_body = encode_response_body(response, wire, metadata)
         except Exception as error:  # noqa: BLE001 - every error becomes a response
-            return self._error_response(route, headers, error)
+            return self._error_response(target, headers, error)
         if self._is_long(wire_body):
             return partial(self._count_deferred, partial(self._encode_large, headers, wire_body))
         return _ok_response(headers, wire_body.body, *content_headers(wire_body))
@@ -134,15 +137,15 @@ class DirectInference(DirectHandler):
         return response
 
     async def _infer_deferred(
-        self, route: Route, headers: _HeaderMap, wire: oip_json.JsonWireRequest
+        self, target: _Target, headers: _HeaderMap, wire: oip_json.JsonWireRequest
     ) -> DirectResponse:
-        model, version = route
+        model, version = target
         try:
             metadata = self._dataplane.metadata(model, version)
             response = await self._dataplane.infer(model, version, wire.request)
             wire_body = encode_response_body(response, wire, metadata)
         except Exception as error:  # noqa: BLE001 - every error becomes a response
-            return self._error_response(route, headers, error)
+            return self._error_response(target, headers, error)
         return await self._encode_large(headers, wire_body)
 
     async def _encode_large(self, headers: _HeaderMap, wire_body: oip_json.WireBody) -> DirectResponse:
@@ -156,17 +159,17 @@ class DirectInference(DirectHandler):
     def _is_long(self, wire_body: oip_json.WireBody) -> bool:
         return self._gzip_bytes_min is not None and len(wire_body.body) >= self._gzip_bytes_min
 
-    def _error_response(self, route: Route, headers: _HeaderMap, error: Exception) -> DirectResponse:
+    def _error_response(self, target: _Target, headers: _HeaderMap, error: Exception) -> DirectResponse:
         def header(name: str) -> str | None:
             value = headers.get(name.encode("latin-1"))
             return None if value is None else value.decode("latin-1")
 
-        path = f"/v2/models/{route.model}/infer"
+        path = f"/v2/models/{target.model}/infer"
         observation = RequestObservation("rest", "POST", path, began_s=self._clock(), header=header)
         status = observed_error_status(error, observation)
         extra = [*error_headers(status), (X_REQUEST_ID, observation.request_id.encode())]
         return DirectResponse(
-            status.http, _encode_head(JSON, extra), oip_json.encode_error(status.why, status.kind)
+            status.http, _encode_head(JSON, extra), error_body(status, observation.request_id)
         )
 
 

@@ -5,8 +5,7 @@ import orjson
 from cases import for_each
 from headrace.core import errors
 from headrace.jobs.client.messages import ApiResponse, error_from_response
-from headrace.server.errors import LEDGER_UNAVAILABLE
-from headrace.server.jobs.middleware import problem_response
+from headrace.server.errors import LEDGER_UNAVAILABLE, error_body, error_headers, status_of
 
 
 @for_each(
@@ -31,8 +30,9 @@ from headrace.server.jobs.middleware import problem_response
     ],
 )
 def test_api_errors_are_raised_by_the_client(error):
-    sent = problem_response(error, "r")
-    raised = error_from_response(ApiResponse(sent.status_code, dict(sent.headers), sent.body, "http://api/"))
+    sent = status_of(error)
+    headers = {name.decode(): value.decode() for name, value in error_headers(sent)}
+    raised = error_from_response(ApiResponse(sent.http, headers, error_body(sent, "r"), "http://api/"))
     assert type(raised) is type(error)
     assert str(raised) == str(error)
     for name in ("job_id", "state", "key", "retry_after_s"):

@@ -257,18 +257,18 @@ import os, signal, sys
 from jobs.service_support import served_jobs
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 from headrace.storage import Stores
-import headrace.server.jobs.job_routes as routes
+from headrace.server.jobs.api import Api
 
 folder, port, dies = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "dies"
-submit_job = routes.submit_job
+submit = Api.submit
 
 async def submit_then_die(*args, **kwargs):
-    reply = await submit_job(*args, **kwargs)
+    reply = await submit(*args, **kwargs)
     if dies:
         os.kill(os.getpid(), signal.SIGKILL)
     return reply
 
-routes.submit_job = submit_then_die
+Api.submit = submit_then_die
 import headrace.server.listen as listen
 bind_socket = listen.bind_socket
 listen.bind_socket = lambda host, _: bind_socket(host, port)

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from headrace.core.errors import OverloadedError, StoppedError
-from headrace.server.jobs.thread_pool import BoundedThreadPool
+from headrace.server.jobs.api import BoundedThreadPool
 
 WAIT_S = 20.0
 

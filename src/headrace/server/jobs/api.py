@@ -1,43 +1,37 @@
-"""The state and helpers that all routes of the job API share: service, access check, responses."""
+"""The state and helpers that all routes of the job API share: service, thread pool, responses."""
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
 import orjson
-from fastapi import Request, Response
 
-from headrace.core.errors import JobNotFoundError
-from headrace.jobs.access import JobAccess, JobKey, Scope
+from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
+from headrace.jobs.access import ApiKey
 from headrace.jobs.documents import job_document
 from headrace.jobs.job import Job
+from headrace.jobs.ledger import SubmitReply
 from headrace.jobs.service import JobService
-from headrace.server.http import Exchange, HttpTimeouts
-from headrace.server.jobs.models import ProblemModel
-from headrace.server.jobs.thread_pool import BoundedThreadPool
+from headrace.jobs.submission import Submission
+from headrace.server.http import JSON, Exchange
+from headrace.server.routes import QUEUE_NAME
 
-WAIT_S_MAX: Final = 60.0
 DOCUMENT_BYTES_MAX: Final = 1 << 20
 """The maximum size of a submission in addition to its payload."""
+THREADS: Final = 16
+CALLS_MAX: Final = 2_000
+RETRY_AFTER_S: Final = 1.0
 _JOB_ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_ERROR_DESCRIPTIONS: Final = {
-    400: "The request is malformed; `error` names the field.",
-    401: "The key is missing or unknown.",
-    403: "The key lacks the permission.",
-    404: "No job has this id, or it belongs to another tenant; or no worker of the queue has the model.",
-    408: "The body did not arrive in time.",
-    409: "The state of the job does not allow the operation.",
-    410: "The result was moved or deleted.",
-    413: "The body exceeds the size limit.",
-    422: "The idempotency key belongs to another submission.",
-    429: "Too many jobs or requests wait: retry after `Retry-After` seconds.",
-    503: (
-        "The database or the object store does not respond, or the queue is draining: retry after "
-        "`Retry-After` seconds."
-    ),
-}
+_QUEUE: Final = re.compile(QUEUE_NAME)
+ERRORS: Final = (400, 429, 503)
+"""The statuses that every route may have."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +51,82 @@ class ApiSettings:
     """The maximum seconds of an event stream. Its client reconnects and continues."""
 
 
+class BoundedThreadPool:
+    """Runs blocking calls for one event loop. The first call starts threads; `close` ends them."""
+
+    def __init__(self, threads: int = THREADS, calls_max: int = CALLS_MAX) -> None:
+        self._pool = ThreadPoolExecutor(threads, "headrace-jobs-api")
+        self._calls_max = calls_max
+        self._calls = 0
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of a call, or raise its error.
+
+        If the waiting task is cancelled, the call still runs to its end.
+
+        Raises:
+            OverloadedError: Too many calls wait.
+            StoppedError: The pool is closed.
+        """
+        if self._calls >= self._calls_max:
+            raise OverloadedError(
+                f"{self._calls_max} requests are running already", retry_after_s=RETRY_AFTER_S
+            )
+        try:
+            future: Future[T] = self._pool.submit(partial(call, *args, **kwargs))
+        except RuntimeError:
+            raise StoppedError("the server is stopping") from None
+        self._calls += 1
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: _call_in_loop(loop, self._on_done))
+        # The shield keeps a cancelled task from dropping a call that has not begun.
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    @property
+    def calls(self) -> int:
+        """The number of running and waiting calls."""
+        return self._calls
+
+    def close(self) -> None:
+        """Accept no more calls, and wait for the running ones. A second call does nothing."""
+        self._pool.shutdown(wait=True)
+
+    def _on_done(self) -> None:
+        self._calls -= 1
+
+
+def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    # A closed loop needs no count.
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)
+
+
 class Api:
     """The job service behind HTTP. Each application has one."""
 
     def __init__(
-        self, service: JobService, access: JobAccess, settings: ApiSettings, thread_pool: BoundedThreadPool
+        self,
+        service: JobService,
+        settings: ApiSettings | None = None,
+        thread_pool: BoundedThreadPool | None = None,
     ) -> None:
         self.service = service
-        self.settings = settings
-        self.thread_pool = thread_pool
-        self.uploads = asyncio.Semaphore(settings.uploads_max)
-        self._access = access
-        self._timeouts = HttpTimeouts(settings.body_s_max)
+        self.settings = settings or ApiSettings()
+        self.thread_pool = thread_pool or BoundedThreadPool()
+        self.uploads = asyncio.Semaphore(self.settings.uploads_max)
 
-    def authorize(self, request: Request, *scopes: Scope) -> JobKey:
-        """Return the key of the client, which needs one of the scopes.
+    async def submit(
+        self, key: ApiKey, submission: Submission, *, trusted_output: bool = False
+    ) -> SubmitReply:
+        """Return the job in the ledger.
 
-        Raises:
-            UnauthenticatedError: The key is missing or unknown.
-            ForbiddenError: The key has none of the scopes.
+        Storing the payload occupies a thread for a while. Waiting for the commit occupies none.
         """
-        return self._access.check(request.headers.get("authorization"), *scopes)
+        submitting = self.thread_pool.run(self.service.submit, key, submission, trusted_output=trusted_output)
+        # The shield is needed because a disconnect of the client cannot undo the submission.
+        return await asyncio.shield(asyncio.wrap_future(await submitting))
 
-    async def body(self, request: Request, bytes_max: int) -> bytes:
-        """Return the whole body, decompressed, within limits of size and time."""
-        exchange = Exchange(request.scope, request.receive, _discard, self._timeouts)
-        return await exchange.body(bytes_max)
-
-    async def wait_for_job(self, key: JobKey, job_id: str, wait_s: float) -> Job:
+    async def wait_for_job(self, key: ApiKey, job_id: str, wait_s: float) -> Job:
         """Return the job once it has ended, or its state after `wait_s` seconds. No thread waits."""
         if wait_s <= 0:
             return await self.thread_pool.run(self.service.get, key, job_id)
@@ -97,38 +139,53 @@ class Api:
             self.service.leave(waiter)
 
 
-def parse_job_id(text: str) -> str:
-    """Return the job id of a path.
+def client_key(exchange: Exchange) -> ApiKey:
+    """Return the key of the client. The application has checked its scopes."""
+    assert exchange.key is not None, "the route has no scope"
+    return exchange.key
+
+
+def job_id_of(exchange: Exchange) -> str:
+    """Return the job id of the path.
 
     Raises:
         JobNotFoundError: No job can have this id. The database is not asked.
     """
+    text = exchange.arguments["job_id"]
     if not _JOB_ID.fullmatch(text):
         raise JobNotFoundError(ascii(text[:80])[1:-1])
     return text.lower()
 
 
-def json_response(
-    document: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
-    """Return a JSON response."""
-    return Response(orjson.dumps(document), status, headers, media_type="application/json")
+def queue_of(exchange: Exchange) -> str:
+    """Return the queue of the path.
+
+    Raises:
+        DataError: No queue can have this name.
+    """
+    name = exchange.arguments["queue"]
+    if not _QUEUE.fullmatch(name):
+        raise DataError(f"queue: must match {QUEUE_NAME}, not {ascii(name)[:80]}")
+    return name
 
 
-def job_response(job: Job, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a job as a response."""
-    return json_response(job_document(job), status, headers)
+async def respond_json(
+    exchange: Exchange,
+    document: Mapping[str, Any],
+    status: int = 200,
+    headers: Mapping[bytes, str] | None = None,
+) -> None:
+    """Send a JSON document."""
+    extra = [(name, value.encode("latin-1")) for name, value in (headers or {}).items()]
+    await exchange.respond(status, orjson.dumps(document), JSON, extra)
 
 
-def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI entries of a route's errors: the given statuses and those of every route."""
-    every = sorted({400, 401, 403, 429, 503, *statuses})
-    return {status: {"model": ProblemModel, "description": _ERROR_DESCRIPTIONS[status]} for status in every}
+async def respond_job(
+    exchange: Exchange, job: Job, status: int = 200, headers: Mapping[bytes, str] | None = None
+) -> None:
+    """Send a job."""
+    await respond_json(exchange, job_document(job), status, headers)
 
 
 def _has_ended(job: Job) -> bool:
     return job.state.ended
-
-
-async def _discard(message: Any) -> None:
-    """Do nothing: an exchange that only reads has nothing to send."""

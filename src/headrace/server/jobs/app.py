@@ -1,123 +1,127 @@
-"""The HTTP API of jobs as one ASGI application."""
+"""The job API: all its routes, those of health and of event notifications, and an application."""
 
-from typing import Any
+import logging
+from dataclasses import replace
+from typing import Any, Final, cast
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
+import orjson
 
-from headrace.jobs.access import JobAccess
+from headrace.jobs.access import Access, Scope
 from headrace.jobs.service import JobService
 from headrace.jobs.trigger import EventSubmitter, Triggers
-from headrace.server.jobs.api import Api, ApiSettings, error_responses, json_response
-from headrace.server.jobs.event_notice_routes import event_notice_routes
-from headrace.server.jobs.events import event_routes
-from headrace.server.jobs.job_routes import SCHEMAS, job_routes
-from headrace.server.jobs.middleware import RequestMiddleware, on_http_exception, on_validation_error
-from headrace.server.jobs.models import HealthModel
-from headrace.server.jobs.payload_routes import payload_routes
-from headrace.server.jobs.queue_routes import queue_routes
+from headrace.protocols.object_events import NOTICE_BYTES_MAX, object_events
+from headrace.server.application import WebApp
+from headrace.server.guard import Guard
+from headrace.server.http import Exchange
+from headrace.server.jobs.api import ERRORS, Api, ApiSettings, BoundedThreadPool, respond_json
+from headrace.server.jobs.documents import EventOutcomesDocument, HealthDocument
+from headrace.server.jobs.job_routes import JobHandlers
+from headrace.server.jobs.payload_routes import PayloadHandlers
+from headrace.server.jobs.queue_routes import QueueHandlers
 from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
-from headrace.server.jobs.thread_pool import BoundedThreadPool
+from headrace.server.openapi import documentation_routes
+from headrace.server.routes import Route, route, routes_of
 
-_DESCRIPTION = (
-    "Jobs run in the background: submit a job now and fetch its result later. Times are milliseconds since "
-    "the epoch. If the server requires keys, send `Authorization: Bearer KEY`."
-)
+_CONFIRMATION: Final = "SubscriptionConfirmation"
+
+_log = logging.getLogger("headrace.jobs.events")
+
+
+def job_routes(
+    service: JobService,
+    *,
+    settings: ApiSettings | None = None,
+    thread_pool: BoundedThreadPool | None = None,
+    sagemaker: SageMakerSettings | None = None,
+    event_submitter: EventSubmitter | None = None,
+) -> list[Route]:
+    """Return the routes of the job API for one event loop.
+
+    The caller starts `service` before it serves the routes and stops it afterwards. The caller closes
+    `thread_pool` if it passed one. With `sagemaker` there is a route for SageMaker clients. With
+    `event_submitter`, object events submit jobs.
+    """
+    api = Api(service, settings, thread_pool)
+    submitter = event_submitter or EventSubmitter(Triggers(()), service.submit_internal)
+    groups: list[object] = [
+        JobHandlers(api),
+        PayloadHandlers(api),
+        QueueHandlers(api),
+        OtherHandlers(api, submitter),
+    ]
+    routes = [found for handlers in groups for found in routes_of(handlers)]
+    if sagemaker is not None:
+        routes += sagemaker_routes(api, sagemaker)
+    return [replace(found, has_request_id=True) for found in routes]
 
 
 def jobs_app(
     service: JobService,
-    access: JobAccess,
+    access: Access,
     *,
     version: str,
     settings: ApiSettings | None = None,
     thread_pool: BoundedThreadPool | None = None,
     sagemaker: SageMakerSettings | None = None,
     event_submitter: EventSubmitter | None = None,
-) -> FastAPI:
-    """Return the API for one event loop.
-
-    The caller starts `service` before it serves the application and stops it afterwards. The caller
-    closes `thread_pool` if it passed one. With `sagemaker` the API also has the route for SageMaker
-    clients. With `event_submitter`, object events submit jobs.
-    """
-    api = Api(service, access, settings or ApiSettings(), thread_pool or BoundedThreadPool())
-    app = FastAPI(
-        title="headrace jobs",
-        description=_DESCRIPTION,
-        version=version,
-        # FastAPI's documentation pages load scripts from other hosts.
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
+) -> WebApp:
+    """Return an application with the job API alone; see `job_routes`."""
+    settings, guard = settings or ApiSettings(), Guard(access)
+    routes = job_routes(
+        service,
+        settings=settings,
+        thread_pool=thread_pool,
+        sagemaker=sagemaker,
+        event_submitter=event_submitter,
     )
-    app.add_middleware(RequestMiddleware)
-    app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    # These routes come before `/{job_id}`, which would match their paths.
-    notices = event_notice_routes(
-        api, event_submitter or EventSubmitter(Triggers(()), service.submit_internal)
-    )
-    for router in (event_routes(api), payload_routes(api), job_routes(api), queue_routes(api), notices):
-        app.include_router(router)
-    _health(app, api)
-    if sagemaker is not None:
-        app.include_router(sagemaker_routes(api, sagemaker))
-    app.openapi = _openapi_builder(app, guarded=not access.open)
-    return app
+    documentation = documentation_routes(routes, guard, version=version)
+    return WebApp([*routes, *documentation], guard, body_s_max=settings.body_s_max)
 
 
-def _health(app: FastAPI, api: Api) -> None:
-    @app.get("/v1/health/live", summary="Check liveness", tags=["health"], response_model=HealthModel)
-    async def live() -> Response:
+class OtherHandlers:
+    """The handlers of health and of event notifications; their docstrings describe them for clients."""
+
+    def __init__(self, api: Api, submitter: EventSubmitter) -> None:
+        self._service = api.service
+        self._run = api.thread_pool.run
+        self._submitter = submitter
+
+    @route("GET", "/v1/health/live", (), HealthDocument)
+    async def jobs_live(self, exchange: Exchange) -> None:
         """Report that the process responds. No key is needed."""
-        return json_response({"status": "ok"})
+        await respond_json(exchange, {"status": "ok"})
 
-    @app.get(
-        "/v1/health/ready",
-        summary="Check readiness",
-        tags=["health"],
-        response_model=HealthModel,
-        responses=error_responses(),
-    )
-    async def ready(request: Request) -> Response:  # noqa: ARG001
+    @route("GET", "/v1/health/ready", (), HealthDocument, errors=ERRORS)
+    async def jobs_ready(self, exchange: Exchange) -> None:
         """Report that jobs can be submitted: the database of the ledger responds. No key is needed."""
-        await api.thread_pool.run(api.service.check_ready)
-        return json_response({"status": "ok"})
+        await self._run(self._service.check_ready)
+        await respond_json(exchange, {"status": "ok"})
+
+    @route("POST", "/v1/events/s3", (Scope.EVENTS,), EventOutcomesDocument, errors=(*ERRORS, 408, 413))
+    async def receive_s3_events(self, exchange: Exchange) -> None:
+        """Accept an event notification, and submit the jobs of matching triggers.
+
+        The formats of AWS, MinIO and Ceph are accepted, bare or wrapped by SNS, SQS or EventBridge.
+        Repeated or reordered notifications about created objects make no job twice.
+        """
+        body = await exchange.body(NOTICE_BYTES_MAX)
+        if _wants_confirmation(body):
+            # The address in the notification is not called: any sender could have chosen it.
+            _log.warning(
+                "SNS requests the confirmation of a subscription: confirm it in the console or API of SNS"
+            )
+            await respond_json(exchange, {"outcomes": []})
+            return
+        outcomes = await self._run(self._submitter.submit, object_events(body))
+        documents = [
+            {"uri": o.uri, "job_id": o.job_id, "created": o.created, "reason": o.reason} for o in outcomes
+        ]
+        await respond_json(exchange, {"outcomes": documents})
 
 
-def _openapi_builder(app: FastAPI, *, guarded: bool) -> Any:
-    """Return the OpenAPI generator of the application.
-
-    It adds the security scheme, and the models of bodies that other modules parse.
-    """
-    plain = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is not None:
-            return app.openapi_schema
-        schema = plain()
-        components = schema.setdefault("components", {})
-        schemas = components.setdefault("schemas", {})
-        for model in SCHEMAS:
-            model_schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas |= model_schema.pop("$defs", {})
-            schemas[model.__name__] = model_schema
-        if guarded:
-            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            schema["security"] = [{"key": []}]
-        # `ProblemModel` replaces these schemas.
-        schemas.pop("HTTPValidationError", None)
-        schemas.pop("ValidationError", None)
-        for path in schema["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None) if _is_framework(operation) else None
-        return schema
-
-    return openapi
-
-
-def _is_framework(operation: dict[str, Any]) -> bool:
-    content = operation["responses"].get("422", {}).get("content", {})
-    return "HTTPValidationError" in str(content)
+def _wants_confirmation(body: bytes) -> bool:
+    try:
+        document: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(document, dict) and cast("dict[str, Any]", document).get("Type") == _CONFIRMATION

@@ -1,202 +1,202 @@
-"""The routes of jobs: submit, get, list, wait, cancel, retry, delete."""
+"""The routes of jobs: submit, get, list, wait, follow, cancel, retry, delete.
 
-from typing import Annotated, Any, Final
+The route of events sends the state of a job now and after every change. It has no log behind it: a
+client that was away receives the current state, not all earlier ones. The id of an event identifies
+the state that it reports, so a client that reconnects with ``Last-Event-ID`` receives no state twice.
+"""
 
-from fastapi import APIRouter, Query, Request, Response
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
 
-from headrace.core.errors import DataError
+import orjson
+
+from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import Scope
-from headrace.jobs.documents import history_document, job_document
+from headrace.jobs.documents import change_tag, history_document, job_document, same_state
+from headrace.jobs.job import Job
 from headrace.jobs.ledger import JobFilter
-from headrace.jobs.service import CHANGE_SCOPES, PAGE_MAX
-from headrace.jobs.state import JobState
+from headrace.jobs.service import CHANGE_SCOPES
 from headrace.jobs.submission import JSON, Submission, SubmissionHeaders, read_document, read_raw
+from headrace.jobs.submission_fields import SubmissionLimits
+from headrace.protocols.sse import CONTENT_TYPE
 from headrace.runs.media_types import bare_type
+from headrace.server.http import Exchange
 from headrace.server.jobs.api import (
     DOCUMENT_BYTES_MAX,
-    WAIT_S_MAX,
+    ERRORS,
     Api,
-    error_responses,
-    job_response,
-    json_response,
-    parse_job_id,
+    client_key,
+    job_id_of,
+    respond_job,
+    respond_json,
 )
-from headrace.server.jobs.models import HistoryModel, JobModel, PageModel, SubmissionModel
-from headrace.server.jobs.submission import submit_job
+from headrace.server.jobs.documents import (
+    HistoryDocument,
+    JobDocument,
+    JobsQuery,
+    PageDocument,
+    SubmissionDocument,
+    WaitQuery,
+)
+from headrace.server.routes import BINARY, Json, read_pairs, read_query, route
 
-Wait = Annotated[float, Query(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the end of the job.")]
-Moment = Annotated[int | None, Query(ge=0, le=2**53)]
-_SUBMISSION: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "description": (
-            "A submission as JSON; or, if the query has a `model`, the payload itself with any content type. "
-            "The query then has the other fields of the submission (`tag=NAME=VALUE` for each tag, `options` "
-            "and `notify` as JSON)."
-        ),
-        "content": {
-            "application/json": {"schema": {"$ref": "#/components/schemas/SubmissionModel"}},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-        },
+_READ: Final = (Scope.READ,)
+_SUBMIT: Final = (Scope.SUBMIT,)
+_PATH: Final = "/v1/jobs/{job_id}"
+_HEARTBEAT: Final = b": still here\n\n"
+_EVENT_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+_SUBMISSION: Final = (
+    "A submission as JSON; or, if the query has a `model`, the payload itself with any content type. "
+    "The query then has the other fields of the submission (`tag=NAME=VALUE` for each tag, `options` "
+    "and `notify` as JSON)."
+)
+_SUBMISSION_PARAMETERS: Final[tuple[Json, ...]] = (
+    {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "required": False,
+        "description": "Repeated submissions with the same key and content make one job.",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
     },
-    "parameters": [
-        {
-            "name": "Idempotency-Key",
-            "in": "header",
-            "required": False,
-            "description": "Repeated submissions with the same key and content make one job.",
-            "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
-        },
-        {
-            "name": "model",
-            "in": "query",
-            "required": False,
-            "description": "The name of the model; the body is then the payload.",
-            "schema": {"type": "string"},
-        },
-    ],
+    {
+        "name": "model",
+        "in": "query",
+        "required": False,
+        "description": "The name of the model; the body is then the payload.",
+        "schema": {"type": "string"},
+    },
+)
+_EVENT_CONTENT: Final[Json] = {"text/event-stream": {"schema": {"type": "string"}}}
+_NO_EVENTS: Final[Json] = {
+    "description": "The job has ended, and `Last-Event-ID` is the id of its last event."
 }
-SCHEMAS: Final = (SubmissionModel,)
-"""Models that the signature of no route names."""
 
 
-def job_routes(api: Api) -> APIRouter:
-    """Return the routes for one API."""
-    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    service, run = api.service, api.thread_pool.run
+class JobHandlers:
+    """The handlers of the routes of jobs. Their docstrings are the descriptions for clients."""
 
-    @router.post(
-        "",
-        summary="Submit a job",
-        status_code=202,
-        response_model=JobModel,
-        openapi_extra=_SUBMISSION,
-        responses={
-            200: {
-                "model": JobModel,
-                "description": "The job of an earlier submission with the same idempotency key.",
-            },
-            **error_responses(404, 408, 413, 422),
-        },
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._service = api.service
+        self._run = api.thread_pool.run
+
+    @route(
+        "POST",
+        "/v1/jobs",
+        _SUBMIT,
+        JobDocument,
+        parameters=_SUBMISSION_PARAMETERS,
+        request=(SubmissionDocument,),
+        request_description=_SUBMISSION,
+        request_content=BINARY,
+        status=202,
+        alternatives={200: (JobDocument, "The job of an earlier submission with the same idempotency key.")},
+        errors=(*ERRORS, 404, 408, 413, 422),
     )
-    async def submit(request: Request) -> Response:
+    async def submit(self, exchange: Exchange) -> None:
         """Submit a job.
 
         `Location` is the URL of the job. The status is 200 instead of 202 if an earlier submission
         with the same idempotency key made the job. `warnings` of the job say why it may wait: no
         worker serves its queue. A model that no worker of the queue has is refused with 404.
         """
-        key = api.authorize(request, Scope.SUBMIT)
-        body = await api.body(
-            request, service.settings.submission_limits.inline_bytes_max + DOCUMENT_BYTES_MAX
-        )
-        submission = await run(_read, request, body, service.settings.submission_limits)
-        reply = await submit_job(api, key, submission)
-        location = {"location": f"/v1/jobs/{reply.job.id}"}
-        return job_response(reply.job, 202 if reply.created else 200, location)
+        limits = self._service.settings.submission_limits
+        body = await exchange.body(limits.inline_bytes_max + DOCUMENT_BYTES_MAX)
+        submission = await self._run(_read, exchange, body, limits)
+        reply = await self._api.submit(client_key(exchange), submission)
+        location = {b"location": f"/v1/jobs/{reply.job.id}"}
+        await respond_job(exchange, reply.job, 202 if reply.created else 200, location)
 
-    @router.get("", summary="List jobs", response_model=PageModel, responses=error_responses(413))
-    async def find(
-        request: Request,
-        *,
-        queue: str = "",
-        state: Annotated[list[JobState] | None, Query()] = None,
-        model: str = "",
-        kind: str = "",
-        correlation_id: str = "",
-        tag: Annotated[
-            list[str] | None, Query(description="NAME=VALUE; a job must have all given tags.")
-        ] = None,
-        tenant: Annotated[
-            str | None, Query(description="Tenant of the jobs; only for keys that see all tenants.")
-        ] = None,
-        created_from_ms: Moment = None,
-        created_before_ms: Moment = None,
-        after: Annotated[str, Query(max_length=512, description="`next_after` of the previous page.")] = "",
-        limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 100,
-    ) -> Response:
+    @route("GET", "/v1/jobs", _READ, PageDocument, query=JobsQuery, errors=(*ERRORS, 413))
+    async def find(self, exchange: Exchange) -> None:
         """List jobs, newest first, one page at a time."""
-        key = api.authorize(request, Scope.READ)
+        query = read_query(JobsQuery, exchange.query)
         wanted = JobFilter(
-            queue=queue,
-            states=frozenset(state or ()),
-            model=model,
-            kind=kind,
-            correlation_id=correlation_id,
-            tags=dict(map(_tag, tag or ())),
-            tenant=tenant,
-            created_from_ms=created_from_ms,
-            created_before_ms=created_before_ms,
+            queue=query.queue,
+            states=frozenset(query.state),
+            model=query.model,
+            kind=query.kind,
+            correlation_id=query.correlation_id,
+            tags=dict(map(_tag, query.tag)),
+            tenant=query.tenant,
+            created_from_ms=query.created_from_ms,
+            created_before_ms=query.created_before_ms,
         )
-        page = await run(service.find, key, wanted, after=after, limit=limit)
-        return json_response({"jobs": list(map(job_document, page.jobs)), "next_after": page.next_after})
+        key = client_key(exchange)
+        page = await self._run(self._service.find, key, wanted, after=query.after, limit=query.limit)
+        document = {"jobs": list(map(job_document, page.jobs)), "next_after": page.next_after}
+        await respond_json(exchange, document)
 
-    @router.get("/{job_id}", summary="Get a job", response_model=JobModel, responses=error_responses(404))
-    async def get(request: Request, job_id: str, wait: Wait = 0) -> Response:
+    @route("GET", _PATH, _READ, JobDocument, query=WaitQuery, errors=(*ERRORS, 404))
+    async def get(self, exchange: Exchange) -> None:
         """Return a job. With `wait`, respond when the job has ended or the time has passed."""
-        key = api.authorize(request, Scope.READ)
-        return job_response(await api.wait_for_job(key, parse_job_id(job_id), wait))
+        wait_s = read_query(WaitQuery, exchange.query).wait
+        job = await self._api.wait_for_job(client_key(exchange), job_id_of(exchange), wait_s)
+        await respond_job(exchange, job)
 
-    @router.get(
-        "/{job_id}/history",
-        summary="Get a job's history",
-        response_model=HistoryModel,
-        responses=error_responses(404),
-    )
-    async def history(request: Request, job_id: str) -> Response:
+    @route("GET", f"{_PATH}/history", _READ, HistoryDocument, errors=(*ERRORS, 404))
+    async def history(self, exchange: Exchange) -> None:
         """List the failures and the manual changes of a job, oldest first."""
-        key = api.authorize(request, Scope.READ)
-        entries = await run(service.history, key, parse_job_id(job_id))
-        return json_response({"history": list(map(history_document, entries))})
+        entries = await self._run(self._service.history, client_key(exchange), job_id_of(exchange))
+        await respond_json(exchange, {"history": list(map(history_document, entries))})
 
-    @router.post(
-        "/{job_id}/cancel",
-        summary="Cancel a job",
-        response_model=JobModel,
-        responses=error_responses(404, 409),
-    )
-    async def cancel(request: Request, job_id: str) -> Response:
+    @route("POST", f"{_PATH}/cancel", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
+    async def cancel(self, exchange: Exchange) -> None:
         """Cancel a job: a pending job at once, a running job as soon as its worker has stopped it.
 
         Repeating the request has no further effect.
         """
-        key = api.authorize(request, *CHANGE_SCOPES)
-        return job_response(await run(service.cancel, key, parse_job_id(job_id)))
+        job = await self._run(self._service.cancel, client_key(exchange), job_id_of(exchange))
+        await respond_job(exchange, job)
 
-    @router.post(
-        "/{job_id}/retry", summary="Retry a job", response_model=JobModel, responses=error_responses(404, 409)
-    )
-    async def retry(request: Request, job_id: str) -> Response:
+    @route("POST", f"{_PATH}/retry", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
+    async def retry(self, exchange: Exchange) -> None:
         """Return a job that ended without a result to its queue.
 
         It is due now, with a new count of attempts.
         """
-        key = api.authorize(request, *CHANGE_SCOPES)
-        return job_response(await run(service.retry, key, parse_job_id(job_id)))
+        job = await self._run(self._service.retry, client_key(exchange), job_id_of(exchange))
+        await respond_job(exchange, job)
 
-    @router.delete(
-        "/{job_id}", summary="Delete a job", response_model=JobModel, responses=error_responses(404, 409)
-    )
-    async def delete(request: Request, job_id: str) -> Response:
+    @route("DELETE", _PATH, _SUBMIT, JobDocument, errors=(*ERRORS, 404, 409))
+    async def delete(self, exchange: Exchange) -> None:
         """Delete an ended job and the objects that are stored only for it.
 
         The response is the job as it was. A key of the job's tenant needs the scope `submit`. Any
         other key needs `admin`.
         """
-        key = api.authorize(request, Scope.SUBMIT)
-        return job_response(await run(service.delete, key, parse_job_id(job_id)))
+        job = await self._run(self._service.delete, client_key(exchange), job_id_of(exchange))
+        await respond_job(exchange, job)
 
-    return router
-
-
-def _read(request: Request, body: bytes, limits: Any) -> Submission:
-    headers = request.headers
-    envelope = SubmissionHeaders(
-        content_type=headers.get("content-type", ""),
-        idempotency_key=headers.get("idempotency-key", ""),
-        trace=headers.get("traceparent", ""),
+    @route(
+        "GET",
+        f"{_PATH}/events",
+        _READ,
+        content=_EVENT_CONTENT,
+        success="Events `state` and `progress` with the whole job as data; `gone` if the job is deleted.",
+        responses={"204": _NO_EVENTS},
+        errors=(*ERRORS, 404),
     )
-    query = request.query_params.multi_items()
+    async def events(self, exchange: Exchange) -> None:
+        """Stream the states and the progress of a job. The stream ends when the job has ended."""
+        job = await self._run(self._service.get, client_key(exchange), job_id_of(exchange))
+        last_tag = exchange.header(b"last-event-id") or ""
+        if job.state.ended and last_tag == change_tag(job):
+            await exchange.respond_no_content()
+            return
+        async with aclosing(_event_stream(self._api, job, last_tag)) as events:
+            await exchange.respond_streaming(CONTENT_TYPE.encode(), events, _EVENT_HEADERS)
+
+
+def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submission:
+    envelope = SubmissionHeaders(
+        content_type=exchange.header(b"content-type") or "",
+        idempotency_key=exchange.header(b"idempotency-key") or "",
+        trace=exchange.header(b"traceparent") or "",
+    )
+    query = read_pairs(exchange.query)
     if any(name == "model" for name, _ in query):
         return read_raw(body, query, envelope, limits)
     if query:
@@ -216,3 +216,44 @@ def _tag(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise DataError(f"tag: must be NAME=VALUE, not {ascii(text)[:80]}")
     return name, value
+
+
+async def _event_stream(api: Api, job: Job, last_tag: str) -> AsyncGenerator[bytes, None]:
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + api.settings.stream_s_max
+    while True:
+        tag = change_tag(job)
+        if tag != last_tag:
+            yield _event(job, tag, last_tag)
+            last_tag = tag
+        if job.state.ended or loop.time() >= ends_s:
+            return
+        try:
+            changed = await _next_change(api, job.id, last_tag)
+        except JobNotFoundError:
+            yield b"event: gone\ndata: {}\n\n"
+            return
+        except (StoppedError, OverloadedError):
+            # The client reconnects, later or to another server.
+            return
+        if changed is None:
+            yield _HEARTBEAT
+        else:
+            job = changed
+
+
+async def _next_change(api: Api, job_id: str, last_tag: str) -> Job | None:
+    """Return the job after its next change, or None after the heartbeat interval."""
+    waiter = api.service.follow_again(job_id, lambda job: change_tag(job) != last_tag)
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(waiter.job), api.settings.heartbeat_s)
+    except TimeoutError:
+        return None
+    finally:
+        api.service.leave(waiter)
+
+
+def _event(job: Job, tag: str, last_tag: str) -> bytes:
+    name = b"progress" if same_state(tag, last_tag) else b"state"
+    data = orjson.dumps(job_document(job))
+    return b"".join((b"id: ", tag.encode(), b"\nevent: ", name, b"\ndata: ", data, b"\n\n"))

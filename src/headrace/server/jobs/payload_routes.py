@@ -2,19 +2,17 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Annotated, Final
-
-from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Final
 
 from headrace.core.errors import DataError, LimitError, OverloadedError
-from headrace.jobs.access import JobKey, Scope
+from headrace.jobs.access import Scope
 from headrace.jobs.payloads import BoundedWriter, ResultStream
-from headrace.server.http import DisconnectedError, SlowBodyError
-from headrace.server.jobs.api import Api, error_responses, json_response, parse_job_id
-from headrace.server.jobs.job_routes import Wait
-from headrace.server.jobs.models import UploadedModel, UploadModel
+from headrace.server.http import DisconnectedError, Exchange, Headers, SlowBodyError
+from headrace.server.jobs.api import ERRORS, Api, client_key, job_id_of, respond_json
+from headrace.server.jobs.documents import ResultQuery, UploadDocument, UploadedDocument
+from headrace.server.routes import BINARY, Json, read_query, route
 
 UPLOAD_CHUNK_BYTES: Final = 1 << 20
 """The size of the chunks that uploads write to the store. A thread call per packet would cost more
@@ -24,114 +22,94 @@ RETRY_AFTER_S: Final = 5.0
 TEMPORARY_REDIRECT: Final = 307
 PARTIAL_CONTENT: Final = 206
 _RANGE_FROM: Final = re.compile(r"bytes=(\d{1,18})-")
+_RESULT: Final[Json] = {"*/*": {"schema": {"type": "string", "format": "binary"}}}
+_OTHER_RESULTS: Final[Json] = {
+    "206": {"description": "The rest of the result, for `Range: bytes=N-` with `If-Range`."},
+    "307": {"description": "`Location` is a URL that reads the result without a key for a limited time."},
+}
 
 
-def payload_routes(api: Api) -> APIRouter:
-    """Return the routes for one API."""
-    router = APIRouter(prefix="/v1")
-    service, run = api.service, api.thread_pool.run
+class PayloadHandlers:
+    """The handlers of uploads and results. Their docstrings are the descriptions for clients."""
 
-    @router.get(
-        "/jobs/{job_id}/result",
-        summary="Get a job's result",
-        tags=["jobs"],
-        response_class=Response,
-        responses={
-            200: {
-                "description": "The result, with its content type.",
-                "content": {"*/*": {"schema": {"type": "string", "format": "binary"}}},
-            },
-            206: {"description": "The rest of the result, for `Range: bytes=N-` with `If-Range`."},
-            307: {
-                "description": "`Location` is a URL that reads the result without a key for a limited time."
-            },
-            **error_responses(404, 409, 410),
-        },
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._service = api.service
+        self._run = api.thread_pool.run
+
+    @route(
+        "GET",
+        "/v1/jobs/{job_id}/result",
+        (Scope.READ,),
+        query=ResultQuery,
+        content=_RESULT,
+        success="The result, with its content type.",
+        responses=_OTHER_RESULTS,
+        errors=(*ERRORS, 404, 409, 410),
     )
-    async def result(
-        request: Request,
-        job_id: str,
-        wait: Wait = 0,
-        redirect: Annotated[
-            bool, Query(description="Redirect to the object store if it supports signed URLs.")
-        ] = False,
-    ) -> Response:
+    async def result(self, exchange: Exchange) -> None:
         """Return the result of a completed job."""
-        key = api.authorize(request, Scope.READ)
-        parsed_id = parse_job_id(job_id)
-        if wait:
-            await api.wait_for_job(key, parsed_id, wait)
-        if redirect and (url := await run(service.result_url, key, parsed_id)):
-            return Response(status_code=TEMPORARY_REDIRECT, headers={"location": url})
-        stream, first = await run(_open_result, api, key, parsed_id, request.headers)
+        query = read_query(ResultQuery, exchange.query)
+        key, job_id = client_key(exchange), job_id_of(exchange)
+        if query.wait:
+            await self._api.wait_for_job(key, job_id, query.wait)
+        if query.redirect and (url := await self._run(self._service.result_url, key, job_id)):
+            await exchange.respond(TEMPORARY_REDIRECT, b"", extra=[(b"location", url.encode("latin-1"))])
+            return
+        stream, first = await self._run(self._open_result, exchange, job_id)
         status = PARTIAL_CONTENT if stream.start else 200
-        return StreamingResponse(_result_chunks(api, first, stream.pieces), status, _headers(stream))
+        content_type = (stream.content_type or "application/octet-stream").encode("latin-1")
+        async with aclosing(_result_chunks(self._api, first, stream.pieces)) as chunks:
+            await exchange.respond_streaming(content_type, chunks, _headers(stream), status=status)
 
-    @router.post(
-        "/uploads",
-        summary="Begin an upload",
-        tags=["uploads"],
-        status_code=201,
-        response_model=UploadModel,
-        responses=error_responses(),
-    )
-    async def begin_upload(request: Request) -> Response:
+    def _open_result(self, exchange: Exchange, job_id: str) -> tuple[ResultStream, bytes]:
+        """Return the result stream and its first chunk.
+
+        An error before the first chunk is an error response, not half a response.
+        """
+        range_match = _RANGE_FROM.fullmatch(exchange.header(b"range") or "")
+        # Without the tag, the range could belong to another result.
+        start = int(range_match[1]) if range_match else 0
+        etag = exchange.header(b"if-range") or "" if start else None
+        stream = self._service.open_result(client_key(exchange), job_id, start, etag=etag)
+        return stream, next(stream.pieces, b"")
+
+    @route("POST", "/v1/uploads", (Scope.SUBMIT,), UploadDocument, status=201, errors=ERRORS)
+    async def begin_upload(self, exchange: Exchange) -> None:
         """Request a URL for a payload that is too large for a submission.
 
         Name the finished upload in the submission as `upload`.
         """
-        key = api.authorize(request, Scope.SUBMIT)
-        upload = await run(service.begin_upload, key)
+        upload = await self._run(self._service.begin_upload, client_key(exchange))
         url = upload.url or f"/v1/uploads/{upload.id}"
         document = {"id": upload.id, "method": "PUT", "url": url, "expires_in_s": upload.expires_s}
-        return json_response(document, 201, {"location": url})
+        await respond_json(exchange, document, 201, {b"location": url})
 
-    @router.put(
-        "/uploads/{upload_id}",
-        summary="Upload a payload",
-        tags=["uploads"],
-        status_code=201,
-        response_model=UploadedModel,
-        responses=error_responses(408, 409, 413),
-        openapi_extra={
-            "requestBody": {
-                "required": True,
-                "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-            }
-        },
+    @route(
+        "PUT",
+        "/v1/uploads/{upload_id}",
+        (Scope.SUBMIT,),
+        UploadedDocument,
+        request_content=BINARY,
+        status=201,
+        errors=(*ERRORS, 408, 409, 413),
     )
-    async def upload(request: Request, upload_id: str) -> Response:
+    async def upload(self, exchange: Exchange) -> None:
         """Upload a payload through the API.
 
         It becomes visible when it is complete. A repeated upload replaces the earlier one.
         """
-        key = api.authorize(request, Scope.SUBMIT)
-        _check_upload(request, service.settings.upload_bytes_max)
-        if api.uploads.locked():
+        upload_id = exchange.arguments["upload_id"]
+        _check_upload(exchange, self._service.settings.upload_bytes_max)
+        if self._api.uploads.locked():
             raise OverloadedError("too many uploads are running", retry_after_s=RETRY_AFTER_S)
-        async with api.uploads:
-            writer = await run(service.open_upload, key, upload_id)
-            await _receive_upload(api, request, writer)
-        return json_response({"id": upload_id, "size_bytes": writer.nbytes}, 201)
-
-    return router
+        async with self._api.uploads:
+            writer = await self._run(self._service.open_upload, client_key(exchange), upload_id)
+            await _receive_upload(self._api, exchange, writer)
+        await respond_json(exchange, {"id": upload_id, "size_bytes": writer.nbytes}, 201)
 
 
-def _open_result(
-    api: Api, key: JobKey, job_id: str, headers: Mapping[str, str]
-) -> tuple[ResultStream, bytes]:
-    """Return the result stream and its first chunk.
-
-    An error before the first chunk is an error response, not half a response.
-    """
-    range_match = _RANGE_FROM.fullmatch(headers.get("range", ""))
-    # Without the tag, the range could belong to another result.
-    start = int(range_match[1]) if range_match else 0
-    stream = api.service.open_result(key, job_id, start, etag=headers.get("if-range", "") if start else None)
-    return stream, next(stream.pieces, b"")
-
-
-async def _result_chunks(api: Api, first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _result_chunks(api: Api, first: bytes, rest: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
     chunk: bytes | None = first
     while chunk is not None:
         if chunk:
@@ -139,36 +117,35 @@ async def _result_chunks(api: Api, first: bytes, rest: Iterator[bytes]) -> Async
         chunk = await api.thread_pool.run(next, rest, None)
 
 
-def _headers(stream: ResultStream) -> dict[str, str]:
+def _headers(stream: ResultStream) -> Headers:
     # A browser must not render the output of a model as a page.
     headers = {
-        "content-type": stream.content_type or "application/octet-stream",
         "content-disposition": "attachment",
         "x-content-type-options": "nosniff",
         "cache-control": "no-store",
+        "etag": stream.etag,
     }
-    headers["etag"] = stream.etag
     if stream.size_bytes is not None:
         headers["content-length"] = str(stream.size_bytes - stream.start)
         if stream.start:
             size = stream.size_bytes
             headers["content-range"] = f"bytes {stream.start}-{size - 1}/{size}"
-    return headers
+    return [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
 
 
-def _check_upload(request: Request, bytes_max: int) -> None:
-    if request.headers.get("content-encoding", "identity") != "identity":
+def _check_upload(exchange: Exchange, bytes_max: int) -> None:
+    if (exchange.header(b"content-encoding") or "identity") != "identity":
         raise DataError("Content-Encoding: not supported for uploads; leave it out")
-    declared = request.headers.get("content-length", "")
+    declared = exchange.header(b"content-length") or ""
     if declared.isdigit() and int(declared) > bytes_max:
         raise LimitError(f"the upload is larger than the limit of {bytes_max} bytes")
 
 
-async def _receive_upload(api: Api, request: Request, writer: BoundedWriter) -> None:
+async def _receive_upload(api: Api, exchange: Exchange, writer: BoundedWriter) -> None:
     run = api.thread_pool.run
     try:
         async with asyncio.timeout(api.settings.upload_s_max):
-            async for data in _upload_chunks(request, api.settings.upload_idle_s):
+            async for data in _upload_chunks(exchange, api.settings.upload_idle_s):
                 await run(writer.write, data)
         await run(writer.close)
     except TimeoutError:
@@ -180,11 +157,11 @@ async def _receive_upload(api: Api, request: Request, writer: BoundedWriter) -> 
         raise
 
 
-async def _upload_chunks(request: Request, idle_s: float) -> AsyncIterator[bytes]:
+async def _upload_chunks(exchange: Exchange, idle_s: float) -> AsyncIterator[bytes]:
     buffer = bytearray()
     more = True
     while more:
-        message = await asyncio.wait_for(request.receive(), idle_s)
+        message = await asyncio.wait_for(exchange.receive(), idle_s)
         if message["type"] == "http.disconnect":
             raise DisconnectedError
         buffer += message.get("body", b"")

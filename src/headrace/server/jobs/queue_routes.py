@@ -1,94 +1,80 @@
 """The routes of queues: list, pause, resume, drain, limit, and the number of workers they need."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
-
-from fastapi import APIRouter, Path, Query, Request, Response
+from typing import Any, Final
 
 from headrace.jobs.access import Scope
 from headrace.jobs.documents import queue_document
-from headrace.jobs.service import QueueStatus
-from headrace.server.jobs.api import Api, error_responses, json_response
-from headrace.server.jobs.models import QueueChangeModel, QueueModel, QueuesModel, ScaleModel
+from headrace.server.http import Exchange
+from headrace.server.jobs.api import DOCUMENT_BYTES_MAX, ERRORS, Api, client_key, queue_of, respond_json
+from headrace.server.jobs.documents import (
+    QueueChangeDocument,
+    QueueDocument,
+    QueuesDocument,
+    ScaleDocument,
+    ScaleQuery,
+)
+from headrace.server.routes import read_json, read_query, route
 
-QueueName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+_READ: Final = (Scope.READ,)
+_OPERATE: Final = (Scope.OPERATE,)
+_PATH: Final = "/v1/queues/{queue}"
 
 
-def queue_routes(api: Api) -> APIRouter:
-    """Return the routes for one API."""
-    router = APIRouter(prefix="/v1/queues", tags=["queues"])
-    service, run = api.service, api.thread_pool.run
+class QueueHandlers:
+    """The handlers of the routes of queues. Their docstrings are the descriptions for clients."""
 
-    async def changed(request: Request, queue: str, **changes: Any) -> Response:
-        key = api.authorize(request, Scope.OPERATE)
-        return _queue_response(await run(service.change_queue, key, queue, changes))
+    def __init__(self, api: Api) -> None:
+        self._service = api.service
+        self._run = api.thread_pool.run
 
-    @router.get("", summary="List queues", response_model=QueuesModel, responses=error_responses())
-    async def list_queues(request: Request) -> Response:
+    @route("GET", "/v1/queues", _READ, QueuesDocument, errors=ERRORS)
+    async def list_queues(self, exchange: Exchange) -> None:
         """List all queues that have ever had a job, sorted by name."""
-        key = api.authorize(request, Scope.READ)
-        statuses = await run(service.queues, key)
-        return json_response(
-            {"queues": [queue_document(status.settings, status.counts) for status in statuses]}
-        )
+        statuses = await self._run(self._service.queues, client_key(exchange))
+        queues = [queue_document(status.settings, status.counts) for status in statuses]
+        await respond_json(exchange, {"queues": queues})
 
-    @router.get("/{queue}", summary="Get a queue", response_model=QueueModel, responses=error_responses())
-    async def get_queue(request: Request, queue: QueueName) -> Response:
+    @route("GET", _PATH, _READ, QueueDocument, errors=ERRORS)
+    async def get_queue(self, exchange: Exchange) -> None:
         """Return a queue. A queue that never had a job is empty."""
-        key = api.authorize(request, Scope.READ)
-        return _queue_response(await run(service.queue, key, queue))
+        status = await self._run(self._service.queue, client_key(exchange), queue_of(exchange))
+        await respond_json(exchange, queue_document(status.settings, status.counts))
 
-    @router.patch("/{queue}", summary="Limit a queue", response_model=QueueModel, responses=error_responses())
-    async def change(request: Request, queue: QueueName, change: QueueChangeModel) -> Response:
+    @route(
+        "PATCH", _PATH, _OPERATE, QueueDocument, request=(QueueChangeDocument,), errors=(*ERRORS, 408, 413)
+    )
+    async def limit_queue(self, exchange: Exchange) -> None:
         """Limit the waiting jobs of a queue. Submissions beyond the limit get the status 429."""
-        return await changed(request, queue, pending_max=change.pending_max)
+        change = read_json(QueueChangeDocument, await exchange.body(DOCUMENT_BYTES_MAX))
+        await self._change(exchange, pending_max=change.pending_max)
 
-    @router.post(
-        "/{queue}/pause", summary="Pause a queue", response_model=QueueModel, responses=error_responses()
-    )
-    async def pause(request: Request, queue: QueueName) -> Response:
+    @route("POST", f"{_PATH}/pause", _OPERATE, QueueDocument, errors=ERRORS)
+    async def pause_queue(self, exchange: Exchange) -> None:
         """Stop handing out jobs of a queue. Running jobs continue, and submissions are accepted."""
-        return await changed(request, queue, paused=True)
+        await self._change(exchange, paused=True)
 
-    @router.post(
-        "/{queue}/drain", summary="Drain a queue", response_model=QueueModel, responses=error_responses()
-    )
-    async def drain(request: Request, queue: QueueName) -> Response:
+    @route("POST", f"{_PATH}/drain", _OPERATE, QueueDocument, errors=ERRORS)
+    async def drain_queue(self, exchange: Exchange) -> None:
         """Refuse submissions to a queue. Its jobs are still processed."""
-        return await changed(request, queue, draining=True)
+        await self._change(exchange, draining=True)
 
-    @router.post(
-        "/{queue}/resume", summary="Resume a queue", response_model=QueueModel, responses=error_responses()
-    )
-    async def resume(request: Request, queue: QueueName) -> Response:
+    @route("POST", f"{_PATH}/resume", _OPERATE, QueueDocument, errors=ERRORS)
+    async def resume_queue(self, exchange: Exchange) -> None:
         """Hand out jobs of a queue and accept submissions again."""
-        return await changed(request, queue, paused=False, draining=False)
+        await self._change(exchange, paused=False, draining=False)
 
-    @router.get(
-        "/{queue}/scale",
-        summary="Get the workers that a queue needs",
-        response_model=ScaleModel,
-        responses=error_responses(),
-    )
-    async def scale(
-        request: Request,
-        queue: QueueName,
-        slots_per_worker: Annotated[
-            int | None,
-            Query(
-                ge=1, le=10_000, description="Concurrent jobs of one worker; by default the server's setting."
-            ),
-        ] = None,
-    ) -> Response:
+    @route("GET", f"{_PATH}/scale", _READ, ScaleDocument, query=ScaleQuery, errors=ERRORS)
+    async def scale(self, exchange: Exchange) -> None:
         """Return the number of workers that a queue needs.
 
         If the number is unknown, the response is an error, never 0.
         """
-        key = api.authorize(request, Scope.READ)
-        return json_response(asdict(await run(service.scale, key, queue, slots_per_worker)))
+        slots = read_query(ScaleQuery, exchange.query).slots_per_worker
+        key, queue = client_key(exchange), queue_of(exchange)
+        await respond_json(exchange, asdict(await self._run(self._service.scale, key, queue, slots)))
 
-    return router
-
-
-def _queue_response(status: QueueStatus) -> Response:
-    return json_response(queue_document(status.settings, status.counts))
+    async def _change(self, exchange: Exchange, **changes: Any) -> None:
+        key, queue = client_key(exchange), queue_of(exchange)
+        status = await self._run(self._service.change_queue, key, queue, changes)
+        await respond_json(exchange, queue_document(status.settings, status.counts))

@@ -9,19 +9,19 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import orjson
-from fastapi import APIRouter, Request, Response
 
-from headrace.core.errors import AccessError, ConfigError, DataError, HeadraceError, LimitError
+from headrace.core.errors import AccessError, ConfigError, DataError, LimitError
 from headrace.jobs import paths
 from headrace.jobs.access import Scope
 from headrace.jobs.job import QUEUE_DEFAULT, NewJob
 from headrace.jobs.submission import Submission, digest_of
-from headrace.server.errors import status_of
-from headrace.server.jobs.api import Api
-from headrace.server.jobs.submission import submit_job
+from headrace.server.errors import ErrorStatus
+from headrace.server.http import Exchange, Headers
+from headrace.server.jobs.api import Api, client_key, respond_json
+from headrace.server.routes import Operation, Route
 from headrace.storage import join
 
 BODY_BYTES_MAX: Final = 128_000
@@ -43,40 +43,37 @@ class SageMakerSettings:
     queue: str = QUEUE_DEFAULT
 
 
-def sagemaker_routes(api: Api, settings: SageMakerSettings) -> APIRouter:
+def sagemaker_routes(api: Api, settings: SageMakerSettings) -> list[Route]:
     """Return the route for one API."""
-    router = APIRouter(tags=["sagemaker"])
 
-    @router.post(
-        "/endpoints/{name}/async-invocations",
-        summary="Invoke an asynchronous endpoint",
-        status_code=202,
-        response_class=Response,
-    )
-    async def invoke(request: Request, name: str) -> Response:
+    async def invoke(exchange: Exchange) -> None:
         """Submit a job (InvokeEndpointAsync).
 
         The response names the future locations of the result and of the failure.
         """
-        try:
-            return await _invoke(api, settings, request, name)
-        except (HeadraceError, UnicodeDecodeError) as error:
-            return _error_response(error)
+        body = await exchange.body(BODY_BYTES_MAX)
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.headers.items()
+        }
+        submission = read_invocation(exchange.arguments["name"], headers, body, settings)
+        spec = (await api.submit(client_key(exchange), submission, trusted_output=True)).job.spec
+        locations = {
+            f"{_HEADER}outputlocation".encode(): paths.result_uri(spec.output_uri, spec.key),
+            f"{_HEADER}failurelocation".encode(): paths.error_uri(spec.output_uri, spec.key),
+        }
+        await respond_json(exchange, {"InferenceId": spec.correlation_id}, 202, locations)
 
-    return router
-
-
-async def _invoke(api: Api, settings: SageMakerSettings, request: Request, name: str) -> Response:
-    job_key = api.authorize(request, Scope.SUBMIT)
-    body = await api.body(request, BODY_BYTES_MAX)
-    submission = read_invocation(name, request.headers, body, settings)
-    spec = (await submit_job(api, job_key, submission, trusted_output=True)).job.spec
-    headers = {
-        f"{_HEADER}outputlocation": paths.result_uri(spec.output_uri, spec.key),
-        f"{_HEADER}failurelocation": paths.error_uri(spec.output_uri, spec.key),
-    }
-    document = {"InferenceId": spec.correlation_id}
-    return Response(orjson.dumps(document), 202, headers, media_type="application/json")
+    return [
+        Route(
+            "POST",
+            "/endpoints/{name}/async-invocations",
+            "invoke_endpoint_async",
+            (Scope.SUBMIT,),
+            invoke,
+            Operation("Invoke an asynchronous endpoint", invoke.__doc__ or "", status=202),
+            error_format=_error_format,
+        )
+    ]
 
 
 def read_invocation(
@@ -149,16 +146,14 @@ class _Headers:
         return int(value)
 
 
-def _error_response(error: Exception) -> Response:
+def _error_format(error: Exception, status: ErrorStatus) -> tuple[int, bytes, Headers]:
     """Return an error in SageMaker's format, which has four kinds."""
-    status = status_of(error)
     if isinstance(error, AccessError):
-        kind, code = "AccessDeniedException", status.http
+        kind, code = b"AccessDeniedException", status.http
     elif isinstance(error, DataError | ConfigError | LimitError) or status.http in (400, 404, 409, 413, 422):
-        kind, code = "ValidationError", 400
+        kind, code = b"ValidationError", 400
     elif status.http in (429, 503):
-        kind, code = "ServiceUnavailable", 503
+        kind, code = b"ServiceUnavailable", 503
     else:
-        kind, code = "InternalFailure", 500
-    body: dict[str, Any] = {"Message": status.why}
-    return Response(orjson.dumps(body), code, {"x-amzn-errortype": kind}, media_type="application/json")
+        kind, code = b"InternalFailure", 500
+    return code, orjson.dumps({"Message": status.why}), [(b"x-amzn-errortype", kind)]

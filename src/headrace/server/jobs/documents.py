@@ -1,31 +1,30 @@
-"""The JSON documents of the API as pydantic models, for OpenAPI.
+"""The JSON documents and the query parameters of the job API, for OpenAPI and for conversion.
 
 `headrace.jobs.submission` parses submissions, with stricter checks.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT, HistoryEvent
+from headrace.jobs.service import PAGE_MAX
 from headrace.jobs.state import JobState
 
 KindName = Literal["infer", "transform", "stream"]
-Milliseconds = Annotated[
-    int, Field(description="Milliseconds since the epoch, on the clock of the database.")
-]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Text = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
-Media = Annotated[str, Field(min_length=3, max_length=255, pattern=r"^[\x20-\x7e]+$")]
+Milliseconds = Annotated[int, Meta(description="Milliseconds since the epoch, on the clock of the database.")]
+WAIT_S_MAX: Final = 60.0
+Moment = Annotated[int, Meta(ge=0, le=2**53)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Text = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
+Media = Annotated[str, Meta(min_length=3, max_length=255, pattern=r"^[\x20-\x7e]+$")]
 
 
-class SubmissionModel(BaseModel):
+class SubmissionDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     """A job as it is submitted. Exactly one of `input`, `upload` and `input_uri` names its input."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?$")] = ""
+    model: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?$")] = ""
     """The name of the model, optionally with @ and a version. Required for `infer`."""
     kind: KindName = "infer"
     queue: Name = "default"
@@ -41,23 +40,23 @@ class SubmissionModel(BaseModel):
     accept: Media | None = None
     output_uri: str | None = None
     """The prefix under which the result is published as `KEY.out`."""
-    key: Annotated[str, Field(min_length=1, max_length=512)] | None = None
-    region: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
+    key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    region: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
     """The region of the data: its workers claim the job first. By default the server's rules decide."""
     options: dict[str, Any] = {}
-    priority: Annotated[int, Field(ge=0, le=9)] = PRIORITY_DEFAULT
+    priority: Annotated[int, Meta(ge=0, le=9)] = PRIORITY_DEFAULT
     """0 is claimed first."""
-    delay_s: Annotated[float, Field(ge=0)] = 0
-    attempts_max: Annotated[int, Field(ge=1)] = ATTEMPTS_MAX_DEFAULT
-    time_limit_s: Annotated[float, Field(gt=0)] | None = None
-    time_to_live_s: Annotated[float, Field(gt=0)] | None = None
-    deadline_s: Annotated[float, Field(gt=0)] | None = None
+    delay_s: Annotated[float, Meta(ge=0)] = 0
+    attempts_max: Annotated[int, Meta(ge=1)] = ATTEMPTS_MAX_DEFAULT
+    time_limit_s: Annotated[float, Meta(gt=0)] | None = None
+    time_to_live_s: Annotated[float, Meta(gt=0)] | None = None
+    deadline_s: Annotated[float, Meta(gt=0)] | None = None
     tags: dict[str, str] = {}
     notify: list[dict[str, Any]] = []
     correlation_id: Text | None = None
 
 
-class ProgressModel(BaseModel):
+class ProgressDocument(Struct, kw_only=True):
     """The progress of a running attempt."""
 
     done: int
@@ -68,7 +67,7 @@ class ProgressModel(BaseModel):
     """Bytes of input that this attempt read from other regions."""
 
 
-class ResultModel(BaseModel):
+class ResultDocument(Struct, kw_only=True):
     """The location of a result."""
 
     uri: str
@@ -77,7 +76,7 @@ class ResultModel(BaseModel):
     published_uri: str
 
 
-class FailureModel(BaseModel):
+class FailureDocument(Struct, kw_only=True):
     """The reason why a job, or its last attempt, failed."""
 
     cause: Cause
@@ -86,7 +85,7 @@ class FailureModel(BaseModel):
     uri: str
 
 
-class JobModel(BaseModel):
+class JobDocument(Struct, kw_only=True):
     """A job in its current state."""
 
     id: str
@@ -123,21 +122,21 @@ class JobModel(BaseModel):
     expires_at_ms: Milliseconds | None
     deadline_at_ms: Milliseconds | None
     cancel_requested: bool
-    progress: ProgressModel | None
-    result: ResultModel | None
-    failure: FailureModel | None
+    progress: ProgressDocument | None
+    result: ResultDocument | None
+    failure: FailureDocument | None
     warnings: list[str]
     """Reasons why the job may wait for long. Only the response to a submission has any."""
 
 
-class PageModel(BaseModel):
+class PageDocument(Struct, kw_only=True):
     """A page of jobs, newest first. `next_after` is "" on the last page."""
 
-    jobs: list[JobModel]
+    jobs: list[JobDocument]
     next_after: str
 
 
-class HistoryEntryModel(BaseModel):
+class HistoryEntryDocument(Struct, kw_only=True):
     """One failure or manual change of a job."""
 
     at_ms: Milliseconds
@@ -150,13 +149,13 @@ class HistoryEntryModel(BaseModel):
     by: str
 
 
-class HistoryModel(BaseModel):
+class HistoryDocument(Struct, kw_only=True):
     """The history of a job, oldest first."""
 
-    history: list[HistoryEntryModel]
+    history: list[HistoryEntryDocument]
 
 
-class QueueModel(BaseModel):
+class QueueDocument(Struct, kw_only=True):
     """A queue and its numbers of jobs: due (`queued`), due later, running."""
 
     queue: str
@@ -171,22 +170,20 @@ class QueueModel(BaseModel):
     oldest_seconds: float
 
 
-class QueuesModel(BaseModel):
+class QueuesDocument(Struct, kw_only=True):
     """All queues, sorted by name."""
 
-    queues: list[QueueModel]
+    queues: list[QueueDocument]
 
 
-class QueueChangeModel(BaseModel):
+class QueueChangeDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     """A change of a queue."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    pending_max: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None
+    pending_max: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None
     """The maximum number of waiting jobs; null removes the limit."""
 
 
-class ScaleModel(BaseModel):
+class ScaleDocument(Struct, kw_only=True):
     """The number of workers that a queue needs.
 
     `desired` is `backlog` (due and running jobs) divided by the jobs that a worker runs at once.
@@ -201,7 +198,7 @@ class ScaleModel(BaseModel):
     oldest_seconds: float
 
 
-class UploadModel(BaseModel):
+class UploadDocument(Struct, kw_only=True):
     """A URL for a large payload.
 
     PUT the payload to `url` within `expires_in_s` seconds. A `url` without a host is relative to
@@ -214,39 +211,77 @@ class UploadModel(BaseModel):
     expires_in_s: float
 
 
-class UploadedModel(BaseModel):
+class UploadedDocument(Struct, kw_only=True):
     """A finished upload."""
 
     id: str
     size_bytes: int
 
 
-class EventOutcomeModel(BaseModel):
+class EventOutcomeDocument(Struct, kw_only=True):
     """The outcome of one object event."""
 
     uri: str
-    job_id: str = Field(description="The new or earlier job of the event; empty if it makes none.")
+    job_id: Annotated[str, Meta(description="The new or earlier job of the event; empty if it makes none.")]
     created: bool
-    reason: str = Field(description="The reason why the event makes no job.")
+    reason: Annotated[str, Meta(description="The reason why the event makes no job.")]
 
 
-class EventOutcomesModel(BaseModel):
+class EventOutcomesDocument(Struct, kw_only=True):
     """The outcome of each event of a notification."""
 
-    outcomes: list[EventOutcomeModel]
+    outcomes: list[EventOutcomeDocument]
 
 
-class HealthModel(BaseModel):
+class HealthDocument(Struct, kw_only=True):
     """The response of a probe."""
 
     status: Literal["ok"]
 
 
-class ProblemModel(BaseModel):
-    """An error. `type` is the class of the error that headrace's client raises."""
+class WaitQuery(Struct, kw_only=True):
+    """The query of a job."""
 
-    model_config = ConfigDict(extra="allow")
+    wait: Annotated[
+        float, Meta(ge=0, le=WAIT_S_MAX, description="Seconds to wait for the end of the job.")
+    ] = 0
 
-    error: str
-    type: str = ""
-    request_id: str
+
+class ResultQuery(WaitQuery, kw_only=True):
+    """The query of a result."""
+
+    redirect: Annotated[
+        bool, Meta(description="Redirect to the object store if it supports signed URLs.")
+    ] = False
+
+
+class JobsQuery(Struct, kw_only=True):
+    """The query of a list of jobs."""
+
+    queue: str = ""
+    state: list[JobState] = []
+    model: str = ""
+    kind: str = ""
+    correlation_id: str = ""
+    tag: Annotated[list[str], Meta(description="NAME=VALUE; a job must have all given tags.")] = []
+    tenant: (
+        Annotated[str, Meta(description="Tenant of the jobs; only for keys that see all tenants.")] | None
+    ) = None
+    created_from_ms: Moment | None = None
+    created_before_ms: Moment | None = None
+    after: Annotated[str, Meta(max_length=512, description="`next_after` of the previous page.")] = ""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
+
+
+class ScaleQuery(Struct, kw_only=True):
+    """The query of the number of workers."""
+
+    slots_per_worker: (
+        Annotated[
+            int,
+            Meta(
+                ge=1, le=10_000, description="Concurrent jobs of one worker; by default the server's setting."
+            ),
+        ]
+        | None
+    ) = None

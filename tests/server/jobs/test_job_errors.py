@@ -1,9 +1,8 @@
-"""The middleware of the job API: request ids, and errors in one format."""
+"""Request ids, and errors in one format."""
 
 from cases import for_each
 from headrace.core import errors
-from headrace.server.errors import LEDGER_UNAVAILABLE
-from headrace.server.jobs.middleware import problem_response
+from headrace.server.errors import LEDGER_UNAVAILABLE, error_body, error_headers, status_of
 from server.jobs.test_job_routes import UNKNOWN
 
 
@@ -16,7 +15,7 @@ def test_request_id_is_echoed_or_generated(http):
 
 def test_unknown_routes_use_the_same_error_format(http):
     nowhere, never = http.get("/v1/nothing"), http.delete("/v1/queues")
-    assert (nowhere.status_code, nowhere.json()["error"]) == (404, "Not Found")
+    assert (nowhere.status_code, nowhere.json()["error"]) == (404, "no resource at /v1/nothing")
     assert (never.status_code, never.headers["allow"]) == (405, "GET")
     assert http.get("/v1/jobs/").status_code == 404
 
@@ -62,8 +61,8 @@ def test_nul_characters_reach_no_database(http):
 def test_error_facts_are_in_the_response(error, status, facts):
     import json
 
-    response = problem_response(error, "r")
-    document = json.loads(response.body)
-    assert response.status_code == status
+    found = status_of(error)
+    document = json.loads(error_body(found, "r"))
+    assert found.http == status
     assert document == {"error": str(error), "type": type(error).__name__, "request_id": "r", **facts}
-    assert ("retry-after" in response.headers) == (status in (429, 503))
+    assert ("retry-after" in {name.decode() for name, _ in error_headers(found)}) == (status in (429, 503))

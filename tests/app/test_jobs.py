@@ -1,0 +1,115 @@
+"""A job server that also serves its models: one application, one file of keys."""
+
+import http.client
+import json
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+import pytest
+
+from app.served import WAIT_S, running
+from cases import for_each
+from headrace.app.job_components import JobLocations
+from headrace.app.jobs import JobsOptions, open_jobs
+from headrace.app.server_options import ServerOptions
+from headrace.core.api_key import hash_key, new_key
+from headrace.core.errors import ConfigError
+from headrace.jobs.access import Scope, key_lines
+
+MODEL = """\
+from headrace import Model
+
+
+class Twice(Model):
+    def predict(self, x):
+        return x * 2
+"""
+TENSOR = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [2.0]}
+BODY = json.dumps({"inputs": [TENSOR]}).encode()
+
+
+def call(url: str, method: str, path: str, body: bytes | None = None, **headers: str):
+    """Return the status and the JSON body of a response."""
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=WAIT_S)
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Write a file with a key for models, one for jobs, and one for another model."""
+    keys = {name: new_key() for name in ("web", "shop", "other")}
+    scopes = {"web": [Scope.INFER], "shop": [Scope.SUBMIT, Scope.READ], "other": [Scope.INFER]}
+    text = "".join(key_lines(name, hash_key(key), scopes=scopes[name]) for name, key in keys.items())
+    (tmp_path / "jobs.toml").write_text(f'{text}models = ["another"]\n')
+    return {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
+
+
+@pytest.fixture
+def server(tmp_path, keys):
+    (tmp_path / "twice.py").write_text(MODEL)
+    options = JobsOptions(
+        port=0,
+        config=tmp_path / "jobs.toml",
+        model_server=ServerOptions(rest_port=0, grpc_port=0, metrics_port=None),
+    )
+    locations = JobLocations.folder(tmp_path / "data")
+    with running(
+        lambda: open_jobs([str(tmp_path / "twice.py")], locations, options, isolation="thread")
+    ) as opened:
+        yield opened
+
+
+def test_both_addresses_serve_models_and_jobs_with_the_same_keys(server, keys):
+    infer, jobs = "/v2/models/twice/infer", "/v1/jobs"
+    for listener in ("jobs", "rest"):
+        url = server.addresses[listener]
+        assert call(url, "POST", infer, BODY)[0] == 401
+        assert call(url, "GET", jobs)[0] == 401
+        status, document = call(url, "POST", infer, BODY, **keys["web"])
+        assert (status, document["outputs"][0]["data"]) == (200, [4.0])
+        assert call(url, "GET", jobs, **keys["shop"]) == (200, {"jobs": [], "next_after": ""})
+        assert call(url, "GET", jobs, **keys["web"])[0] == 403
+        assert call(url, "POST", infer, BODY, **keys["shop"])[0] == 403
+        status, refused = call(url, "POST", infer, BODY, **keys["other"])
+        assert (status, refused["type"]) == (403, "ForbiddenError")
+        paths = call(url, "GET", "/openapi.json")[1]["paths"]
+        assert {"/v1/jobs", "/v2/models/{model_name}/infer"} <= paths.keys()
+
+
+def test_keys_of_the_file_protect_grpc(server, keys):
+    address = server.addresses["grpc"].removeprefix("grpc://")
+    with grpc.insecure_channel(address) as channel:
+        metadata_of_server = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
+        with pytest.raises(grpc.RpcError) as refused:
+            metadata_of_server(b"", timeout=WAIT_S)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        key = (("authorization", keys["web"]["Authorization"]),)
+        assert b"headrace" in metadata_of_server(b"", metadata=key, timeout=WAIT_S)
+
+
+def test_foreign_host_is_refused_by_all_routes(server, keys):
+    for listener in ("jobs", "rest"):
+        for path in ("/v1/health/live", "/v2/health/live", "/docs"):
+            status, document = call(server.addresses[listener], "GET", path, Host="evil.example")
+            assert (status, "--allow-host" in document["error"]) == (403, True)
+
+
+@for_each(
+    ("model_server", "why"),
+    [
+        (ServerOptions(rest_port=0, api_keys=Path("keys.toml")), "put all keys into its config file"),
+        (ServerOptions(host="0.0.0.0", rest_port=0), "reachable from other machines"),
+    ],
+)
+def test_models_have_no_access_rules_of_their_own(tmp_path, model_server, why):
+    (tmp_path / "twice.py").write_text(MODEL)
+    options = JobsOptions(port=0, model_server=model_server)
+    with pytest.raises(ConfigError, match=why):
+        open_jobs([str(tmp_path / "twice.py")], JobLocations.folder(tmp_path / "data"), options)
