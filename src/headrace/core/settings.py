@@ -206,7 +206,7 @@ def declared_settings(kind: type) -> tuple[DeclaredSetting, ...]:
 
 def check(settings: Any) -> None:
     """Raise ConfigError for a value outside of its declaration. For ``__post_init__``."""
-    for declared in declared_settings(cast("type", type(settings))):
+    for declared in declared_settings(settings.__class__):
         value = getattr(settings, declared.field)
         if not declared.accepts(value):
             raise refusal(declared.field, declared, value)

@@ -2,9 +2,10 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import HeadraceError
+from headrace.core.settings import Setting, check
 from headrace.jobs.job import Job, is_job_id
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.paths import JobPaths
@@ -23,22 +24,26 @@ ORPHANS_ROUND: Final = 1000
 class Retention:
     """The retention times. Results published below an ``output_uri`` belong to the client and stay."""
 
-    jobs_s: float = 30 * 86_400.0
+    jobs_s: Annotated[
+        float,
+        Setting(
+            "Retention of ended jobs and their results in seconds; --keep-days is in days.",
+            above=0,
+            python_only=True,
+        ),
+    ] = 30 * 86_400.0
     """Ended jobs: rows, histories, and the results and payloads stored for them."""
-    orphans_s: float = 86_400.0
+    orphans_s: Annotated[
+        float,
+        Setting("Retention of objects without a job in seconds.", least=3600, python_only=True),
+    ] = 86_400.0
     """Objects in headrace's store without a job: payloads without a submission, results that do not
-    count.
+    count. Payloads are stored before their jobs, therefore not less than an hour.
     """
 
     def __post_init__(self) -> None:
         """Raise ConfigError for times that would delete data in use."""
-        if self.jobs_s <= 0:
-            raise ConfigError(f"jobs_s must be above 0, not {self.jobs_s}")
-        if self.orphans_s < 3600:
-            raise ConfigError(
-                f"orphans_s must be at least 3600, not {self.orphans_s:g}: "
-                "payloads are stored before their jobs"
-            )
+        check(self)
 
 
 class Sweeper:

@@ -10,10 +10,11 @@ their addresses are checked when the connection is made (see `client`).
 import re
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
-from typing import Final
+from typing import Annotated, Final
 
 from headrace.core.errors import RefusedAddressError
-from headrace.jobs.outbound.addresses import Network, refusal
+from headrace.core.settings import Setting
+from headrace.jobs.outbound.addresses import Network, parse_network, refusal
 
 PORTS: Final = frozenset({80, 443, 8443})
 URL_CHARS_MAX: Final = 2048
@@ -34,20 +35,25 @@ _PORT_MAX: Final = 65535
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
+def _parse_networks(texts: tuple[str, ...]) -> tuple[Network, ...]:
+    return tuple(map(parse_network, texts))
+
+
 @dataclass(frozen=True, slots=True)
 class OutboundPolicy:
-    """The addresses that requests on behalf of clients may reach.
+    """The addresses that requests on behalf of clients may reach."""
 
-    Args:
-        plain_http: Permit ``http://`` besides ``https://``.
-        ports: The permitted ports.
-        networks: Subnets that may be reached although they are not global
-            (`addresses.parse_network`).
-    """
-
-    plain_http: bool = False
-    ports: frozenset[int] = PORTS
-    networks: tuple[Network, ...] = ()
+    plain_http: Annotated[bool, Setting("Permit http:// besides https://.")] = False
+    ports: Annotated[frozenset[int], Setting("Permitted ports.", least=1, most=_PORT_MAX)] = PORTS
+    networks: Annotated[
+        tuple[Network, ...],
+        Setting(
+            "Subnets that may be reached although they are not global.",
+            expected="a list of subnets, such as 10.0.0.0/8",
+            written=tuple[str, ...],
+            parse=_parse_networks,
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)
