@@ -102,8 +102,8 @@ def test_only_model_file_is_the_default(tmp_path):
         ("[serve]\ninstances = true", "instances must be a whole number"),
         ("[serve]\ninstances = 2024-01-01", "instances must be a whole number"),
         ('[serve]\nmax_batch_rows = "64"', "max_batch_rows must be a whole number"),
-        ("[serve]\nmax_batch_delay_ms = -1", "max_batch_delay_ms must be a number from 0"),
-        ("[serve]\nmax_batch_delay_ms = nan", "max_batch_delay_ms must be a number from 0"),
+        ("[serve]\nmax_batch_delay_ms = -1", "max_batch_delay_ms must be a number of 0 or more"),
+        ("[serve]\nmax_batch_delay_ms = nan", "max_batch_delay_ms must be a number of 0 or more"),
         ("[serve]\nwarm_up = 1", "warm_up must be true or false"),
         (
             '[serve]\nisolation = "box"',

@@ -14,7 +14,7 @@ from headrace.core.settings import Setting, check, declared_settings, format_siz
 @dataclass(frozen=True, slots=True)
 class Example:
     rows_max: Annotated[int, Setting("Limit of rows.", least=1, most=9)] = 4
-    wait_s: Annotated[float | None, Setting("Wait in seconds.", above=0, default="no limit")] = None
+    wait_s: Annotated[float | None, Setting("Wait in seconds.", above=0, most=inf, default="no limit")] = None
     mode: Annotated[Literal["a", "b"], Setting("Mode.", name="example_mode")] = "a"
     part_bytes: Annotated[int, Setting("Size of a part.", least=1)] = 1 << 20
     ports: Annotated[tuple[int, ...], Setting("Ports.", option="port", least=1)] = (443,)

@@ -23,7 +23,7 @@ def _even(number: int) -> int:
 class Limits:
     name: Annotated[str, Setting("Name.")]
     rows_max: Annotated[int, Setting("Limit of rows.", least=1)] = 4
-    wait_s: Annotated[float | None, Setting("Wait in seconds.", above=0)] = None
+    wait_s: Annotated[float | None, Setting("Wait in seconds.", above=0, most=inf)] = None
     size_bytes: Annotated[int, Setting("Size.", name="part_bytes", least=1)] = 1 << 20
     mode: Annotated[Literal["a", "b"], Setting("Mode.")] = "a"
     ports: Annotated[frozenset[int], Setting("Ports.", least=1)] = frozenset({443})
@@ -49,9 +49,12 @@ WRONG = [
     ({}, "limits: 'name' is missing: it must be text"),
     (
         {"name": "n", "rows": 1},
-        "limits: unknown key 'rows'; the keys are name, rows_max, wait_s, part_bytes, mode, ports, strict",
+        "limits: unknown key 'rows'; did you mean 'rows_max'?",
     ),
-    ({"name": "n", "inner": 1}, "limits: unknown key 'inner'"),
+    (
+        {"name": "n", "inner": 1},
+        "limits: unknown key 'inner'; the keys are name, rows_max, wait_s, part_bytes, mode, ports, strict",
+    ),
     ({"name": 1}, "limits.name must be text, not 1"),
     ({"name": "n", "rows_max": 1.5}, "limits.rows_max must be a whole number of 1 or more, not 1.5"),
     ({"name": "n", "rows_max": "4"}, "limits.rows_max must be a whole number of 1 or more, not '4'"),

@@ -10,8 +10,8 @@ import orjson
 
 from headrace.cli.groups import DefaultListGroup, examples
 from headrace.cli.job_server import job_server_options, run_job_command
+from headrace.cli.options import name_value_pairs
 from headrace.cli.reports import print_error
-from headrace.cli.submit import name_value_pairs
 from headrace.core.errors import HeadraceError
 from headrace.jobs.job import Job
 from headrace.jobs.state import JobState

@@ -7,9 +7,16 @@ from typing import Any, Final, get_args
 import click
 
 from headrace.app.runners import AnyWorkers, DataRegions, Workers
-from headrace.cli.options import combined_options, parse_bytes
-from headrace.cli.renamed import old_option_name
+from headrace.cli.options import (
+    combined_options,
+    given_values,
+    option,
+    option_name,
+    set_on_command_line,
+    setting_options,
+)
 from headrace.core.errors import ConfigError
+from headrace.core.settings import declared_settings
 from headrace.runs.locality import OtherRegions
 from headrace.runs.runners.engines import BeamWorkers, RayWorkers
 from headrace.storage.regions import RegionRules, require_region
@@ -17,61 +24,41 @@ from headrace.storage.regions import RegionRules, require_region
 _COUNT = click.IntRange(min=1)
 
 RUNNER_OPTIONS = combined_options(
-    click.option(
+    option(
         "--runner",
         type=click.Choice(["local", "ray", "beam"]),
         default="local",
         show_default=True,
         help="Runner of the tasks: this machine, Ray, or an Apache Beam runner; see docs/clusters.md.",
     ),
-    click.option(
+    option(
         "--workers",
         type=_COUNT,
         help="Number of workers; on Ray, their limit.  [default: 1; on Ray, the capacity of the cluster]",
     ),
-    click.option(
+    option(
         "--isolation",
         type=click.Choice(["thread", "process"]),
         help="Isolation of workers: threads that share reading and writing, or separate processes.  "
         "[default: thread; process for more than one worker]",
     ),
-    click.option("--workers-min", type=_COUNT, help="On Ray: number of workers at the start.  [default: 1]"),
-    click.option(
-        "--worker-cpus", type=click.FloatRange(min=0), help="On Ray: CPUs of a worker.  [default: 1]"
-    ),
-    click.option(
-        "--worker-gpus",
-        type=click.FloatRange(min=0),
-        help="On Ray: GPUs of a worker, fractions allowed.  [default: 0]",
-    ),
-    old_option_name("--worker-memory", "--worker-memory-bytes"),
-    click.option(
-        "--worker-memory-bytes", callback=parse_bytes, metavar="SIZE", help="On Ray: memory of a worker."
-    ),
-    click.option(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="Address of the Ray cluster; auto is the cluster of this machine.  "
-        "[default: RAY_ADDRESS, or a cluster for this run]",
-    ),
-    click.option(
+    setting_options(RayWorkers),
+    option(
         "--beam-options",
         multiple=True,
         metavar="'…'",
         help="Beam pipeline options, as in '--runner=FlinkRunner --parallelism=8'. Repeatable.  "
         "[default: DirectRunner with --workers processes]",
     ),
-    click.option(
-        "--region", metavar="REGION", help="Region of the workers; objects in it are processed first."
-    ),
-    click.option(
+    option("--region", metavar="REGION", help="Region of the workers; objects in it are processed first."),
+    option(
         "--data-region",
         multiple=True,
         metavar="PREFIX=REGION",
         help="Region of the objects below a prefix, as in s3://logs-eu/=eu-west-1. Repeatable.  "
         "[default: the region of the S3 bucket]",
     ),
-    click.option(
+    option(
         "--other-regions",
         type=click.Choice(get_args(OtherRegions)),
         help="Use of workers for objects of other regions: when idle, or never. "
@@ -81,7 +68,7 @@ RUNNER_OPTIONS = combined_options(
 
 _OPTIONS_BY_RUNNER: Final[Mapping[str, tuple[str, ...]]] = {
     "local": ("isolation",),
-    "ray": ("workers_min", "worker_cpus", "worker_gpus", "worker_memory_bytes", "ray_address"),
+    "ray": tuple(declared.name for declared in declared_settings(RayWorkers)),
     "beam": ("beam_options",),
 }
 
@@ -93,14 +80,15 @@ def workers_from(params: Mapping[str, Any], instances: int | None = None) -> Any
     """
     runner = params["runner"]
     for other, names in _OPTIONS_BY_RUNNER.items():
-        set_options = [name for name in names if params[name] not in (None, ())]
+        set_options = set_on_command_line(params, names)
         if other != runner and set_options:
-            option = "--" + set_options[0].replace("_", "-")
-            raise click.UsageError(f"{option} requires --runner {other}; the runner is {runner}")
+            raise click.UsageError(
+                f"{option_name(set_options[0])} requires --runner {other}; the runner is {runner}"
+            )
     count = params["workers"] or instances
     try:
         if runner == "ray":
-            return _ray_workers(params, count)
+            return RayWorkers(workers_max=count, **given_values(RayWorkers, params))
         if runner == "beam":
             flags = tuple(flag for text in params["beam_options"] for flag in shlex.split(text))
             return BeamWorkers(flags, direct_workers=count or 1)
@@ -120,16 +108,15 @@ def stream_workers_from(params: Mapping[str, Any]) -> AnyWorkers | None:
     Raise UsageError for options that need workers, or exclude them.
     """
     if params["runner"] == "local" and params["workers"] is None:
-        set_options = [name for name in _WORKER_OPTIONS if params[name] not in (None, ())]
-        if set_options:
-            option = "--" + set_options[0].replace("_", "-")
-            raise click.UsageError(f"{option} requires --workers: a stream without workers has no tasks")
+        if set_options := set_on_command_line(params, _WORKER_OPTIONS):
+            raise click.UsageError(
+                f"{option_name(set_options[0])} requires --workers: a stream without workers has no tasks"
+            )
         workers_from(params)  # refuse options of other runners
         return None
-    for name, why in _SEQUENTIAL_OPTIONS.items():
-        if params[name] is not None:
-            option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{option} and --workers cannot be combined: {why}")
+    for name in set_on_command_line(params, tuple(_SEQUENTIAL_OPTIONS)):
+        why = _SEQUENTIAL_OPTIONS[name]
+        raise click.UsageError(f"{option_name(name)} and --workers cannot be combined: {why}")
     return workers_from(params)
 
 
@@ -139,17 +126,6 @@ _SEQUENTIAL_OPTIONS: Final[Mapping[str, str]] = {
     "instances": "each worker has one instance",
     "part_bytes_max": "each task writes one part; set its size with --task-bytes",
 }
-
-
-def _ray_workers(params: Mapping[str, Any], count: int | None) -> RayWorkers:
-    fields = {
-        "cpus": "worker_cpus",
-        "gpus": "worker_gpus",
-        "memory_bytes": "worker_memory_bytes",
-        "address": "ray_address",
-    }
-    set_options = {field: params[name] for field, name in fields.items() if params[name] is not None}
-    return RayWorkers(params["workers_min"] or 1, count, **set_options)
 
 
 def regions_from(params: Mapping[str, Any]) -> DataRegions:

@@ -9,7 +9,7 @@ import orjson
 
 from headrace.cli.groups import complete_files
 from headrace.cli.job_server import job_server_options, run_job_command
-from headrace.cli.key_values import key_values
+from headrace.cli.options import key_values, name_value_pairs
 from headrace.cli.reports import one_line
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import Kind
@@ -169,17 +169,6 @@ def _options(params: dict[str, Any]) -> dict[str, Any]:
     if params["notify"]:
         options["notify"] = [_json_object(text) for text in params["notify"]]
     return options
-
-
-def name_value_pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
-    """Return ``NAME=VALUE`` options as text by name. Raise ConfigError for malformed pairs."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"{option} {text!r} must be NAME=VALUE")
-        pairs[name] = value
-    return pairs
 
 
 def _json_object(text: str) -> dict[str, Any]:

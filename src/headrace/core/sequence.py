@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from math import inf
 from typing import Annotated, Any, Final, cast
 
 import numpy as np
@@ -50,11 +51,15 @@ class SequenceLimits:
     """
     idle_ms: Annotated[
         float,
-        Setting("Idle time after which a sequence ends, in milliseconds since its last response.", above=0),
+        Setting(
+            "Idle time after which a sequence ends, in milliseconds since its last response.",
+            above=0,
+            most=inf,
+        ),
     ] = 60_000.0
     time_ms_max: Annotated[
         float | None,
-        Setting("Limit of a sequence's lifetime in milliseconds.", above=0, default="no limit"),
+        Setting("Limit of a sequence's lifetime in milliseconds.", above=0, most=inf, default="no limit"),
     ] = None
     requests_max: Annotated[
         int, Setting("Limit of waiting requests of one sequence, without the running one.", least=1)
@@ -65,6 +70,7 @@ class SequenceLimits:
             "Idle time in milliseconds after which a sequence can be evicted for a new one, "
             "at the limit of live sequences.",
             above=0,
+            most=inf,
             default="the new sequence is refused",
         ),
     ] = None

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from math import inf
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -43,9 +44,10 @@ class Setting:
         help: A noun phrase with the unit, as one line of the command line's help.
         name: The name for users, where the field's own name is unclear outside of its class.
         option: The option's name without dashes, where it differs: the singular of a list.
+        old_names: Deprecated names, which work for one release.
         least: The smallest value; of a list, the smallest of each item.
         above: The bound that values must exceed, in place of `least`.
-        most: The largest value.
+        most: The largest value. Infinity is refused unless it is this bound.
         default: The meaning of an absent value, for a default that does not say it itself.
         expected: The values that are accepted, for messages; without it, derived from the type.
         metavar: The form of the value in the command line's help.
@@ -57,6 +59,7 @@ class Setting:
     help: str
     name: str = ""
     option: str = ""
+    old_names: tuple[str, ...] = ()
     least: float | None = None
     above: float | None = None
     most: float | None = None
@@ -162,15 +165,17 @@ class DeclaredSetting:
             return True
         if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
             return False
-        bounds, number = self.setting, cast("Any", value)  # NaN is within no bound
-        return (
+        bounds, number = self.setting, cast("Any", value)
+        # NaN is within no bound.
+        return (abs(number) != inf or bounds.most == inf) and (
             (bounds.least is None or number >= bounds.least)
             and (bounds.above is None or number > bounds.above)
             and (bounds.most is None or number <= bounds.most)
         )
 
     def _range(self) -> str:
-        least, above, most = self.setting.least, self.setting.above, self.setting.most
+        least, above = self.setting.least, self.setting.above
+        most = None if self.setting.most == inf else self.setting.most
         if above is not None:
             return f" above {above:g}" + ("" if most is None else f", at most {most:g}")
         if least is None:

@@ -1,8 +1,10 @@
 """Read declared settings from documents (TOML, JSON), and describe documents by JSON Schemas."""
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
 from functools import cache
+from math import inf
 from typing import Annotated, Any, Final, TypeVar, cast, get_args, get_origin
 
 import msgspec
@@ -11,6 +13,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.settings import DeclaredSetting, declared_settings, parse_size, refusal
 
 _T = TypeVar("_T")
+_COMPARED_CHARACTERS_MAX: Final = 60
 _SIZE_PATTERN: Final = r"^\s*\d+(\.\d+)?\s*([kmgKMG][iI]?)?[bB]?\s*$"
 
 
@@ -39,7 +42,8 @@ def read_table(settings: Sequence[DeclaredSetting], table: Mapping[str, Any], wh
     known = {declared.name: declared for declared in settings if not declared.setting.python_only}
     if unknown := sorted(table.keys() - known.keys()):
         prefix = f"{where}: " if where else ""
-        raise ConfigError(f"{prefix}unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
+        hint = suggestion(unknown[0], known) or f"; the keys are {', '.join(known)}"
+        raise ConfigError(f"{prefix}unknown key {unknown[0]!r}{hint}")
     return {
         known[name].field: read_value(known[name], value, f"{where}.{name}" if where else name)
         for name, value in table.items()
@@ -61,15 +65,22 @@ def read_value(declared: DeclaredSetting, value: Any, where: str) -> Any:
             plain = msgspec.convert(value, declared.document_type)
         except (msgspec.ValidationError, RecursionError):
             plain = None
-    if plain is None:
-        raise refusal(where, declared, value)
     try:
-        found = plain if declared.setting.parse is None else declared.setting.parse(plain)
+        parsed = plain if declared.setting.parse is None or plain is None else declared.setting.parse(plain)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    if not declared.accepts(found):
-        raise refusal(where, declared, value)
-    return found
+    if plain is None or not declared.accepts(parsed):
+        hint = suggestion(value, declared.choices)
+        raise ConfigError(f"{refusal(where, declared, value)}{hint}")
+    return parsed
+
+
+def suggestion(value: object, known_names: Iterable[str]) -> str:
+    """Return a hint at the most similar known name; "" if none is similar."""
+    text = value[:_COMPARED_CHARACTERS_MAX] if isinstance(value, str) else ""
+    lowered = {word.lower(): word for word in known_names}
+    near = difflib.get_close_matches(text.lower(), lowered, n=1)
+    return f"; did you mean {lowered[near[0]]!r}?" if near else ""
 
 
 def document_schema(title: str, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +134,7 @@ def _bounded(declared: DeclaredSetting) -> Any:
     """Return the type of a setting in a document, with its bounds."""
     setting = declared.setting
     bounds = {"ge": setting.least, "gt": setting.above, "le": setting.most}
-    limits: Any = {name: value for name, value in bounds.items() if value is not None}
+    limits: Any = {name: value for name, value in bounds.items() if value not in (None, inf)}
     number: Any = Annotated[declared.item or declared.document_type, msgspec.Meta(**limits)]
     if declared.is_size:
         return number | Annotated[str, msgspec.Meta(pattern=_SIZE_PATTERN)]

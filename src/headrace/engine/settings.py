@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from math import inf
+from typing import Annotated, Any
 
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
 from headrace.core.sequence import SequenceLimits
 from headrace.core.settings import Setting, check
-
-DAY_MS: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class ServeSettings:
         Setting(
             "Longest wait for rows of other requests in milliseconds.",
             least=0,
-            most=DAY_MS,
             default="the model's own",
         ),
     ] = None
@@ -46,7 +44,7 @@ class ServeSettings:
     streams_max: Annotated[int, Setting("Limit of concurrent streams of a model.", least=1)] = 256
     call_timeout_s: Annotated[
         float | None,
-        Setting("Timeout of a model call in seconds.", above=0, default="no limit"),
+        Setting("Timeout of a model call in seconds.", above=0, most=inf, default="no limit"),
     ] = None
     """For models in a process of their own: beyond the limit, the process is killed and restarted,
     and the requests of the call are retried once, each in a call of its own. Threads cannot be
@@ -54,7 +52,7 @@ class ServeSettings:
     """
     cancel_grace_s: Annotated[
         float | None,
-        Setting("Seconds that a cancelled call of a model process may take.", least=0),
+        Setting("Seconds that a cancelled call of a model process may take.", least=0, most=inf),
     ] = 5.0
     """When no client wants a call any more, it is cancelled. Beyond this time, the process is killed
     and restarted; its open streams end with it. None, or infinity, lets the call go on.

@@ -142,9 +142,9 @@ class ReadOptions:
             "Time between the starts of two audio windows in milliseconds.", above=0, default="--window-ms"
         ),
     ] = None
-    sample_rate_hz: Annotated[int | None, Setting("Audio sample rate in Hz after resampling.", least=1)] = (
-        None
-    )
+    sample_rate_hz: Annotated[
+        int | None, Setting("Audio sample rate in Hz after resampling.", old_names=("sample_rate",), least=1)
+    ] = None
     audio_channels: Annotated[
         AudioChannels, Setting("Audio channels: their mean (mono), or all of them (keep).")
     ] = "mono"

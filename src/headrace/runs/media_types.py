@@ -50,7 +50,8 @@ _LINE_FORMATS: Final[dict[Kind, FormatName]] = {
 _WHOLE_FORMATS: Final[dict[Kind, FormatName]] = {"json": "json", "image": "image"}
 """Formats of whole objects that are not read as bytes."""
 
-SPLITS: Final = ("none", "line", "recordio", "tfrecord", "csv", "jsonl", "parquet", "tar")
+Split = Literal["none", "line", "recordio", "tfrecord", "csv", "jsonl", "parquet", "tar"]
+SPLITS: Final = get_args(Split)
 COMPRESSIONS: Final = (AUTO, "none", "gzip", "bzip2", "zstd")
 
 _ACCEPTS: Final[dict[str, OutputFormat]] = {

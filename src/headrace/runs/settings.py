@@ -5,6 +5,7 @@ Every limit has a default and a unit in its name.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from headrace.core.errors import ConfigError, TooManyFailuresError
@@ -35,16 +36,20 @@ _SLICE_END: Final = "End of JSONPath slices: $[1:4] without (exclusive) or with 
 _COLUMN: Final = "a non-empty text, or a whole number of 0 or more"
 
 
+def _is_column(column: str | int) -> bool:
+    return column >= 0 if isinstance(column, int) else bool(column)
+
+
 def _checked_column(column: str | int) -> str | int:
-    if column == "" or (isinstance(column, int) and column < 0):
+    if not _is_column(column):
         raise ConfigError(f"must be {_COLUMN}, not {column!r}")
     return column
 
 
 def _checked_columns(columns: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    if len({type(column) for column in columns}) > 1:
+    if len({type(column) for column in columns}) > 1 or not all(map(_is_column, columns)):
         raise ConfigError(f"must be a list of names, or one of numbers from 0, not {list(columns)!r:.40}")
-    return tuple(map(_checked_column, columns))
+    return columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +154,21 @@ class FlowSettings:
     """
 
     batch_rows_max: Annotated[
-        int | None, Setting("Batch size in records.", least=1, default="the model's max_batch_rows")
+        int | None,
+        Setting(
+            "Batch size in records.", old_names=("batch_rows",), least=1, default="the model's max_batch_rows"
+        ),
     ] = None
-    batch_bytes_max: Annotated[int, Setting("Batch size in bytes.", least=1)] = 64 * MIB
+    batch_bytes_max: Annotated[int, Setting("Batch size in bytes.", old_names=("batch_bytes",), least=1)] = (
+        64 * MIB
+    )
     batch_delay_ms: Annotated[
         float | None,
         Setting("Longest wait of a batch's first record in milliseconds.", above=0, default="no limit"),
     ] = None
-    prefetch_bytes_max: Annotated[int, Setting("Size of the read-ahead.", least=1)] = 32 * MIB
+    prefetch_bytes_max: Annotated[
+        int, Setting("Size of the read-ahead.", old_names=("prefetch_bytes",), least=1)
+    ] = 32 * MIB
     prefetch_threads: Annotated[
         int, Setting("Number of threads that read ahead.", least=1, python_only=True)
     ] = 4
@@ -210,11 +222,13 @@ class OutputSettings:
         bool | None,
         Setting("Write a header line in CSV outputs.", name="output_header", default="with --header names"),
     ] = None
-    part_bytes_max: Annotated[int, Setting("Approximate size of a part.", least=1)] = 16 * MIB
+    part_bytes_max: Annotated[
+        int, Setting("Approximate size of a part.", old_names=("part_bytes",), least=1)
+    ] = 16 * MIB
     part_rows_max: Annotated[int, Setting("Limit of rows of a part.", least=1)] = 10_000_000
     checkpoint_s: Annotated[
         float,
-        Setting("Checkpoint interval in seconds: the most work that a kill can lose.", least=0),
+        Setting("Checkpoint interval in seconds: the most work that a kill can lose.", least=0, most=inf),
     ] = 5.0
 
     def __post_init__(self) -> None:

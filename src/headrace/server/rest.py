@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import orjson
@@ -21,7 +20,6 @@ from headrace.protocols.scheduling_parameters import apply_scheduling_parameters
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND, STOPPING, ErrorStatus, GrpcCode, status_of
 from headrace.server.http import (
-    BODY_S_MAX,
     JSON,
     AsgiReceive,
     AsgiScope,
@@ -47,6 +45,7 @@ from headrace.server.rest_inference import (
     read_request,
 )
 from headrace.server.security import Access, Role
+from headrace.server.settings import RestLimits
 from headrace.server.unsupported_routes import unsupported_reason
 
 _log = logging.getLogger("headrace.server")
@@ -58,18 +57,6 @@ _HTML: Final = b"text/html; charset=utf-8"
 _NO_CACHE: Final = ((b"cache-control", b"no-cache"),)
 _STOPPING: Final = sse.encode_event(oip_json.encode_error(STOPPING))
 _SLOW_BODY: Final = ErrorStatus(408, GrpcCode.DEADLINE_EXCEEDED, "the body did not arrive in time")
-
-
-@dataclass(frozen=True, slots=True)
-class RestLimits:
-    """The limits of requests, and the compression of responses."""
-
-    body_bytes_max: int = 64 << 20
-    """The maximum size of a request body, after decompression."""
-    body_s_max: float = BODY_S_MAX
-    """The maximum seconds for a request body to arrive."""
-    gzip_bytes_min: int | None = 64 << 10
-    """The size from which responses are gzipped for clients that accept gzip; None never compresses."""
 
 
 Handler = Callable[[Exchange, str, str], Awaitable[None]]

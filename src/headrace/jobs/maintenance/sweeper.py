@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Final
 
 from headrace.core.errors import HeadraceError
@@ -29,13 +30,14 @@ class Retention:
         Setting(
             "Retention of ended jobs and their results in seconds; --keep-days is in days.",
             above=0,
+            most=inf,
             python_only=True,
         ),
     ] = 30 * 86_400.0
     """Ended jobs: rows, histories, and the results and payloads stored for them."""
     orphans_s: Annotated[
         float,
-        Setting("Retention of objects without a job in seconds.", least=3600, python_only=True),
+        Setting("Retention of objects without a job in seconds.", least=3600, most=inf, python_only=True),
     ] = 86_400.0
     """Objects in headrace's store without a job: payloads without a submission, results that do not
     count. Payloads are stored before their jobs, therefore not less than an hour.

@@ -31,7 +31,10 @@ class WorkerSettings:
     queues: Annotated[
         tuple[str, ...],
         Setting(
-            "Queue to take jobs from, in order of preference. Repeatable.", option="queue", metavar="NAME"
+            "Queue to take jobs from, in order of preference. Repeatable.",
+            option="queue",
+            default="default",
+            metavar="NAME",
         ),
     ] = (QUEUE_DEFAULT,)
     """A later queue is claimed from when the earlier ones are empty."""
@@ -59,7 +62,9 @@ class WorkerSettings:
         float,
         Setting("Seconds without a heartbeat after which a worker's jobs are retried.", above=0, most=DAY_S),
     ] = 60.0
-    heartbeat_s: Annotated[float, Setting("Heartbeat interval in seconds.", above=0, most=DAY_S)] = 15.0
+    heartbeat_s: Annotated[
+        float, Setting("Heartbeat interval in seconds.", old_names=("beat_s",), above=0, most=DAY_S)
+    ] = 15.0
     poll_s: Annotated[
         float,
         Setting(
