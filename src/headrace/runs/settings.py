@@ -118,7 +118,11 @@ class MappingOptions:
     ] = None
     sequence_end: Annotated[
         str | int | None,
-        Setting("Column or field that is true, or 1, in the last record of a sequence.", metavar="COLUMN"),
+        Setting(
+            "Column or field that is true, or 1, in the last record of a sequence.",
+            metavar="COLUMN",
+            expected=_COLUMN,
+        ),
     ] = None
 
     def __post_init__(self) -> None:

@@ -55,9 +55,10 @@ class WorkerSettings:
         OtherRegions,
         Setting("With --region, work on jobs of other regions: when idle, or never."),
     ] = "idle"
-    name: Annotated[str, Setting("Unique name of the worker.", python_only=True)] = field(
-        default_factory=new_worker_name
-    )
+    name: Annotated[
+        str,
+        Setting("Unique name of the worker.", default="host, process and random digits", python_only=True),
+    ] = field(default_factory=new_worker_name)
     lease_s: Annotated[
         float,
         Setting("Seconds without a heartbeat after which a worker's jobs are retried.", above=0, most=DAY_S),
