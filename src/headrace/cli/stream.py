@@ -6,9 +6,9 @@ import click
 
 from headrace.app.predictors import PredictorOptions
 from headrace.app.runs import dry_run, open_run
-from headrace.cli.dry_run import print_dry_run
 from headrace.cli.groups import DefaultCommandGroup, complete_files
 from headrace.cli.options import settings_from
+from headrace.cli.reports import print_dry_run
 from headrace.cli.run_options import STREAM_OPTIONS, check_usage, stream_settings
 from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, stream_workers_from
 from headrace.cli.runs import (
