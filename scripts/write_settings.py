@@ -100,7 +100,8 @@ It has the same name as an option of the command line (`--batch-rows-max`), as a
   the default.
 - `headrace serve`, `up` and `work` also read variables of their own (`HEADRACE_SERVE_HOST`), which
   come first. A variable with several values separates them by spaces.
-- A variable for an option that does not apply to a run is ignored.
+- Where the runner or the workers of a run exclude an option, the option is refused, and a variable
+  is ignored.
 - Sizes in bytes can have a unit in options and files: `64MiB`. Units are powers of 1024.
 - Editors check and complete files with the JSON Schemas [model.schema.json](model.schema.json)
   (`model.toml`) and [jobs.schema.json](jobs.schema.json) (the jobs file). With Taplo and Even Better
@@ -153,7 +154,7 @@ def _section(group: Group) -> str:
 
 
 def _row(kind: type, declared: DeclaredSetting, group: Group) -> str:
-    commands = [path for path, option in options(main) if option.declared == declared]
+    found = {path: option for path, option in options(main) if option.declared == declared}
     keyed = bool(group.table) and not declared.setting.python_only
     if group.table == "headrace":
         keyed = declared.name in EXTENSION_SETTINGS
@@ -165,9 +166,9 @@ def _row(kind: type, declared: DeclaredSetting, group: Group) -> str:
         declared.unit,
         f"`{default}`" if default else "",
         declared.setting.help,
-        f"`{declared.option}` ({', '.join(commands)})" if commands else "",
+        f"`{declared.option}` ({', '.join(found)})" if found else "",
         f"`{declared.name}`" if keyed else "",
-        f"`{declared.variable}`" if commands else "",
+        "".join({f"`{option.variable}`" for option in found.values()}),
     )
     return f"| {' | '.join(map(_escaped, cells))} |"
 

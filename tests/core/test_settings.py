@@ -32,11 +32,7 @@ def test_declared_fields_are_settings_in_their_order():
     assert list(SETTINGS) == ["rows_max", "wait_s", "mode", "part_bytes", "ports", "strict"]
     wait, mode = SETTINGS["wait_s"], SETTINGS["mode"]
     assert (wait.type, wait.optional, wait.default, wait.unit) == (float, True, None, "seconds")
-    assert (mode.name, mode.option, mode.variable) == (
-        "example_mode",
-        "--example-mode",
-        "HEADRACE_EXAMPLE_MODE",
-    )
+    assert (mode.name, mode.option) == ("example_mode", "--example-mode")
     assert (mode.choices, SETTINGS["ports"].item, SETTINGS["ports"].option) == (("a", "b"), int, "--port")
     assert (SETTINGS["part_bytes"].is_size, SETTINGS["rows_max"].is_size) == (True, False)
 

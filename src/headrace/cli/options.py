@@ -7,7 +7,7 @@ then applies. Invalid values exit with status 2 before anything starts.
 import os
 import re
 import tomllib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError
 from headrace.core.settings import (
-    VARIABLE_PREFIX,
     DeclaredSetting,
     declared_settings,
     format_size,
@@ -157,7 +156,7 @@ class SettingOption(click.Option):
     @property
     def variable(self) -> str:
         """The environment variable for the option of any command."""
-        return VARIABLE_PREFIX + str(self.name).upper()
+        return f"HEADRACE_{str(self.name).upper()}"
 
 
 def option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
@@ -280,19 +279,18 @@ def option_name(parameter: str) -> str:
     return "--" + parameter.replace("_", "-")
 
 
-def set_on_command_line(params: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return those of the parameters that the user set for this command.
+def keep_explicit(params: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Return those of the parameters, which do not apply here, that the user set for this command.
 
-    A value from the environment does not count: it is meant for commands to which it applies.
+    Forget the values of the others, which come from the environment: a variable is meant for commands
+    to which it applies.
     """
     context = click.get_current_context(silent=True)
-    ambient = (ParameterSource.ENVIRONMENT,)
-    return [
-        name
-        for name in names
-        if params[name] not in (None, ())
-        and (context is None or context.get_parameter_source(name) not in ambient)
-    ]
+    found = [name for name in names if params[name] not in (None, ())]
+    for name in found:
+        if context is not None and context.get_parameter_source(name) is ParameterSource.ENVIRONMENT:
+            params[name] = None
+    return [name for name in found if params[name] is not None]
 
 
 def combined_options(*parts: Callable[[Command], Command]) -> Callable[[Command], Command]:

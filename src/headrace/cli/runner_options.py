@@ -10,9 +10,9 @@ from headrace.app.runners import AnyWorkers, DataRegions, Workers
 from headrace.cli.options import (
     combined_options,
     given_values,
+    keep_explicit,
     option,
     option_name,
-    set_on_command_line,
     setting_options,
 )
 from headrace.core.errors import ConfigError
@@ -73,15 +73,16 @@ _OPTIONS_BY_RUNNER: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def workers_from(params: Mapping[str, Any], instances: int | None = None) -> AnyWorkers:
+def workers_from(params: dict[str, Any], instances: int | None = None) -> AnyWorkers:
     """Return the workers that the options select. Raise UsageError for options of another runner.
 
     `instances` is their number if the options do not set it.
     """
     runner = params["runner"]
     for other, names in _OPTIONS_BY_RUNNER.items():
-        set_options = set_on_command_line(params, names)
-        if other != runner and set_options:
+        if other == runner:
+            continue
+        if set_options := keep_explicit(params, names):
             raise click.UsageError(
                 f"{option_name(set_options[0])} requires --runner {other}; the runner is {runner}"
             )
@@ -102,19 +103,19 @@ _WORKER_OPTIONS: Final = ("isolation", "region", "data_region", "other_regions",
 """Options that have no effect on a stream without workers."""
 
 
-def stream_workers_from(params: Mapping[str, Any]) -> AnyWorkers | None:
+def stream_workers_from(params: dict[str, Any]) -> AnyWorkers | None:
     """Return the workers of a stream, or None for one that reads its source in order.
 
     Raise UsageError for options that need workers, or exclude them.
     """
     if params["runner"] == "local" and params["workers"] is None:
-        if set_options := set_on_command_line(params, _WORKER_OPTIONS):
+        if set_options := keep_explicit(params, _WORKER_OPTIONS):
             raise click.UsageError(
                 f"{option_name(set_options[0])} requires --workers: a stream without workers has no tasks"
             )
         workers_from(params)  # refuse options of other runners
         return None
-    for name in set_on_command_line(params, tuple(_SEQUENTIAL_OPTIONS)):
+    for name in keep_explicit(params, _SEQUENTIAL_OPTIONS):
         why = _SEQUENTIAL_OPTIONS[name]
         raise click.UsageError(f"{option_name(name)} and --workers cannot be combined: {why}")
     return workers_from(params)

@@ -90,11 +90,11 @@ def run_command(source: tuple[str, ...], **params: Any) -> None:
 
 
 def _stream(source: str | list[str], params: dict[str, Any]) -> int:
+    workers = stream_workers_from(params)
     try:
         settings = stream_settings(params)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    workers = stream_workers_from(params)
     common: dict[str, Any] = {
         "model": params["model"],
         "endpoint": params["endpoint"],

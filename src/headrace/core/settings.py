@@ -20,8 +20,6 @@ from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_or
 
 from headrace.core.errors import ConfigError
 
-VARIABLE_PREFIX: Final = "HEADRACE_"
-"""Each option of a setting is also an environment variable: this prefix and the setting's name."""
 _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _SCALES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _UNITS: Final = {
@@ -98,11 +96,6 @@ class DeclaredSetting:
     def option(self) -> str:
         """The option of the command line, with dashes."""
         return "--" + (self.setting.option or self.name).replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that stands for the option."""
-        return VARIABLE_PREFIX + self.name.upper()
 
     @property
     def unit(self) -> str:
