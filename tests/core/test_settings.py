@@ -68,6 +68,7 @@ def test_values_within_the_declaration_are_accepted():
     made = Example(9, inf, "b", 1, (1, 2), strict=True, plain=-1)
     assert (made.rows_max, made.wait_s, made.plain) == (9, inf, -1)
     assert Example(wait_s=None).wait_s is None
+    assert Example(ports=[1]).ports == [1], "Python users may pass a list"
 
 
 def test_sizes_have_units_of_1024():

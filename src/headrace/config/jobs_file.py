@@ -56,7 +56,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar, cast
 
 from headrace.core.errors import ConfigError
-from headrace.core.settings import Setting, declared_settings
+from headrace.core.settings import Setting
 from headrace.core.settings_reader import read_settings, read_table
 from headrace.jobs.access import ANONYMOUS_KEY, JobAccess, JobKey, read_job_keys
 from headrace.jobs.ledger import QueueSettings
@@ -216,10 +216,7 @@ def _parse_document(
     queues = _table(document, "queues")
     return JobsFile(
         access=_parse_access(document, where, reserved, outbound),
-        queues={
-            name: read_table(declared_settings(QueueSettings), _table(queues, name), f"queues.{name}")
-            for name in queues
-        },
+        queues={name: read_table(QueueSettings, _table(queues, name), f"queues.{name}") for name in queues},
         triggers=_parse_triggers(document, outputs) if "triggers" in document else None,
         endpoints=_parse_endpoints(_table(document, "endpoints"), outbound),
         smtp=_optional(SmtpSettings, document, "smtp"),

@@ -34,7 +34,6 @@ from typing import Any, Final, cast
 
 from headrace.core.errors import ConfigError, ModelNotFoundError
 from headrace.core.sequence import SequenceLimits
-from headrace.core.settings import declared_settings
 from headrace.core.settings_reader import read_settings, read_table
 from headrace.engine.repository import ModelDefinition
 from headrace.engine.settings import ServeSettings
@@ -215,7 +214,7 @@ def _only_model(path: Path) -> Path:
 
 def _serve_settings(path: Path, table: Mapping[str, Any], sequences: Mapping[str, Any]) -> ServeSettings:
     try:
-        limits = read_table(declared_settings(SequenceLimits), sequences, "sequences")
+        limits = read_table(SequenceLimits, sequences, "sequences")
         settings = read_settings(ServeSettings, table, "serve")
         return replace(settings, sequences=limits)
     except ConfigError as error:

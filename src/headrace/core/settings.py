@@ -144,7 +144,7 @@ class DeclaredSetting:
         if value is None:
             return self.optional
         if self.item is not None:
-            return isinstance(value, (tuple, frozenset)) and all(
+            return isinstance(value, (tuple, list, frozenset, set)) and all(
                 self._accepts_one(each, self.item) for each in cast("Iterable[Any]", value)
             )
         return self._accepts_one(value, self.type)

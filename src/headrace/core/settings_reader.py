@@ -1,7 +1,7 @@
 """Read declared settings from documents (TOML, JSON), and describe documents by JSON Schemas."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, is_dataclass
 from functools import cache
 from math import inf
@@ -23,7 +23,7 @@ def read_settings(kind: type[_T], table: Mapping[str, Any], where: str) -> _T:
     Raises:
         ConfigError: A key is unknown or missing, or a value is invalid. The message begins with `where`.
     """
-    values = read_table(declared_settings(kind), table, where)
+    values = read_table(kind, table, where)
     for declared in declared_settings(kind):
         if declared.default is MISSING and declared.field not in values:
             raise ConfigError(f"{where}: '{declared.name}' is missing: it must be {declared.expected}")
@@ -33,20 +33,18 @@ def read_settings(kind: type[_T], table: Mapping[str, Any], where: str) -> _T:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def read_table(settings: Sequence[DeclaredSetting], table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the values of a table by the fields of their settings.
+def read_table(kind: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the values of a table by the fields of a settings class.
 
     Raises:
-        ConfigError: As for `read_settings`.
+        ConfigError: As for `read_settings`, but for missing keys.
     """
-    known = {declared.name: declared for declared in settings if not declared.setting.python_only}
+    known = {each.name: each for each in declared_settings(kind) if not each.setting.python_only}
     if unknown := sorted(table.keys() - known.keys()):
-        prefix = f"{where}: " if where else ""
         hint = suggestion(unknown[0], known) or f"; the keys are {', '.join(known)}"
-        raise ConfigError(f"{prefix}unknown key {unknown[0]!r}{hint}")
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}{hint}")
     return {
-        known[name].field: read_value(known[name], value, f"{where}.{name}" if where else name)
-        for name, value in table.items()
+        known[name].field: read_value(known[name], value, f"{where}.{name}") for name, value in table.items()
     }
 
 
