@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import click
 
 from headrace.app.predictors import PredictorOptions
+from headrace.app.runners import DataRegions
 from headrace.app.server_options import JobLocations, JobsOptions, ServerOptions
 from headrace.cli import main
 from headrace.cli.groups import DefaultCommandGroup
@@ -71,7 +72,7 @@ GROUPS = (
     ),
     Group("Keys of a spec file", (SpecKeys,), SPEC, "headrace"),
     Group("Model or endpoint of a run", (PredictorOptions,)),
-    Group("Workers on Ray", (RayWorkers,)),
+    Group("Workers and regions of a run", (RayWorkers, DataRegions)),
     Group("A served model", (ServeSettings,), "`model.toml`", "serve"),
     Group("Sequences", (SequenceLimits,), "`model.toml`", "sequences"),
     Group("A model server", (ServerOptions, RestLimits, TlsFiles, DrainSettings)),

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import click
 
@@ -14,10 +14,10 @@ from headrace.cli.options import (
     option,
     option_name,
     setting_options,
+    settings_from,
 )
 from headrace.core.errors import ConfigError
 from headrace.core.settings import declared_settings
-from headrace.runs.locality import OtherRegions
 from headrace.runs.runners.engines import BeamWorkers, RayWorkers
 from headrace.storage.regions import RegionRules, require_region
 
@@ -50,7 +50,6 @@ RUNNER_OPTIONS = combined_options(
         help="Beam pipeline options, as in '--runner=FlinkRunner --parallelism=8'. Repeatable.  "
         "[default: DirectRunner with --workers processes]",
     ),
-    option("--region", metavar="REGION", help="Region of the workers; objects in it are processed first."),
     option(
         "--data-region",
         multiple=True,
@@ -58,12 +57,7 @@ RUNNER_OPTIONS = combined_options(
         help="Region of the objects below a prefix, as in s3://logs-eu/=eu-west-1. Repeatable.  "
         "[default: the region of the S3 bucket]",
     ),
-    option(
-        "--other-regions",
-        type=click.Choice(get_args(OtherRegions)),
-        help="Use of workers for objects of other regions: when idle, or never. "
-        "Objects left over wait for a run with --resume in their region.  [default: idle]",
-    ),
+    setting_options(DataRegions),
 )
 
 _OPTIONS_BY_RUNNER: Final[Mapping[str, tuple[str, ...]]] = {
@@ -133,8 +127,9 @@ def regions_from(params: Mapping[str, Any]) -> DataRegions:
     """Return the regions of data and workers. Raise UsageError for an invalid region."""
     try:
         rules = RegionRules.parse(params["data_region"])
-        region = None if params["region"] is None else require_region(params["region"])
-        regions = DataRegions(rules, region, params["other_regions"] or "idle")
+        if params["region"] is not None:
+            require_region(params["region"])
+        regions = settings_from(DataRegions, params, rules=rules)
         if params["runner"] != "ray":
             regions.locality.require_region()
     except ConfigError as error:
