@@ -62,7 +62,7 @@ RUNNER_OPTIONS = combined_options(
 
 _OPTIONS_BY_RUNNER: Final[Mapping[str, tuple[str, ...]]] = {
     "local": ("isolation",),
-    "ray": tuple(declared.name for declared in declared_settings(RayWorkers)),
+    "ray": tuple(each.name for each in declared_settings(RayWorkers) if not each.setting.python_only),
     "beam": ("beam_options",),
 }
 

@@ -3,6 +3,7 @@
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Annotated, Any, Final
 
 from headrace.core.errors import ConfigError
@@ -19,7 +20,6 @@ class RayWorkers:
         workers_max: The maximal number while there is work for them. None: the capacity of the cluster.
         resources: Custom resources of a worker, by Ray's names.
         label_selector: The labels of permitted nodes, as in Ray.
-        place_s: The maximal wait for the first worker to be placed, in seconds.
     """
 
     workers_min: Annotated[int, Setting("On Ray: number of workers at the start.", least=1)] = 1
@@ -46,7 +46,15 @@ class RayWorkers:
             metavar="ADDRESS",
         ),
     ] = None
-    place_s: float = 600.0
+    place_s: Annotated[
+        float,
+        Setting(
+            "Longest wait for the first worker to be placed, in seconds.",
+            above=0,
+            most=inf,
+            python_only=True,
+        ),
+    ] = 600.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError for invalid numbers, and for the address of Ray's client."""
@@ -56,8 +64,6 @@ class RayWorkers:
                 f"{self.workers_max}"
             )
         check(self)
-        if self.place_s <= 0:
-            raise ConfigError(f"place_s must be more than 0, not {self.place_s}")
         reject_client_address(self.address or "")
 
     def ray_options(self) -> dict[str, Any]:
