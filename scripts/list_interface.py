@@ -1,4 +1,4 @@
-"""List what users can name: commands, options, Python names, settings, spec keys and routes.
+"""List what users can name: commands, options, variables, Python names, settings, spec keys and routes.
 
 Print one line each, sorted, so that two versions can be compared::
 
@@ -17,13 +17,14 @@ import click
 import headrace
 from headrace.cli import main
 from headrace.cli.groups import DefaultCommandGroup
+from headrace.cli.options import SettingOption
 from headrace.runs.spec_extension import EXTENSION_FIELDS
 from headrace.server.jobs.app import job_routes
 from headrace.server.rest import model_routes
 
 
 def commands(command: click.Command, path: str) -> Iterator[str]:
-    """Yield the commands and options of a command group; hidden options are old names."""
+    """Yield the commands, options and variables of a command group; hidden options are old names."""
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
             is_default = isinstance(command, DefaultCommandGroup) and name == command.default_command
@@ -33,6 +34,8 @@ def commands(command: click.Command, path: str) -> Iterator[str]:
     for parameter in command.params:
         for name in (*parameter.opts, *parameter.secondary_opts):
             yield f"option {path} {name}"
+        if isinstance(parameter, SettingOption):
+            yield f"variable {parameter.variable}"
 
 
 def python_names() -> Iterator[str]:

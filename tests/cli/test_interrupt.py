@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from headrace.cli.interrupt import InterruptHandler
+from headrace.cli.runs import InterruptHandler
 
 
 def test_first_signal_stops_and_handlers_are_restored(capfd):
@@ -54,7 +54,7 @@ def test_second_signal_exits_with_status_130(monkeypatch, capfd):
 def test_second_signal_ends_the_process_at_once():
     script = (
         "import signal, threading\n"
-        "from headrace.cli.interrupt import InterruptHandler\n"
+        "from headrace.cli.runs import InterruptHandler\n"
         "with InterruptHandler(threading.Event().wait):\n"
         "    signal.raise_signal(signal.SIGINT)\n"
         "    signal.raise_signal(signal.SIGINT)\n"

@@ -1,28 +1,18 @@
+from typing import Any
+
 import click
 import pytest
 from click.testing import CliRunner
 
 from cases import for_each
-from headrace.cli.options import (
-    FLOW_OPTIONS,
-    PART_OPTIONS,
-    SEQUENCE_OPTIONS,
-    SOURCE_OPTIONS,
-    parse_bytes,
-    parse_columns,
-    parse_delimiter,
-    parse_sequence,
-    parse_size_px,
-    predictor_options,
-    stream_settings,
-)
+from headrace.app.predictors import PredictorOptions
+from headrace.app.server_options import JobsOptions
+from headrace.cli.options import SIZE, key_values, setting_options, settings_from
+from headrace.cli.run_options import STREAM_OPTIONS, stream_settings
 from headrace.cli.runs import EXISTING_OPTIONS
-from headrace.cli.transform_options import FILTER_OPTIONS, LIMIT_OPTIONS, TASK_BYTES_OPTION
+from headrace.core.errors import ConfigError
 from headrace.formats.read import ReadOptions
 from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
-
-CONTEXT = click.Context(click.Command("x"))
-PARAMETER = click.Option(["--x"])
 
 
 @for_each(
@@ -37,20 +27,19 @@ PARAMETER = click.Option(["--x"])
     ],
 )
 def test_sizes_are_parsed(text, size):
-    assert parse_bytes(CONTEXT, PARAMETER, text) == size
-    assert parse_bytes(CONTEXT, PARAMETER, None) is None
+    assert SIZE.convert(text, None, None) == size
 
 
 @for_each("text", ["", "0", "-5", "inf", "nan", "1e3", "k", "5x", "1.2.3"])
 def test_invalid_size_is_refused(text):
     with pytest.raises(click.BadParameter, match="is not a size: write 16MiB, 64k or 1000"):
-        parse_bytes(CONTEXT, PARAMETER, text)
+        SIZE.convert(text, None, None)
 
 
 @for_each(
     ("text", "columns"),
     [
-        (None, ()),
+        ("", ()),
         ("a, b ,c", ("a", "b", "c")),
         ("0,3,5-7", (0, 3, 5, 6, 7)),
         ("4-4", (4,)),
@@ -59,7 +48,7 @@ def test_invalid_size_is_refused(text):
     ],
 )
 def test_columns_are_parsed(text, columns):
-    assert parse_columns(CONTEXT, PARAMETER, text) == columns
+    assert stream_settings(parsed("--columns", text)).mapping.columns == columns
 
 
 @for_each(
@@ -73,55 +62,52 @@ def test_columns_are_parsed(text, columns):
     ],
 )
 def test_invalid_columns_are_refused(text, why):
-    with pytest.raises(click.BadParameter, match=why):
-        parse_columns(CONTEXT, PARAMETER, text)
+    assert why in refused("--columns", text)
 
 
 def test_delimiters_are_parsed():
-    assert [parse_delimiter(CONTEXT, PARAMETER, t) for t in (None, ";", r"\t", "\t")] == [
-        None,
-        ";",
-        "\t",
-        "\t",
-    ]
-    with pytest.raises(click.BadParameter, match="is not a single character"):
-        parse_delimiter(CONTEXT, PARAMETER, "||")
+    assert stream_settings(parsed()).read.delimiter is None
+    given = [stream_settings(parsed("--delimiter", text)).read.delimiter for text in (";", r"\t", "\t")]
+    assert given == [";", "\t", "\t"]
+    assert "is not a single character" in refused("--delimiter", "||")
 
 
 def test_image_sizes_are_parsed():
-    assert parse_size_px(CONTEXT, PARAMETER, "224X112") == (224, 112)
-    assert parse_size_px(CONTEXT, PARAMETER, None) is None
+    assert stream_settings(parsed("--image-size", "224X112")).read.size_px == (224, 112)
     for bad in ("224", "0x5", "axb", "1x2x3"):
-        with pytest.raises(click.BadParameter, match="HEIGHTxWIDTH"):
-            parse_size_px(CONTEXT, PARAMETER, bad)
+        assert "HEIGHTxWIDTH" in refused("--image-size", bad)
 
 
-def parsed(*args: str) -> dict:
-    """Return the parameters of a command with all stream options."""
+def _invoke(*args: str, **environ: str) -> tuple[dict, Any]:
     found: dict = {}
 
-    @click.command()
-    @SOURCE_OPTIONS
-    @SEQUENCE_OPTIONS
-    @FLOW_OPTIONS
-    @PART_OPTIONS
-    @FILTER_OPTIONS
-    @LIMIT_OPTIONS
-    @TASK_BYTES_OPTION
+    @click.command(context_settings={"auto_envvar_prefix": "HEADRACE_TEST"})
+    @STREAM_OPTIONS
     @EXISTING_OPTIONS
     def command(**params):
         found.update(params)
 
-    result = CliRunner().invoke(command, args, catch_exceptions=False)
+    return found, CliRunner().invoke(command, args, env=environ, catch_exceptions=False)
+
+
+def parsed(*args: str, **environ: str) -> dict:
+    """Return the parameters of a command with all stream options."""
+    found, result = _invoke(*args, **environ)
     assert result.exit_code == 0, result.stderr
     return found
+
+
+def refused(*args: str, **environ: str) -> str:
+    """Return the message of wrong usage."""
+    _, result = _invoke(*args, **environ)
+    assert result.exit_code == 2
+    return result.stderr
 
 
 def test_default_options_give_the_default_settings():
     """The command must behave as ``headrace.run`` does."""
     assert stream_settings(parsed()) == StreamSettings()
-    options = predictor_options(parsed())
-    assert options == type(options)()
+    assert settings_from(PredictorOptions, parsed()) == PredictorOptions()
     assert (parsed()["resume"], parsed()["overwrite"]) == (False, False)
 
 
@@ -213,7 +199,7 @@ def test_every_option_reaches_its_setting():
         flow=FlowSettings(batch_rows_max=7, batch_bytes_max=2048, batch_delay_ms=3, prefetch_bytes_max=3072),
         output=OutputSettings(format="jsonl", join="input", header=True, part_bytes_max=4096, checkpoint_s=0),
     )
-    options = predictor_options(params)
+    options = settings_from(PredictorOptions, params)
     assert (options.instances, options.protocol, options.endpoint_model) == (2, "oip", "m")
     assert (options.in_flight_max, options.timeout_s, options.retry_s) == (9, 8, 0)
     assert params["resume"]
@@ -237,5 +223,60 @@ def test_sequence_is_a_column_an_index_or_a_place():
 
 @for_each("text", ["", "@objects", "@"])
 def test_invalid_sequence_is_refused(text):
-    with pytest.raises(click.BadParameter, match="@object or @member"):
-        parse_sequence(CONTEXT, PARAMETER, text)
+    assert "@object or @member" in refused("--sequence", text)
+
+
+def test_each_setting_is_an_environment_variable():
+    environ = {"HEADRACE_BATCH_ROWS_MAX": "7", "HEADRACE_MEMBERS": "a b", "HEADRACE_OUTPUT_HEADER": "false"}
+    settings = stream_settings(parsed(**environ))
+    assert (settings.flow.batch_rows_max, settings.read.members, settings.output.header) == (
+        7,
+        ("a", "b"),
+        False,
+    )
+    assert stream_settings(parsed("--batch-rows-max", "3", **environ)).flow.batch_rows_max == 3
+    own = {"HEADRACE_TEST_BATCH_ROWS_MAX": "5", **environ}
+    assert stream_settings(parsed(**own)).flow.batch_rows_max == 5, "the command's own comes first"
+    assert "HEADRACE_BATCH_ROWS_MAX" in refused(HEADRACE_BATCH_ROWS_MAX="0")
+
+
+def test_address_that_kubernetes_sets_is_no_port():
+    """A service named headrace gives each pod HEADRACE_PORT=tcp://…"""
+
+    @click.command()
+    @setting_options(JobsOptions)
+    def command(port, **_):
+        click.echo(repr(port))
+
+    environ = {"HEADRACE_PORT": "tcp://10.0.0.1:8090"}
+    assert CliRunner().invoke(command, env=environ).output == "None\n"
+    assert CliRunner().invoke(command, env={"HEADRACE_PORT": "7"}).output == "7\n"
+
+
+def test_values_are_toml_or_text():
+    pairs = (
+        "n=5",
+        "share=0.5",
+        "on=true",
+        "name=plain text",
+        'quoted="5"',
+        "list=[1, 2]",
+        "url=a=b",
+        "empty=",
+    )
+    assert key_values(pairs, "--option") == {
+        "n": 5,
+        "share": 0.5,
+        "on": True,
+        "name": "plain text",
+        "quoted": "5",
+        "list": [1, 2],
+        "url": "a=b",
+        "empty": "",
+    }
+
+
+@for_each("pair", ["factor", "=5", ""])
+def test_malformed_pair_is_refused_with_its_option(pair):
+    with pytest.raises(ConfigError, match=r"--parameter .* must be KEY=VALUE"):
+        key_values((pair,), "--parameter")

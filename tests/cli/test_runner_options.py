@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from cases import for_each
 from headrace.app.runners import DataRegions, Workers
+from headrace.cli.run_options import STREAM_OPTIONS, stream_settings
 from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, stream_workers_from, workers_from
 from headrace.runs.runners.engines import BeamWorkers, RayWorkers
 from headrace.storage.regions import RegionRules
@@ -165,3 +166,21 @@ def test_stream_has_no_workers_by_default():
 def test_options_that_cannot_apply_to_a_stream_are_refused(args, more, why):
     with pytest.raises(click.UsageError, match=why):
         stream_workers_from({**parsed(*args), **STREAM, **more})
+
+
+def test_variables_that_cannot_apply_to_a_stream_are_ignored():
+    found = []
+
+    @click.command()
+    @STREAM_OPTIONS
+    @RUNNER_OPTIONS
+    def command(**params):
+        found.append((stream_workers_from(params), stream_settings(params)))
+
+    environ = {"HEADRACE_SEQUENCE": "user", "HEADRACE_REGION": "eu", "HEADRACE_WORKER_GPUS": "1"}
+    for args in ([], ["--workers", "2"]):
+        done = CliRunner().invoke(command, args, env=environ, catch_exceptions=False)
+        assert done.exit_code == 0, done.stderr
+    (no_workers, alone), (workers, shared) = found
+    assert (no_workers, alone.mapping.sequence) == (None, "user")
+    assert (workers, shared.mapping.sequence) == (Workers(2, "process"), None)

@@ -99,7 +99,6 @@ def test_model_that_does_not_load_is_one_line(tmp_path):
         (["twice.py", "--host", "0.0.0.0"], "reachable from other machines"),
         (["twice.py", "--tls-key", "k.pem"], "TLS needs both"),
         (["twice.py", "-O", "factor"], "KEY=VALUE"),
-        (["twice.py", "--instances", "0"], "instances must be 1 or more"),
         (["twice.py", "--no-rest", "--no-grpc"], "no port to listen on"),
     ],
 )
@@ -108,6 +107,11 @@ def test_invalid_options_are_refused(arguments, reason, model, monkeypatch):
     result = CliRunner().invoke(main, ["serve", *arguments])
     assert result.exit_code == 1, result.output
     assert reason in result.output
+
+
+def test_value_out_of_range_is_wrong_usage():
+    result = CliRunner().invoke(main, ["serve", "twice.py", "--instances", "0"])
+    assert (result.exit_code, "0 is not in the range x>=1" in result.output) == (2, True)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from cases import for_each
-from headrace.cli.starter import starter_project
+from headrace.cli.init import starter_project
 from headrace.config.model_file import read_definition
 from headrace.core.errors import ConfigError
 

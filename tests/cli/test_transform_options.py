@@ -10,17 +10,14 @@ from click.testing import CliRunner
 from cases import for_each
 from headrace.app.predictors import PredictorOptions
 from headrace.app.runners import Workers
-from headrace.cli.runner_options import RUNNER_OPTIONS, workers_from
-from headrace.cli.transform_options import (
-    FAILURE_OPTIONS,
-    INPUT_OPTIONS,
-    OUTPUT_OPTIONS,
+from headrace.cli.run_options import (
     SPEC_BYTES_MAX,
-    WORK_OPTIONS,
-    predictor_options_from,
+    TRANSFORM_OPTIONS,
     spec_from,
+    transform_predictor_options,
     with_option_names,
 )
+from headrace.cli.runner_options import RUNNER_OPTIONS, workers_from
 from headrace.core.errors import ConfigError
 from headrace.runs.settings import FailurePolicy, TransformSettings
 from headrace.runs.spec import TransformSpec
@@ -32,10 +29,7 @@ def parsed(*args: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     @click.command()
-    @INPUT_OPTIONS
-    @OUTPUT_OPTIONS
-    @FAILURE_OPTIONS
-    @WORK_OPTIONS
+    @TRANSFORM_OPTIONS
     @RUNNER_OPTIONS
     def command(**values: Any) -> None:
         found.update(values)
@@ -143,10 +137,10 @@ def test_endpoint_options_reach_the_predictor_options():
         "--retry-s",
         "7",
     )
-    assert predictor_options_from(made, spec_from(made, None)) == PredictorOptions(
+    assert transform_predictor_options(made, spec_from(made, None)) == PredictorOptions(
         protocol="torchserve", endpoint_model="m", in_flight_max=3, timeout_s=2.5, retry_s=7.0
     )
-    assert predictor_options_from(parsed(), spec()) == PredictorOptions()
+    assert transform_predictor_options(parsed(), spec()) == PredictorOptions()
 
 
 def test_options_override_the_spec_file(tmp_path):
@@ -163,7 +157,7 @@ def test_options_override_the_spec_file(tmp_path):
     )
     assert not read.settings.mapping.whole_records
     assert workers_from(parsed(), read.instances) == Workers(4, "thread")
-    assert predictor_options_from(parsed(), read).retry_s == 0.0
+    assert transform_predictor_options(parsed(), read).retry_s == 0.0
     args = [
         "--join",
         "none",

@@ -26,10 +26,10 @@ from headrace.core.sequence import (
 @for_each(
     ("values", "message"),
     [
-        ({"live_max": 0}, "live_max of sequences must be a whole number of 1 or more"),
+        ({"live_max": 0}, "live_max must be a whole number of 1 or more"),
         ({"requests_max": -1}, "requests_max"),
-        ({"live_max": 2.5}, "live_max of sequences must be a whole number"),
-        ({"idle_ms": 0}, "idle_ms of sequences must be above 0"),
+        ({"live_max": 2.5}, "live_max must be a whole number"),
+        ({"idle_ms": 0}, "idle_ms must be a number above 0"),
         ({"idle_ms": nan}, "idle_ms"),
         ({"time_ms_max": -1}, "time_ms_max"),
         ({"evict_idle_ms": 0}, "evict_idle_ms"),
@@ -53,11 +53,11 @@ def test_with_values_replaces_limits():
     ("values", "message"),
     [
         ({"idle": 3}, "unknown sequence limit idle; the limits are live_max, idle_ms"),
-        ({"idle_ms": None}, "idle_ms of sequences cannot be None"),
-        ({"live_max": True}, "live_max of sequences cannot be True"),
-        ({"requests_max": "3"}, "requests_max of sequences cannot be '3'"),
-        ({"interleave": 1}, "interleave of sequences cannot be 1"),
-        ({"interleave": None}, "interleave of sequences cannot be None"),
+        ({"idle_ms": None}, "idle_ms must be a number above 0, not None"),
+        ({"live_max": True}, "live_max must be a whole number of 1 or more, not True"),
+        ({"requests_max": "3"}, "requests_max must be a whole number of 1 or more, not '3'"),
+        ({"interleave": 1}, "interleave must be true or false, not 1"),
+        ({"interleave": None}, "interleave must be true or false, not None"),
     ],
 )
 def test_unknown_or_mistyped_limits_are_refused(values, message):

@@ -168,7 +168,7 @@ GOOD = {"name": "a", "prefix": "s3://b/in/", "output": "s3://b/out/"}
         ("text", "expected a table"),
         ({**GOOD, "ending": ".csv"}, "unknown key 'ending'"),
         ({"name": "a", "prefix": "s3://b/in/"}, "'output' is missing"),
-        ({**GOOD, "suffix": 3}, "suffix must be a string"),
+        ({**GOOD, "suffix": 3}, "suffix must be text, not 3"),
         ({**GOOD, "options": 3}, "options must be a table"),
     ],
 )

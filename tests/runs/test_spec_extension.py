@@ -1,7 +1,7 @@
 """The fields of the ``headrace`` table: valid and invalid values."""
 
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from headrace.runs.spec import spec_of
 from headrace.runs.spec_extension import (
     EXTENSION_FIELDS,
     SpecExtension,
+    SpecKeys,
     parse_max_failed,
     read_extension,
 )
@@ -74,15 +75,13 @@ def read_values(**values: Any) -> SpecExtension:
 def test_every_field_is_read():
     assert VALUES.keys() == set(EXTENSION_FIELDS)
     found = read_values(**{name: given for name, (given, _) in VALUES.items()})
-    assert {each.name: getattr(found, each.name) for each in fields(found)} == {
-        n: v for n, (_, v) in VALUES.items()
-    }
+    read = {**asdict(found.keys), **found.run}
+    assert read == {n: v for n, (_, v) in VALUES.items()}
 
 
 def test_empty_table_sets_nothing():
     found = read_values()
-    assert {getattr(found, name) for name in EXTENSION_FIELDS if name != "max_failed"} == {None}
-    assert found.max_failed == (None, None)
+    assert (found.keys, found.run) == (SpecKeys(), {})
     assert not found.set_fields("split", "accept")
     assert read_values(split="csv", strict=False).set_fields("split", "strict", "accept") == {
         "split",
@@ -94,20 +93,20 @@ def test_empty_table_sets_nothing():
     ("name", "value", "why"),
     [
         ("source", "ftp://x", "unknown scheme"),
-        ("instances", 0, "at least 1"),
-        ("in_flight_max", 0, "at least 1"),
+        ("instances", 0, "a whole number of 1 or more"),
+        ("in_flight_max", 0, "a whole number of 1 or more"),
         ("timeout_s", 0, "must be a number"),
         ("strict", "yes", "true or false"),
         ("data_type", "S3Prefix", "must be one of auto, prefix, manifest"),
         ("content_type", "cvs", r"did you mean csv\?"),
         ("split", "Line", r"did you mean 'line'\?"),
         ("compression", "gz", "must be one of auto, none, gzip"),
-        ("members", "*.csv", "must be a list"),
+        ("members", "*.csv", "must be a list of texts"),
         ("header", True, "must be one of none, drop, names"),
         ("delimiter", "::", "must be one character"),
         ("delimiter", '"', "must be one character"),
         ("delimiter", "\n", "must be one character"),
-        ("record_bytes_max", "0", "at least 1 byte"),
+        ("record_bytes_max", "0", "a size in bytes of 1 or more"),
         ("image_size", [224], r"must be \[height, width\]"),
         ("image_size", [0, 1], r"must be \[height, width\]"),
         ("image_size", [True, 1], r"must be \[height, width\]"),
@@ -116,15 +115,15 @@ def test_empty_table_sets_nothing():
         ("columns", ["a", 1], "a list of names, or one of numbers"),
         ("columns", [-1], "a list of names, or one of numbers"),
         ("columns", [True], "a list of names, or one of numbers"),
-        ("text_column", -1, "at least 0"),
+        ("text_column", -1, "a whole number of 0 or more"),
         ("text_column", 1.0, "must be a non-empty text"),
         ("slice_end", "closed", "must be one of exclusive, inclusive"),
         ("accept", "xml", "cannot be written"),
         ("on_error", "stop", "must be one of record, object, job"),
         ("max_failed", "some", "neither a count"),
-        ("max_failed", -1, "at least 0"),
-        ("max_failed", 0.01, "must be a whole number"),
-        ("checkpoint_s", -1, "must be a number of at least 0"),
+        ("max_failed", -1, "neither a count"),
+        ("max_failed", 0.01, "must be a count of failed records"),
+        ("checkpoint_s", -1, "must be a number of 0 or more"),
     ],
 )
 def test_invalid_values_name_file_and_field(name, value, why):

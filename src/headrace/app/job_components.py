@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
 from headrace.app.notifications import open_deliverer
+from headrace.app.server_options import JobLocations
 from headrace.config.jobs_file import JobsFile
 from headrace.core.clock import SystemClock
 from headrace.core.retry import RetryPolicy
@@ -24,52 +24,11 @@ from headrace.storage.contract import Store
 from headrace.storage.resolve import Stores
 from headrace.storage.retry import Retrier
 
-DATA_FOLDER: Final = "headrace-data"
-LEDGER_NAME: Final = "jobs.db"
 INPUT_BYTES_MAX: Final = 16 << 30
 """The size limit of an input from an HTTP or HTTPS URL."""
 _SWEEP_S: Final = 300.0
 _ORPHAN_SWEEP_S: Final = 3600.0
 _RECONCILE_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class JobLocations:
-    """The locations of the job system: ledger URL, store prefix and an optional wakeup broker URL.
-
-    Without a `dispatcher_url` workers are woken by the ledger alone.
-    """
-
-    ledger_url: str
-    store_uri: str
-    dispatcher_url: str = ""
-
-    @classmethod
-    def folder(cls, path: str | Path = DATA_FOLDER) -> "JobLocations":
-        """Return the default locations: a folder with an SQLite file and an ``objects`` folder."""
-        base = Path(path).absolute()
-        return cls(f"sqlite:///{base / LEDGER_NAME}", f"{base / 'objects'}/")
-
-    @property
-    def reserved_uris(self) -> tuple[str, ...]:
-        """The URIs that no submission may name as an input or output.
-
-        They hold the payloads, results and jobs of all tenants. The limits of keys do not change
-        that.
-        """
-        scheme, _, path = self.ledger_url.partition(":///")
-        if scheme != "sqlite":
-            return (self.store_uri,)
-        file = str(Path(path).absolute())
-        return (self.store_uri, *(file + suffix for suffix in ("", "-wal", "-shm", "-journal")))
-
-    def make_folders(self) -> None:
-        """Create the folders of an SQLite ledger and of a local store."""
-        scheme, _, path = self.ledger_url.partition(":///")
-        if scheme == "sqlite":
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-        if "://" not in self.store_uri:
-            Path(self.store_uri).mkdir(parents=True, exist_ok=True)
 
 
 class JobStores(Stores):

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.app.job_components import JobComponents, JobLocations, open_job_components
+from headrace.app.job_components import JobComponents, open_job_components
 from headrace.app.models import ServedModel, open_repository
+from headrace.app.server_options import JobLocations
 from headrace.config.jobs_file import JobsFile
 from headrace.core.errors import HeadraceError, ModelNotFoundError
 from headrace.core.model import Isolation

@@ -4,15 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 import headrace
-from headrace.app.job_components import JobComponents, JobLocations, open_job_components
+from headrace.app.job_components import JobComponents, open_job_components
 from headrace.app.job_worker import job_repository, join_worker
 from headrace.app.models import ServedModel
-from headrace.app.server_options import ServerOptions
+from headrace.app.server_options import JobLocations, JobsOptions
 from headrace.config.jobs_file import JobsFile, anonymous_key, read_jobs_file
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
@@ -21,18 +20,16 @@ from headrace.engine.repository import ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import Access
 from headrace.jobs.intake import RegionOf
-from headrace.jobs.maintenance import Retention
 from headrace.jobs.notify import EmailTarget
 from headrace.jobs.notify.subscription import read_subscriptions
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.trigger import EventSubmitter
-from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
 from headrace.server.application import WebApp
 from headrace.server.dataplane import Dataplane
 from headrace.server.guard import Guard, check_bind
 from headrace.server.jobs.app import job_routes
-from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
+from headrace.server.listen import HttpListener, new_event_loop
 from headrace.server.listener import Listener
 from headrace.server.openapi import documentation_routes
 from headrace.server.rest import model_app
@@ -41,34 +38,6 @@ from headrace.server.serving import DrainSettings, Serving
 from headrace.storage.regions import RegionResolver
 
 _log = logging.getLogger("headrace.jobs")
-
-API_PORT: Final = 8090
-
-
-@dataclass(frozen=True, slots=True)
-class JobsOptions:
-    """The listeners, access rules and worker of a job server.
-
-    Without models only the API runs, and jobs wait for workers in other processes. Without a
-    `config` file with keys, every client may submit jobs, limited to the URIs below `allow_inputs`
-    and `allow_outputs`.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = API_PORT
-    config: Path | None = None
-    allow_inputs: tuple[str, ...] = ()
-    allow_outputs: tuple[str, ...] = ()
-    tls: TlsFiles | None = None
-    insecure: bool = False
-    allow_hosts: tuple[str, ...] = ()
-    """Names that clients may use for this server, besides local ones; see `Guard`."""
-    events_queue_url: str = ""
-    """The URL of an SQS queue of object events to poll."""
-    model_server: ServerOptions | None = None
-    """The listeners that serve the models over the Open Inference Protocol; None opens none."""
-    worker: WorkerSettings = field(default_factory=WorkerSettings)
-    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from math import inf
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.predictor import Predictor
+from headrace.core.settings import Setting, check
 from headrace.engine.engine import Engine
+from headrace.runs.spec_extension import IN_FLIGHT_MAX, REQUEST_TIMEOUT_S
 from headrace.runtimes.load import model_factory
 
 ModelLike = str | type[Model] | Callable[[], Model] | Predictor
@@ -37,13 +39,26 @@ class PredictorOptions:
     `model_options` go to the model's runtime or class, for example ``{"method": "predict_proba"}``.
     """
 
-    instances: int = 1
-    protocol: str = "auto"
-    endpoint_model: str | None = None
-    in_flight_max: int = 16
-    timeout_s: float = 60.0
-    retry_s: float = 120.0
+    instances: Annotated[int, Setting("Number of model instances, each in a thread.", least=1)] = 1
+    protocol: Annotated[
+        Literal["auto", "oip", "torchserve"],
+        Setting("Protocol of the endpoint; auto chooses by URL."),
+    ] = "auto"
+    endpoint_model: Annotated[
+        str | None, Setting("Model name, for an endpoint URL without one.", metavar="NAME")
+    ] = None
+    in_flight_max: Annotated[int, IN_FLIGHT_MAX] = 16
+    timeout_s: Annotated[float, REQUEST_TIMEOUT_S] = 60.0
+    retry_s: Annotated[
+        float,
+        Setting(
+            "Seconds for which a failed request to the endpoint or a store is retried.", least=0, most=inf
+        ),
+    ] = 120.0
     model_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)

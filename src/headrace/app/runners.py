@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from headrace.app.model_copy import StoredCopy, copy_model
 from headrace.app.predictors import ModelLike, OpenedPredictor, PredictorOptions, RunningPredictor
@@ -14,6 +14,7 @@ from headrace.app.transform_worker import (
     worker_spec,
 )
 from headrace.core.errors import ConfigError
+from headrace.core.settings import Setting
 from headrace.runs.ledger import Ledger
 from headrace.runs.locality import Locality, OtherRegions
 from headrace.runs.plan import no_region
@@ -54,16 +55,22 @@ AnyWorkers = Workers | RayWorkers | BeamWorkers
 class DataRegions:
     """The regions of the data and the workers, and the rule for tasks in other regions.
 
-    Args:
-        rules: The regions of URIs. The region of a bucket without a rule is read from its server.
-        region: The region of the workers. On Ray: of workers whose node does not declare its region.
-        other_regions: "idle": a worker without tasks in its region takes tasks of other regions.
-            "never": such tasks stay unprocessed until a run with workers in their region resumes them.
+    The `rules` have the regions of URIs; the region of a bucket without a rule is read from its
+    server. On Ray, `region` is that of workers whose node does not declare its region.
     """
 
     rules: RegionRules = field(default_factory=RegionRules)
-    region: str | None = None
-    other_regions: OtherRegions = "idle"
+    region: Annotated[
+        str | None,
+        Setting("Region of the workers; objects in it are processed first.", metavar="REGION"),
+    ] = None
+    other_regions: Annotated[
+        OtherRegions,
+        Setting(
+            "Use of workers for objects of other regions: when idle, or never. "
+            "Objects left over wait for a run with --resume in their region."
+        ),
+    ] = "idle"
 
     @property
     def locality(self) -> Locality:

@@ -60,7 +60,7 @@ def job_extras(params: dict[str, Any], base: str = "jobs") -> list[str]:
     `base` is left out if another extra includes it.
     """
     ledger: str = params["ledger"] or ""
-    dispatcher: str = params["dispatcher"]
+    dispatcher: str = params["dispatcher"] or ""
     extras = [base]
     if ledger.startswith("postgres"):
         extras = ["postgres"] if base == "jobs" else [base, "postgres"]

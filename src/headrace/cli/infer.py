@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import click
 
-from headrace.cli.key_values import key_values
-from headrace.cli.model_server import open_server, run_server_command, server_options
+from headrace.cli.options import key_values
+from headrace.cli.servers import open_server, run_server_command, server_options
 
 _EPILOG = """\b
 Examples:

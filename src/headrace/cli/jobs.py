@@ -9,9 +9,9 @@ import click
 import orjson
 
 from headrace.cli.groups import DefaultListGroup, examples
-from headrace.cli.job_server import job_server_options, run_job_command
+from headrace.cli.options import combined_options, name_value_pairs
 from headrace.cli.reports import print_error
-from headrace.cli.submit import name_value_pairs
+from headrace.cli.servers import JOB_SERVER_OPTIONS, run_job_command
 from headrace.core.errors import HeadraceError
 from headrace.jobs.job import Job
 from headrace.jobs.state import JobState
@@ -40,25 +40,20 @@ _ENDED: Final = tuple(
 )
 
 
-def _filters(command: Any) -> Any:
-    for option in reversed(
-        (
-            click.option("--queue", "-q", default="", help="Queue of the jobs."),
-            click.option("--model", "-m", default="", help="Model of the jobs."),
-            click.option("--kind", default="", help="Kind of the jobs."),
-            click.option(
-                "--tag",
-                "tags",
-                multiple=True,
-                metavar="NAME=VALUE",
-                help="Tag of the jobs. Repeatable; jobs need all tags.",
-            ),
-            click.option("--correlation-id", default="", help="Correlation id of the jobs."),
-            click.option("--tenant", help="Tenant of the jobs, for keys that see all tenants."),
-        )
-    ):
-        command = option(command)
-    return command
+_FILTER_OPTIONS = combined_options(
+    click.option("--queue", "-q", default="", help="Queue of the jobs."),
+    click.option("--model", "-m", default="", help="Model of the jobs."),
+    click.option("--kind", default="", help="Kind of the jobs."),
+    click.option(
+        "--tag",
+        "tags",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Tag of the jobs. Repeatable; jobs need all tags.",
+    ),
+    click.option("--correlation-id", default="", help="Correlation id of the jobs."),
+    click.option("--tenant", help="Tenant of the jobs, for keys that see all tenants."),
+)
 
 
 @click.group("jobs", cls=DefaultListGroup, epilog=_EPILOG, short_help="List and control jobs.")
@@ -69,7 +64,7 @@ def jobs_command() -> None:
 @jobs_command.command(
     "list", epilog=examples("headrace jobs list --queue night --state failed --tag day=2026-11-21")
 )
-@_filters
+@_FILTER_OPTIONS
 @click.option(
     "--state",
     "states",
@@ -80,7 +75,7 @@ def jobs_command() -> None:
 @click.option(
     "--limit", "-n", type=click.IntRange(min=1), default=LIST_LIMIT, show_default=True, help="Limit of jobs."
 )
-@job_server_options
+@JOB_SERVER_OPTIONS
 def list_command(**params: Any) -> None:
     """List jobs, newest first. The default of `headrace jobs`."""
 
@@ -99,7 +94,7 @@ def list_command(**params: Any) -> None:
 
 @jobs_command.command("show", epilog=examples("headrace jobs show 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_id", metavar="ID")
-@job_server_options
+@JOB_SERVER_OPTIONS
 def show_command(job_id: str, **params: Any) -> None:
     """Show a job with its history of failures."""
 
@@ -119,13 +114,12 @@ def show_command(job_id: str, **params: Any) -> None:
 
 @jobs_command.command("watch", epilog=examples("headrace jobs watch 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_id", metavar="ID")
-@job_server_options
+@JOB_SERVER_OPTIONS
 def watch_command(job_id: str, **params: Any) -> None:
     """Follow a job until it ends. Exit with status 0 if it completed, else 1."""
 
     def call(client: Any) -> int:
-        from headrace.cli.job_display import follow  # noqa: PLC0415
-        from headrace.cli.job_results import exit_status  # noqa: PLC0415
+        from headrace.cli.job_display import exit_status, follow  # noqa: PLC0415
 
         json_lines = params["json_lines"]
         job = follow(client.events(job_id), json_lines=json_lines) or client.get(job_id)
@@ -142,12 +136,12 @@ def watch_command(job_id: str, **params: Any) -> None:
 @click.argument("job_id", metavar="ID")
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), help="File for the result.")
 @click.option("--wait", "wait", is_flag=True, help="Wait until the job ends.")
-@job_server_options
+@JOB_SERVER_OPTIONS
 def result_command(job_id: str, output: Path | None, wait: bool, **params: Any) -> None:
     """Print or save the result of a completed job."""
 
     def call(client: Any) -> int:
-        from headrace.cli.job_results import exit_status, fetch_result  # noqa: PLC0415
+        from headrace.cli.job_display import exit_status, fetch_result  # noqa: PLC0415
 
         job = client.wait(job_id) if wait else client.get(job_id)
         if wait and (status := exit_status(job)):
@@ -160,7 +154,7 @@ def result_command(job_id: str, output: Path | None, wait: bool, **params: Any) 
 
 @jobs_command.command("cancel", epilog=examples("headrace jobs cancel 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@job_server_options
+@JOB_SERVER_OPTIONS
 def cancel_command(job_ids: tuple[str, ...], **params: Any) -> None:
     """Cancel pending or running jobs.
 
@@ -171,7 +165,7 @@ def cancel_command(job_ids: tuple[str, ...], **params: Any) -> None:
 
 @jobs_command.command("retry", epilog=examples("headrace jobs retry 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@job_server_options
+@JOB_SERVER_OPTIONS
 def retry_command(job_ids: tuple[str, ...], **params: Any) -> None:
     """Retry jobs that ended without a result.
 
@@ -182,7 +176,7 @@ def retry_command(job_ids: tuple[str, ...], **params: Any) -> None:
 
 @jobs_command.command("delete", epilog=examples("headrace jobs delete 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@job_server_options
+@JOB_SERVER_OPTIONS
 def delete_command(job_ids: tuple[str, ...], **params: Any) -> None:
     """Delete ended jobs with their stored payloads and results."""
 
@@ -198,7 +192,7 @@ def delete_command(job_ids: tuple[str, ...], **params: Any) -> None:
         "headrace jobs requeue --queue night --dry-run", "headrace jobs requeue --queue night --yes"
     ),
 )
-@_filters
+@_FILTER_OPTIONS
 @click.option(
     "--state",
     "states",
@@ -218,7 +212,7 @@ def delete_command(job_ids: tuple[str, ...], **params: Any) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="List the jobs and change nothing.")
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
-@job_server_options
+@JOB_SERVER_OPTIONS
 def requeue_command(dry_run: bool, yes: bool, **params: Any) -> None:
     """Retry all selected jobs that ended without a result."""
 

@@ -6,7 +6,7 @@ import click
 import orjson
 
 from headrace.cli.groups import DefaultListGroup, examples
-from headrace.cli.model_server import open_server, run_server_command, server_options
+from headrace.cli.servers import open_server, run_server_command, server_options
 
 _EPILOG = """\b
 Examples:

@@ -1,121 +1,296 @@
-"""Options of ``headrace stream``: their parsers and the settings made from them.
+"""Command line options that are made from declared settings, and the settings made from options.
 
-Invalid values exit with status 2 before a source is opened.
+An option that was not given has the value None, or () if it is repeatable: the setting's own default
+then applies. Invalid values exit with status 2 before anything starts.
 """
 
+import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_args
+import tomllib
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
+from typing_extensions import override
 
-from headrace.app.predictors import PredictorOptions
-from headrace.cli.renamed import old_option_name
-from headrace.formats.read import FormatName, ReadOptions
-from headrace.runs.parts import PART_SUFFIXES
-from headrace.runs.settings import (
-    BY_PLACE,
-    MIB,
-    FailurePolicy,
-    FlowSettings,
-    MappingOptions,
-    OutputSettings,
-    StreamSettings,
-    TaskSettings,
+from headrace.core.errors import ConfigError
+from headrace.core.settings import (
+    DeclaredSetting,
+    declared_settings,
+    format_size,
+    parse_size,
 )
-from headrace.runs.spec_extension import parse_max_failed
+from headrace.runs.settings import BY_PLACE
+from headrace.server.settings import TlsFiles
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
-_COUNT = click.IntRange(min=1)
-POSITIVE = click.FloatRange(min=0, min_open=True)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)(?:i?b)?", re.IGNORECASE)
-_SCALES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_RANGE = re.compile(r"(\d+)-(\d+)")
-_COLUMNS_MAX = 100_000
-_REQUIRED_OPTIONS = {
-    "instances": "model",
-    "protocol": "endpoint",
-    "endpoint_model": "endpoint",
-    "in_flight_max": "endpoint",
-    "timeout_s": "endpoint",
-    "retry_s": "endpoint",
-    "sequence": "model",
-    "sequence_end": "sequence",
-    "sequences_live_max": "sequence",
-}
-"""Options that have no effect without another option."""
+POSITIVE: Final = click.FloatRange(min=0, min_open=True)
+_RANGE: Final = re.compile(r"(\d+)-(\d+)")
+_COLUMNS_MAX: Final = 100_000
 
 
-def parse_bytes(_: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+class ParsedType(click.ParamType):  # pyright: ignore[reportMissingTypeArgument] - not generic before 8.5
+    """A type whose texts a function parses; its ValueError says why a text is invalid."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def parse_bytes(text: str) -> int:
     """Return a size in bytes: ``16MiB``, ``64k`` or ``1000``. Units are powers of 1024."""
-    if value is None:
-        return None
-    match = _SIZE.fullmatch(value.strip())
-    size = int(float(match[1]) * _SCALES[match[2].lower()]) if match else 0
-    if size < 1:
-        raise click.BadParameter(f"{value!r} is not a size: write 16MiB, 64k or 1000", param=parameter)
+    if not (size := parse_size(text)):
+        raise ValueError(f"{text!r} is not a size: write 16MiB, 64k or 1000")
     return size
 
 
-def parse_columns(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str | int, ...]:
+def parse_columns(text: str) -> tuple[str | int, ...]:
     """Return the columns of ``a,b,c`` or ``0,3,5-9``."""
-    if not value:
-        return ()
     found: list[str | int] = []
-    for part in map(str.strip, value.split(",")):
+    for part in map(str.strip, text.split(",")) if text else ():
         span = _RANGE.fullmatch(part)
         if not part:
-            raise click.BadParameter(f"{value!r} contains an empty column name", param=parameter)
+            raise ValueError(f"{text!r} contains an empty column name")
         if span is None:
-            found.append(int(part) if part.isdecimal() else part)
+            found.append(name_or_index(part))
             continue
         low, high = int(span[1]), int(span[2])
         if not low <= high < low + _COLUMNS_MAX:
-            raise click.BadParameter(
-                f"{part} is not a range: write the lower index first, and at most {_COLUMNS_MAX} columns",
-                param=parameter,
+            raise ValueError(
+                f"{part} is not a range: write the lower index first, and at most {_COLUMNS_MAX} columns"
             )
         found.extend(range(low, high + 1))
     if len({type(c) for c in found}) > 1:
-        raise click.BadParameter("name all columns, or give the indices of all columns", param=parameter)
+        raise ValueError("name all columns, or give the indices of all columns")
     return tuple(found)
 
 
-def parse_sequence(_: click.Context, parameter: click.Parameter, value: str | None) -> str | int | None:
+def name_or_index(text: str) -> str | int:
+    """Return the name or the index of a column."""
+    return int(text) if text.isdecimal() else text
+
+
+def parse_sequence(text: str) -> str | int:
     """Return a column name or index, or one of the words with ``@``."""
-    if value is not None and (not value or (value[0] == "@" and value not in BY_PLACE)):
-        raise click.BadParameter(
-            f"{value!r} is neither a column nor {' or '.join(BY_PLACE)}: "
-            "for a column whose name begins with @, give its index",
-            param=parameter,
+    if text[:1] in ("", "@") and text not in BY_PLACE:
+        raise ValueError(
+            f"{text!r} is neither a column nor {' or '.join(BY_PLACE)}: "
+            "for a column whose name begins with @, give its index"
         )
-    return _name_or_index(value)
+    return name_or_index(text)
 
 
-def parse_delimiter(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def parse_delimiter(text: str) -> str:
     r"""Return a single character; ``\t`` is a tab."""
-    if value is None:
-        return None
-    found = "\t" if value == r"\t" else value
+    found = "\t" if text == r"\t" else text
     if len(found) != 1:
-        raise click.BadParameter(f"{value!r} is not a single character", param=parameter)
+        raise ValueError(f"{text!r} is not a single character")
     return found
 
 
-def parse_size_px(
-    _context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[int, int] | None:
+def parse_size_px(text: str) -> tuple[int, int]:
     """Return height and width of ``224x224``."""
-    if value is None:
-        return None
-    height, _, width = value.lower().partition("x")
+    height, _, width = text.lower().partition("x")
     if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise click.BadParameter(
-            f"{value!r} is not a size: write HEIGHTxWIDTH, as in 224x224", param=parameter
-        )
+        raise ValueError(f"{text!r} is not a size: write HEIGHTxWIDTH, as in 224x224")
     return int(height), int(width)
+
+
+SIZE: Final = ParsedType("size", parse_bytes)
+_TYPES: Final = {
+    "columns": ParsedType("columns", parse_columns),
+    "text_column": ParsedType("column", name_or_index),
+    "sequence": ParsedType("column", parse_sequence),
+    "sequence_end": ParsedType("column", name_or_index),
+    "delimiter": ParsedType("character", parse_delimiter),
+    "image_size": ParsedType("size", parse_size_px),
+}
+"""The types of settings that have a form of their own on the command line, by name."""
+_METAVARS: Final = {int: "INTEGER", float: "FLOAT"}
+
+
+class SettingOption(click.Option):
+    """An option that is also the environment variable ``HEADRACE_`` and its name.
+
+    A variable of the command, such as ``HEADRACE_SERVE_HOST``, takes precedence.
+    """
+
+    def __init__(self, *args: Any, declared: DeclaredSetting | None = None, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.declared = declared
+        """The setting that the option was made from."""
+
+    @override
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        name = self._variable_in_use(ctx)
+        return os.environ[name] if name else None
+
+    @override
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        hint = super().get_error_hint(ctx)
+        if ctx is None or ctx.get_parameter_source(str(self.name)) is not ParameterSource.ENVIRONMENT:
+            return hint
+        return f"{hint} (environment variable {self._variable_in_use(ctx)})"
+
+    def _variable_in_use(self, ctx: click.Context) -> str:
+        names = [self.variable]
+        if ctx.auto_envvar_prefix:
+            names.insert(0, f"{ctx.auto_envvar_prefix}_{str(self.name).upper()}")
+        # Kubernetes sets HEADRACE_PORT=tcp://… for a service that is named headrace.
+        values = {name: os.environ.get(name, "") for name in names}
+        return next((n for n, v in values.items() if v and not (n.endswith("_PORT") and "://" in v)), "")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable for the option of any command."""
+        return f"HEADRACE_{str(self.name).upper()}"
+
+
+def option(*names: str, **attributes: Any) -> Callable[[Command], Command]:
+    """Return a `click.option` for a value that no settings class declares, with its variable."""
+    return click.option(*names, cls=SettingOption, **attributes)
+
+
+def setting_options(
+    *kinds: type,
+    without: Container[str] = (),
+    only: Container[str] | None = None,
+    refused_choices: Mapping[str, Container[str]] = MappingProxyType({}),
+) -> Callable[[Command], Command]:
+    """Return the options of settings classes: each name once, none of `without`, and those of `only`.
+
+    `refused_choices` are the words of a setting that the command has no use for.
+    """
+    found: dict[str, DeclaredSetting] = {}
+    for kind in kinds:
+        for declared in declared_settings(kind):
+            wanted = declared.name not in without and (only is None or declared.name in only)
+            if wanted and not declared.setting.python_only:
+                found.setdefault(declared.name, declared)
+    return combined_options(
+        *(_setting_option(each, refused_choices.get(each.name, ())) for each in found.values())
+    )
+
+
+def _setting_option(
+    declared: DeclaredSetting, refused_choices: Container[str]
+) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        names = [declared.option, declared.name]
+        if declared.type is bool and (declared.optional or declared.default):
+            names[0] = f"{declared.option}/--no-{declared.option.removeprefix('--')}"
+        made = click.option(
+            *names,
+            cls=SettingOption,
+            declared=declared,
+            default=None,
+            is_flag=declared.type is bool,
+            multiple=declared.item is not None and declared.name not in _TYPES,
+            type=None if declared.type is bool else _click_type(declared, refused_choices),
+            metavar=declared.setting.metavar or (None if declared.is_size else _METAVARS.get(declared.type)),
+            help=declared.setting.help + _shown_default(declared),
+        )(command)
+        for old in declared.setting.old_names:
+            made = old_option_name("--" + old.replace("_", "-"), declared.option, declared.name)(made)
+        return made
+
+    return decorate
+
+
+def _click_type(declared: DeclaredSetting, refused_choices: Container[str]) -> Any:
+    kind, bounds = declared.item or declared.type, declared.setting
+    if declared.name in _TYPES:
+        return _TYPES[declared.name]
+    if declared.choices:
+        return click.Choice([word for word in declared.choices if word not in refused_choices])
+    if declared.is_size:
+        return SIZE
+    if kind is Path:
+        return click.Path(path_type=Path)
+    if kind not in (int, float):
+        return click.STRING
+    low = bounds.least if bounds.above is None else bounds.above
+    high = None if bounds.most == inf else bounds.most
+    if kind is int:
+        return click.IntRange(low if low is None else int(low), high if high is None else int(high))
+    return click.FloatRange(low, high, min_open=bounds.above is not None)
+
+
+def _shown_default(declared: DeclaredSetting) -> str:
+    text = default_text(declared)
+    return f"  [default: {text}]" if text else ""
+
+
+def default_text(declared: DeclaredSetting) -> str:
+    """Return the default of a setting as users write it; "" for an unset flag, and without a default."""
+    value = declared.default
+    if declared.setting.default:
+        return declared.setting.default
+    if isinstance(value, bool):
+        return "true" if value else ""
+    if not isinstance(value, (str, int, float)):
+        return ""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return format_size(value) if declared.is_size and isinstance(value, int) else str(value)
+
+
+def settings_from(kind: type[_T], params: Mapping[str, Any], **values: Any) -> _T:
+    """Return settings from the options that were given, and from `values` by field.
+
+    Raises:
+        ConfigError: The settings refuse a value.
+    """
+    return kind(**given_values(kind, params), **values)
+
+
+def given_values(kind: type, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options that were given, by the fields of their settings."""
+    return {
+        declared.field: params[declared.name]
+        for declared in declared_settings(kind)
+        if params.get(declared.name) not in (None, ())
+    }
+
+
+def tls_files(params: Mapping[str, Any]) -> TlsFiles | None:
+    """Return the TLS files of the options. Raise ConfigError for a certificate without a key."""
+    given = given_values(TlsFiles, params)
+    if given and not {"certificate", "key"} <= given.keys():
+        raise ConfigError("TLS needs both --tls-certificate and --tls-key")
+    return TlsFiles(**given) if given else None
+
+
+def option_name(parameter: str) -> str:
+    """Return the option of a parameter, for messages."""
+    return "--" + parameter.replace("_", "-")
+
+
+def keep_explicit(params: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """Return those of the parameters, which do not apply here, that the user set for this command.
+
+    Forget the values of the others, which come from the environment: a variable is meant for commands
+    to which it applies.
+    """
+    context = click.get_current_context(silent=True)
+    found = [name for name in names if params[name] not in (None, ())]
+    for name in found:
+        if context is not None and context.get_parameter_source(name) is ParameterSource.ENVIRONMENT:
+            params[name] = None
+    return [name for name in found if params[name] is not None]
 
 
 def combined_options(*parts: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -129,10 +304,62 @@ def combined_options(*parts: Callable[[Command], Command]) -> Callable[[Command]
     return decorate
 
 
-def _log_options(verbose_help: str) -> Callable[[Command], Command]:
+def old_option_name(
+    old: str, new: str, name: str, convert: Callable[[str], str] = str
+) -> Callable[[Command], Command]:
+    """Return a hidden option whose value, converted, becomes the default of the option `new`.
+
+    The old name works for one release, and prints a warning. A value under the new name on the
+    command line takes precedence. `name` is the parameter of the option `new`.
+    """
+
+    def set_default(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is None:
+            return
+        click.echo(f"warning: {old} is deprecated: use {new}", err=True)
+        context.default_map = {**(context.default_map or {}), name: convert(value)}
+
+    # Eager options are processed before the others, which then find their default.
+    return click.option(
+        old,
+        hidden=True,
+        is_eager=True,
+        expose_value=False,
+        callback=set_default,
+        help=f"Deprecated name of {new}.",
+    )
+
+
+def key_values(pairs: Sequence[str], name: str) -> dict[str, Any]:
+    """Return the values of ``KEY=VALUE`` by key: TOML values where they parse as such, else plain text.
+
+    Raises:
+        ConfigError: A text has no key or no ``=``. The message has the `name` of the option.
+    """
+    values: dict[str, Any] = {}
+    for key, value in name_value_pairs(pairs, name, "KEY=VALUE").items():
+        try:
+            values[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key] = value
+    return values
+
+
+def name_value_pairs(texts: Sequence[str], name: str, form: str = "NAME=VALUE") -> dict[str, str]:
+    """Return ``NAME=VALUE`` options as text by name. Raise ConfigError for malformed pairs."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{name} {text!r} must be {form}")
+        pairs[key] = value
+    return pairs
+
+
+def log_options(verbose_help: str) -> Callable[[Command], Command]:
     """Return the options for logs, which all commands that log have."""
     return combined_options(
-        click.option(
+        option(
             "--log-format",
             type=click.Choice(["text", "json"]),
             default="text",
@@ -143,306 +370,13 @@ def _log_options(verbose_help: str) -> Callable[[Command], Command]:
     )
 
 
-RUN_LOG_OPTIONS = _log_options("Log what the run does, not only warnings; -vv includes debug logs.")
-SERVER_LOG_OPTIONS = _log_options("Include debug logs.")
-
-MEDIA_OPTIONS = combined_options(
-    click.option(
-        "--image-size",
-        callback=parse_size_px,
-        metavar="HxW",
-        help="Height and width in pixels to which images and frames are resized.",
-    ),
-    click.option(
-        "--image-mode",
-        default="RGB",
-        show_default=True,
-        type=click.Choice(["RGB", "L"]),
-        help="Channels of images and frames: RGB, or L for greyscale.",
-    ),
-    click.option(
-        "--image-scale",
-        type=POSITIVE,
-        default=1 / 255,
-        show_default="1/255",
-        help="Factor that is applied to pixel values (0-255) for float inputs.",
-    ),
-    click.option("--window-ms", type=POSITIVE, help="Audio window length in milliseconds."),
-    click.option(
-        "--hop-ms",
-        type=POSITIVE,
-        help="Time between the starts of two audio windows in milliseconds.  [default: --window-ms]",
-    ),
-    click.option("--sample-rate-hz", type=_COUNT, help="Audio sample rate in Hz after resampling."),
-    old_option_name("--sample-rate", "--sample-rate-hz"),
-    click.option(
-        "--audio-channels",
-        default="mono",
-        show_default=True,
-        type=click.Choice(["mono", "keep"]),
-        help="Audio channels: their mean (mono), or all of them (keep).",
-    ),
-    click.option("--every-frames", type=_COUNT, help="Interval of video frames to read, in frames."),
-    click.option("--every-ms", type=POSITIVE, help="Interval of video frames to read, in milliseconds."),
+RUN_LOG_OPTIONS = log_options("Log what the run does, not only warnings; -vv includes debug logs.")
+SERVER_LOG_OPTIONS = log_options("Include debug logs.")
+MODEL_OPTIONS_OPTION = click.option(
+    "-O",
+    "--option",
+    "model_options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Option of the model's runtime or class. Repeatable.",
 )
-
-SOURCE_OPTIONS = combined_options(
-    click.option("--members", multiple=True, metavar="GLOB", help="Archive members to read. Repeatable."),
-    click.option(
-        "--format",
-        "format_",
-        default="auto",
-        show_default=True,
-        type=click.Choice(["auto", *get_args(FormatName)]),
-        help="Format of objects and members; auto chooses by file name.",
-    ),
-    click.option(
-        "--compression",
-        default="auto",
-        show_default=True,
-        type=click.Choice(["auto", "none", "gzip", "bzip2", "zstd"]),
-        help="Compression of objects.",
-    ),
-    click.option(
-        "--delimiter",
-        callback=parse_delimiter,
-        metavar="C",
-        help=r"Delimiter of CSV cells; \t is a tab.  [default: , or tab for .tsv]",
-    ),
-    click.option(
-        "--header",
-        default="none",
-        show_default=True,
-        type=click.Choice(["none", "drop", "names"]),
-        help="First record of a CSV file: data (none), a header to skip (drop), or column names (names).",
-    ),
-    click.option(
-        "--columns",
-        callback=parse_columns,
-        metavar="A,B,…",
-        help="Columns or fields for the model, by name or by index (0-9).",
-    ),
-    click.option("--text-column", metavar="NAME", help="Column or field for the model, as text."),
-    click.option(
-        "--record-bytes-max",
-        default="16MiB",
-        show_default=True,
-        callback=parse_bytes,
-        metavar="SIZE",
-        help="Size limit of a record; longer records fail.",
-    ),
-    MEDIA_OPTIONS,
-)
-
-SEQUENCE_OPTIONS = combined_options(
-    click.option(
-        "--sequence",
-        metavar="COLUMN",
-        callback=parse_sequence,
-        help="Column or field with the sequence id, for models with a step method; or @object or @member, "
-        "for one sequence per object or archive member.  [default: each record is a sequence]",
-    ),
-    click.option(
-        "--sequence-end",
-        metavar="COLUMN",
-        help="Column or field that is true, or 1, in the last record of a sequence.",
-    ),
-    click.option(
-        "--sequences-live-max",
-        type=_COUNT,
-        help="Limit of unfinished sequences.  [default: the model's sequences.live_max]",
-    ),
-)
-
-OLD_FLOW_NAMES = combined_options(
-    old_option_name("--batch-rows", "--batch-rows-max"),
-    old_option_name("--batch-bytes", "--batch-bytes-max"),
-    old_option_name("--prefetch-bytes", "--prefetch-bytes-max"),
-)
-
-FLOW_OPTIONS = combined_options(
-    OLD_FLOW_NAMES,
-    old_option_name("--in-flight", "--in-flight-max"),
-    click.option(
-        "--batch-rows-max", type=_COUNT, help="Batch size in records.  [default: the model's max_batch_rows]"
-    ),
-    click.option(
-        "--batch-bytes-max",
-        default="64MiB",
-        show_default=True,
-        callback=parse_bytes,
-        metavar="SIZE",
-        help="Batch size in bytes.",
-    ),
-    click.option(
-        "--batch-delay-ms",
-        type=POSITIVE,
-        help="Longest wait of a batch's first record in milliseconds.  [default: no limit]",
-    ),
-    click.option(
-        "--prefetch-bytes-max",
-        default="32MiB",
-        show_default=True,
-        callback=parse_bytes,
-        metavar="SIZE",
-        help="Size of the read-ahead.",
-    ),
-    click.option(
-        "--instances",
-        type=_COUNT,
-        help="Number of model instances, each in a thread.  [default: 1]",
-    ),
-    click.option(
-        "--protocol",
-        default="auto",
-        show_default=True,
-        type=click.Choice(["auto", "oip", "torchserve"]),
-        help="Protocol of the endpoint; auto chooses by URL.",
-    ),
-    click.option("--endpoint-model", metavar="NAME", help="Model name, for an endpoint URL without one."),
-    click.option(
-        "--in-flight-max",
-        type=_COUNT,
-        default=16,
-        show_default=True,
-        help="Limit of concurrent requests to the endpoint.",
-    ),
-    click.option(
-        "--timeout-s",
-        type=POSITIVE,
-        default=60.0,
-        show_default=True,
-        help="Timeout of a request to the endpoint in seconds.",
-    ),
-    click.option(
-        "--retry-s",
-        type=click.FloatRange(min=0),
-        default=120.0,
-        show_default=True,
-        help="Seconds for which a failed request is retried.",
-    ),
-)
-
-PART_OPTIONS = combined_options(
-    click.option(
-        "--output-format",
-        default="auto",
-        show_default=True,
-        type=click.Choice([*PART_SUFFIXES]),
-        help="Format of the predictions; auto is csv.",
-    ),
-    click.option(
-        "--join",
-        default="none",
-        show_default=True,
-        type=click.Choice(["none", "input"]),
-        help="Columns beside a prediction: none, or the input record (for media, its position).",
-    ),
-    click.option(
-        "--output-header/--no-output-header",
-        default=None,
-        help="Write a header line in CSV parts.  [default: with --header names]",
-    ),
-    old_option_name("--part-bytes", "--part-bytes-max"),
-    click.option(
-        "--part-bytes-max",
-        callback=parse_bytes,
-        metavar="SIZE",
-        help="Approximate size of a part.  [default: 16MiB]",
-    ),
-    click.option(
-        "--checkpoint-s",
-        type=click.FloatRange(min=0),
-        default=5.0,
-        show_default=True,
-        help="Checkpoint interval in seconds: the most work that a kill can lose.",
-    ),
-)
-
-
-def stream_settings(params: Mapping[str, Any]) -> StreamSettings:
-    """Return the stream settings of the options. Raise ConfigError for invalid limits."""
-    return StreamSettings(
-        read=ReadOptions(
-            compression=params["compression"],
-            format=params["format_"],
-            members=params["members"],
-            delimiter=params["delimiter"],
-            header=params["header"],
-            record_bytes_max=params["record_bytes_max"],
-            size_px=params["image_size"],
-            image_mode=params["image_mode"],
-            window_ms=params["window_ms"],
-            hop_ms=params["hop_ms"],
-            sample_rate_hz=params["sample_rate_hz"],
-            audio_channels=params["audio_channels"],
-            every_frames=params["every_frames"],
-            every_ms=params["every_ms"],
-        ),
-        mapping=MappingOptions(
-            columns=params["columns"],
-            input_filter=params["input_filter"] or "$",
-            slice_end=params["slice_end"] or "exclusive",
-            text_column=_name_or_index(params["text_column"]),
-            image_scale=params["image_scale"],
-            sequence=params["sequence"],
-            sequence_end=_name_or_index(params["sequence_end"]),
-        ),
-        flow=FlowSettings(
-            batch_rows_max=params["batch_rows_max"],
-            batch_bytes_max=params["batch_bytes_max"],
-            batch_delay_ms=params["batch_delay_ms"],
-            prefetch_bytes_max=params["prefetch_bytes_max"],
-            sequences_live_max=params["sequences_live_max"],
-        ),
-        output=OutputSettings(
-            format=params["output_format"],
-            join=params["join"],
-            output_filter=params["output_filter"] or "$",
-            slice_end=params["slice_end"] or "exclusive",
-            header=params["output_header"],
-            part_bytes_max=params["part_bytes_max"] or 16 * MIB,
-            checkpoint_s=params["checkpoint_s"],
-        ),
-        failures=FailurePolicy(params["on_error"] or "record", *parse_max_failed(params["max_failed"])),
-        tasks=TaskSettings() if params["task_bytes"] is None else TaskSettings(params["task_bytes"]),
-    )
-
-
-def _name_or_index(text: str | None) -> str | int | None:
-    return int(text) if text and text.isdecimal() else text
-
-
-def predictor_options(params: Mapping[str, Any]) -> PredictorOptions:
-    """Return the predictor options for the model or endpoint."""
-    return PredictorOptions(
-        instances=params["instances"] or 1,
-        protocol=params["protocol"],
-        endpoint_model=params["endpoint_model"],
-        in_flight_max=params["in_flight_max"],
-        timeout_s=params["timeout_s"],
-        retry_s=params["retry_s"],
-    )
-
-
-def check_usage(context: click.Context) -> None:
-    """Raise UsageError for options that exclude or require each other."""
-    params, source = context.params, context.params["source"]
-    # An unset shell variable yields an empty string. An empty path would read the whole disk.
-    if not all(s.removeprefix("manifest:") for s in source):
-        raise click.UsageError("SOURCE is empty")
-    if not params["output"]:
-        raise click.UsageError("--output is empty")
-    if (params["model"] is None) == (params["endpoint"] is None):
-        raise click.UsageError("give either --model or --endpoint")
-    if params["columns"] and params["text_column"] is not None:
-        raise click.UsageError("--columns and --text-column cannot be combined")
-    if params["sequence"] in BY_PLACE and params["sequence_end"] is not None:
-        raise click.UsageError(f"--sequence {params['sequence']} and --sequence-end cannot be combined")
-    if params["every_frames"] and params["every_ms"]:
-        raise click.UsageError("--every-frames and --every-ms cannot be combined")
-    for name, required in _REQUIRED_OPTIONS.items():
-        missing = params[required] is None or params[required] is False
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and missing:
-            option, required_option = (f"--{n.replace('_', '-')}" for n in (name, required))
-            raise click.UsageError(f"{option} requires {required_option}")

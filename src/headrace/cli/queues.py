@@ -6,7 +6,7 @@ import click
 import orjson
 
 from headrace.cli.groups import DefaultListGroup, examples
-from headrace.cli.job_server import job_server_options, run_job_command
+from headrace.cli.servers import JOB_SERVER_OPTIONS, run_job_command
 
 _EPILOG = """\b
 Examples:
@@ -30,7 +30,7 @@ def queues_command() -> None:
 
 
 @queues_command.command("list", epilog=examples("headrace queues list --json"))
-@job_server_options
+@JOB_SERVER_OPTIONS
 def list_command(**params: Any) -> None:
     """List all queues with their numbers of jobs. The default of `headrace queues`."""
 
@@ -42,7 +42,7 @@ def list_command(**params: Any) -> None:
 
 @queues_command.command("pause", epilog=examples("headrace queues pause night"))
 @click.argument("queue")
-@job_server_options
+@JOB_SERVER_OPTIONS
 def pause_command(queue: str, **params: Any) -> None:
     """Stop workers from taking jobs of QUEUE. Running jobs continue, and submissions are accepted."""
     run_job_command(params, lambda client: _print_queues([client.pause_queue(queue)], params))
@@ -50,7 +50,7 @@ def pause_command(queue: str, **params: Any) -> None:
 
 @queues_command.command("resume", epilog=examples("headrace queues resume night"))
 @click.argument("queue")
-@job_server_options
+@JOB_SERVER_OPTIONS
 def resume_command(queue: str, **params: Any) -> None:
     """End the pause or drain of QUEUE.
 
@@ -61,7 +61,7 @@ def resume_command(queue: str, **params: Any) -> None:
 
 @queues_command.command("drain", epilog=examples("headrace queues drain night"))
 @click.argument("queue")
-@job_server_options
+@JOB_SERVER_OPTIONS
 def drain_command(queue: str, **params: Any) -> None:
     """Refuse submissions to QUEUE. Workers still take its jobs."""
     run_job_command(params, lambda client: _print_queues([client.drain_queue(queue)], params))
@@ -70,7 +70,7 @@ def drain_command(queue: str, **params: Any) -> None:
 @queues_command.command("bound", epilog=examples("headrace queues bound night 1000"))
 @click.argument("queue")
 @click.argument("pending_max", type=click.IntRange(min=0), required=False)
-@job_server_options
+@JOB_SERVER_OPTIONS
 def bound_command(queue: str, pending_max: int | None, **params: Any) -> None:
     """Limit the waiting jobs of QUEUE to PENDING_MAX. Without PENDING_MAX, remove the limit."""
     run_job_command(params, lambda client: _print_queues([client.bound_queue(queue, pending_max)], params))
@@ -78,7 +78,7 @@ def bound_command(queue: str, pending_max: int | None, **params: Any) -> None:
 
 @queues_command.command("scale", epilog=examples("headrace queues scale night --json | jq .desired"))
 @click.argument("queue")
-@job_server_options
+@JOB_SERVER_OPTIONS
 def scale_command(queue: str, **params: Any) -> None:
     """Show the desired number of workers of QUEUE.
 

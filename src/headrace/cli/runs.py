@@ -1,10 +1,14 @@
 """The parts that ``headrace stream`` and ``headrace transform`` share: options, execution, retry."""
 
 import logging
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from types import FrameType, TracebackType
+from typing import Any, Final, NoReturn, Self
 
 import click
 from click.core import ParameterSource
@@ -13,11 +17,10 @@ from typing_extensions import override
 from headrace.app.predictors import add_current_folder_to_path
 from headrace.app.runs import OpenedRun, execute, open_watch, retry_failed
 from headrace.cli.groups import complete_files
-from headrace.cli.interrupt import InterruptHandler
 from headrace.cli.logs import configure_logs
 from headrace.cli.options import POSITIVE, RUN_LOG_OPTIONS, combined_options
 from headrace.cli.progress import ProgressDisplay, choose_style
-from headrace.cli.reports import exit_status, print_error, print_report
+from headrace.cli.reports import INTERRUPTED, exit_status, print_error, print_report
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.runs.progress import RunProgress
@@ -185,3 +188,38 @@ def _retry(destination: str, params: dict[str, Any]) -> int:
         around=open_display,
     )
     return print_report(report, progress, json_lines=json_lines, page=page)
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_MESSAGE = b"stopping after work in progress; press Ctrl-C again to stop at once\n"
+
+
+class InterruptHandler:
+    """A context manager that handles SIGINT and SIGTERM.
+
+    The first signal calls `stop` in a new thread. The second one ends the process at once; the run
+    can be resumed. Enter it in the main thread.
+    """
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._signals_received = 0
+        self._previous_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle a signal without taking locks: the interrupted main thread may hold any lock."""
+        self._signals_received += 1
+        if self._signals_received > 1:
+            os._exit(INTERRUPTED)
+        threading.Thread(target=self._stop, name="headrace-interrupt", daemon=True).start()
+        os.write(2, _MESSAGE)

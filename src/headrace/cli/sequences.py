@@ -5,7 +5,7 @@ from typing import Any
 import click
 import orjson
 
-from headrace.cli.model_server import open_server, run_server_command, server_options
+from headrace.cli.servers import open_server, run_server_command, server_options
 from headrace.core.errors import ConfigError
 
 _EPILOG = """\b

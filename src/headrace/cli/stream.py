@@ -4,18 +4,12 @@ from typing import Any
 
 import click
 
+from headrace.app.predictors import PredictorOptions
 from headrace.app.runs import dry_run, open_run
-from headrace.cli.dry_run import print_dry_run
 from headrace.cli.groups import DefaultCommandGroup, complete_files
-from headrace.cli.options import (
-    FLOW_OPTIONS,
-    PART_OPTIONS,
-    SEQUENCE_OPTIONS,
-    SOURCE_OPTIONS,
-    check_usage,
-    predictor_options,
-    stream_settings,
-)
+from headrace.cli.options import settings_from
+from headrace.cli.reports import print_dry_run
+from headrace.cli.run_options import STREAM_OPTIONS, check_usage, stream_settings
 from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, stream_workers_from
 from headrace.cli.runs import (
     DRY_RECORDS,
@@ -28,7 +22,6 @@ from headrace.cli.runs import (
     retry_failed_command,
     run_or_watch,
 )
-from headrace.cli.transform_options import FILTER_OPTIONS, LIMIT_OPTIONS, TASK_BYTES_OPTION
 from headrace.core.errors import ConfigError
 
 _EPILOG = """\b
@@ -79,13 +72,7 @@ class _Run(RunCommand):
     shell_complete=complete_files,
     help="Folder or prefix of the predictions, as in scored/.",
 )
-@SOURCE_OPTIONS
-@SEQUENCE_OPTIONS
-@FLOW_OPTIONS
-@PART_OPTIONS
-@FILTER_OPTIONS
-@LIMIT_OPTIONS
-@TASK_BYTES_OPTION
+@STREAM_OPTIONS
 @RUNNER_OPTIONS
 @EXISTING_OPTIONS
 @REPORT_OPTIONS
@@ -103,16 +90,16 @@ def run_command(source: tuple[str, ...], **params: Any) -> None:
 
 
 def _stream(source: str | list[str], params: dict[str, Any]) -> int:
+    workers = stream_workers_from(params)
     try:
         settings = stream_settings(params)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    workers = stream_workers_from(params)
     common: dict[str, Any] = {
         "model": params["model"],
         "endpoint": params["endpoint"],
         "settings": settings,
-        "options": predictor_options(params),
+        "options": settings_from(PredictorOptions, params),
         "workers": workers,
     }
     if params["dry_run"]:

@@ -8,9 +8,9 @@ import click
 import orjson
 
 from headrace.cli.groups import complete_files
-from headrace.cli.job_server import job_server_options, run_job_command
-from headrace.cli.key_values import key_values
+from headrace.cli.options import key_values, name_value_pairs
 from headrace.cli.reports import one_line
+from headrace.cli.servers import JOB_SERVER_OPTIONS, run_job_command
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import Kind
 
@@ -102,7 +102,7 @@ _SECONDS = click.FloatRange(min=0)
     type=click.Path(path_type=Path, dir_okay=False),
     help="File for the result, with --wait.",
 )
-@job_server_options
+@JOB_SERVER_OPTIONS
 def submit_command(**params: Any) -> None:
     """Submit a job for PAYLOAD: a file, - for standard input, or the URI of an object.
 
@@ -129,8 +129,11 @@ def submit_command(**params: Any) -> None:
 
 
 def _wait(client: Any, job: Any, params: dict[str, Any]) -> int:
-    from headrace.cli.job_display import follow  # noqa: PLC0415
-    from headrace.cli.job_results import exit_status, fetch_result  # noqa: PLC0415
+    from headrace.cli.job_display import (  # noqa: PLC0415
+        exit_status,
+        fetch_result,
+        follow,
+    )
 
     json_lines = params["json_lines"]
     if not json_lines:
@@ -169,17 +172,6 @@ def _options(params: dict[str, Any]) -> dict[str, Any]:
     if params["notify"]:
         options["notify"] = [_json_object(text) for text in params["notify"]]
     return options
-
-
-def name_value_pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
-    """Return ``NAME=VALUE`` options as text by name. Raise ConfigError for malformed pairs."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"{option} {text!r} must be NAME=VALUE")
-        pairs[name] = value
-    return pairs
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -6,9 +6,17 @@ from typing import Any
 
 import click
 
+from headrace.app.predictors import PredictorOptions
 from headrace.app.runs import dry_run, open_run
-from headrace.cli.dry_run import print_dry_run
 from headrace.cli.groups import DefaultCommandGroup, complete_files
+from headrace.cli.options import settings_from
+from headrace.cli.reports import print_dry_run
+from headrace.cli.run_options import (
+    TRANSFORM_OPTIONS,
+    spec_from,
+    transform_predictor_options,
+    with_option_names,
+)
 from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, workers_from
 from headrace.cli.runs import (
     DRY_RECORDS,
@@ -20,15 +28,6 @@ from headrace.cli.runs import (
     exit_with,
     retry_failed_command,
     run_or_watch,
-)
-from headrace.cli.transform_options import (
-    FAILURE_OPTIONS,
-    INPUT_OPTIONS,
-    OUTPUT_OPTIONS,
-    WORK_OPTIONS,
-    predictor_options_from,
-    spec_from,
-    with_option_names,
 )
 from headrace.core.errors import ConfigError
 from headrace.runs.spec import TransformSpec
@@ -88,10 +87,7 @@ class _Run(RunCommand):
     help="Spec file (.toml, .json) in the format of SageMaker; options override it.",
 )
 @MODEL_OPTIONS
-@INPUT_OPTIONS
-@OUTPUT_OPTIONS
-@FAILURE_OPTIONS
-@WORK_OPTIONS
+@TRANSFORM_OPTIONS
 @RUNNER_OPTIONS
 @EXISTING_OPTIONS
 @REPORT_OPTIONS
@@ -128,8 +124,8 @@ def _transform(arguments: tuple[str, ...], params: dict[str, Any]) -> int:
         "model": model,
         "endpoint": params["endpoint"],
         "settings": spec.settings,
-        "options": predictor_options_from(params, spec),
-        "stores": Stores(retry_s=params["retry_s"]),
+        "options": transform_predictor_options(params, spec),
+        "stores": Stores(retry_s=settings_from(PredictorOptions, params).retry_s),
     }
     if params["dry_run"]:
         found = dry_run(source, destination, **common, records=DRY_RECORDS)

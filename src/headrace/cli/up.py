@@ -1,11 +1,13 @@
 """``headrace up``: run the job API, a worker and a model server in one process."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from headrace.app.server_options import JobsOptions, ServerOptions, TlsFiles
 from headrace.cli.extras import job_extras, require_extras
 from headrace.cli.groups import complete_files
 from headrace.cli.job_options import (
@@ -17,11 +19,10 @@ from headrace.cli.job_options import (
     serve_settings,
     worker_settings,
 )
-from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
-from headrace.cli.options import SERVER_LOG_OPTIONS
+from headrace.cli.options import SERVER_LOG_OPTIONS, key_values, setting_options, settings_from, tls_files
 from headrace.cli.reports import print_error
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import HeadraceError
 
 _EPILOG = """\b
 Examples:
@@ -35,6 +36,22 @@ Examples:
 """
 
 
+_NOT_OF_JOBS: Final = frozenset(
+    {
+        "host",
+        "insecure",
+        "allow_hosts",
+        "grpc_port",
+        "metrics_port",
+        "api_keys",
+        "grpc_carrier",
+        "stream_dialect",
+        "access_log",
+    }
+)
+"""Options of `headrace serve` that the model server beside a job API does not have."""
+
+
 @click.command(
     "up",
     epilog=_EPILOG,
@@ -43,50 +60,10 @@ Examples:
 )
 @click.argument("models", nargs=-1, metavar="[MODEL...]", shell_complete=complete_files)
 @JOB_LOCATION_OPTIONS
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=int, default=8090, show_default=True, help="Port of the job API; 0 takes a free port."
-)
-@click.option(
-    "--rest-port",
-    type=int,
-    default=8080,
-    show_default=True,
-    help="REST port of the models; 0 takes a free port.",
-)
+@setting_options(JobsOptions, without={"config"})
+@setting_options(ServerOptions, without=_NOT_OF_JOBS)
 @click.option("--no-serve", is_flag=True, help="Do not serve the models over REST.")
-@click.option(
-    "--allow-input",
-    "allow_inputs",
-    multiple=True,
-    metavar="PREFIX",
-    help="Prefix, folder or https://HOST/PREFIX that jobs may read, without --config. Repeatable.",
-)
-@click.option(
-    "--allow-output",
-    "allow_outputs",
-    multiple=True,
-    metavar="PREFIX",
-    help="Prefix or folder that jobs may write, without --config. Repeatable.",
-)
-@click.option(
-    "--events-queue",
-    default="",
-    metavar="URL",
-    help="SQS queue of object events that start triggers.",
-)
-@click.option(
-    "--tls-certificate", type=click.Path(path_type=Path), help="PEM file of the server certificate."
-)
-@click.option("--tls-key", type=click.Path(path_type=Path), help="PEM file of the server key.")
-@click.option(
-    "--allow-host",
-    "allow_hosts",
-    multiple=True,
-    metavar="NAME",
-    help="Name that clients may use for this server, besides local ones; * allows every name. Repeatable.",
-)
-@click.option("--insecure", is_flag=True, help="Allow a public address without API keys.")
+@setting_options(TlsFiles, without={"tls_client_ca"})
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
 @SERVER_LOG_OPTIONS
@@ -124,35 +101,21 @@ def _require_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
         require_extras("headrace up", *job_extras(params))
 
 
-def _options(params: dict[str, Any]) -> Any:
-    from headrace.app.jobs import JobsOptions  # noqa: PLC0415
-    from headrace.app.server_options import ServerOptions, TlsFiles  # noqa: PLC0415
-
-    certificate, key = params["tls_certificate"], params["tls_key"]
-    if (certificate is None) != (key is None):
-        raise ConfigError("TLS needs both --tls-certificate and --tls-key")
-    tls = None if certificate is None else TlsFiles(certificate, key)
-    model_server = ServerOptions(
-        host=params["host"],
-        rest_port=params["rest_port"],
-        grpc_port=None,
-        metrics_port=None,
+def _options(params: dict[str, Any]) -> JobsOptions:
+    tls = tls_files(params)
+    model_server = settings_from(ServerOptions, params, grpc_port=None, metrics_port=None, tls=tls)
+    options = settings_from(
+        JobsOptions,
+        params,
         tls=tls,
-        insecure=params["insecure"],
-    )
-    return JobsOptions(
-        host=params["host"],
-        port=params["port"],
-        config=params["config"],
-        allow_inputs=tuple(map(_absolute_prefix, params["allow_inputs"])),
-        allow_outputs=tuple(map(_absolute_prefix, params["allow_outputs"])),
-        tls=tls,
-        insecure=params["insecure"],
-        allow_hosts=params["allow_hosts"],
-        events_queue_url=params["events_queue"],
         model_server=None if params["no_serve"] else model_server,
         worker=worker_settings(params),
         retention=retention(params),
+    )
+    return replace(
+        options,
+        allow_inputs=tuple(map(_absolute_prefix, options.allow_inputs)),
+        allow_outputs=tuple(map(_absolute_prefix, options.allow_outputs)),
     )
 
 

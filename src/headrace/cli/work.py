@@ -16,9 +16,8 @@ from headrace.cli.job_options import (
     serve_settings,
     worker_settings,
 )
-from headrace.cli.key_values import key_values
 from headrace.cli.logs import configure_server_logs
-from headrace.cli.options import SERVER_LOG_OPTIONS
+from headrace.cli.options import SERVER_LOG_OPTIONS, key_values
 from headrace.cli.reports import print_error
 from headrace.core.errors import HeadraceError
 

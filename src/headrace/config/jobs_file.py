@@ -50,39 +50,37 @@ import tomllib
 import warnings
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from headrace.core.errors import ConfigError
+from headrace.core.settings import Setting
+from headrace.core.settings_reader import read_settings, read_table
 from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey, read_keys
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import Target
 from headrace.jobs.notify.email import SmtpSettings
 from headrace.jobs.notify.subscription import read_subscriptions
-from headrace.jobs.outbound.urls import PORTS, OutboundPolicy, parse_network
+from headrace.jobs.outbound.urls import OutboundPolicy
 from headrace.jobs.paths import UriAllowList
-from headrace.jobs.trigger import Triggers, read_triggers
+from headrace.jobs.trigger import Trigger, Triggers, read_triggers
 from headrace.jobs.worker.settings import OtherRegions
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.storage.regions import RegionRule, RegionRules, require_region
 
-_TABLES: Final = (
-    "keys",
-    "anyone",
-    "queues",
-    "triggers",
-    "endpoints",
-    "smtp",
-    "outbound",
-    "sagemaker",
-    "regions",
-)
+_T = TypeVar("_T")
 _RENAMED_TABLES: Final = {"vendor": "sagemaker"}
 """Deprecated names of tables, with their new names. The next release removes them."""
-_PORT_MAX: Final = 65535
-_T = TypeVar("_T")
+
+
+def _parse_region_rules(regions: dict[str, str]) -> tuple[RegionRule, ...]:
+    return tuple(RegionRule(prefix, region) for prefix, region in regions.items())
+
+
+def _parse_region(text: str) -> str:
+    return require_region(text) if text else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +89,42 @@ class WorkerRegion:
 
     region: str = ""
     other_regions: OtherRegions = "idle"
+
+
+@dataclass(frozen=True, slots=True)
+class _RegionsTable:
+    """The table ``[regions]``."""
+
+    data: Annotated[
+        tuple[RegionRule, ...],
+        Setting(
+            "Region of the objects below each prefix; the longest prefix wins.",
+            expected="a table of prefixes and regions",
+            written=dict[str, str],
+            parse=_parse_region_rules,
+        ),
+    ] = ()
+    ask_buckets: Annotated[bool, Setting("Ask S3 for the regions of other buckets.")] = False
+    worker: Annotated[
+        str, Setting("Region of these workers.", parse=_parse_region, expected="a region", default="none")
+    ] = ""
+    other_regions: Annotated[OtherRegions, Setting("Work on jobs of other regions: when idle, or never.")] = (
+        "idle"
+    )
+
+
+JOBS_TABLES: Final[Mapping[str, Any]] = {
+    "keys": dict[str, dict[str, Any]],
+    "anyone": dict[str, list[str]],
+    "queues": dict[str, QueueSettings],
+    "triggers": list[Trigger],
+    "endpoints": dict[str, dict[str, Any]],
+    "smtp": SmtpSettings,
+    "outbound": OutboundPolicy,
+    "sagemaker": SageMakerSettings,
+    "regions": _RegionsTable,
+}
+"""The tables of the file, with their settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +186,9 @@ def _read_document(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: invalid TOML: {error}") from error
     document = _rename_tables(document, path)
-    unknown = sorted(document.keys() - set(_TABLES))
+    unknown = sorted(document.keys() - JOBS_TABLES.keys())
     if unknown:
-        raise ConfigError(f"{path}: unknown table {unknown[0]!r}; the tables are {', '.join(_TABLES)}")
+        raise ConfigError(f"{path}: unknown table {unknown[0]!r}; the tables are {', '.join(JOBS_TABLES)}")
     return document
 
 
@@ -176,65 +210,25 @@ def _rename_tables(document: dict[str, Any], path: Path) -> dict[str, Any]:
 def _parse_document(
     document: Mapping[str, Any], where: str, store_uri: str, reserved: tuple[str, ...]
 ) -> JobsFile:
-    outbound = _parse_outbound(_table(document, "outbound"))
-    sagemaker = (
-        _to_dataclass(SageMakerSettings, _table(document, "sagemaker"), "sagemaker")
-        if "sagemaker" in document
-        else None
-    )
+    outbound = read_settings(OutboundPolicy, _table(document, "outbound"), "outbound")
     outputs = [store_uri] if store_uri.startswith("s3://") else []
     regions, _ = _parse_regions(document)
     queues = _table(document, "queues")
     return JobsFile(
         access=_parse_access(document, where, reserved, outbound),
-        queues={name: _parse_queue(queues, name) for name in queues},
+        queues={name: read_table(QueueSettings, _table(queues, name), f"queues.{name}") for name in queues},
         triggers=_parse_triggers(document, outputs) if "triggers" in document else None,
         endpoints=_parse_endpoints(_table(document, "endpoints"), outbound),
-        smtp=_to_dataclass(SmtpSettings, _table(document, "smtp"), "smtp") if "smtp" in document else None,
+        smtp=_optional(SmtpSettings, document, "smtp"),
         outbound=outbound,
-        sagemaker=sagemaker,
+        sagemaker=_optional(SageMakerSettings, document, "sagemaker"),
         regions=regions,
     )
 
 
 def _parse_regions(document: Mapping[str, Any]) -> tuple[RegionRules, WorkerRegion]:
-    table = _table(document, "regions")
-    unknown = sorted(table.keys() - _REGION_TYPES.keys())
-    if unknown:
-        raise ConfigError(f"regions: unknown key {unknown[0]!r}; the keys are {', '.join(_REGION_TYPES)}")
-    for name, value in table.items():
-        kind, what = _REGION_TYPES[name]
-        if not isinstance(value, kind):
-            raise ConfigError(f"regions.{name} must be {what}, not {value!r}")
-    data = cast("dict[str, Any]", table.get("data", {}))
-    rules = tuple(_parse_region_rule(prefix, region) for prefix, region in data.items())
-    if worker := table.get("worker", ""):
-        require_region(worker)
-    others = table.get("other_regions", "idle")
-    if others not in get_args(OtherRegions):
-        raise ConfigError(
-            f"regions.other_regions must be one of {', '.join(get_args(OtherRegions))}, not {others!r}"
-        )
-    return RegionRules(rules, table.get("ask_buckets", False)), WorkerRegion(worker, others)
-
-
-def _parse_region_rule(prefix: str, region: Any) -> RegionRule:
-    if not isinstance(region, str):
-        raise ConfigError(f"regions.data: {prefix} must have a region, not {region!r}")
-    try:
-        return RegionRule(prefix, region)
-    except ConfigError as error:
-        raise ConfigError(f"regions.data: {error}") from error
-
-
-def _parse_queue(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table, where = _table(tables, name), f"queues.{name}"
-    if "name" in table:
-        raise ConfigError(f"{where}: 'name' is not a key: the name of the table is the queue's")
-    settings = _to_dataclass(QueueSettings, {**table, "name": name}, where)
-    if settings.pending_max is not None and settings.pending_max < 0:
-        raise ConfigError(f"{where}.pending_max must be 0 or more, not {settings.pending_max}")
-    return table
+    table = read_settings(_RegionsTable, _table(document, "regions"), "regions")
+    return RegionRules(table.data, table.ask_buckets), WorkerRegion(table.worker, table.other_regions)
 
 
 def _parse_access(
@@ -301,28 +295,6 @@ def _parse_endpoints(tables: Mapping[str, Any], outbound: OutboundPolicy) -> tup
     return tuple(targets)
 
 
-def _parse_outbound(table: Mapping[str, Any]) -> OutboundPolicy:
-    unknown = sorted(table.keys() - {"plain_http", "ports", "networks"})
-    if unknown:
-        raise ConfigError(f"outbound: unknown key {unknown[0]!r}; the keys are networks, plain_http, ports")
-    ports = table.get("ports", list(PORTS))
-    networks = table.get("networks", [])
-    if not isinstance(ports, list) or not all(
-        type(p) is int and 0 < p <= _PORT_MAX for p in cast("list[Any]", ports)
-    ):
-        raise ConfigError(f"outbound.ports must be a list of numbers from 1 to {_PORT_MAX}")
-    if not isinstance(networks, list) or not all(isinstance(n, str) for n in cast("list[Any]", networks)):
-        raise ConfigError("outbound.networks must be a list of subnets, such as 10.0.0.0/8")
-    plain = table.get("plain_http", False)
-    if not isinstance(plain, bool):
-        raise ConfigError("outbound.plain_http must be true or false")
-    return OutboundPolicy(
-        plain_http=plain,
-        ports=frozenset(cast("list[int]", ports)),
-        networks=tuple(parse_network(n) for n in cast("list[str]", networks)),
-    )
-
-
 def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = document.get(name, {})
     if not isinstance(table, dict):
@@ -330,38 +302,5 @@ def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", table)
 
 
-def _to_dataclass(kind: type[_T], table: Mapping[str, Any], where: str) -> _T:
-    """Return a dataclass from a table whose keys are its fields and whose values are plain."""
-    known = {each.name: each.type for each in fields(cast("Any", kind))}
-    unknown = sorted(table.keys() - known.keys())
-    if unknown:
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
-    for name, value in table.items():
-        wanted = _FIELD_TYPES.get(str(known[name]))
-        if wanted is not None and (
-            not isinstance(value, wanted[0]) or isinstance(value, bool) != (wanted[0] is bool)
-        ):
-            raise ConfigError(f"{where}.{name} must be {wanted[1]}, not {value!r}")
-    try:
-        return kind(**table)
-    except TypeError as error:
-        raise ConfigError(f"{where}: {_missing_key(error)}") from error
-
-
-def _missing_key(error: TypeError) -> str:
-    return str(error).rpartition("argument")[2].lstrip("s: ").strip() + " is missing"
-
-
-_REGION_TYPES: Final[Mapping[str, tuple[type, str]]] = {
-    "data": (dict, "a table of prefixes and regions"),
-    "ask_buckets": (bool, "true or false"),
-    "worker": (str, "a region"),
-    "other_regions": (str, "text"),
-}
-_FIELD_TYPES: Final[Mapping[str, tuple[Any, str]]] = {
-    "<class 'str'>": (str, "text"),
-    "<class 'bool'>": (bool, "true or false"),
-    "<class 'int'>": (int, "a whole number"),
-    "<class 'float'>": ((int, float), "a number"),
-    "int | None": (int, "a whole number"),
-}
+def _optional(kind: type[_T], document: Mapping[str, Any], name: str) -> _T | None:
+    return read_settings(kind, _table(document, name), name) if name in document else None

@@ -28,11 +28,13 @@ Without ``model``, the only model file in the folder is taken.
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
 from headrace.core.errors import ConfigError, ModelNotFoundError
 from headrace.core.sequence import SequenceLimits
+from headrace.core.settings_reader import read_settings, read_table
 from headrace.engine.repository import ModelDefinition
 from headrace.engine.settings import ServeSettings
 from headrace.runtimes.load import model_factory
@@ -40,29 +42,15 @@ from headrace.runtimes.load import model_factory
 MODEL_FILE: Final = "model.toml"
 MODELS_MAX: Final = 4096
 """Limit of models in one folder."""
-_KEYS: Final = {"name", "version", "model", "options", "serve", "sequences"}
-_KINDS: Final = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    list: "a list of texts",
+MODEL_KEYS: Final[Mapping[str, Any]] = {
+    "name": str | int,
+    "version": str | int,
+    "model": str,
+    "options": dict[str, Any],
+    "serve": ServeSettings,
+    "sequences": SequenceLimits,
 }
-_SERVE_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    "instances": (int,),
-    "isolation": (str,),
-    "max_batch_rows": (int,),
-    "max_batch_delay_ms": (int, float),
-    "queue_rows_max": (int,),
-    "streams_max": (int,),
-    "call_timeout_s": (int, float),
-    "cancel_grace_s": (int, float),
-    "memory_bytes_max": (int,),
-    "processes_max": (int,),
-    "environ_pass": (list,),
-    "checkpoints": (str,),
-    "warm_up": (bool,),
-}
+"""The keys of the file, with their types or settings."""
 _MODEL_SUFFIXES: Final = (".onnx", ".skops", ".pt", ".ts", ".pt2", ".py")
 
 
@@ -74,9 +62,8 @@ def read_definition(path: Path, *, name: str | None = None, version: str | None 
         ModelLoadError: A Python file does not import.
     """
     document = _read_document(path)
-    unknown = document.keys() - _KEYS
-    if unknown:
-        raise _error(path, f"unknown key {_quoted(unknown)}; the keys are {_quoted(_KEYS)}")
+    if unknown := sorted(document.keys() - MODEL_KEYS.keys()):
+        raise _error(path, f"unknown key {unknown[0]!r}; the keys are {', '.join(MODEL_KEYS)}")
     model = document.get("model")
     if model is not None and not isinstance(model, str):
         raise _error(path, "'model' must be text: a file or a class")
@@ -226,30 +213,12 @@ def _only_model(path: Path) -> Path:
 
 
 def _serve_settings(path: Path, table: Mapping[str, Any], sequences: Mapping[str, Any]) -> ServeSettings:
-    unknown = table.keys() - _SERVE_TYPES.keys()
-    if unknown:
-        raise _error(path, f"[serve] has no key {_quoted(unknown)}; its keys are {_quoted(_SERVE_TYPES)}")
-    for key, value in table.items():
-        if type(value) not in _SERVE_TYPES[key]:
-            kinds = " or ".join(_KINDS[t] for t in _SERVE_TYPES[key])
-            raise _error(path, f"[serve] {key} must be {kinds}, not {value!r:.40}")
     try:
-        SequenceLimits().with_values(sequences)
+        limits = read_table(SequenceLimits, sequences, "sequences")
+        settings = read_settings(ServeSettings, table, "serve")
+        return replace(settings, sequences=limits)
     except ConfigError as error:
-        raise _error(path, f"[sequences] {error}") from error
-    values = dict(table)
-    if "environ_pass" in values:
-        values["environ_pass"] = _texts(path, "environ_pass", values["environ_pass"])
-    try:
-        return ServeSettings(**values, sequences=sequences)
-    except (ConfigError, TypeError) as error:
-        raise _error(path, f"[serve] {error}") from error
-
-
-def _texts(path: Path, key: str, values: list[Any]) -> tuple[str, ...]:
-    if not all(isinstance(value, str) for value in values):
-        raise _error(path, f"[serve] {key} must be a list of texts, not {values!r:.40}")
-    return tuple(values)
+        raise _error(path, str(error)) from error
 
 
 def _table(path: Path, document: Mapping[str, Any], key: str) -> Mapping[str, Any]:

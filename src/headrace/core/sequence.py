@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from math import inf
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import numpy as np
 
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.frozen import statically_frozen
+from headrace.core.settings import Setting, check
 from headrace.core.tensor import Array
 
 _NOTHING: Final[Mapping[str, Any]] = {}
-_MAY_BE_NONE: Final = ("time_ms_max", "evict_idle_ms")
 
 
 class SequenceEnd(StrEnum):
@@ -45,33 +45,43 @@ class SequenceLimits:
         ConfigError: A limit is out of range.
     """
 
-    live_max: int = 4096
-    """Limit of live sequences, over all instances. With a checkpoint store that outlives the process,
-    the longest idle saved sequence makes place for another one, and continues with its next request.
+    live_max: Annotated[int, Setting("Limit of live sequences, over all instances.", least=1)] = 4096
+    """With a checkpoint store that outlives the process, the longest idle saved sequence makes place
+    for another one, and continues with its next request.
     """
-    idle_ms: float = 60_000.0
-    """Idle time after which a sequence ends, in milliseconds since its last response."""
-    time_ms_max: float | None = None
-    """Limit of a sequence's lifetime in milliseconds; None for no limit."""
-    requests_max: int = 64
-    """Limit of waiting requests of one sequence, without the running one."""
-    evict_idle_ms: float | None = None
-    """At the limit of `live_max`, a new sequence evicts the longest idle one, if that has been idle
-    for this many milliseconds; its state is lost unless it has a checkpoint. None: the new sequence
-    is refused.
-    """
-    interleave: bool = False
-    """Whether requests of one sequence may alternate, step by step, when an earlier one is rescheduled."""
+    idle_ms: Annotated[
+        float,
+        Setting(
+            "Idle time after which a sequence ends, in milliseconds since its last response.",
+            above=0,
+            most=inf,
+        ),
+    ] = 60_000.0
+    time_ms_max: Annotated[
+        float | None,
+        Setting("Limit of a sequence's lifetime in milliseconds.", above=0, most=inf, default="no limit"),
+    ] = None
+    requests_max: Annotated[
+        int, Setting("Limit of waiting requests of one sequence, without the running one.", least=1)
+    ] = 64
+    evict_idle_ms: Annotated[
+        float | None,
+        Setting(
+            "Idle time in milliseconds after which a sequence can be evicted for a new one, "
+            "at the limit of live sequences.",
+            above=0,
+            most=inf,
+            default="the new sequence is refused",
+        ),
+    ] = None
+    """The longest idle sequence is evicted; its state is lost unless it has a checkpoint."""
+    interleave: Annotated[
+        bool,
+        Setting("Requests of one sequence alternate, step by step, when an earlier one is rescheduled."),
+    ] = False
 
     def __post_init__(self) -> None:
-        for name in ("live_max", "requests_max"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} of sequences must be a whole number of 1 or more, not {value}")
-        for name in ("idle_ms", "time_ms_max", "evict_idle_ms"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= inf:
-                raise ConfigError(f"{name} of sequences must be above 0, not {value}")
+        check(self)
 
     def with_values(self, values: Mapping[str, Any]) -> "SequenceLimits":
         """Return these limits with some values replaced, by name.
@@ -84,17 +94,6 @@ class SequenceLimits:
             raise ConfigError(
                 f"unknown sequence limit {', '.join(unknown)}; the limits are {', '.join(known)}"
             )
-        for name, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                fits = (
-                    isinstance(value, bool)
-                    if name == "interleave"
-                    else value is None and name in _MAY_BE_NONE
-                )
-            else:
-                fits = name != "interleave"
-            if not fits:
-                raise ConfigError(f"{name} of sequences cannot be {value!r}")
         return replace(self, **values)
 
 

@@ -70,7 +70,7 @@ class CsvMatrixDecoder(Decoder):
         self,
         input_name: str,
         *,
-        columns: Sequence[int] | Sequence[str] | ColumnSelection | None = None,
+        columns: Sequence[str | int] | ColumnSelection | None = None,
         input_selection: ColumnSelection | None = None,
         width: int | None = None,
         dtype: DTypeLike = np.float32,

@@ -9,10 +9,11 @@ import fnmatch
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, cast, get_args
+from typing import Annotated, Final, Literal, get_args
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, DataError, EmptySourceError
+from headrace.core.settings import Setting, check
 from headrace.formats import tar
 from headrace.formats.compression import Compression, decompress
 from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format
@@ -37,7 +38,8 @@ FormatName = Literal[
     "audio",
     "video",
 ]
-AUTO = "auto"
+AUTO: Final = "auto"
+IMAGE_EDGE_PX_MAX: Final = 1 << 16
 
 _COMPRESSION_SUFFIXES: dict[str, Compression] = {
     ".gz": "gzip",
@@ -74,41 +76,87 @@ _WEB_SCHEMES = ("http://", "https://")  # Names with these schemes end at a ques
 _NAMES_SHOWN = 5
 
 
+def _checked_delimiter(text: str) -> str:
+    if len(text) != 1 or text in '"\r\n':
+        raise ConfigError(f"must be one character other than a quote or a line end, not {text!r:.40}")
+    return text
+
+
+def _checked_size_px(size: tuple[int, int]) -> tuple[int, int]:
+    if not all(0 < edge <= IMAGE_EDGE_PX_MAX for edge in size):
+        raise ConfigError(f"must be [height, width] from 1 to {IMAGE_EDGE_PX_MAX} pixels, not {list(size)}")
+    return size
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """The options for reading objects. "auto" means a choice by the name of the object or member.
 
     `members` are globs. A glob with a slash matches the whole member name, any other glob its last
-    part. `header` is the header of CSV files. `delimiter` None is a comma, or a tab for ``.tsv``.
-    `size_px` is (height, width) of images and frames, and `image_mode` is their channels. The other
-    options are for audio (windows) and video (selected frames). Raises ConfigError for an unknown
-    compression, archive or format.
+    part. Raises ConfigError for an unknown word.
     """
 
-    compression: str = AUTO
-    archive: str = AUTO
-    format: str = AUTO
-    members: tuple[str, ...] = ()
-    delimiter: str | None = None
-    header: Literal["none", "drop", "names"] = "none"
-    record_bytes_max: int = RECORD_BYTES_MAX
-    size_px: tuple[int, int] | None = None
-    image_mode: ImageMode = "RGB"
-    window_ms: float | None = None
-    hop_ms: float | None = None
-    sample_rate_hz: int | None = None
-    audio_channels: AudioChannels = "mono"
-    every_frames: int | None = None
-    every_ms: float | None = None
+    compression: Annotated[Literal["auto", "none", Compression], Setting("Compression of objects.")] = "auto"
+    archive: Annotated[
+        Literal["auto", "none", "tar"], Setting("Archive format of objects.", python_only=True)
+    ] = "auto"
+    format: Annotated[
+        Literal["auto", FormatName],
+        Setting("Format of objects and members; auto chooses by file name."),
+    ] = "auto"
+    members: Annotated[tuple[str, ...], Setting("Archive members to read. Repeatable.", metavar="GLOB")] = ()
+    delimiter: Annotated[
+        str | None,
+        Setting(
+            r"Delimiter of CSV cells; \t is a tab.",
+            default=", or tab for .tsv",
+            metavar="C",
+            expected="one character",
+            parse=_checked_delimiter,
+        ),
+    ] = None
+    header: Annotated[
+        Literal["none", "drop", "names"],
+        Setting("First record of a CSV file: data (none), a header to skip (drop), or column names (names)."),
+    ] = "none"
+    record_bytes_max: Annotated[int, Setting("Size limit of a record; longer records fail.", least=1)] = (
+        RECORD_BYTES_MAX
+    )
+    size_px: Annotated[
+        tuple[int, int] | None,
+        Setting(
+            "Height and width in pixels to which images and frames are resized.",
+            name="image_size",
+            expected="[height, width] in pixels",
+            parse=_checked_size_px,
+            metavar="HxW",
+        ),
+    ] = None
+    image_mode: Annotated[ImageMode, Setting("Channels of images and frames: RGB, or L for greyscale.")] = (
+        "RGB"
+    )
+    window_ms: Annotated[float | None, Setting("Audio window length in milliseconds.", above=0)] = None
+    hop_ms: Annotated[
+        float | None,
+        Setting(
+            "Time between the starts of two audio windows in milliseconds.", above=0, default="--window-ms"
+        ),
+    ] = None
+    sample_rate_hz: Annotated[
+        int | None, Setting("Audio sample rate in Hz after resampling.", old_names=("sample_rate",), least=1)
+    ] = None
+    audio_channels: Annotated[
+        AudioChannels, Setting("Audio channels: their mean (mono), or all of them (keep).")
+    ] = "mono"
+    every_frames: Annotated[int | None, Setting("Interval of video frames to read, in frames.", least=1)] = (
+        None
+    )
+    every_ms: Annotated[
+        float | None, Setting("Interval of video frames to read, in milliseconds.", above=0)
+    ] = None
 
     def __post_init__(self) -> None:
-        for option, choices in (
-            ("compression", (AUTO, "none", *get_args(Compression))),
-            ("archive", (AUTO, "none", "tar")),
-            ("format", (AUTO, *get_args(FormatName))),
-        ):
-            if getattr(self, option) not in choices:
-                raise ConfigError(f"{option} {getattr(self, option)!r}: choose one of {', '.join(choices)}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +199,7 @@ def _cached_layers(inner: str, suffix: str, options: ReadOptions, *, in_archive:
     if in_archive:  # Options describe the object itself, not its members.
         return _Layers(compression, is_tar, suffix)
     if options.compression != AUTO:
-        compression = None if options.compression == "none" else cast("Compression", options.compression)
+        compression = None if options.compression == "none" else options.compression
     if options.archive != AUTO:
         is_tar = options.archive == "tar"
     return _Layers(compression, is_tar, suffix)
@@ -160,7 +208,7 @@ def _cached_layers(inner: str, suffix: str, options: ReadOptions, *, in_archive:
 def format_name(name: str, options: ReadOptions) -> FormatName | None:
     """Return the format of an object or member from the option or the name, or None if unknown."""
     if options.format != AUTO:
-        return cast("FormatName", options.format)
+        return options.format
     return _FORMAT_SUFFIXES.get(_layers_from_name(name, options, in_archive=True).suffix)
 
 

@@ -20,9 +20,10 @@ the database does not respond. An operation that raised it may be repeated: repe
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 from headrace.core.service import Service
+from headrace.core.settings import Setting
 from headrace.jobs.job import HistoryEntry, Job, JobProgress, NewJob, Settlement
 from headrace.jobs.state import JobState
 
@@ -130,10 +131,10 @@ class QueueSettings:
     pending jobs (None: unlimited).
     """
 
-    name: str
-    paused: bool = False
-    draining: bool = False
-    pending_max: int | None = None
+    name: Annotated[str, Setting("Name of the queue.", python_only=True)]
+    paused: Annotated[bool, Setting("Give out no jobs.")] = False
+    draining: Annotated[bool, Setting("Accept no jobs.")] = False
+    pending_max: Annotated[int | None, Setting("Limit of pending jobs.", least=0, default="no limit")] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import inf
+from typing import Annotated, Final
 
 from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ConfigError, HeadraceError, JobLedgerUnavailableError
+from headrace.core.errors import HeadraceError, JobLedgerUnavailableError
 from headrace.core.service import Service
+from headrace.core.settings import Setting, check
 from headrace.jobs.job import Job, is_job_id
 from headrace.jobs.ledger import JobFilter, JobLedger
 from headrace.jobs.paths import JobPaths
@@ -215,22 +217,27 @@ class Reconciler:
 class Retention:
     """The retention times. Results published below an ``output_uri`` belong to the client and stay."""
 
-    jobs_s: float = 30 * 86_400.0
+    jobs_s: Annotated[
+        float,
+        Setting(
+            "Retention of ended jobs and their results in seconds; --keep-days is in days.",
+            above=0,
+            most=inf,
+            python_only=True,
+        ),
+    ] = 30 * 86_400.0
     """Ended jobs: rows, histories, and the results and payloads stored for them."""
-    orphans_s: float = 86_400.0
+    orphans_s: Annotated[
+        float,
+        Setting("Retention of objects without a job in seconds.", least=3600, most=inf, python_only=True),
+    ] = 86_400.0
     """Objects in headrace's store without a job: payloads without a submission, results that do not
-    count.
+    count. Payloads are stored before their jobs, therefore not less than an hour.
     """
 
     def __post_init__(self) -> None:
         """Raise ConfigError for times that would delete data in use."""
-        if self.jobs_s <= 0:
-            raise ConfigError(f"jobs_s must be above 0, not {self.jobs_s}")
-        if self.orphans_s < 3600:
-            raise ConfigError(
-                f"orphans_s must be at least 3600, not {self.orphans_s:g}: "
-                "payloads are stored before their jobs"
-            )
+        check(self)
 
 
 class Sweeper:

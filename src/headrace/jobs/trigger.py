@@ -13,13 +13,15 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import orjson
 
 from headrace.core.errors import ConfigError, IdempotencyError, JobLedgerUnavailableError
+from headrace.core.settings import Setting
+from headrace.core.settings_reader import read_settings
 from headrace.jobs.job import KINDS, Kind, NewJob
 from headrace.jobs.ledger import SubmitReply
 from headrace.protocols.object_events import ObjectEvent
@@ -27,7 +29,6 @@ from headrace.storage.uri import join, prefix_location
 
 TRIGGERS_MAX: Final = 1000
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-_REQUIRED = ("name", "prefix", "output")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 WAIT_S: Final = 60.0
 """The time limit of the ledger's reply; after it the notice must be reported again."""
@@ -39,19 +40,18 @@ _log = logging.getLogger("headrace.jobs.events")
 class Trigger:
     """A rule that creates one job for each object that appears below a prefix."""
 
-    name: str
-    """The name for messages and the jobs' correlation id."""
-    prefix: str
-    """``s3://BUCKET`` and the beginning of keys, as in S3: it may end within a name."""
-    output: str
-    """The folder of the jobs' results, with or without a final slash."""
-    suffix: str = ""
-    """The end of matching keys, such as ".csv"."""
-    queue: str = "default"
-    model: str = ""
-    kind: str = "infer"
-    options: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
-    """Options of the job."""
+    name: Annotated[str, Setting("Name for messages and the jobs' correlation id.")]
+    prefix: Annotated[
+        str, Setting("s3://BUCKET/ and the beginning of keys, as in S3: it may end within a name.")
+    ]
+    output: Annotated[str, Setting("Folder of the jobs' results, with or without a final slash.")]
+    suffix: Annotated[str, Setting('End of matching keys, such as ".csv".')] = ""
+    queue: Annotated[str, Setting("Queue of the jobs.")] = "default"
+    model: Annotated[str, Setting("Model of the jobs.")] = ""
+    kind: Annotated[str, Setting("Kind of the jobs.")] = "infer"
+    options: Annotated[Mapping[str, Any], Setting("Options of the jobs.")] = field(
+        default_factory=lambda: _NOTHING
+    )
 
     def matches(self, uri: str) -> bool:
         """Return True if an object with this URI fires the trigger."""
@@ -157,19 +157,9 @@ def read_triggers(tables: Sequence[Any], *, outputs: Iterable[str] = ()) -> Trig
 def _read(table: Any, number: int) -> Trigger:
     if not isinstance(table, Mapping):
         raise ConfigError(f"trigger {number}: expected a table, not {table!r}")
-    values = dict(cast("Mapping[str, Any]", table))
-    where = f"trigger {values.get('name') or number!r}"
-    known = [each.name for each in fields(Trigger)]
-    if unknown := sorted(set(values) - set(known)):
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(known)}")
-    if missing := [name for name in _REQUIRED if not values.get(name)]:
-        raise ConfigError(f"{where}: {missing[0]!r} is missing")
-    options = values.pop("options", _NOTHING)
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"{where}: options must be a table, not {options!r}")
-    if wrong := [name for name, value in values.items() if not isinstance(value, str)]:
-        raise ConfigError(f"{where}: {wrong[0]} must be a string, not {values[wrong[0]]!r}")
-    return Trigger(**values, options=MappingProxyType(dict(cast("Mapping[str, Any]", options))))
+    values = cast("Mapping[str, Any]", table)
+    trigger = read_settings(Trigger, values, f"trigger {values.get('name') or number!r}")
+    return replace(trigger, options=MappingProxyType(dict(trigger.options)))
 
 
 def _require_sound(trigger: Trigger) -> None:

@@ -1,21 +1,17 @@
 """Read a spec file into tables with typed values. Errors name the file, the table and the key."""
 
-import difflib
 import json
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 from headrace.core.errors import ConfigError
+from headrace.core.settings_reader import suggestion
 
 T = TypeVar("T")
 
-_SIZE: Final = re.compile(r"(\d{1,15})(?:\s*([kmg])(?:i?b)?)?", re.IGNORECASE | re.ASCII)
-_SCALES: Final = {None: 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SHOWN_CHARACTERS_MAX: Final = 60
-_SIMILARITY_MIN: Final = 0.6
 
 
 def read_document(text: str, name: str) -> dict[str, Any]:
@@ -90,7 +86,8 @@ class SpecTable:
         fields = tuple(known_names)
         unknown = next((key for key in table.values if key not in fields), None)
         if unknown is not None:
-            raise table.error("", f"there is no field {format_value(unknown)}{_suggestion(unknown, fields)}")
+            hint = suggestion(unknown, fields) or (f" (known: {', '.join(sorted(fields))})" if fields else "")
+            raise table.error("", f"there is no field {format_value(unknown)}{hint}")
         return table
 
     def name(self, key: str) -> str:
@@ -145,21 +142,9 @@ class SpecTable:
         if value is None:
             return None
         if type(value) is not int or value < minimum or (maximum is not None and value > maximum):
-            raise self.error(
-                key, f"must be a whole number {_range(minimum, maximum)}, not {format_value(value)}"
-            )
+            span = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+            raise self.error(key, f"must be a whole number {span}, not {format_value(value)}")
         return value
-
-    def number(self, key: str, minimum: float, maximum: float | None = None) -> float | None:
-        """Return a number from `minimum` to `maximum`."""
-        value = self.values.get(key)
-        if value is None:
-            return None
-        bound = float("inf") if maximum is None else maximum
-        # NaN fails the comparison; infinity is not a valid value of any field.
-        if type(value) not in (int, float) or not minimum <= value <= bound or value == float("inf"):
-            raise self.error(key, f"must be a number {_range(minimum, maximum)}, not {format_value(value)}")
-        return float(value)
 
     def flag(self, key: str) -> bool | None:
         """Return a boolean."""
@@ -176,8 +161,7 @@ class SpecTable:
         if not isinstance(value, str) or value not in choices:
             raise self.error(
                 key,
-                f"must be one of {', '.join(choices)}, not {format_value(value)}"
-                f"{_suggestion(value, choices)}",
+                f"must be one of {', '.join(choices)}, not {format_value(value)}{suggestion(value, choices)}",
             )
         return choices[value]
 
@@ -187,28 +171,6 @@ class SpecTable:
         if value is not None and not isinstance(value, list):
             raise self.error(key, f"must be a list, not {format_value(value)}")
         return cast("list[Any] | None", value)
-
-    def texts(self, key: str) -> tuple[str, ...] | None:
-        """Return a list of texts that are not empty."""
-        value = self.array(key)
-        if value is None:
-            return None
-        if not all(isinstance(item, str) and item for item in value):
-            raise self.error(key, f"must be a list of texts, not {format_value(value)}")
-        return tuple(value)
-
-    def size_bytes(self, key: str) -> int | None:
-        """Return a size in bytes: an integer, or text such as ``"64MiB"`` with powers of 1024."""
-        value = self.values.get(key)
-        if value is None:
-            return None
-        match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-        size = int(match[1]) * _SCALES[match[2].lower() if match[2] else None] if match else value
-        if type(size) is not int or size < 1:
-            raise self.error(
-                key, f'must be a size of at least 1 byte, as 1000 or "64MiB", not {format_value(value)}'
-            )
-        return size
 
 
 def format_value(value: Any) -> str:
@@ -221,18 +183,3 @@ def format_value(value: Any) -> str:
     ):  # too deeply nested, or an integer of too many digits
         return f"this {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}…"
-
-
-def _suggestion(value: Any, known_names: Iterable[str]) -> str:
-    """Return a hint at the most similar known name."""
-    lowered = {word.lower(): word for word in known_names}
-    near = difflib.get_close_matches(
-        str(value)[:_SHOWN_CHARACTERS_MAX].lower(), lowered, n=1, cutoff=_SIMILARITY_MIN
-    )
-    if near:
-        return f"; did you mean {lowered[near[0]]!r}?"
-    return f" (known: {', '.join(sorted(lowered.values()))})" if lowered else ""
-
-
-def _range(minimum: float, maximum: float | None) -> str:
-    return f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"

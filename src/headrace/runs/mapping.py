@@ -356,7 +356,7 @@ class Mapper:
     def _csv_columns(
         self,
         inputs: tuple[TensorSpec, ...],
-        columns: tuple[str, ...] | tuple[int, ...],
+        columns: tuple[str | int, ...],
         block: Block,
         delimiter: str,
         input_selection: ColumnSelection | None,

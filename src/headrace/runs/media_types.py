@@ -1,7 +1,7 @@
 """Map content type, split and compression to read options, and an accept type to an output format."""
 
 import difflib
-from typing import Final, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 from headrace.core.errors import ConfigError
 from headrace.formats.read import AUTO, FormatName, ReadOptions
@@ -50,7 +50,8 @@ _LINE_FORMATS: Final[dict[Kind, FormatName]] = {
 _WHOLE_FORMATS: Final[dict[Kind, FormatName]] = {"json": "json", "image": "image"}
 """Formats of whole objects that are not read as bytes."""
 
-SPLITS: Final = ("none", "line", "recordio", "tfrecord", "csv", "jsonl", "parquet", "tar")
+Split = Literal["none", "line", "recordio", "tfrecord", "csv", "jsonl", "parquet", "tar"]
+SPLITS: Final = get_args(Split)
 COMPRESSIONS: Final = (AUTO, "none", "gzip", "bzip2", "zstd")
 
 _ACCEPTS: Final[dict[str, OutputFormat]] = {
@@ -125,11 +126,12 @@ def read_options(
     kind = None if content_type is None else kind_of(content_type)
     split = _parse_choice("split", split, SPLITS)
     name, archive = _format_and_archive(kind, split, content_type)
-    return ReadOptions(
-        compression=_parse_choice("compression", compression, COMPRESSIONS) or AUTO,
-        archive=archive,
-        format=name,
-    )
+    words: Any = {
+        "compression": _parse_choice("compression", compression, COMPRESSIONS) or AUTO,
+        "archive": archive,
+        "format": name,
+    }
+    return ReadOptions(**words)
 
 
 def _format_and_archive(kind: Kind | None, split: str | None, content_type: str | None) -> tuple[str, str]:

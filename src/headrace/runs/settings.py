@@ -5,9 +5,11 @@ Every limit has a default and a unit in its name.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Final, Literal, cast, get_args
+from math import inf
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from headrace.core.errors import ConfigError, TooManyFailuresError
+from headrace.core.settings import Setting, check
 from headrace.formats.json_path import SliceEnd, compile_path
 from headrace.formats.read import ReadOptions
 
@@ -28,6 +30,26 @@ BY_MEMBER: Final = "@member"
 """Each archive member is a sequence, and each object that is not an archive."""
 BY_PLACE: Final = (BY_OBJECT, BY_MEMBER)
 """The values of `MappingOptions.sequence` that are not columns."""
+
+
+_SLICE_END: Final = "End of JSONPath slices: $[1:4] without (exclusive) or with (inclusive) column 4."
+_COLUMN: Final = "a non-empty text, or a whole number of 0 or more"
+
+
+def _is_column(column: str | int) -> bool:
+    return column >= 0 if isinstance(column, int) else bool(column)
+
+
+def _checked_column(column: str | int) -> str | int:
+    if not _is_column(column):
+        raise ConfigError(f"must be {_COLUMN}, not {column!r}")
+    return column
+
+
+def _checked_columns(columns: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    if len({type(column) for column in columns}) > 1 or not all(map(_is_column, columns)):
+        raise ConfigError(f"must be a list of names, or one of numbers from 0, not {list(columns)!r:.40}")
+    return columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +75,59 @@ class MappingOptions:
         ConfigError: The filter is unsupported, or the sequence settings contradict each other.
     """
 
-    columns: tuple[str, ...] | tuple[int, ...] = ()
-    text_column: str | int | None = None
-    image_scale: float = 1 / 255
-    input_filter: str = "$"
-    slice_end: SliceEnd = "exclusive"
-    whole_records: bool = False
-    sequence: str | int | None = None
-    sequence_end: str | int | None = None
+    columns: Annotated[
+        tuple[str | int, ...],
+        Setting(
+            "Columns or fields of the filtered record for the model, by name or by index (0-9).",
+            metavar="A,B,…",
+            expected="a list of names, or one of numbers from 0",
+            parse=_checked_columns,
+        ),
+    ] = ()
+    text_column: Annotated[
+        str | int | None,
+        Setting(
+            "Column or field of the filtered record for the model, as text.",
+            metavar="NAME",
+            expected=_COLUMN,
+            parse=_checked_column,
+        ),
+    ] = None
+    image_scale: Annotated[
+        float,
+        Setting("Factor that is applied to pixel values (0-255) for float inputs.", above=0, default="1/255"),
+    ] = 1 / 255
+    input_filter: Annotated[
+        str,
+        Setting("JSONPath of the part of a record for the model, as in '$[1:]'.", metavar="PATH"),
+    ] = "$"
+    slice_end: Annotated[SliceEnd, Setting(_SLICE_END)] = "exclusive"
+    whole_records: Annotated[
+        bool,
+        Setting("Pass whole CSV and JSON records to a model whose only input is text."),
+    ] = False
+    sequence: Annotated[
+        str | int | None,
+        Setting(
+            "Column or field with the sequence id, for models with a step method; or @object or @member, "
+            "for one sequence per object or archive member.",
+            default="each record is a sequence",
+            metavar="COLUMN",
+            expected=_COLUMN,
+        ),
+    ] = None
+    sequence_end: Annotated[
+        str | int | None,
+        Setting(
+            "Column or field that is true, or 1, in the last record of a sequence.",
+            metavar="COLUMN",
+            expected=_COLUMN,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         """Check the filter and the sequence settings."""
+        check(self)
         compile_path(self.input_filter, slice_end=self.slice_end)
         if isinstance(self.sequence, str) and self.sequence[:1] in ("", "@") and not self.by_place:
             raise ConfigError(
@@ -93,89 +157,126 @@ class FlowSettings:
     limit.
     """
 
-    batch_rows_max: int | None = None
-    batch_bytes_max: int = 64 * MIB
-    batch_delay_ms: float | None = None
-    prefetch_bytes_max: int = 32 * MIB
-    prefetch_threads: int = 4
-    range_bytes: int = 8 * MIB
-    blocks_bytes_max: int = 4 * MIB
-    window_bytes_max: int = 16 * MIB
-    sequences_live_max: int | None = None
+    batch_rows_max: Annotated[
+        int | None,
+        Setting(
+            "Batch size in records.", old_names=("batch_rows",), least=1, default="the model's max_batch_rows"
+        ),
+    ] = None
+    batch_bytes_max: Annotated[int, Setting("Batch size in bytes.", old_names=("batch_bytes",), least=1)] = (
+        64 * MIB
+    )
+    batch_delay_ms: Annotated[
+        float | None,
+        Setting("Longest wait of a batch's first record in milliseconds.", above=0, default="no limit"),
+    ] = None
+    prefetch_bytes_max: Annotated[
+        int, Setting("Size of the read-ahead.", old_names=("prefetch_bytes",), least=1)
+    ] = 32 * MIB
+    prefetch_threads: Annotated[
+        int, Setting("Number of threads that read ahead.", least=1, python_only=True)
+    ] = 4
+    range_bytes: Annotated[int, Setting("Size of one ranged read.", least=1, python_only=True)] = 8 * MIB
+    blocks_bytes_max: Annotated[int, Setting("Size of one block of records.", least=1, python_only=True)] = (
+        4 * MIB
+    )
+    window_bytes_max: Annotated[
+        int, Setting("Size of the records that wait for predictions.", least=1, python_only=True)
+    ] = 16 * MIB
+    sequences_live_max: Annotated[
+        int | None,
+        Setting("Limit of unfinished sequences.", least=1, default="the model's sequences.live_max"),
+    ] = None
 
     def __post_init__(self) -> None:
-        """Check that all limits are positive."""
-        for name, value in asdict(self).items():
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} must be more than 0, not {value}")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
     """The format of the output, and the frequency of commits.
 
-    Attributes:
-        format: "csv". "jsonl": one object per record. "json": the same, separated as `assemble` says.
-            "text": the model's single text output, unchanged. "parquet". "arrow": an IPC file. "auto":
-            csv for a stream; for a transform, jsonl if the records are JSON, else csv.
-        join: "input" puts the prediction next to its record.
-        output_filter: A JSONPath that selects parts of the joined record or prediction.
-        slice_end: The meaning of the end of a JSONPath slice.
-        assemble: The separator of json and text records: "line" or "none".
-        header: Write a line of column names first, for CSV. None: if the input's header gave names.
-        part_bytes_max: A stream publishes a part when it has this size.
-        part_rows_max: A stream publishes a part when it has this number of rows.
-        checkpoint_s: The maximal work that a crash can lose, in seconds. 0 makes a checkpoint at
-            every batch.
+    The formats are "csv"; "jsonl", one object per record; "json", the same, separated as `assemble`
+    says; "text", the model's single text output, unchanged; "parquet"; and "arrow", an IPC file. A
+    stream publishes a part when it has `part_bytes_max` or `part_rows_max`. A `checkpoint_s` of 0
+    makes a checkpoint at every batch.
     """
 
-    format: OutputFormat = "auto"
-    join: Join = "none"
-    output_filter: str = "$"
-    slice_end: SliceEnd = "exclusive"
-    assemble: Assemble = "line"
-    header: bool | None = None
-    part_bytes_max: int = 16 * MIB
-    part_rows_max: int = 10_000_000
-    checkpoint_s: float = 5.0
+    format: Annotated[
+        OutputFormat,
+        Setting(
+            "Format of the predictions; auto is jsonl for JSON records of a transform, else csv.",
+            name="output_format",
+        ),
+    ] = "auto"
+    join: Annotated[
+        Join,
+        Setting("Data beside a prediction: none, or the input record (for media, its position)."),
+    ] = "none"
+    output_filter: Annotated[
+        str,
+        Setting("JSONPath of the part of a (joined) record to write, as in '$[0,-1]'.", metavar="PATH"),
+    ] = "$"
+    slice_end: Annotated[SliceEnd, Setting(_SLICE_END)] = "exclusive"
+    assemble: Annotated[
+        Assemble,
+        Setting("Separator after each JSON or text record: a newline (line) or nothing (none)."),
+    ] = "line"
+    header: Annotated[
+        bool | None,
+        Setting("Write a header line in CSV outputs.", name="output_header", default="with --header names"),
+    ] = None
+    part_bytes_max: Annotated[
+        int, Setting("Approximate size of a part.", old_names=("part_bytes",), least=1)
+    ] = 16 * MIB
+    part_rows_max: Annotated[int, Setting("Limit of rows of a part.", least=1)] = 10_000_000
+    checkpoint_s: Annotated[
+        float,
+        Setting("Checkpoint interval in seconds: the most work that a kill can lose.", least=0, most=inf),
+    ] = 5.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown word, an invalid filter or a limit that is too small."""
-        for name, known in (("format", OutputFormat), ("assemble", Assemble), ("join", Join)):
-            _check_choice(name, getattr(self, name), get_args(known))
+        check(self)
         compile_path(self.output_filter, slice_end=self.slice_end)
         if self.format in TABLES and self.output_filter != "$":
             raise ConfigError(
                 f"output_filter {self.output_filter} needs CSV or JSON records, but the format is "
                 f"{self.format}: remove the filter, and select columns when you read the table"
             )
-        _check_least(self, part_bytes_max=1, part_rows_max=1, checkpoint_s=0)
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
     """The consequence of a record that cannot be predicted.
 
-    Attributes:
-        on_error: "record": the record is written to the file of failed records beside the output.
-            "object": its whole object gets no output, as with SageMaker (transforms only). "job": the
-            run stops.
-        failed_rows_max: The run stops if more records fail.
-        failed_share_max: The run stops if a larger share (0 to 1) of all records fails. Checked after
-            `SHARE_ROWS_MIN` records, and at the end.
+    With "record", the record is written to the file of failed records beside the output. With
+    "object", its whole object gets no output, as with SageMaker (transforms only). With "job", the
+    run stops. `failed_share_max` is checked after `SHARE_ROWS_MIN` records, and at the end.
     """
 
-    on_error: OnError = "record"
-    failed_rows_max: int | None = None
-    failed_share_max: float | None = None
+    on_error: Annotated[
+        OnError,
+        Setting(
+            "Scope of a failed record: it alone (record), its object's output (object), or the run (job)."
+        ),
+    ] = "record"
+    failed_rows_max: Annotated[
+        int | None,
+        Setting("Limit of failed records; above it the run stops.", least=0, python_only=True),
+    ] = None
+    failed_share_max: Annotated[
+        float | None,
+        Setting(
+            "Limit of the share of failed records; above it the run stops.",
+            least=0,
+            most=1,
+            python_only=True,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for an unknown word or an invalid limit."""
-        _check_choice("on_error", self.on_error, get_args(OnError))
-        if self.failed_rows_max is not None and self.failed_rows_max < 0:
-            raise ConfigError(f"failed_rows_max must be at least 0, not {self.failed_rows_max}")
-        if self.failed_share_max is not None and not 0 <= self.failed_share_max <= 1:
-            raise ConfigError(f"failed_share_max must be from 0 to 1, not {self.failed_share_max}")
+        check(self)
 
     def check(self, destination: str, failed: int, records: int, *, at_end: bool) -> None:
         """Raise TooManyFailuresError if more records of a run failed than its limits allow."""
@@ -203,18 +304,19 @@ class TaskSettings:
     Batches do not cross tasks. The output therefore depends on the source and these settings, not
     on the number or the fate of workers.
 
-    Attributes:
-        task_bytes: Objects are grouped into tasks of this size. Uncompressed text objects of more than
-            twice this size are split into ranges of about this size.
-        task_objects_max: The maximal number of objects of a task.
+    Objects are grouped into tasks of `task_bytes`. Uncompressed text objects of more than twice this
+    size are split into ranges of about this size.
     """
 
-    task_bytes: int = 64 * MIB
-    task_objects_max: int = 10_000
+    task_bytes: Annotated[
+        int, Setting("Size of a worker's task; larger text objects are split.", least=1)
+    ] = 64 * MIB
+    task_objects_max: Annotated[int, Setting("Limit of objects of a task.", name="task_objects", least=1)] = (
+        10_000
+    )
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a limit that is too small."""
-        _check_least(self, task_bytes=1, task_objects_max=1)
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +332,13 @@ class RunSettings:
     output: OutputSettings = field(default_factory=OutputSettings)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     tasks: TaskSettings = field(default_factory=TaskSettings)
-    data_type: DataType = "auto"
+    data_type: Annotated[
+        DataType,
+        Setting("Meaning of SOURCE; auto chooses by its form, prefix is a string prefix."),
+    ] = "auto"
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for an unknown word."""
-        _check_choice("data_type", self.data_type, get_args(DataType))
+        check(self)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the output; they must be equal in a resumption."""
@@ -331,14 +435,3 @@ def _with_tuples(kind: Any, values: Mapping[str, Any]) -> Any:
     """Return the settings with tuples in place of JSON's lists."""
     lists = {k: tuple(cast("list[Any]", v)) for k, v in values.items() if isinstance(v, list)}
     return kind(**{**values, **lists})
-
-
-def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name} {value!r}: choose one of {', '.join(known)}")
-
-
-def _check_least(settings: Any, **least: int) -> None:
-    for name, limit in least.items():
-        if getattr(settings, name) < limit:
-            raise ConfigError(f"{name} must be at least {limit}, not {getattr(settings, name)}")

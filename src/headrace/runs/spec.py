@@ -130,20 +130,20 @@ def spec_of(values: Mapping[str, Any], name: str, *, strict: bool = False) -> Tr
     extension = read_extension(document.table(EXTENSION_TABLE, EXTENSION_FIELDS))
     try:
         reject(job, _overridden_fields(extension))
-        strictly = strict or bool(extension.strict)
+        strictly = strict or bool(extension.keys.strict)
         settings = _settings(job, extension, strict=strictly)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
     return TransformSpec(
         settings,
-        source=_first_set(extension.source, job.source),
-        output=_first_set(extension.output, job.output),
-        model=_first_set(extension.model, job.model),
-        job_name=_first_set(extension.job_name, job.job_name),
-        instances=_first_set(extension.instances, job.instances),
-        in_flight_max=_first_set(extension.in_flight_max, job.max_concurrent or None),
-        timeout_s=_first_set(extension.timeout_s, job.timeout_s, TIMEOUT_S if job.has_fields else None),
-        retries=_first_set(extension.retries, job.retries, RETRIES if job.has_fields else None),
+        source=_first_set(extension.keys.source, job.source),
+        output=_first_set(extension.keys.output, job.output),
+        model=_first_set(extension.keys.model, job.model),
+        job_name=_first_set(extension.keys.job_name, job.job_name),
+        instances=_first_set(extension.keys.instances, job.instances),
+        in_flight_max=_first_set(extension.keys.in_flight_max, job.max_concurrent or None),
+        timeout_s=_first_set(extension.keys.timeout_s, job.timeout_s, TIMEOUT_S if job.has_fields else None),
+        retries=_first_set(extension.keys.retries, job.retries, RETRIES if job.has_fields else None),
         strict=strictly,
         ignored_fields=job.ignored_fields,
     )
@@ -151,12 +151,9 @@ def spec_of(values: Mapping[str, Any], name: str, *, strict: bool = False) -> Tr
 
 def _overridden_fields(extension: SpecExtension) -> frozenset[str]:
     """Return the values that SageMaker's rules do not apply to, because the ``headrace`` table sets them."""
-    sizes = (
-        ("payload",)
-        if extension.record_bytes_max is not None and extension.batch_bytes_max is not None
-        else ()
-    )
-    return extension.set_fields("content_type", "split", "accept", "assemble").union(sizes)
+    sizes = extension.set_fields("record_bytes_max", "batch_bytes_max")
+    words = extension.set_fields("content_type", "split", "accept", "assemble")
+    return words | {"payload"} if len(sizes) == 2 else words
 
 
 def _settings(job: SageMakerJob, extension: SpecExtension, *, strict: bool) -> TransformSettings:
@@ -165,7 +162,7 @@ def _settings(job: SageMakerJob, extension: SpecExtension, *, strict: bool) -> T
     output = _output(job, extension)
     _check_reading(read, extension)
     _check_filters(read, mapping, output, extension)
-    data_type: DataType | None = _first_set(extension.data_type, job.data_type)
+    data_type: DataType | None = _first_set(extension.run.get("data_type"), job.data_type)
     return TransformSettings(
         data_type="auto" if data_type is None else data_type,
         read=read,
@@ -173,59 +170,38 @@ def _settings(job: SageMakerJob, extension: SpecExtension, *, strict: bool) -> T
         flow=_flow(job, extension),
         output=output,
         failures=_failures(extension, strict=strict),
-        tasks=_replace_set(
-            TaskSettings(),
-            task_bytes=extension.task_bytes,
-            task_objects_max=extension.task_objects,
-        ),
+        tasks=TaskSettings(**extension.values_for(TaskSettings)),
     )
 
 
 def _read(job: SageMakerJob, extension: SpecExtension) -> ReadOptions:
-    split = _first_set(extension.split, job.split)
-    if split is None and job.has_input and extension.content_type is None:
+    keys = extension.keys
+    split = _first_set(keys.split, job.split)
+    if split is None and job.has_input and keys.content_type is None:
         split = "none"
-    compression = _first_set(extension.compression, job.compression, "none" if job.has_input else None)
-    read = read_options(_first_set(extension.content_type, job.content_type), split, compression)
-    return _replace_set(
-        read,
-        record_bytes_max=_first_set(extension.record_bytes_max, _payload_bytes(job, PAYLOAD_MB_MAX * MIB)),
-        members=extension.members,
-        header=extension.header,
-        delimiter=extension.delimiter,
-        size_px=extension.image_size,
-        image_mode=extension.image_mode,
-        window_ms=extension.window_ms,
-        hop_ms=extension.hop_ms,
-        sample_rate_hz=extension.sample_rate_hz,
-        audio_channels=extension.audio_channels,
-        every_frames=extension.every_frames,
-        every_ms=extension.every_ms,
+    compression = _first_set(
+        extension.run.get("compression"), job.compression, "none" if job.has_input else None
     )
+    read = read_options(_first_set(keys.content_type, job.content_type), split, compression)
+    return _joined(read, extension, record_bytes_max=_payload_bytes(job, PAYLOAD_MB_MAX * MIB))
 
 
 def _mapping(job: SageMakerJob, extension: SpecExtension) -> MappingOptions:
-    if extension.columns and extension.text_column is not None:
+    if extension.run.get("columns") and "text_column" in extension.run:
         raise ConfigError(
             "headrace.columns and headrace.text_column contradict each other: remove one of them"
         )
-    return _replace_set(
-        MappingOptions(),
-        columns=extension.columns,
-        text_column=extension.text_column,
-        image_scale=extension.image_scale,
-        whole_records=_first_set(extension.whole_records, job.has_fields or None),
-        input_filter=_first_set(extension.input_filter, job.input_filter),
-        slice_end=extension.slice_end,
+    return _joined(
+        MappingOptions(), extension, whole_records=job.has_fields or None, input_filter=job.input_filter
     )
 
 
 def _flow(job: SageMakerJob, extension: SpecExtension) -> FlowSettings:
-    return _replace_set(
+    return _joined(
         FlowSettings(),
-        batch_rows_max=_first_set(extension.batch_rows_max, 1 if job.single_record else None),
-        batch_bytes_max=_first_set(extension.batch_bytes_max, _payload_bytes(job, None)),
-        prefetch_bytes_max=extension.prefetch_bytes_max,
+        extension,
+        batch_rows_max=1 if job.single_record else None,
+        batch_bytes_max=_payload_bytes(job, None),
     )
 
 
@@ -238,26 +214,26 @@ def _payload_bytes(job: SageMakerJob, unbounded: int | None) -> int | None:
 
 
 def _output(job: SageMakerJob, extension: SpecExtension) -> OutputSettings:
-    return _replace_set(
+    accept = None if job.accept is None else accept_of(job.accept)
+    return _joined(
         OutputSettings(),
-        format=_first_set(extension.accept, None if job.accept is None else accept_of(job.accept)),
-        assemble=_first_set(extension.assemble, job.assemble, "none" if job.has_output else None),
-        join=_first_set(extension.join, job.join),
-        output_filter=_first_set(extension.output_filter, job.output_filter),
-        slice_end=extension.slice_end,
-        header=extension.output_header,
-        checkpoint_s=extension.checkpoint_s,
+        extension,
+        format=_first_set(extension.keys.accept, accept),
+        assemble=_first_set(job.assemble, "none" if job.has_output else None),
+        join=job.join,
+        output_filter=job.output_filter,
     )
 
 
 def _failures(extension: SpecExtension, *, strict: bool) -> FailurePolicy:
-    if strict and extension.on_error not in {None, "object"}:
+    on_error = extension.run.get("on_error")
+    if strict and on_error not in {None, "object"}:
         raise ConfigError(
-            f'headrace.on_error "{extension.on_error}" contradicts strict, which suppresses the '
+            f'headrace.on_error "{on_error}" contradicts strict, which suppresses the '
             "output of an object with a failed record: remove one of them"
         )
-    rows, share = extension.max_failed
-    return FailurePolicy("object" if strict else extension.on_error or "record", rows, share)
+    rows, share = extension.keys.max_failed or (None, None)
+    return FailurePolicy("object" if strict else on_error or "record", rows, share)
 
 
 def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:
@@ -268,11 +244,11 @@ def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:
                 f"headrace.{word} applies to CSV records, but the format is {read.format}: split CSV with "
                 'SplitType Line (or headrace.split = "csv")'
             )
-    if extension.members and read.archive == "none":
+    if read.members and read.archive == "none":
         raise ConfigError(
             'headrace.members applies to archives, but objects are not opened: set headrace.split = "tar"'
         )
-    if extension.every_frames is not None and extension.every_ms is not None:
+    if read.every_frames is not None and read.every_ms is not None:
         raise ConfigError(
             "headrace.every_frames and headrace.every_ms contradict each other: remove one of them"
         )
@@ -285,7 +261,7 @@ def _check_filters(
 
     Unknown formats are not checked.
     """
-    where = "headrace.input_filter" if extension.input_filter else "DataProcessing.InputFilter"
+    where = "headrace.input_filter" if extension.run.get("input_filter") else "DataProcessing.InputFilter"
     path = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
     if read.format in _UNFILTERED and not path.is_root:
         raise ConfigError(
@@ -296,10 +272,12 @@ def _check_filters(
     named = read.header == "names"
     if read.format == "csv":
         _check_columns(where, path, named=named)
-    if extension.output_filter and (output.join == "none" or read.format != "csv"):
+    if extension.run.get("output_filter") and (output.join == "none" or read.format != "csv"):
         named = True  # predictions have names, although SageMaker's filters do not use them
     if output.format == "csv" or (output.format == "auto" and read.format == "csv"):
-        where = "headrace.output_filter" if extension.output_filter else "DataProcessing.OutputFilter"
+        where = (
+            "headrace.output_filter" if extension.run.get("output_filter") else "DataProcessing.OutputFilter"
+        )
         _check_columns(where, compile_path(output.output_filter, slice_end=output.slice_end), named=named)
 
 
@@ -315,8 +293,8 @@ def _first_set(*values: T | None) -> T | None:
     return next((value for value in values if value is not None), None)
 
 
-def _replace_set(options: T, **values: Any) -> T:
-    """Return the options with the values that are not None."""
-    return replace(
-        cast("Any", options), **{name: value for name, value in values.items() if value is not None}
-    )
+def _joined(settings: T, extension: SpecExtension, **job: Any) -> T:
+    """Return the settings with those values of the job that are not None, then those of the table."""
+    own = extension.values_for(type(settings))
+    values = {name: value for name, value in job.items() if value is not None} | own
+    return replace(cast("Any", settings), **values)

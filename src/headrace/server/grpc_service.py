@@ -62,7 +62,7 @@ class GrpcService:
         streams: The response format and the limits of streams.
         health_poll_s: The interval in seconds at which a health watch looks for a change.
         now: Monotonic seconds of the dataplane's clock.
-        observers: The observers of every call, as in `RestApp`; None observes nothing. Calls are counted
+        observers: The observers of every call, as in `WebApp`; None observes nothing. Calls are counted
             in either case.
     """
 

@@ -9,10 +9,8 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
 from typing_extensions import override
@@ -21,6 +19,7 @@ from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.server.connection import KEEP_ALIVE_S, ConnectionContext, HttpConnection
 from headrace.server.http import AsgiReceive, AsgiScope, AsgiSend
 from headrace.server.listener import DirectHandler, Listener
+from headrace.server.settings import TlsFiles
 
 try:
     import uvicorn as _uvicorn
@@ -36,15 +35,6 @@ BACKLOG: Final = 2048
 _STARTED_POLL_S: Final = 0.005
 
 AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """The PEM files of a server. With `client_ca`, clients need a certificate signed by it."""
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
 
 
 class HttpListener(Listener):

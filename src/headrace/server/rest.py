@@ -22,8 +22,9 @@ from headrace.server.http import Exchange
 from headrace.server.observation import Observer
 from headrace.server.openapi import documentation_routes
 from headrace.server.rest_direct import ACTION, DirectInference
-from headrace.server.rest_inference import MODEL, InferenceHandlers, RestLimits, named_model
+from headrace.server.rest_inference import MODEL, InferenceHandlers, named_model
 from headrace.server.routes import Handler, Json, Route, read_query, route, routes_of
+from headrace.server.settings import RestLimits
 
 _INFER: Final = (Scope.INFER,)
 _MODELS: Final = (Scope.MODELS,)

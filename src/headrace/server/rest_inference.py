@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Final
 
 from headrace.core.handle import BODY, HandleRequest
@@ -13,9 +12,10 @@ from headrace.protocols.scheduling_parameters import apply_scheduling_parameters
 from headrace.server import model_documents as documents
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import STATUS_DESCRIPTIONS, STOPPING, error_body, status_of
-from headrace.server.http import BODY_S_MAX, JSON, Exchange, Headers
+from headrace.server.http import JSON, Exchange, Headers
 from headrace.server.multipart import is_form, parse_form
 from headrace.server.routes import Json, route
+from headrace.server.settings import RestLimits
 
 HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
 _EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
@@ -74,18 +74,6 @@ _GENERATE_REQUEST: Final[Json] = {
     "request": (documents.GenerateRequestDocument, documents.InferenceRequestDocument),
 }
 _STREAM: Final[Json] = {"content": _EVENTS, "success": _EVENTS_SENT}
-
-
-@dataclass(frozen=True, slots=True)
-class RestLimits:
-    """The limits of requests, and the compression of responses."""
-
-    body_bytes_max: int = 64 << 20
-    """The maximum size of a request body, after decompression."""
-    body_s_max: float = BODY_S_MAX
-    """The maximum seconds for a request body to arrive."""
-    gzip_bytes_min: int | None = 64 << 10
-    """The size from which responses are gzipped for clients that accept gzip; None never compresses."""
 
 
 class InferenceHandlers:

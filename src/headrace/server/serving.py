@@ -5,13 +5,13 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from headrace.core.errors import StoppedError
 from headrace.core.service import Service
 from headrace.server.dataplane import Dataplane
 from headrace.server.listener import Listener
+from headrace.server.settings import DrainSettings
 
 _log = logging.getLogger("headrace.server")
 
@@ -19,20 +19,6 @@ ERRORS_S: Final = 1.0
 """The seconds after the grace period in which cancelled requests receive their errors."""
 IDLE_STOP_S: Final = 0.5
 """The seconds within which listeners without requests close."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrainSettings:
-    """The steps and times of a graceful stop.
-
-    On the first SIGTERM or SIGINT the server reports that it is not ready. It serves for `notice_s`
-    more seconds, so that load balancers can stop sending requests. Then it closes its listeners and
-    finishes running requests within `grace_s` seconds. The requests that are left get an error, within
-    `ERRORS_S` more seconds. A second signal stops it at once.
-    """
-
-    notice_s: float = 0.0
-    grace_s: float = 30.0
 
 
 class Serving:

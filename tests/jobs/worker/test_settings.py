@@ -23,9 +23,9 @@ from headrace.jobs.worker.settings import CONCURRENCY_MAX, WorkerSettings, new_w
         *(
             ({name: value}, name)
             for name in ("lease_s", "heartbeat_s", "poll_s", "stop_s", "maintain_s")
-            for value in (0.0, -1.0, 86_400.0, math.inf, math.nan)
+            for value in (0.0, -1.0, 86_401.0, math.inf, math.nan)
         ),
-        *(({"drain_grace_s": value}, "drain_grace_s") for value in (-0.1, 86_400.0, math.inf, math.nan)),
+        *(({"drain_grace_s": value}, "drain_grace_s") for value in (-0.1, 86_401.0, math.inf, math.nan)),
         ({"lease_s": 10.0, "heartbeat_s": 5.1}, "at most half"),
     ],
 )

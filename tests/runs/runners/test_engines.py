@@ -12,7 +12,7 @@ from headrace.runs.runners.engines import BeamWorkers, RayWorkers
         (RayWorkers, {"workers_min": 3, "workers_max": 2}, "not 3 and 2"),
         (RayWorkers, {"cpus": -1}, "0 or more"),
         (RayWorkers, {"gpus": -0.5}, "0 or more"),
-        (RayWorkers, {"place_s": 0}, "place_s more than 0"),
+        (RayWorkers, {"place_s": 0}, "place_s must be a number above 0, not 0"),
         (RayWorkers, {"address": "ray://head:10001"}, "ray://head:10001: Ray's client .* ray job submit"),
         (BeamWorkers, {"direct_workers": 0}, "1 or more"),
         (BeamWorkers, {"poll_s": 0}, "more than 0"),

@@ -1,16 +1,21 @@
 """A job's options as settings: the options of a transform's spec file, for every kind. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from headrace.core.errors import ConfigError
+from headrace.core.settings import declared_settings
+from headrace.core.settings_reader import read_value
 from headrace.jobs.job import NewJob
 from headrace.runs.sagemaker import FIELDS
-from headrace.runs.settings import StreamSettings, TransformSettings
+from headrace.runs.settings import OutputSettings, StreamSettings, TransformSettings
 from headrace.runs.spec import EXTENSION_TABLE, spec_of
 
-_PARTS: Final = ("part_bytes_max", "part_rows_max")
+_PARTS: Final = {
+    declared.name: declared
+    for declared in declared_settings(OutputSettings)
+    if declared.name.startswith("part_")
+}
 _WHERE: Final = "options"
 _JOB_FIELDS: Final = frozenset(
     {"source", "output", "model", "job_name", "instances", "in_flight_max", "max_concurrent"}
@@ -58,7 +63,11 @@ def stream_settings(spec: NewJob) -> StreamSettings:
     """
     options = {key: value for key, value in spec.options.items() if key not in _PARTS}
     settings = transform_settings(replace(spec, options=options))
-    limits = {key: _whole(spec.options, key) for key in _PARTS if key in spec.options}
+    limits = {
+        declared.field: read_value(declared, spec.options[key], f"{_WHERE}: {key}")
+        for key, declared in _PARTS.items()
+        if key in spec.options
+    }
     return StreamSettings(
         read=settings.read,
         mapping=settings.mapping,
@@ -76,10 +85,3 @@ def _without_manifest(settings: TransformSettings) -> TransformSettings:
             "submit a job for each, or name their prefix"
         )
     return settings
-
-
-def _whole(options: Mapping[str, Any], key: str) -> int:
-    value = options[key]
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{_WHERE}: {key} must be a whole number, not {value!r}")
-    return value

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.policy import SMTP
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError
+from headrace.core.settings import Setting, check
 from headrace.jobs.notify import (
     Delivered,
     DeliveryResult,
@@ -39,22 +40,25 @@ _LINE_CHARS_MAX: Final = 500
 class SmtpSettings:
     """The operator's mail server.
 
-    `security` is ``starttls``, ``tls`` (from the first byte) or ``none``. ``none`` is refused
-    together with a user, so that no credentials are sent unencrypted. `timeout_s` applies to
-    connecting and to each reply.
+    The security ``none`` is refused together with a user, so that no credentials are sent
+    unencrypted.
     """
 
-    host: str
-    sender: str
-    port: int = 587
-    security: Literal["starttls", "tls", "none"] = "starttls"
-    user: str = ""
-    password: str = field(default="", repr=False)
-    timeout_s: float = 10.0
+    host: Annotated[str, Setting("Host of the mail server.")]
+    sender: Annotated[str, Setting("Sender's address.")]
+    port: Annotated[int, Setting("Port of the mail server.", least=1, most=65535)] = 587
+    security: Annotated[
+        Literal["starttls", "tls", "none"],
+        Setting("Encryption: by STARTTLS, from the first byte (tls), or none."),
+    ] = "starttls"
+    user: Annotated[str, Setting("User name.")] = ""
+    password: Annotated[str, Setting("Password.")] = field(default="", repr=False)
+    timeout_s: Annotated[float, Setting("Timeout of connecting and of each reply in seconds.", above=0)] = (
+        10.0
+    )
 
     def __post_init__(self) -> None:
-        if self.security not in {"starttls", "tls", "none"}:
-            raise ConfigError(f"smtp security {self.security!r}: must be starttls, tls or none")
+        check(self)
         if self.user and self.security == "none":
             raise ConfigError("smtp user without encryption: set smtp security to starttls or tls")
         require_mailbox(self.sender)

@@ -24,9 +24,10 @@ from ipaddress import (
     ip_address,
     ip_network,
 )
-from typing import Final
+from typing import Annotated, Final
 
 from headrace.core.errors import ConfigError, RefusedAddressError
+from headrace.core.settings import Setting
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -144,20 +145,25 @@ def _refusal_v6(address: IPv6Address) -> str | None:
     return what if what or address.is_global else "not global"
 
 
+def _parse_networks(texts: tuple[str, ...]) -> tuple[Network, ...]:
+    return tuple(map(parse_network, texts))
+
+
 @dataclass(frozen=True, slots=True)
 class OutboundPolicy:
-    """The addresses that requests on behalf of clients may reach.
+    """The addresses that requests on behalf of clients may reach."""
 
-    Args:
-        plain_http: Permit ``http://`` besides ``https://``.
-        ports: The permitted ports.
-        networks: Subnets that may be reached although they are not global
-            (`parse_network`).
-    """
-
-    plain_http: bool = False
-    ports: frozenset[int] = PORTS
-    networks: tuple[Network, ...] = ()
+    plain_http: Annotated[bool, Setting("Permit http:// besides https://.")] = False
+    ports: Annotated[frozenset[int], Setting("Permitted ports.", least=1, most=_PORT_MAX)] = PORTS
+    networks: Annotated[
+        tuple[Network, ...],
+        Setting(
+            "Subnets that may be reached although they are not global.",
+            expected="a list of subnets, such as 10.0.0.0/8",
+            written=tuple[str, ...],
+            parse=_parse_networks,
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,17 @@ import os
 import secrets
 import socket
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 from headrace.core.errors import ConfigError
+from headrace.core.settings import Setting, check
 from headrace.jobs.job import QUEUE_DEFAULT
 from headrace.storage.regions import require_region
 
 OtherRegions = Literal["idle", "never"]
 """When a worker with a region claims jobs of other regions: while it is idle, or never."""
 
+DAY_S: Final = 86_400
 CONCURRENCY_MAX: Final = 1000
 """Each concurrent job is a thread."""
 
@@ -26,35 +28,71 @@ def new_worker_name() -> str:
 class WorkerSettings:
     """The settings of one worker. Raises ConfigError for invalid values."""
 
-    queues: tuple[str, ...] = (QUEUE_DEFAULT,)
-    """The queues, in order of preference: a later one is claimed from when the earlier ones are
-    empty.
+    queues: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Queue to take jobs from, in order of preference. Repeatable.",
+            option="queue",
+            default="default",
+            metavar="NAME",
+        ),
+    ] = (QUEUE_DEFAULT,)
+    """A later queue is claimed from when the earlier ones are empty."""
+    concurrency: Annotated[
+        int,
+        Setting("Number of concurrent jobs; they share the model's batches.", least=1, most=CONCURRENCY_MAX),
+    ] = 8
+    region: Annotated[
+        str,
+        Setting(
+            "Region of the worker; its jobs, and those without a region, come first.",
+            default="none",
+            metavar="LABEL",
+        ),
+    ] = ""
+    """"" treats all jobs alike."""
+    other_regions: Annotated[
+        OtherRegions,
+        Setting("With --region, work on jobs of other regions: when idle, or never."),
+    ] = "idle"
+    name: Annotated[
+        str,
+        Setting("Unique name of the worker.", default="host, process and random digits", python_only=True),
+    ] = field(default_factory=new_worker_name)
+    lease_s: Annotated[
+        float,
+        Setting("Seconds without a heartbeat after which a worker's jobs are retried.", above=0, most=DAY_S),
+    ] = 60.0
+    heartbeat_s: Annotated[
+        float, Setting("Heartbeat interval in seconds.", old_names=("beat_s",), above=0, most=DAY_S)
+    ] = 15.0
+    poll_s: Annotated[
+        float,
+        Setting(
+            "Interval in seconds of claims without a notification.", above=0, most=DAY_S, python_only=True
+        ),
+    ] = 5.0
+    drain_grace_s: Annotated[
+        float,
+        Setting("Seconds after SIGTERM in which running jobs may finish.", least=0, most=DAY_S),
+    ] = 30.0
+    """Then they return to their queue."""
+    stop_s: Annotated[
+        float,
+        Setting("Seconds that a stopped attempt may take to end.", above=0, most=DAY_S, python_only=True),
+    ] = 30.0
+    """Then it is settled with the reason of its stop. Its slot stays occupied until it returns,
+    because a thread cannot be killed.
     """
-    concurrency: int = 8
-    """Concurrent jobs. They share model calls: batches are formed of them."""
-    region: str = ""
-    """The worker's region: jobs with data there, or without a region, come first. "" treats all
-    jobs alike.
-    """
-    other_regions: OtherRegions = "idle"
-    """When a worker with a region claims jobs of other regions."""
-    name: str = field(default_factory=new_worker_name)
-    lease_s: float = 60.0
-    """Seconds without a heartbeat after which a worker's jobs are retried."""
-    heartbeat_s: float = 15.0
-    """The heartbeat interval in seconds."""
-    poll_s: float = 5.0
-    """The interval in seconds of claims without a notification."""
-    drain_grace_s: float = 30.0
-    """Seconds for which jobs may continue after the worker was stopped; then they return to their
-    queue.
-    """
-    stop_s: float = 30.0
-    """Seconds that a stopped attempt may take to end. Then it is settled with the reason of its
-    stop. Its slot stays occupied until it returns, because a thread cannot be killed.
-    """
-    maintain_s: float = 5.0
-    """The interval in seconds of taking back expired leases and expiring jobs, with jitter."""
+    maintain_s: Annotated[
+        float,
+        Setting(
+            "Interval in seconds of taking back expired leases and expiring jobs, with jitter.",
+            above=0,
+            most=DAY_S,
+            python_only=True,
+        ),
+    ] = 5.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError for values out of range."""
@@ -64,23 +102,12 @@ class WorkerSettings:
             raise ConfigError("name must not be empty: each worker needs a unique name")
         if self.region:
             require_region(self.region)
-        if self.other_regions not in get_args(OtherRegions):
-            raise ConfigError(
-                f"other_regions must be one of {', '.join(get_args(OtherRegions))}, "
-                f"not {self.other_regions!r}"
-            )
-        if not 1 <= self.concurrency <= CONCURRENCY_MAX:
-            raise ConfigError(f"concurrency must be from 1 to {CONCURRENCY_MAX}, not {self.concurrency}")
-        for name in ("lease_s", "heartbeat_s", "poll_s", "stop_s", "maintain_s"):
-            if not 0 < getattr(self, name) < 86_400:
-                raise ConfigError(f"{name} must be above 0 and below a day, not {getattr(self, name)}")
+        check(self)
         if self.heartbeat_s * 2 > self.lease_s:
             raise ConfigError(
                 f"heartbeat_s ({self.heartbeat_s:g}) must be at most half of lease_s ({self.lease_s:g}): "
                 "one late heartbeat must not lose the lease"
             )
-        if not 0 <= self.drain_grace_s < 86_400:
-            raise ConfigError(f"drain_grace_s must be 0 or more and below a day, not {self.drain_grace_s}")
 
     @property
     def lease_ms(self) -> int:

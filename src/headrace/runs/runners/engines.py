@@ -3,9 +3,11 @@
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from math import inf
+from typing import Annotated, Any, Final
 
 from headrace.core.errors import ConfigError
+from headrace.core.settings import Setting, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,27 +17,44 @@ class RayWorkers:
     Ray's autoscaler adds machines for workers that do not fit.
 
     Attributes:
-        workers_min: The number of workers from the start.
         workers_max: The maximal number while there is work for them. None: the capacity of the cluster.
-        cpus: CPUs of a worker.
-        gpus: GPUs of a worker; fractions are allowed.
-        memory_bytes: Memory of a worker.
         resources: Custom resources of a worker, by Ray's names.
         label_selector: The labels of permitted nodes, as in Ray.
-        address: The address of the cluster. None: RAY_ADDRESS, else a cluster on this machine for the
-            duration of the run.
-        place_s: The maximal wait for the first worker to be placed, in seconds.
     """
 
-    workers_min: int = 1
+    workers_min: Annotated[int, Setting("On Ray: number of workers at the start.", least=1)] = 1
     workers_max: int | None = None
-    cpus: float = 1.0
-    gpus: float = 0.0
-    memory_bytes: int | None = None
+    cpus: Annotated[float, Setting("On Ray: CPUs of a worker.", name="worker_cpus", least=0)] = 1.0
+    gpus: Annotated[
+        float,
+        Setting("On Ray: GPUs of a worker, fractions allowed.", name="worker_gpus", least=0),
+    ] = 0.0
+    memory_bytes: Annotated[
+        int | None,
+        Setting(
+            "On Ray: memory of a worker.", name="worker_memory_bytes", old_names=("worker_memory",), least=1
+        ),
+    ] = None
     resources: Mapping[str, float] = field(default_factory=dict[str, float])
     label_selector: Mapping[str, str] = field(default_factory=dict[str, str])
-    address: str | None = None
-    place_s: float = 600.0
+    address: Annotated[
+        str | None,
+        Setting(
+            "Address of the Ray cluster; auto is the cluster of this machine.",
+            name="ray_address",
+            default="RAY_ADDRESS, or a cluster for this run",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    place_s: Annotated[
+        float,
+        Setting(
+            "Longest wait for the first worker to be placed, in seconds.",
+            above=0,
+            most=inf,
+            python_only=True,
+        ),
+    ] = 600.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError for invalid numbers, and for the address of Ray's client."""
@@ -44,8 +63,7 @@ class RayWorkers:
                 f"workers_min must be 1 or more, and workers_max as many or more, not {self.workers_min} and "
                 f"{self.workers_max}"
             )
-        if self.cpus < 0 or self.gpus < 0 or self.place_s <= 0:
-            raise ConfigError("cpus and gpus of a worker must be 0 or more, and place_s more than 0")
+        check(self)
         reject_client_address(self.address or "")
 
     def ray_options(self) -> dict[str, Any]:

@@ -9,11 +9,12 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
 import orjson
 
 from headrace.core.errors import AccessError, ConfigError, DataError, LimitError
+from headrace.core.settings import Setting
 from headrace.jobs import paths
 from headrace.jobs.access import Scope
 from headrace.jobs.job import QUEUE_DEFAULT, NewJob
@@ -37,10 +38,10 @@ _INVOCATION_ID: Final = re.compile(r"[!-~]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class SageMakerSettings:
-    """The settings of the SageMaker route. `output_uri` is the prefix of all results."""
+    """The settings of the SageMaker route."""
 
-    output_uri: str
-    queue: str = QUEUE_DEFAULT
+    output_uri: Annotated[str, Setting("Prefix of all results.")]
+    queue: Annotated[str, Setting("Queue of the jobs.")] = QUEUE_DEFAULT
 
 
 def sagemaker_routes(api: Api, settings: SageMakerSettings) -> list[Route]:
