@@ -11,11 +11,10 @@ from headrace.cli.reports import print_report
 from headrace.core.predictor import PredictorStatistics
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import Counts
-from headrace.runs.region_transfers import RegionTransfer
 from headrace.runs.report import Report, make_report
 from headrace.runs.run import Run
 from headrace.runs.settings import StreamSettings
-from headrace.runs.totals import ObjectResult, RunTotals
+from headrace.runs.totals import ObjectResult, RegionTransfer, RunTotals
 from runs.observation_support import failure
 from runs.observation_support import report as example_report
 from runs.page_reader import read_page

@@ -651,7 +651,7 @@ def test_too_many_failed_records_are_refused(stores, predictor, monkeypatch):
 
 def test_objects_are_retried_in_bounded_rounds(stores, predictor, monkeypatch):
     monkeypatch.setattr("headrace.runs.retry._ROUND_BYTES", 10)
-    monkeypatch.setattr("headrace.runs.retry_source._RECORDS_MAX", 2)
+    monkeypatch.setattr("headrace.runs.retry_records._RECORDS_MAX", 2)
     objects = {f"{n}.csv": numbered_lines(*range(n, n + 7)) for n in range(6)}
     put(stores, objects)
     transform(stores, predictor=predictor)

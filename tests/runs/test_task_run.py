@@ -70,7 +70,7 @@ def test_batch_of_a_failing_callback_is_persisted_once(stores, shared):
 
 
 def test_partially_written_batch_is_not_persisted(stores, shared, monkeypatch):
-    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 5)
+    monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 5)
     monkeypatch.setattr("headrace.storage.draft.SEGMENT_BYTES", 5)
     put(stores, {"a.csv": rows(20)})
     for at in range(1, 8):

@@ -134,7 +134,7 @@ def test_record_of_another_process_is_reported(stores, shared):
 
 
 def test_published_draft_is_removed_with_the_commit(stores, shared, monkeypatch, tmp_path):
-    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 5)
+    monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 5)
     put(stores, {"a.csv": rows(20) + b"x,1\n"})
     work = work_of(stores, destination=f"{tmp_path}/out/")
     assert isinstance(work.ledger.store, LocalStore)
@@ -339,7 +339,7 @@ def test_part_that_is_a_table_is_scored_again_from_its_start(shared, format_):
 
 
 def test_drafts_of_a_part_are_removed_with_its_commit(stores, shared, monkeypatch, tmp_path):
-    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 5)
+    monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 5)
     put(stores, OBJECTS)
     settings = make_settings(preset=StreamSettings, checkpoint_s=0.0)
     work = work_of(stores, destination=f"{tmp_path}/out/", settings=settings)

@@ -15,9 +15,8 @@ from headrace.app.transform_worker import (
 )
 from headrace.core.errors import ConfigError
 from headrace.runs.ledger import Ledger
-from headrace.runs.locality import Locality, OtherRegions
 from headrace.runs.plan import no_region
-from headrace.runs.runner import InProcessRunner, Runner
+from headrace.runs.runner import InProcessRunner, Locality, OtherRegions, Runner
 from headrace.runs.runners.beam import BeamRunner
 from headrace.runs.runners.engines import BeamWorkers, RayWorkers
 from headrace.runs.runners.processes import ProcessRunner

@@ -20,10 +20,10 @@ from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_opti
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
-from headrace.runs.destination import check_folder
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.ledger import Ledger
 from headrace.runs.observation import RunObservation
+from headrace.runs.parts import check_folder
 from headrace.runs.plan import (
     LEDGER_FOLDER,
     Plan,

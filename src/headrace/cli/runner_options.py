@@ -10,7 +10,7 @@ from headrace.app.runners import AnyWorkers, DataRegions, Workers
 from headrace.cli.options import combined_options, parse_bytes
 from headrace.cli.renamed import old_option_name
 from headrace.core.errors import ConfigError
-from headrace.runs.locality import OtherRegions
+from headrace.runs.runner import OtherRegions
 from headrace.runs.runners.engines import BeamWorkers, RayWorkers
 from headrace.storage.regions import RegionRules, require_region
 

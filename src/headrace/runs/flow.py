@@ -44,10 +44,9 @@ from headrace.runs.items import (
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import PlannedObject
 from headrace.runs.progress import RunProgress
-from headrace.runs.sequences import Sequencer
+from headrace.runs.sequences import Sequencer, end_request, join_responses, split_request
 from headrace.runs.settings import FlowSettings, RunSettings
 from headrace.runs.source import ShardSource, list_objects
-from headrace.runs.step_requests import end_request, join_responses, split_request
 from headrace.runs.window import Window
 from headrace.storage.resolve import Stores
 

@@ -18,7 +18,7 @@ from headrace.runs.parts import PartsSink
 from headrace.runs.plan import Plan, PlannedObject, make_plan
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import Counts
-from headrace.runs.retry_ledger import RetryLedger
+from headrace.runs.retried_run import RetryLedger
 from headrace.runs.scoring import RunContext, Scoring
 from headrace.runs.sequences import Sequencer
 from headrace.runs.totals import RunTotals, part_totals, replace_retried

@@ -35,27 +35,33 @@ from headrace.runs.flow import Flow
 from headrace.runs.items import ScoredBatch, selected_rows
 from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import Mapper
-from headrace.runs.merge import Outcome, RecoveredRecord, ordered_outcomes, write_merged
 from headrace.runs.observation import RunObservation
+from headrace.runs.output import count_reason
 from headrace.runs.page import PAGE_NAME, report_page
-from headrace.runs.progress import RunProgress
-from headrace.runs.reasons import count_reason
+from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
 from headrace.runs.records import RetriedOutput
 from headrace.runs.report import REPORT_NAME, Report, make_report
-from headrace.runs.retried_run import RetriedRun
-from headrace.runs.retry_ledger import RetryLedger
-from headrace.runs.retry_source import (
+from headrace.runs.retried_run import (
+    RetriedRun,
+    RetryLedger,
+    current_info,
+    redo_objects,
+    select_objects_to_redo,
+)
+from headrace.runs.retry_records import (
     ObjectFailures,
+    Outcome,
     OutputFailures,
+    RecoveredRecord,
     RetrySource,
     needs_object,
+    ordered_outcomes,
     select_retryable,
     select_rows,
+    write_merged,
 )
-from headrace.runs.retry_whole import current_info, redo_objects, select_objects_to_redo
 from headrace.runs.settings import RunSettings
 from headrace.runs.task_run import TaskWork
-from headrace.runs.usage import cpu_s, peak_memory_mb
 from headrace.storage.draft import open_draft
 from headrace.storage.resolve import Stores
 

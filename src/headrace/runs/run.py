@@ -30,14 +30,13 @@ from headrace.runs.plan import (
     no_region,
     select_infos,
 )
-from headrace.runs.progress import RunProgress
+from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
 from headrace.runs.report import REPORT_NAME, Report, Status, make_report
 from headrace.runs.run_plan import RunPlan
 from headrace.runs.runner import InProcessRunner, Runner
 from headrace.runs.scoring import RunContext, Scoring
 from headrace.runs.settings import RunSettings
 from headrace.runs.task_scoring import TaskScoring
-from headrace.runs.usage import cpu_s, peak_memory_mb
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 

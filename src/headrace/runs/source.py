@@ -6,7 +6,7 @@ of kind OBJECT.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from typing_extensions import override
@@ -14,7 +14,9 @@ from typing_extensions import override
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
 from headrace.formats.lines import PROBE_BYTES
+from headrace.formats.parquet_read import ParquetReader
 from headrace.formats.read import (
+    ReadOptions,
     first_records,
     is_read_by_row_groups,
     is_seekable,
@@ -26,7 +28,6 @@ from headrace.formats.read import (
 )
 from headrace.formats.text_range import TextFormat, TextRange
 from headrace.runs.items import BlockSource, Cursor, ReadBlock
-from headrace.runs.parquet_source import parquet_blocks
 from headrace.runs.plan import PlannedObject, Shard, Task
 from headrace.runs.prefetch import Extent, Prefetch
 from headrace.runs.records import ShardPosition, ShardRecord, TaskCheckpoint
@@ -368,3 +369,37 @@ def _failed_block(index: int, reached: Position, why: str) -> ReadBlock:
 
 
 assert PROBE_BYTES <= _TAIL_BYTES, "an object's first tail tells whether it is text"
+
+
+def object_blocks(
+    info: ObjectInfo, stores: Stores, read: ReadOptions, chunks: Iterable[bytes]
+) -> Iterator[Block]:
+    """Yield the blocks of a whole object of any format; `chunks` are its bytes, unless read by row groups.
+
+    Raises the errors of `read_object` and of the store.
+    """
+    if is_read_by_row_groups(info.uri, read):
+        yield from parquet_blocks(info, stores, read)
+    else:
+        yield from read_object(info.uri, chunks, read)
+
+
+def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Iterator[Block]:
+    """Yield the blocks of an object.
+
+    Raises CorruptError for an invalid file, and the store's errors.
+    """
+    if info.size_bytes is None:
+        raise CorruptError(
+            "its size is unknown, but a Parquet file is read from its end", byte=0
+        ).with_location(info.uri, None)
+    store = stores.for_uri(info.uri)
+
+    def read_at(start: int, length: int) -> bytes:
+        return store.get_range(info.uri, start, length, etag=info.etag)
+
+    try:
+        reader = ParquetReader(read_at, info.size_bytes, record_bytes_max=read.record_bytes_max)
+        yield from reader.blocks(0, len(reader.row_groups), Position(info.uri))
+    except CorruptError as error:
+        raise error.with_location(info.uri, None) from error

@@ -15,7 +15,7 @@ from headrace.runs.plan import LEDGER_FOLDER, Plan, PlannedObject, make_plan
 from headrace.runs.probe import learn
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import TaskCheckpoint, TaskRecord, sum_counts
-from headrace.runs.retry_ledger import RetryLedger
+from headrace.runs.retried_run import RetryLedger
 from headrace.runs.runner import Runner
 from headrace.runs.scoring import RunContext, Scoring
 from headrace.runs.task_run import TaskWork, ignore

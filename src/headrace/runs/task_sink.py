@@ -15,13 +15,12 @@ from headrace.core.errors import LedgerError
 from headrace.core.tensor import Array, ModelMetadata, empty_array
 from headrace.runs.items import ScoredBatch, ScoredSpan
 from headrace.runs.ledger import DRAFTS, Ledger
-from headrace.runs.output import EncoderFactory, RecordOutput, suppresses_output
+from headrace.runs.output import EncoderFactory, RecordOutput, SpooledOutput, suppresses_output
 from headrace.runs.parts import part_names
 from headrace.runs.plan import Plan, Shard
 from headrace.runs.records import Counts, ShardRecord, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.settings import TABLES, RunSettings
 from headrace.runs.source import OpenShard, ShardEnd, ShardSource
-from headrace.runs.spooled_output import SpooledOutput
 from headrace.storage.draft import Draft, PersistedDraft, discard
 from headrace.storage.local import LocalStore
 from headrace.storage.publisher import DraftPublisher

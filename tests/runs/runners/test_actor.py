@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headrace.runs.runners import actor
-from headrace.runs.runners.connected import ORPHANED
 from headrace.runs.runners.messages import Assignment
+from headrace.runs.runners.processes import ORPHANED
 
 LOCATION = ("node-1", None)
 

@@ -7,9 +7,8 @@ import pytest
 
 from headrace.core.errors import LedgerError
 from headrace.runs.ledger import Ledger
-from headrace.runs.runners.embedded_worker import STATUS_INTERVAL_S, EmbeddedWorker
+from headrace.runs.runners.embedded_worker import STATUS_INTERVAL_S, EmbeddedWorker, StatusStore
 from headrace.runs.runners.messages import Assignment, error_from_json
-from headrace.runs.runners.status_store import StatusStore
 from headrace.runs.runners.worker import TaskWorker
 from headrace.testing import ManualClock
 from runs.support import (

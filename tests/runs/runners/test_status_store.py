@@ -6,8 +6,8 @@ import pytest
 from headrace.runs.ledger import Ledger
 from headrace.runs.observation import RunObservation
 from headrace.runs.records import TaskRecord
+from headrace.runs.runners.embedded_worker import StatusStore, WorkerStatus
 from headrace.runs.runners.messages import WorkerCounters
-from headrace.runs.runners.status_store import StatusStore, WorkerStatus
 from headrace.storage.resolve import Stores
 from runs.observation_support import failure, scored
 

@@ -14,10 +14,10 @@ from headrace.engine.engine import Engine
 from headrace.runs.ledger import Ledger
 from headrace.runs.observation import RunObservation
 from headrace.runs.probe import learn
-from headrace.runs.run_guard import CHECK_INTERVAL_S
 from headrace.runs.runners.messages import Assignment
 from headrace.runs.runners.worker import OBSERVATION_INTERVAL_S, TaskWorker
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
+from headrace.runs.task_run import CHECK_INTERVAL_S
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from runs.observation_support import failure, scored

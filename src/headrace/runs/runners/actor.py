@@ -8,8 +8,8 @@ import queue
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from headrace.runs.runners.connected import ORPHANED
 from headrace.runs.runners.messages import Assignment, Message, error_to_json
+from headrace.runs.runners.processes import ORPHANED
 from headrace.runs.runners.worker import Opener, TaskWorker
 
 _MESSAGES_MAX: Final = 1_000

@@ -18,15 +18,15 @@ from typing_extensions import override
 from headrace.core.errors import MissingExtraError, ModelLoadError, RunnerError
 from headrace.core.predictor import Predictor
 from headrace.runs.ledger import Ledger
-from headrace.runs.locality import Locality
 from headrace.runs.plan import Task
 from headrace.runs.records import ShardPosition, TaskCheckpoint
+from headrace.runs.runner import Locality
 from headrace.runs.runners.beam_process import PipelineOrder, PipelineProcess
 from headrace.runs.runners.deaths import DEATHS_MAX
+from headrace.runs.runners.embedded_worker import StatusStore, WorkerStatus
 from headrace.runs.runners.engines import BeamWorkers
 from headrace.runs.runners.scheduled import ScheduledRunner
 from headrace.runs.runners.scheduler import WorkerHandle
-from headrace.runs.runners.status_store import StatusStore, WorkerStatus
 from headrace.runs.runners.worker import Opener
 from headrace.runs.task_run import TaskWork
 

@@ -1,6 +1,8 @@
 """Run tasks in several processes of this machine, each with its own interpreter and model.
 
-The run assigns tasks and waits. Workers read, predict, write and commit by themselves.
+The run assigns tasks and waits: `ProcessRunner`. Workers read, predict, write and commit by themselves;
+`ConnectedWorker` is their end of the connection. A worker whose run is gone ends at once: its work can
+be resumed.
 """
 
 import logging
@@ -8,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -16,12 +19,13 @@ from typing import Final, Self, cast
 from typing_extensions import override
 
 from headrace.core.errors import ModelLoadError
-from headrace.runs.locality import Locality
 from headrace.runs.plan import Task
 from headrace.runs.records import ShardPosition, TaskCheckpoint
-from headrace.runs.runners.messages import receive, send
+from headrace.runs.runner import Locality
+from headrace.runs.runners.messages import Assignment, Message, receive, send
 from headrace.runs.runners.scheduled import ScheduledRunner
 from headrace.runs.runners.scheduler import WorkerHandle, any_busy
+from headrace.runs.runners.worker import TaskWorker
 from headrace.runs.task_run import TaskWork
 
 _log = logging.getLogger("headrace.runs")
@@ -209,3 +213,53 @@ class ProcessRunner(ScheduledRunner):
         self._workers.remove(worker)
         self._scheduler.on_worker_died(worker.handle, f"with status {worker.process.returncode}")
         self._spawn()
+
+
+ORPHANED: Final = 3
+"""The exit status of a worker whose run is gone."""
+
+
+class ConnectedWorker:
+    """The worker's end of the connection to its run."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._orders: list[Assignment | None] = []
+        self._ordered = threading.Condition()
+
+    def send(self, message: Message) -> None:
+        """Send a message to the run. Ends the process if the run is gone."""
+        try:
+            send(self._connection, message)
+        except OSError:
+            os._exit(ORPHANED)
+
+    def run(self, worker: TaskWorker) -> None:
+        """Report that the model is loaded, then run each assignment until the run stops the worker."""
+        worker.send_ready()
+        threading.Thread(target=self._listen, args=[worker], name="headrace-orders", daemon=True).start()
+        while (assignment := self._next()) is not None:
+            worker.do(assignment)
+        worker.send_counters()
+
+    def _listen(self, worker: TaskWorker) -> None:
+        """Receive orders in a thread of their own, so that a busy worker notices a drain."""
+        while True:
+            try:
+                message = receive(self._connection)
+            except (EOFError, OSError):
+                os._exit(ORPHANED)
+            if "drain" in message:
+                worker.drain()
+                continue
+            order = None if "stop" in message else Assignment.from_json(message["do"])
+            with self._ordered:
+                self._orders.append(order)
+                self._ordered.notify()
+            if order is None:
+                return
+
+    def _next(self) -> Assignment | None:
+        with self._ordered:
+            self._ordered.wait_for(lambda: self._orders)
+            return self._orders.pop(0)

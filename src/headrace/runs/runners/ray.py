@@ -13,9 +13,9 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError, ModelLoadError
-from headrace.runs.locality import Locality
 from headrace.runs.plan import Task
 from headrace.runs.records import ShardPosition, TaskCheckpoint
+from headrace.runs.runner import Locality
 from headrace.runs.runners.actor import Actor
 from headrace.runs.runners.cluster import (
     Cluster,

@@ -14,10 +14,10 @@ from typing import Final
 from headrace.core.errors import ModelLoadError
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata
-from headrace.runs.locality import Locality
 from headrace.runs.observation import RunObservation
 from headrace.runs.plan import Task
 from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord, sum_counts
+from headrace.runs.runner import Locality
 from headrace.runs.runners.deaths import DEATHS_MAX, WorkerDeaths
 from headrace.runs.runners.messages import (
     Assignment,

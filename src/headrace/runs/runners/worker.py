@@ -16,9 +16,8 @@ from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.observation import RunObservation
 from headrace.runs.plan import make_plan
-from headrace.runs.progress import RunProgress
+from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
 from headrace.runs.records import TaskCheckpoint, TaskRecord
-from headrace.runs.run_guard import RunGuard
 from headrace.runs.runners.messages import (
     Assignment,
     Message,
@@ -27,8 +26,7 @@ from headrace.runs.runners.messages import (
     metadata_to_json,
 )
 from headrace.runs.settings import RunSettings
-from headrace.runs.task_run import TaskRun, TaskWork
-from headrace.runs.usage import cpu_s, peak_memory_mb
+from headrace.runs.task_run import RunGuard, TaskRun, TaskWork
 from headrace.storage.resolve import Stores
 
 Opener = Callable[[Callable[[Message], None], str | None], AbstractContextManager["TaskWorker"]]

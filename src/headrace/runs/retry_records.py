@@ -1,6 +1,8 @@
-"""Read failed records into blocks again, from their stored bytes or from their objects.
+"""Failed records, one by one: read them into blocks again, and merge the results into their outputs.
 
-Input: an object's failed records. Output: blocks whose record i is the i-th retryable record.
+Input: an object's failed records. Output: blocks whose record i is the i-th retryable record; then
+the new output and the remaining failed records as drafts, so that both can be published, again if
+necessary.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -12,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, FailureKind, Position
-from headrace.formats.failures import FailedRecord
-from headrace.formats.read import ReadOptions, format_name, is_read_by_row_groups, read_object
+from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
+from headrace.core.errors import NotFoundError
+from headrace.formats.failures import FailedRecord, failed_record_line
+from headrace.formats.read import ReadOptions, format_name
 from headrace.runs.items import BlockSource, ReadBlock
-from headrace.runs.parquet_source import parquet_blocks
-from headrace.storage.contract import ObjectInfo
+from headrace.runs.source import object_blocks
+from headrace.storage.contract import ObjectInfo, Store
+from headrace.storage.draft import Draft
 from headrace.storage.resolve import Stores
 
 _TEXTS: Final = frozenset({"csv", "jsonl", "line"})
@@ -139,14 +143,10 @@ class RetrySource(BlockSource):
                 left -= len(rows)
 
     def _all_blocks(self, info: ObjectInfo) -> Generator[Block]:
-        if is_read_by_row_groups(info.uri, self._read):
-            yield from parquet_blocks(info, self._stores, self._read)
-            return
-        chunks = self._stores.for_uri(info.uri).stream(info.uri, etag=info.etag)
-        yield from read_object(info.uri, self._count_bytes(chunks), self._read)
+        yield from object_blocks(info, self._stores, self._read, self._chunks(info))
 
-    def _count_bytes(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        for chunk in chunks:
+    def _chunks(self, info: ObjectInfo) -> Iterator[bytes]:
+        for chunk in self._stores.for_uri(info.uri).stream(info.uri, etag=info.etag):
             self.bytes_read += len(chunk)
             yield chunk
 
@@ -184,3 +184,96 @@ def select_rows(block: Block, rows: Sequence[int], first: Position) -> Block:
         failures=(),
         line_end=b"",
     )
+
+
+_COPY_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredRecord:
+    """A record that the retry predicted, and the bytes that it adds to the output."""
+
+    record: FailedRecord
+    text: bytes
+
+
+Outcome = RecoveredRecord | FailedRecord
+
+
+def ordered_outcomes(
+    object_failures: ObjectFailures, recovered: Sequence[RecoveredRecord], failed: Sequence[Failure]
+) -> list[Outcome]:
+    """Return the outcome of each failed record, in the object's order.
+
+    `failed` are the records that failed again. Their `position.record` is an index into
+    `retryable`.
+    """
+    found: dict[Position, Outcome] = {one.record.failure.position: one for one in recovered}
+    for failure in failed:
+        before = object_failures.retryable[failure.position.record]
+        repeated = replace(
+            before.failure,
+            kind=failure.kind,
+            why=failure.why,
+            attempts=before.failure.attempts + failure.attempts,
+        )
+        found[before.failure.position] = replace(before, failure=repeated)
+    return [found.get(record.failure.position, record) for record in object_failures.records]
+
+
+def write_merged(
+    store: Store,
+    uri: str,
+    outcomes: Sequence[Outcome],
+    out: Draft,
+    failed: Draft,
+    *,
+    header: bytes,
+    begin_bytes: int,
+) -> int:
+    """Write the output at `uri` with the recovered records, and the remaining failed records, to drafts.
+
+    The first `begin_bytes` of the output precede its first record. `header` replaces them if a
+    recovered record becomes the object's first. Failed records get their new output positions.
+    Returns the number of bytes that now precede the first record.
+    """
+    try:
+        size = store.head(uri).size_bytes or 0
+    except NotFoundError:
+        size = 0  # a part whose records all failed
+    first = next((o.record for o in outcomes if isinstance(o, RecoveredRecord)), None)
+    starts_output = first is not None and not first.output_row
+    begin = header if starts_output else b"".join(_chunks(store, uri, 0, begin_bytes))
+    out.write(begin)
+    at, gained_rows, gained_bytes = begin_bytes, 0, len(begin) - begin_bytes
+    for outcome in outcomes:
+        if isinstance(outcome, FailedRecord):
+            failed.write(failed_record_line(_shifted(outcome, begin_bytes, gained_rows, gained_bytes)))
+            continue
+        place = max(outcome.record.output_byte, begin_bytes)
+        for chunk in _chunks(store, uri, at, place):
+            out.write(chunk)
+        at = place
+        out.write(outcome.text)
+        gained_bytes += len(outcome.text)
+        gained_rows += 1
+    for chunk in _chunks(store, uri, at, size):
+        out.write(chunk)
+    return len(begin)
+
+
+def _shifted(record: FailedRecord, begin_bytes: int, gained_rows: int, gained_bytes: int) -> FailedRecord:
+    """Return a failed record with its output position moved by the added rows and bytes.
+
+    A record that fails before any record is predicted has an output position before the header.
+    """
+    row = record.output_row + gained_rows
+    byte = max(record.output_byte, begin_bytes) + gained_bytes
+    return replace(record, output_row=row, output_byte=byte if row else 0)
+
+
+def _chunks(store: Store, uri: str, start: int, stop: int) -> Iterator[bytes]:
+    while start < stop:
+        chunk = store.get_range(uri, start, min(_COPY_BYTES, stop - start))
+        yield chunk
+        start += len(chunk)
