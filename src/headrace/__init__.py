@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from headrace.app.runners import DataRegions, Workers
     from headrace.app.runs import open_run, retry_failed, run, run_sync, stream, transform, transform_sync
     from headrace.formats.read import ReadOptions
-    from headrace.runs.report import Report
+    from headrace.reports.report import Report
     from headrace.runs.runners.engines import BeamWorkers, RayWorkers
     from headrace.runs.settings import (
         FailurePolicy,
@@ -67,7 +67,7 @@ _LAZY_MODULES = {
     "RayWorkers": "headrace.runs.runners.engines",
     "ReadOptions": "headrace.formats.read",
     "RegionRules": "headrace.storage.regions",
-    "Report": "headrace.runs.report",
+    "Report": "headrace.runs.reporting",
     "StreamSettings": "headrace.runs.settings",
     "TaskSettings": "headrace.runs.settings",
     "TransformOutput": "headrace.app.renamed",

@@ -30,14 +30,14 @@ from headrace.core.errors import (
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
-from headrace.runs.observation import RunObservation
-from headrace.runs.page import PAGE_NAME
-from headrace.runs.report import Report
+from headrace.reports.observation import RunObservation
+from headrace.reports.page import PAGE_NAME
+from headrace.reports.report import Report
 from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.settings import TransformSettings
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
-from runs.page_reader import Element, read_page
+from reports.page_reader import Element, read_page
 from runs.support import (
     IN,
     OUT,

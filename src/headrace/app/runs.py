@@ -20,9 +20,10 @@ from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_opti
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
+from headrace.reports.observation import RunObservation
+from headrace.reports.report import Report
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.ledger import Ledger
-from headrace.runs.observation import RunObservation
 from headrace.runs.parts import check_folder
 from headrace.runs.plan import (
     LEDGER_FOLDER,
@@ -35,7 +36,6 @@ from headrace.runs.plan import (
     select_infos,
 )
 from headrace.runs.probe import ProbedRecord, first_records
-from headrace.runs.report import Report
 from headrace.runs.retry import FailedRecordsRetry, finished_identity
 from headrace.runs.run import IfExists, Run
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings

@@ -8,8 +8,8 @@ import orjson
 
 from headrace.app.runs import DryRun
 from headrace.cli.reports import print_figures
+from headrace.reports.report import one_line
 from headrace.runs.probe import ProbedRecord
-from headrace.runs.report import one_line
 from headrace.runs.settings import RunSettings
 
 _OBJECTS_SHOWN: Final = 5

@@ -19,7 +19,7 @@ from headrace.cli.responses import plain_table, print_table, printable
 from headrace.jobs.documents import job_document
 from headrace.jobs.job import HistoryEntry, Job, JobProgress
 from headrace.jobs.state import JobState
-from headrace.runs.report import one_line
+from headrace.reports.report import one_line
 
 _COLOURS: Final = {
     JobState.PENDING: "yellow",

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import Job
 from headrace.jobs.state import JobState
-from headrace.runs.report import one_line
+from headrace.reports.report import one_line
 
 _TEXTS: Final = ("text/", "application/json", "application/jsonlines", "application/x-ndjson")
 

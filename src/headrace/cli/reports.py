@@ -6,11 +6,11 @@ import click
 import orjson
 
 from headrace.core.errors import HeadraceError
+from headrace.reports.report import Report, one_line
 from headrace.runs.progress import RunProgress
-from headrace.runs.report import Report, one_line
 
 if TYPE_CHECKING:  # streams do not need transforms
-    from headrace.runs.report import Report
+    from headrace.reports.report import Report
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in shells: 128 plus the number of SIGINT."""

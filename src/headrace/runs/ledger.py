@@ -30,11 +30,12 @@ that finishes the same task, after a retry or by speculation, changes nothing.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
 import orjson
 
 from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
+from headrace.reports.report import RunKind
 from headrace.runs.plan import LEDGER_FOLDER, PlannedObject
 from headrace.runs.records import (
     VERSION,
@@ -47,8 +48,6 @@ from headrace.runs.records import (
 )
 from headrace.storage.contract import ObjectInfo, Store
 from headrace.storage.draft import is_complete, open_draft, remove_unfinished
-
-RunKind = Literal["stream", "transform"]
 
 DRAFTS: Final = "drafts/"
 WORKERS: Final = "workers/"

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from headrace.core.errors import ConfigError, NotFoundError
 from headrace.core.predictor import Predictor
+from headrace.reports.report import RunKind
 from headrace.runs.assembler import Assembler
 from headrace.runs.encoders import resolve_format
-from headrace.runs.ledger import Ledger, RunKind
+from headrace.runs.ledger import Ledger
 from headrace.runs.parts import part_names
 from headrace.runs.plan import Plan, Task, make_plan
 from headrace.runs.records import (

@@ -15,8 +15,6 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
-import orjson
-
 from headrace.core.block import Failure, FailureKind
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
@@ -30,17 +28,18 @@ from headrace.core.errors import (
 from headrace.core.predictor import Predictor
 from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, read_failed_records
+from headrace.reports.observation import RunObservation
+from headrace.reports.page import PAGE_NAME
+from headrace.reports.report import Report
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
 from headrace.runs.items import ScoredBatch, selected_rows
 from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import Mapper
-from headrace.runs.observation import RunObservation
 from headrace.runs.output import count_reason
-from headrace.runs.page import PAGE_NAME, report_page
-from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
+from headrace.runs.progress import RunProgress
 from headrace.runs.records import RetriedOutput
-from headrace.runs.report import REPORT_NAME, Report, make_report
+from headrace.runs.reporting import RunReporter
 from headrace.runs.retried_run import (
     RetriedRun,
     RetryLedger,
@@ -123,9 +122,17 @@ class FailedRecordsRetry:
         self._check_model(identity)
         run = RetriedRun(self._ledger, self._records, identity)
         run.check()
-        began, cpu_before_s = self._clock.now(), cpu_s()
         if self._write_page_always or self._has_page():
-            self._observation = RunObservation(began)
+            self._observation = RunObservation()
+        reporter = RunReporter(
+            self._ledger,
+            identity["source"],
+            run.settings,
+            progress=self.progress,
+            clock=self._clock,
+            observation=self._observation,
+        )
+        reporter.begin()
         self._retried = self._records.retried()
         for retried in list(self._retried.values()):
             # A killed process may have committed the merge without publishing it.
@@ -136,7 +143,7 @@ class FailedRecordsRetry:
         by_themselves = {number: nbytes for number, nbytes in failed.items() if number not in whole}
         for some in _rounds(self._failures(run, by_themselves)):
             self._retry(run, some)
-        return self._report(run, self._clock.now() - began, cpu_s() - cpu_before_s)
+        return self._report(run, reporter)
 
     def _has_page(self) -> bool:
         try:
@@ -295,39 +302,23 @@ class FailedRecordsRetry:
 
     # The end
 
-    def _report(self, run: RetriedRun, elapsed_s: float, cpu_used_s: float) -> Report:
-        totals = run.totals()
-        report = make_report(
-            kind=run.kind,
-            status="failed" if any(r.suppressed for r in totals.objects) else "complete",
-            source=str(run.identity["source"]),
-            output=self.destination,
+    def _report(self, run: RetriedRun, reporter: RunReporter) -> Report:
+        report = reporter.make(
+            run.totals(),
+            self._predictor.statistics(),
             model=self._predictor.metadata.name,
             objects=len(run.plan.objects),
-            totals=totals,
-            progress=self.progress,
-            statistics=self._predictor.statistics(),
-            elapsed_s=elapsed_s,
-            cpu_s=cpu_used_s,
-            peak_memory_mb=peak_memory_mb(),
             resumed=True,
         )
-        text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
-        self._ledger.publish(REPORT_NAME, text)
-        self._write_page(report, run.settings)
+        reporter.publish(report)
+        # A page with the same counts stays: it has the plots of a longer run.
+        earlier = Report.from_json(self._ledger.final_report() or report.to_json())
+        if self._write_page_always or _counts_of(earlier) != _counts_of(report):
+            reporter.write_page(report)
+        self.page = reporter.page
         self._ledger.finish(report.to_json())
         _log.info("failed records retried", extra={"rows_failed": report.rows_failed})
         return report
-
-    def _write_page(self, report: Report, settings: RunSettings) -> None:
-        """Write the page, unless the existing one has the same counts and the plots of a longer run."""
-        if self._observation is None:
-            return
-        earlier = Report.from_json(self._ledger.final_report() or report.to_json())
-        if self._write_page_always or _counts_of(earlier) != _counts_of(report):
-            page = report_page(report, self._observation, settings=settings)
-            self._ledger.publish(PAGE_NAME, page)
-            self.page = self.destination + PAGE_NAME
 
 
 def _counts_of(report: Report) -> tuple[Any, ...]:

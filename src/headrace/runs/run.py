@@ -8,8 +8,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import orjson
-
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     ConfigError,
@@ -19,19 +17,19 @@ from headrace.core.errors import (
     OutputExistsError,
 )
 from headrace.core.predictor import Predictor, PredictorStatistics
+from headrace.reports.observation import RunObservation
+from headrace.reports.report import Report, RunKind, Status
 from headrace.runs.items import ScoredBatch
-from headrace.runs.ledger import Ledger, RunKind
+from headrace.runs.ledger import Ledger
 from headrace.runs.objects import notice_objects, select_typed_objects, source_covers
-from headrace.runs.observation import RunObservation
-from headrace.runs.page import PAGE_NAME, report_page
 from headrace.runs.part_scoring import PartScoring
 from headrace.runs.plan import (
     Plan,
     no_region,
     select_infos,
 )
-from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
-from headrace.runs.report import REPORT_NAME, Report, Status, make_report
+from headrace.runs.progress import RunProgress
+from headrace.runs.reporting import RunReporter
 from headrace.runs.run_plan import RunPlan
 from headrace.runs.runner import InProcessRunner, Runner
 from headrace.runs.scoring import RunContext, Scoring
@@ -94,8 +92,6 @@ class Run:
         self.progress = RunProgress()
         self.plan: Plan | None = None
         """The plan; set once the source is listed."""
-        self.page: str | None = None
-        """The URI of the page; set once the page is written."""
         self._stores = stores
         self._settings = settings
         self._model_identity = model_identity
@@ -111,6 +107,14 @@ class Run:
         self._resumed = False
         self._appending = False
         self._draining = False
+        self._reporter = RunReporter(
+            self._ledger,
+            source,
+            settings,
+            progress=self.progress,
+            clock=self._clock,
+            observation=observation,
+        )
         context = RunContext(
             stores=stores,
             ledger=self._ledger,
@@ -125,6 +129,11 @@ class Run:
     def select(self) -> list[ObjectInfo]:
         """Return the objects that the source has now. The errors are those of `select_objects`."""
         return select_typed_objects(self.source, self._stores, self._settings.data_type)
+
+    @property
+    def page(self) -> str | None:
+        """The URI of the page; set once the page is written."""
+        return self._reporter.page
 
     @property
     def kind(self) -> RunKind:
@@ -272,16 +281,14 @@ class Run:
     def _score(self) -> Report:
         """Score all objects that are not finished, and report."""
         assert self.plan is not None, "opened before"
-        began, cpu_before_s = self._clock.now(), cpu_s()
-        if self._observation is not None:
-            self._observation.begin(began)
+        self._reporter.begin()
         try:
             complete = self._scoring.execute(self.plan, appended=self._appending)
         except BaseException as error:
-            self._write_error_page(error, self._clock.now() - began, cpu_s() - cpu_before_s)
+            self._write_error_page(error)
             self._delete_traces()
             raise
-        return self._finish(complete, self._clock.now() - began, cpu_s() - cpu_before_s)
+        return self._finish(complete)
 
     def _delete_traces(self) -> None:
         """Delete all traces of a run that broke before its first commit."""
@@ -300,8 +307,8 @@ class Run:
 
     # Ending
 
-    def _finish(self, complete: bool, elapsed_s: float, cpu_used_s: float) -> Report:
-        report = self._report(None if complete else self._status_if_stopped, elapsed_s, cpu_used_s)
+    def _finish(self, complete: bool) -> Report:
+        report = self._report(None if complete else self._status_if_stopped)
         at = {"output": self.destination, "parts": report.parts}
         counts = {name: getattr(report, name) for name in ("records_in", "rows_out", "rows_failed")}
         if complete:
@@ -311,9 +318,8 @@ class Run:
         _log.info("run %s", report.status, extra=at | counts)
         if complete:
             self._refuse_empty(report)
-            text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
-            self._ledger.publish(REPORT_NAME, text)
-        self._write_page(report)
+            self._reporter.publish(report)
+        self._reporter.write_page(report)
         if complete:
             self._ledger.finish(report.to_json())
             self._finished = self._planned
@@ -330,42 +336,29 @@ class Run:
         self._objects.delete_output()
         raise EmptySourceError(report.source, f"{self._planned} object(s) without a single record")
 
-    def _report(self, stopped: Status | None, elapsed_s: float, cpu_used_s: float) -> Report:
+    def _report(self, stopped: Status | None) -> Report:
         """Return the report of a complete run (`stopped` None), or of one that stopped before its end."""
         assert self.plan is not None, "opened before"
-        totals = self._scoring.totals(self.plan, complete=stopped is None)
-        suppressed = any(result.suppressed for result in totals.objects)
-        return make_report(
-            kind=self.kind,
-            status=stopped or ("failed" if suppressed else "complete"),
-            source=self.source if isinstance(self.source, str) else ", ".join(self.source),
-            output=self.destination,
+        return self._reporter.make(
+            self._scoring.totals(self.plan, complete=stopped is None),
+            self._scoring.statistics(),
             model=self._scoring.metadata.name,
             objects=self._planned,
-            totals=totals,
-            progress=self.progress,
-            statistics=self._scoring.statistics(),
-            elapsed_s=elapsed_s,
-            cpu_s=cpu_used_s + self._scoring.cpu_s(),
-            peak_memory_mb=peak_memory_mb() + self._scoring.peak_memory_mb(),
             resumed=self._resumed,
+            stopped=stopped,
+            other_cpu_s=self._scoring.cpu_s(),
+            other_memory_mb=self._scoring.peak_memory_mb(),
         )
 
-    def _write_error_page(self, error: BaseException, elapsed_s: float, cpu_used_s: float) -> None:
+    def _write_error_page(self, error: BaseException) -> None:
         """Write the page of a run that stopped with an error."""
         if self._observation is None or not isinstance(error, HeadraceError):
             return
         try:
-            self._write_page(self._report("failed", elapsed_s, cpu_used_s), str(error))
+            self._reporter.write_page(self._report("failed"), str(error))
         except HeadraceError:
             # The destination may be the cause; the first error is the one to report.
-            _log.warning("cannot write %s%s", self.destination, PAGE_NAME, exc_info=True)
-
-    def _write_page(self, report: Report, error: str = "") -> None:
-        if self._observation is not None:
-            page = report_page(report, self._observation, settings=self._settings, error=error)
-            self._ledger.publish(PAGE_NAME, page)
-            self.page = self.destination + PAGE_NAME
+            _log.warning("cannot write the page of %s", self.destination, exc_info=True)
 
 
 def _make_scoring(context: RunContext, predictor: Predictor | None, runner: Runner | None) -> Scoring:

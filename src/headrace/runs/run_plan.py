@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from headrace.core.errors import ResumeRefusedError
+from headrace.reports.page import PAGE_NAME
+from headrace.reports.report import REPORT_NAME
 from headrace.runs.ledger import Ledger
-from headrace.runs.page import PAGE_NAME
 from headrace.runs.parts import PART_NAME
 from headrace.runs.plan import PlannedObject, check_separate, output_names, plan_objects
-from headrace.runs.report import REPORT_NAME
 from headrace.runs.settings import RunSettings
 from headrace.storage.contract import ObjectInfo
 

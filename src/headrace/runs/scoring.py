@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from headrace.core.clock import Clock
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata
+from headrace.reports.observation import RunObservation
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
-from headrace.runs.observation import RunObservation
 from headrace.runs.plan import Plan, PlannedObject
 from headrace.runs.progress import RunProgress
 from headrace.runs.settings import RunSettings

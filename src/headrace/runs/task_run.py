@@ -14,12 +14,12 @@ from typing import Any, Final
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, LedgerError
 from headrace.core.predictor import Predictor
+from headrace.reports.observation import RunObservation
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import Mapper
-from headrace.runs.observation import RunObservation
 from headrace.runs.plan import Plan, Task
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import ShardPosition, TaskCheckpoint, TaskRecord

@@ -17,8 +17,8 @@ import headrace
 from headrace.app.runners import DataRegions, RayWorkers, Workers
 from headrace.app.runs import OpenedRun, execute, open_run
 from headrace.core.errors import ConfigError, HeadraceError, InstanceLostError, ModelLoadError
+from headrace.reports.report import Report
 from headrace.runs.ledger import Ledger
-from headrace.runs.report import Report
 from headrace.runs.runners.messages import Assignment
 from headrace.runs.runners.ray import RayRunner
 from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle, any_busy

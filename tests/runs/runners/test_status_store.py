@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from headrace.reports.observation import RunObservation
 from headrace.runs.ledger import Ledger
-from headrace.runs.observation import RunObservation
 from headrace.runs.records import TaskRecord
 from headrace.runs.runners.embedded_worker import StatusStore, WorkerStatus
 from headrace.runs.runners.messages import WorkerCounters
 from headrace.storage.resolve import Stores
-from runs.observation_support import failure, scored
+from reports.observation_support import failure, scored
 
 DEST = "memory://out/run/"
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from headrace.engine.engine import Engine
+from headrace.reports.observation import RunObservation
 from headrace.runs.ledger import Ledger
-from headrace.runs.observation import RunObservation
 from headrace.runs.probe import learn
 from headrace.runs.runners.messages import Assignment
 from headrace.runs.runners.worker import OBSERVATION_INTERVAL_S, TaskWorker
@@ -20,7 +20,7 @@ from headrace.runs.settings import RunSettings, StreamSettings, TransformSetting
 from headrace.runs.task_run import CHECK_INTERVAL_S
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
-from runs.observation_support import failure, scored
+from reports.observation_support import failure, scored
 from runs.stream_support import ScriptedPredictor
 from runs.support import FailingPredictor, engine, make_settings, plan_of, rows
 

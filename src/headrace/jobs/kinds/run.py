@@ -9,8 +9,8 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.jobs.attempt import Attempt
 from headrace.jobs.job import JobProgress, NewJob, ResultRef
 from headrace.jobs.kind import AttemptPredictor, KindRunner, Models
+from headrace.reports.report import REPORT_NAME, Report
 from headrace.runs.parts import check_folder
-from headrace.runs.report import REPORT_NAME, Report
 from headrace.runs.run import Run
 from headrace.runs.runner import InProcessRunner, Locality
 from headrace.runs.settings import RunSettings

@@ -19,8 +19,8 @@ import orjson
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import NotFoundError
+from headrace.reports.observation import RunObservation
 from headrace.runs.ledger import WORKERS, Ledger
-from headrace.runs.observation import RunObservation
 from headrace.runs.runners.messages import Assignment, Message, WorkerCounters
 from headrace.runs.runners.worker import Opener, TaskWorker
 

@@ -14,7 +14,7 @@ from typing import Final
 from headrace.core.errors import ModelLoadError
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata
-from headrace.runs.observation import RunObservation
+from headrace.reports.observation import RunObservation
 from headrace.runs.plan import Task
 from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.runner import Locality

@@ -12,9 +12,9 @@ from typing import Final
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, LedgerError, StorageError
 from headrace.core.predictor import Predictor
+from headrace.reports.observation import RunObservation
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
-from headrace.runs.observation import RunObservation
 from headrace.runs.plan import make_plan
 from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
 from headrace.runs.records import TaskCheckpoint, TaskRecord

@@ -8,8 +8,8 @@ import numpy as np
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.tensor import Array
 from headrace.formats.contract import BlockSelection
+from headrace.reports.report import Report
 from headrace.runs.items import Cursor, ScoredBatch, ScoredSpan
-from headrace.runs.report import Report
 
 
 def failure(

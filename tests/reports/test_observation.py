@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from headrace.core.block import FailureKind
 from headrace.core.errors import DataError
-from headrace.runs.distribution import Distribution
-from headrace.runs.observation import EXCERPT_BYTES_MAX, FAILURES_MAX, OUTPUTS_MAX, RunObservation
-from headrace.runs.series import SAMPLE_VALUES_MAX
-from runs.observation_support import failure, scored
+from headrace.reports.distribution import Distribution
+from headrace.reports.observation import EXCERPT_BYTES_MAX, FAILURES_MAX, OUTPUTS_MAX, RunObservation
+from headrace.reports.series import SAMPLE_VALUES_MAX
+from reports.observation_support import failure, scored
 
 
 def _numbers(*values: float) -> dict:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from headrace.runs.markup import (
+from headrace.reports.markup import (
     Html,
     count,
     document,
@@ -18,16 +18,9 @@ from headrace.runs.markup import (
     size,
     table,
 )
-from headrace.runs.observation import (
-    EXCERPT_BYTES_MAX,
-    FAILURES_MAX,
-    ObservedFailure,
-    RunObservation,
-)
-from headrace.runs.panels import predictions
-from headrace.runs.plots import readable, throughput
-from headrace.runs.report import FAILED_NAMES, Report
-from headrace.runs.settings import RunSettings
+from headrace.reports.observation import EXCERPT_BYTES_MAX, FAILURES_MAX, ObservedFailure, RunObservation
+from headrace.reports.plots import predictions, readable, throughput
+from headrace.reports.report import FAILED_NAMES, Report
 
 PAGE_NAME: Final = "_report.html"
 _SUBJECTS: Final = {"transform": "Batch transform", "stream": "Stream"}
@@ -47,7 +40,7 @@ def report_page(
     report: Report,
     observation: RunObservation,
     *,
-    settings: RunSettings | None = None,
+    settings: Any = None,
     error: str = "",
 ) -> bytes:
     """Return the page as UTF-8: one self-contained file without scripts.
@@ -55,7 +48,7 @@ def report_page(
     Args:
         report: The report of the whole run.
         observation: The observation of this run.
-        settings: The settings to list, as far as they differ from the defaults.
+        settings: The dataclass of the settings to list, as far as they differ from the defaults.
         error: The error that stopped the run, if any.
     """
     word, css_class, explanation = _status(report, error)
@@ -253,7 +246,7 @@ def _run(report: Report) -> Html:
     return section("Run", facts(names, wide=True), facts(rows))
 
 
-def _settings(settings: RunSettings) -> Html:
+def _settings(settings: Any) -> Html:
     values, defaults = _flat(asdict(settings)), _flat(asdict(type(settings)()))
     shown = [name for name in values if name in _ALWAYS_SHOWN or values[name] != defaults.get(name)]
     return section("Settings", facts(((name, _setting(values[name])) for name in shown), wide=True))

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.runs.distribution import Distribution
-from headrace.runs.plots import BARS_MAX, histogram, nice, readable, throughput, value_bar
-from headrace.runs.timeline import Timeline
-from runs.page_reader import read_page
+from headrace.reports.distribution import Distribution
+from headrace.reports.plots import BARS_MAX, histogram, nice, readable, throughput, value_bar
+from headrace.reports.series import Timeline
+from reports.page_reader import read_page
 
 
 def _timeline(*events) -> Timeline:

@@ -4,20 +4,17 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from headrace.core.block import Failure
-from headrace.core.predictor import PredictorStatistics
-from headrace.runs.ledger import RunKind
-from headrace.runs.markup import summary
-from headrace.runs.progress import RunProgress
-from headrace.runs.totals import ObjectResult, RunTotals
+from headrace.reports.markup import summary
+
+RunKind = Literal["stream", "transform"]
 
 REPORT_VERSION: Final = 1
 REPORT_NAME: Final = "_report.json"
 FAILED_NAMES: Final[Mapping[RunKind, str]] = {"stream": "part-*.failed.jsonl", "transform": "**.failed"}
 """The names of the files of failed records."""
-_WORST_MAX: Final = 20
 _REASONS_SHOWN: Final = 5
 _RENAMED: Final = {
     "objects_read": "objects_done",
@@ -26,6 +23,20 @@ _RENAMED: Final = {
 }
 
 Status = Literal["complete", "failed", "drained", "partial"]
+
+
+class FirstFailures(Protocol):
+    """The first failed record and the first broken object of a run."""
+
+    @property
+    def first_failure(self) -> Failure | None:
+        """The first failed record, if any."""
+        ...
+
+    @property
+    def first_broken(self) -> Failure | None:
+        """The first object or member that was not read to its end, if any."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +143,20 @@ class Report:
         """Return the report from the form of `to_json`."""
         return cls(**{f.name: data[f.name] for f in fields(cls)})
 
-    def figures(self, progress: RunProgress | None = None) -> dict[str, str]:
+    def figures(self, progress: FirstFailures | None = None) -> dict[str, str]:
         """Return the figures of the run for people, by name, as the command prints them.
 
         A figure may have several lines. `progress` adds the first failures.
         """
-        first = _first_failures(progress or RunProgress())
+        failure, broken = (progress.first_failure, progress.first_broken) if progress else (None, None)
         replayed = f"{self.records_replayed:,} records, to restore sequence states"
         figures = {
             "predictions": f"{self.output} ({_outputs(self)})",
             "records in": _records(self),
             "failures": _failures(self),
-            "first failure": first["first failure"],
+            "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
             "broken objects": f"{self.objects_broken:,}" if self.objects_broken else "",
-            "first broken": first["first broken"],
+            "first broken": broken_line(broken) if broken else "",
             "no output": f"{self.objects_suppressed:,} objects, since one of their records failed"
             if self.objects_suppressed
             else "",
@@ -209,15 +220,6 @@ def _failures(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _first_failures(progress: RunProgress) -> dict[str, str]:
-    """Return the first failure and the first broken object, which are often the cause of all."""
-    failure, broken = progress.first_failure, progress.first_broken
-    return {
-        "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
-        "first broken": broken_line(broken) if broken else "",
-    }
-
-
 def broken_line(failure: Failure) -> str:
     """Return one line about a broken object; most reasons already name the object."""
     name = failure.position.member or failure.position.object
@@ -232,79 +234,3 @@ def one_line(text: str) -> str:
 def _warn_renamed(name: str) -> None:
     message = f"Report.{name} is deprecated: use {_RENAMED[name]}"
     warnings.warn(message, DeprecationWarning, stacklevel=3)
-
-
-def make_report(
-    *,
-    kind: RunKind,
-    status: Status,
-    source: str,
-    output: str,
-    model: str,
-    objects: int,
-    totals: RunTotals,
-    progress: RunProgress,
-    statistics: PredictorStatistics,
-    elapsed_s: float,
-    cpu_s: float,
-    peak_memory_mb: float,
-    resumed: bool,
-) -> Report:
-    """Return the report of the ledger's totals and this process's figures."""
-    results, counts = totals.objects, totals.counts
-    suppressed_rows = sum(r.counts.rows_out for r in results if r.suppressed)
-    worst = sorted((r for r in results if r.counts.has_failures), key=_severity)
-    rows = progress.records - progress.records_before
-    return Report(
-        kind=kind,
-        status=status,
-        source=source,
-        output=output,
-        model=model,
-        objects=objects,
-        objects_done=totals.objects_done,
-        objects_with_failures=len(worst),
-        objects_broken=counts.objects_broken,
-        objects_suppressed=sum(r.suppressed for r in results),
-        records_in=counts.records_in,
-        rows_out=counts.rows_out - suppressed_rows,
-        rows_failed=counts.rows_failed,
-        rows_suppressed=suppressed_rows,
-        parts=totals.parts,
-        out_bytes=totals.out_bytes,
-        bytes_read=progress.bytes_read,
-        tasks=totals.tasks,
-        elapsed_s=round(elapsed_s, 3),
-        rows_per_s=round(rows / elapsed_s, 1) if elapsed_s > 0 else 0.0,
-        cpu_s=round(cpu_s, 3),
-        peak_memory_mb=round(peak_memory_mb, 1),
-        instance_busy_share=round(statistics.busy_share, 4),
-        instance_starved_s=round(statistics.starved_s, 3),
-        model_calls=statistics.calls,
-        retries=statistics.retries,
-        batches_closed_by={reason.value: count for reason, count in sorted(progress.closed_by.items())},
-        failures=dict(totals.failures),
-        failed_objects=[_failed_object_json(r) for r in worst[:_WORST_MAX]],
-        bytes_across_regions=[
-            {"from": c.from_region, "to": c.to_region, "bytes": c.nbytes} for c in totals.transfers
-        ],
-        tasks_left=dict(totals.tasks_left),
-        resumed=resumed,
-        records_replayed=progress.records_replayed,
-    )
-
-
-def _severity(result: ObjectResult) -> tuple[int, int]:
-    return -result.counts.objects_broken, -result.counts.rows_failed
-
-
-def _failed_object_json(result: ObjectResult) -> dict[str, Any]:
-    counts = result.counts
-    return {
-        "object": result.uri,
-        "records_in": counts.records_in,
-        "rows_failed": counts.rows_failed,
-        "broken": bool(counts.objects_broken),
-        "suppressed": result.suppressed,
-        "withheld": result.suppressed,  # the old key, for one release
-    }

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.runs.distribution import BINS_MAX, DISTINCT_MAX, Distribution, FrequentTexts
+from headrace.reports.distribution import BINS_MAX, DISTINCT_MAX, Distribution, FrequentTexts
 
 _FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 _VALUES = st.lists(_FLOATS, min_size=1, max_size=60)

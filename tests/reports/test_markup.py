@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.runs.markup import (
+from headrace.reports.markup import (
     Figure,
     Html,
     count,
@@ -20,7 +20,7 @@ from headrace.runs.markup import (
     table,
     text,
 )
-from runs.page_reader import read_page
+from reports.page_reader import read_page
 
 
 @given(st.text())

@@ -6,16 +6,16 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import TooManyFailuresError
-from headrace.runs.observation import FAILURES_MAX, RunObservation
-from headrace.runs.page import PAGE_NAME, report_page
-from headrace.runs.report import Report
+from headrace.reports.observation import FAILURES_MAX, RunObservation
+from headrace.reports.page import PAGE_NAME, report_page
+from headrace.reports.report import Report
 from headrace.runs.run import Run
 from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import FailurePolicy, OutputSettings, StreamSettings, TransformSettings
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
-from runs.observation_support import failure, report, scored
-from runs.page_reader import Element, read_page
+from reports.observation_support import failure, report, scored
+from reports.page_reader import Element, read_page
 from runs.stream_support import ScriptedPredictor
 
 _BAD = "<script>alert(1)</script>"

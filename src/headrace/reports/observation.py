@@ -7,15 +7,14 @@ Each batch passes through the observation, so it samples rows and counts many ba
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from headrace.core.block import Failure, FailureKind
 from headrace.core.errors import DataError
 from headrace.core.tensor import Array
-from headrace.runs.items import ScoredBatch
-from headrace.runs.series import (
+from headrace.reports.series import (
     COLUMNS_MAX,
     KINDS,
     NumberSampler,
@@ -23,9 +22,9 @@ from headrace.runs.series import (
     Sampler,
     Series,
     TextSampler,
+    Timeline,
     writable,
 )
-from headrace.runs.timeline import Timeline
 
 OBSERVATION_VERSION: Final = 1
 OUTPUTS_MAX: Final = 16
@@ -74,6 +73,25 @@ class ObservedFailure:
         )
 
 
+class ObservedBatch(Protocol):
+    """A batch with its predictions, as an observation reads it."""
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """The predictions by output name, one row for each predicted record."""
+        ...
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        """The failed records, in order."""
+        ...
+
+    @property
+    def entries(self) -> int:
+        """The number of predicted and failed records."""
+        ...
+
+
 class RunObservation:
     """The observation of a run.
 
@@ -109,7 +127,7 @@ class RunObservation:
         if self.began_s is None:
             self.began_s = now_s
 
-    def add_batch(self, scored: ScoredBatch, now_s: float) -> None:
+    def add_batch(self, batch: ObservedBatch, now_s: float) -> None:
         """Observe a batch that was delivered at `now_s`.
 
         About SAMPLE_VALUES_MAX values of each output are sampled at even distances, so the cost
@@ -119,7 +137,7 @@ class RunObservation:
             self.began_s = now_s
         at_s = now_s - self.began_s
         rows = 0
-        for name, data in scored.outputs.items():
+        for name, data in batch.outputs.items():
             rows = len(data)
             last = self._samplers_by_output.get(name)
             if last is None or last[0] is not data.dtype or last[1] != data.shape[1:]:
@@ -127,9 +145,9 @@ class RunObservation:
             if last[2] is not None and rows:
                 last[2].add(data, self._batches)
         self._batches += 1
-        failed = scored.entries - rows
-        broken = self._add_failures(scored, at_s) if failed else 0
-        self.timeline.add(at_s, records=scored.entries - broken, failures=failed - broken)
+        failed = batch.entries - rows
+        broken = self._add_failures(batch.failures, at_s) if failed else 0
+        self.timeline.add(at_s, records=batch.entries - broken, failures=failed - broken)
 
     def _new_sampler(self, name: str, data: Array) -> _OutputSampler:
         """Return the sampler for an output of this dtype and shape.
@@ -156,14 +174,13 @@ class RunObservation:
         made = self._samplers[key] = TextSampler(series) if kind == "text" else NumberSampler(series)
         return made
 
-    def _add_failures(self, scored: ScoredBatch, at_s: float) -> int:
+    def _add_failures(self, failures: Sequence[Failure], at_s: float) -> int:
         """Keep the first failures. Return how many failures of the batch are broken objects."""
         broken = 0
-        for span in scored.spans:
-            for failure in span.failures:
-                broken += failure.kind is FailureKind.OBJECT
-                if len(self.failures) < FAILURES_MAX:
-                    self.failures.append(ObservedFailure.from_failure(failure, at_s))
+        for failure in failures:
+            broken += failure.kind is FailureKind.OBJECT
+            if len(self.failures) < FAILURES_MAX:
+                self.failures.append(ObservedFailure.from_failure(failure, at_s))
         return broken
 
     # What was found

@@ -3,10 +3,10 @@ import math
 import numpy as np
 import pytest
 
-from headrace.runs.observation import RunObservation
-from headrace.runs.panels import PANELS_MAX, predictions
-from runs.observation_support import scored
-from runs.page_reader import Element, read_page
+from headrace.reports.observation import RunObservation
+from headrace.reports.plots import PANELS_MAX, predictions
+from reports.observation_support import scored
+from reports.page_reader import Element, read_page
 
 
 def _panels(*batches, times: int = 1) -> dict[str, Element]:

@@ -1,0 +1,185 @@
+"""Make and write the report of a run, and its page."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from headrace.core.clock import Clock
+from headrace.core.predictor import PredictorStatistics
+from headrace.reports.observation import RunObservation
+from headrace.reports.page import PAGE_NAME, report_page
+from headrace.reports.report import REPORT_NAME, Report, RunKind, Status
+from headrace.runs.ledger import Ledger
+from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
+from headrace.runs.settings import RunSettings
+from headrace.runs.totals import ObjectResult, RunTotals
+
+_WORST_MAX: Final = 20
+
+
+class RunReporter:
+    """The writer of the report and the page of one run. Used by one thread.
+
+    Args:
+        ledger: The ledger of the destination.
+        source: The source of the run.
+        settings: The settings of the run.
+        progress: The counters of the run.
+        clock: The clock of elapsed times.
+        observation: The observation of all batches, if there is a page.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        source: str | Sequence[str],
+        settings: RunSettings,
+        *,
+        progress: RunProgress,
+        clock: Clock,
+        observation: RunObservation | None,
+    ) -> None:
+        self._ledger = ledger
+        self._source = source if isinstance(source, str) else ", ".join(source)
+        self._settings = settings
+        self._progress = progress
+        self._clock = clock
+        self._observation = observation
+        self.page: str | None = None
+        """The URI of the page; set once the page is written."""
+        self._began_s = self._cpu_before_s = 0.0
+
+    def begin(self) -> None:
+        """Measure times from now on."""
+        self._began_s, self._cpu_before_s = self._clock.now(), cpu_s()
+        if self._observation is not None:
+            self._observation.begin(self._began_s)
+
+    def make(
+        self,
+        totals: RunTotals,
+        statistics: PredictorStatistics,
+        *,
+        model: str,
+        objects: int,
+        resumed: bool,
+        stopped: Status | None = None,
+        other_cpu_s: float = 0.0,
+        other_memory_mb: float = 0.0,
+    ) -> Report:
+        """Return the report of the ledger's totals and this process's figures.
+
+        Args:
+            totals: The totals of the run.
+            statistics: The statistics of the model.
+            model: The name of the model.
+            objects: The number of planned objects.
+            resumed: Whether the run continues the work of an earlier process.
+            stopped: The status of a run that stopped before its end.
+            other_cpu_s: The processor time of other processes in seconds.
+            other_memory_mb: The peak memory of other processes in MB.
+        """
+        suppressed = any(result.suppressed for result in totals.objects)
+        return make_report(
+            kind="transform" if self._settings.per_object else "stream",
+            status=stopped or ("failed" if suppressed else "complete"),
+            source=self._source,
+            output=self._ledger.destination,
+            model=model,
+            objects=objects,
+            totals=totals,
+            progress=self._progress,
+            statistics=statistics,
+            elapsed_s=self._clock.now() - self._began_s,
+            cpu_s=cpu_s() - self._cpu_before_s + other_cpu_s,
+            peak_memory_mb=peak_memory_mb() + other_memory_mb,
+            resumed=resumed,
+        )
+
+    def publish(self, report: Report) -> None:
+        """Write the report as JSON."""
+        self._ledger.publish(REPORT_NAME, orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
+
+    def write_page(self, report: Report, error: str = "") -> None:
+        """Write the page, if there is an observation."""
+        if self._observation is not None:
+            page = report_page(report, self._observation, settings=self._settings, error=error)
+            self._ledger.publish(PAGE_NAME, page)
+            self.page = self._ledger.destination + PAGE_NAME
+
+
+def make_report(
+    *,
+    kind: RunKind,
+    status: Status,
+    source: str,
+    output: str,
+    model: str,
+    objects: int,
+    totals: RunTotals,
+    progress: RunProgress,
+    statistics: PredictorStatistics,
+    elapsed_s: float,
+    cpu_s: float,
+    peak_memory_mb: float,
+    resumed: bool,
+) -> Report:
+    """Return the report of the ledger's totals and this process's figures."""
+    results, counts = totals.objects, totals.counts
+    suppressed_rows = sum(r.counts.rows_out for r in results if r.suppressed)
+    worst = sorted((r for r in results if r.counts.has_failures), key=_severity)
+    rows = progress.records - progress.records_before
+    return Report(
+        kind=kind,
+        status=status,
+        source=source,
+        output=output,
+        model=model,
+        objects=objects,
+        objects_done=totals.objects_done,
+        objects_with_failures=len(worst),
+        objects_broken=counts.objects_broken,
+        objects_suppressed=sum(r.suppressed for r in results),
+        records_in=counts.records_in,
+        rows_out=counts.rows_out - suppressed_rows,
+        rows_failed=counts.rows_failed,
+        rows_suppressed=suppressed_rows,
+        parts=totals.parts,
+        out_bytes=totals.out_bytes,
+        bytes_read=progress.bytes_read,
+        tasks=totals.tasks,
+        elapsed_s=round(elapsed_s, 3),
+        rows_per_s=round(rows / elapsed_s, 1) if elapsed_s > 0 else 0.0,
+        cpu_s=round(cpu_s, 3),
+        peak_memory_mb=round(peak_memory_mb, 1),
+        instance_busy_share=round(statistics.busy_share, 4),
+        instance_starved_s=round(statistics.starved_s, 3),
+        model_calls=statistics.calls,
+        retries=statistics.retries,
+        batches_closed_by={reason.value: count for reason, count in sorted(progress.closed_by.items())},
+        failures=dict(totals.failures),
+        failed_objects=[_failed_object_json(r) for r in worst[:_WORST_MAX]],
+        bytes_across_regions=[
+            {"from": c.from_region, "to": c.to_region, "bytes": c.nbytes} for c in totals.transfers
+        ],
+        tasks_left=dict(totals.tasks_left),
+        resumed=resumed,
+        records_replayed=progress.records_replayed,
+    )
+
+
+def _severity(result: ObjectResult) -> tuple[int, int]:
+    return -result.counts.objects_broken, -result.counts.rows_failed
+
+
+def _failed_object_json(result: ObjectResult) -> dict[str, Any]:
+    counts = result.counts
+    return {
+        "object": result.uri,
+        "records_in": counts.records_in,
+        "rows_failed": counts.rows_failed,
+        "broken": bool(counts.objects_broken),
+        "suppressed": result.suppressed,
+        "withheld": result.suppressed,  # the old key, for one release
+    }
