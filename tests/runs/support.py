@@ -17,7 +17,8 @@ from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
 from headrace.formats.read import ReadOptions
 from headrace.reports.report import Report
-from headrace.runs.plan import Plan, check_separate, make_plan, output_names, plan_objects, select_infos
+from headrace.runs.objects import check_separate, output_names, plan_objects, select_infos
+from headrace.runs.plan import Plan, make_plan
 from headrace.runs.run import Run
 from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import (

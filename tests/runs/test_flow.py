@@ -24,7 +24,7 @@ from headrace.core.errors import (
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, ScoredBatch
 from headrace.runs.objects import select_objects
-from headrace.runs.plan import PlannedObject
+from headrace.runs.records import PlannedObject
 from headrace.runs.sequences import Sequencer
 from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings
 from headrace.runs.source import ShardSource

@@ -9,8 +9,7 @@ from headrace.core.errors import LedgerError, ResumeRefusedError
 from headrace.reports.report import RunKind
 from headrace.runs.items import Cursor
 from headrace.runs.ledger import Ledger
-from headrace.runs.plan import PlannedObject
-from headrace.runs.records import Counts, PartRecord, ShardRecord, TaskCheckpoint, TaskRecord
+from headrace.runs.records import Counts, PartRecord, PlannedObject, ShardRecord, TaskCheckpoint, TaskRecord
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import open_draft
 from headrace.storage.local import LocalStore

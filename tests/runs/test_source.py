@@ -15,8 +15,8 @@ from headrace.core.block import FailureKind, Position
 from headrace.core.errors import AccessDeniedError, EmptySourceError
 from headrace.formats.contract import DecodedBlock
 from headrace.runs.items import BlockEntries, Cursor, ReadBlock
-from headrace.runs.plan import PlannedObject, Shard, Task
-from headrace.runs.records import Counts, ShardPosition, ShardRecord, TaskCheckpoint
+from headrace.runs.plan import Shard, Task
+from headrace.runs.records import Counts, PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
 from headrace.runs.source import ShardEnd, ShardSource, list_objects, list_open_shards
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores

@@ -15,7 +15,7 @@ from headrace.app.transform_worker import (
 )
 from headrace.core.errors import ConfigError
 from headrace.runs.ledger import Ledger
-from headrace.runs.plan import no_region
+from headrace.runs.objects import no_region
 from headrace.runs.runner import InProcessRunner, Locality, OtherRegions, Runner
 from headrace.runs.runners.beam import BeamRunner
 from headrace.runs.runners.engines import BeamWorkers, RayWorkers

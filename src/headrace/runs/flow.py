@@ -42,8 +42,8 @@ from headrace.runs.items import (
     selected_rows,
 )
 from headrace.runs.mapping import Mapper
-from headrace.runs.plan import PlannedObject
 from headrace.runs.progress import RunProgress
+from headrace.runs.records import PlannedObject
 from headrace.runs.sequences import Sequencer, end_request, join_responses, split_request
 from headrace.runs.settings import FlowSettings, RunSettings
 from headrace.runs.source import ShardSource, list_objects

@@ -32,21 +32,23 @@ from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import Any, Final, cast
 
+import msgspec
 import orjson
 
 from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
 from headrace.reports.report import RunKind
-from headrace.runs.plan import LEDGER_FOLDER, PlannedObject
 from headrace.runs.records import (
+    LEDGER_FOLDER,
     VERSION,
     PartRecord,
+    PlannedObject,
     ShardRecord,
     TaskCheckpoint,
     TaskRecord,
     dump_json,
     parse_versioned,
 )
-from headrace.storage.contract import ObjectInfo, Store
+from headrace.storage.contract import Store
 from headrace.storage.draft import is_complete, open_draft, remove_unfinished
 
 DRAFTS: Final = "drafts/"
@@ -343,8 +345,8 @@ def _part_checkpoint(part: int, number: int) -> str:
 def _planned_object(line: bytes) -> PlannedObject:
     data = orjson.loads(line)
     if "info" not in data:  # a stream of version 1, whose output is about to be deleted
-        return PlannedObject(ObjectInfo(**data), "")
-    return PlannedObject(ObjectInfo(**data["info"]), data["output"], data.get("region"))
+        data = {"info": data}
+    return msgspec.convert(data, PlannedObject)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:

@@ -15,9 +15,9 @@ from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, Replay
 from headrace.runs.ledger import PartsState
 from headrace.runs.parts import PartsSink
-from headrace.runs.plan import Plan, PlannedObject, make_plan
+from headrace.runs.plan import Plan, make_plan
 from headrace.runs.progress import RunProgress
-from headrace.runs.records import Counts
+from headrace.runs.records import Counts, PlannedObject
 from headrace.runs.retried_run import RetryLedger
 from headrace.runs.scoring import RunContext, Scoring
 from headrace.runs.sequences import Sequencer

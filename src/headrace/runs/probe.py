@@ -14,7 +14,7 @@ from headrace.core.errors import CorruptError, DataError, ModelInputError, Stora
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.formats.read import format_name
 from headrace.runs.mapping import Mapper
-from headrace.runs.plan import PlannedObject
+from headrace.runs.records import PlannedObject
 from headrace.runs.settings import RunSettings
 from headrace.runs.source import object_blocks
 from headrace.storage.contract import ObjectInfo

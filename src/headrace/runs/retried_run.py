@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, Final
 
+import msgspec
+
 from headrace.core.errors import ConfigError, NotFoundError
 from headrace.core.predictor import Predictor
 from headrace.reports.report import RunKind
@@ -112,9 +114,8 @@ class RetryLedger:
         """Return the versions that replace planned ones, by object index."""
         prefix, found = self._ledger.uri("renewed-"), dict[int, ObjectInfo]()
         for listed in self._store.list(prefix):
-            data = parse_versioned(self._store.get(listed.uri))
-            del data["v"]
-            found[int(listed.uri.removeprefix(prefix).removesuffix(".json"))] = ObjectInfo(**data)
+            number = int(listed.uri.removeprefix(prefix).removesuffix(".json"))
+            found[number] = msgspec.convert(parse_versioned(self._store.get(listed.uri)), ObjectInfo)
         return found
 
 

@@ -21,16 +21,11 @@ from headrace.reports.observation import RunObservation
 from headrace.reports.report import Report, RunKind, Status
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
-from headrace.runs.objects import notice_objects, select_typed_objects, source_covers
+from headrace.runs.objects import no_region, notice_objects, select_infos, select_typed_objects, source_covers
 from headrace.runs.part_scoring import PartScoring
-from headrace.runs.plan import (
-    Plan,
-    no_region,
-    select_infos,
-)
+from headrace.runs.plan import Plan, RunPlan
 from headrace.runs.progress import RunProgress
 from headrace.runs.reporting import RunReporter
-from headrace.runs.run_plan import RunPlan
 from headrace.runs.runner import InProcessRunner, Runner
 from headrace.runs.scoring import RunContext, Scoring
 from headrace.runs.settings import RunSettings

@@ -10,8 +10,9 @@ from headrace.core.tensor import ModelMetadata
 from headrace.reports.observation import RunObservation
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
-from headrace.runs.plan import Plan, PlannedObject
+from headrace.runs.plan import Plan
 from headrace.runs.progress import RunProgress
+from headrace.runs.records import PlannedObject
 from headrace.runs.settings import RunSettings
 from headrace.runs.totals import RunTotals
 from headrace.storage.resolve import Stores

@@ -28,9 +28,9 @@ from headrace.formats.read import (
 )
 from headrace.formats.text_range import TextFormat, TextRange
 from headrace.runs.items import BlockSource, Cursor, ReadBlock
-from headrace.runs.plan import PlannedObject, Shard, Task
+from headrace.runs.plan import Shard, Task
 from headrace.runs.prefetch import Extent, Prefetch
-from headrace.runs.records import ShardPosition, ShardRecord, TaskCheckpoint
+from headrace.runs.records import PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
 from headrace.runs.settings import RunSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores

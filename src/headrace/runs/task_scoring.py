@@ -11,10 +11,10 @@ from headrace.core.errors import ConfigError, LedgerError
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.runs.assembler import Assembler
-from headrace.runs.plan import LEDGER_FOLDER, Plan, PlannedObject, make_plan
+from headrace.runs.plan import Plan, make_plan
 from headrace.runs.probe import learn
 from headrace.runs.progress import RunProgress
-from headrace.runs.records import TaskCheckpoint, TaskRecord, sum_counts
+from headrace.runs.records import LEDGER_FOLDER, PlannedObject, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.retried_run import RetryLedger
 from headrace.runs.runner import Runner
 from headrace.runs.scoring import RunContext, Scoring

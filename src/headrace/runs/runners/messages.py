@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from headrace.batching.dynamic import CloseReason
@@ -13,7 +14,7 @@ from headrace.core import errors
 from headrace.core.block import Failure
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import PredictorStatistics
-from headrace.core.tensor import ModelMetadata, TensorSpec
+from headrace.core.tensor import ModelMetadata
 from headrace.formats.failures import failure_line, read_failures
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import Counts, ShardPosition
@@ -133,7 +134,7 @@ class WorkerCounters:
     @classmethod
     def from_json(cls, data: Message) -> "WorkerCounters":
         """Return the counters from their plain values."""
-        values: Message = {**data, "statistics": PredictorStatistics(**data["statistics"])}
+        values: Message = {**data, "statistics": msgspec.convert(data["statistics"], PredictorStatistics)}
         for name in ("first_failure", "first_broken"):
             values[name] = next(read_failures([data[name].encode()])) if data[name] else None
         return cls(**values)
@@ -184,15 +185,7 @@ def metadata_to_json(metadata: ModelMetadata) -> Message:
 
 def metadata_from_json(data: Mapping[str, Any]) -> ModelMetadata:
     """Return a model's metadata from its plain values."""
-    values: dict[str, Any] = {**data, "inputs": _specs(data["inputs"]), "outputs": _specs(data["outputs"])}
-    return ModelMetadata(**values)
-
-
-def _specs(values: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(v["name"], v["datatype"], None if v["shape"] is None else tuple(v["shape"]))
-        for v in values
-    )
+    return msgspec.convert(data, ModelMetadata)
 
 
 def error_to_json(error: BaseException) -> Message:
