@@ -36,7 +36,7 @@ def test_full_channel_blocks_its_sender():
 
     sender = threading.Thread(target=send)
     sender.start()
-    wait_until(lambda: channel._changed._waiters, "a blocked sender")
+    wait_until(lambda: channel._not_full._waiters, "a blocked sender")
     assert not sent.is_set()
     assert channel.receive() == "a"
     sender.join(5)

@@ -4,11 +4,21 @@ from concurrent.futures import Future
 import pytest
 
 from headrace.core import InferResponse
-from headrace.runs.channel import ChannelClosedError, EndOfChannelError
-from headrace.runs.window import Window
+from headrace.runs.channel import Channel, ChannelClosedError, EndOfChannelError
 from servers.polling import wait_until
 
 ANSWER = InferResponse((), "m")
+
+
+def send(window, batch, future, weight):
+    """Send a batch as a flow does: with the future that makes it ready."""
+    window.send((batch, future), weight, future)
+
+
+def receive(window):
+    """Return the next batch with its response."""
+    batch, future = window.receive()
+    return batch, None if future is None else future.result()
 
 
 def in_thread(call):
@@ -20,62 +30,62 @@ def in_thread(call):
 
 
 def test_batches_are_received_in_sending_order():
-    window, responses = Window(100), [Future() for _ in range(3)]
+    window, responses = Channel(100), [Future() for _ in range(3)]
     for name, response in zip("abc", responses, strict=True):
-        window.send(name, response, 1)
-    window.send("d", None, 1)
+        send(window, name, response, 1)
+    send(window, "d", None, 1)
     window.finish()
-    thread, got = in_thread(lambda: [window.receive() for _ in range(4)])
+    thread, got = in_thread(lambda: [receive(window) for _ in range(4)])
     for index in (2, 1, 0):
         responses[index].set_result(ANSWER)
     thread.join(10)
     assert got == [[("a", ANSWER), ("b", ANSWER), ("c", ANSWER), ("d", None)]]
     with pytest.raises(EndOfChannelError):
-        window.receive()
+        receive(window)
 
 
 def test_failure_is_raised_after_earlier_batches():
-    window, broken = Window(100), Future()
-    window.send("a", None, 1)
-    window.send("b", broken, 1)
+    window, broken = Channel(100), Future()
+    send(window, "a", None, 1)
+    send(window, "b", broken, 1)
     window.fail(OSError("source"))
     broken.set_exception(ValueError("model"))
-    assert window.receive() == ("a", None)
+    assert receive(window) == ("a", None)
     with pytest.raises(ValueError, match="model"):
-        window.receive()
+        receive(window)
     with pytest.raises(OSError, match="source"):
-        window.receive()
+        receive(window)
 
 
 def test_full_window_blocks_its_sender():
-    window = Window(10)
-    window.send("a", None, 10)
-    thread, _ = in_thread(lambda: window.send("b", None, 1))
+    window = Channel(10)
+    send(window, "a", None, 10)
+    thread, _ = in_thread(lambda: send(window, "b", None, 1))
     wait_until(lambda: window._not_full._waiters, "a blocked sender")
     assert thread.is_alive()
-    assert window.receive() == ("a", None)
+    assert receive(window) == ("a", None)
     thread.join(10)
-    assert window.receive() == ("b", None)
+    assert receive(window) == ("b", None)
 
 
 def test_close_wakes_both_sides():
-    window = Window(1)
-    window.send("a", Future(), 1)
+    window = Channel(1)
+    send(window, "a", Future(), 1)
 
-    def send():
+    def blocked_send():
         with pytest.raises(ChannelClosedError):
-            window.send("b", None, 1)
+            send(window, "b", None, 1)
         return "closed"
 
-    def receive():
+    def blocked_receive():
         with pytest.raises(EndOfChannelError):
-            window.receive()
+            receive(window)
         return "closed"
 
-    both = [in_thread(send), in_thread(receive)]
+    both = [in_thread(blocked_send), in_thread(blocked_receive)]
     window.close()
     for thread, got in both:
         thread.join(10)
         assert got == ["closed"]
     with pytest.raises(ChannelClosedError):
-        window.send("c", None, 1)
+        send(window, "c", None, 1)

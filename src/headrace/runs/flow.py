@@ -47,7 +47,6 @@ from headrace.runs.records import PlannedObject
 from headrace.runs.sequences import Sequencer, end_request, join_responses, split_request
 from headrace.runs.settings import FlowSettings, RunSettings
 from headrace.runs.source import ShardSource, list_objects
-from headrace.runs.window import Window
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.runs")
@@ -97,7 +96,8 @@ class Flow:
         self._progress = progress or RunProgress()
         self._source = source
         self.mapper = mapper
-        self._window = Window(settings.window_bytes_max)
+        self._window = Channel[tuple[Batch, Future[InferResponse] | None]](settings.window_bytes_max)
+        """The submitted batches in source order, each ready when it has its response."""
         self._draining = threading.Event()
         self._threads = [threading.Thread(target=self._feed, name="headrace-feeder", daemon=True)]
         self._blocks: Channel[ReadBlock] | None = None
@@ -134,10 +134,12 @@ class Flow:
         """Return the next batch in source order once its response is ready, or None at the end."""
         self._start()
         try:
-            batch, response = self._window.receive()
+            submitted = self._window.receive()
         except EndOfChannelError:
             return None
-        scored = _score_batch(batch, response)
+        assert submitted is not None, "it waits without a timeout"
+        batch, future = submitted
+        scored = _score_batch(batch, None if future is None else future.result())
         self._progress.batch_delivered(scored)
         if scored.broken and not self._is_replay:
             _log_broken_objects(scored)
@@ -255,7 +257,7 @@ class Flow:
         # limited.
         failures = sum(len(s.failures) for s in batch.spans) * _FAILURE_BYTES
         weight = max(batch.nbytes + failures, self._settings.window_bytes_max // 256)
-        self._window.send(batch, future, weight)
+        self._window.send((batch, future), weight, future)
 
     def _submit(self, request: InferRequest, cuts: tuple[int, ...]) -> "Future[InferResponse]":
         if self._sequencer is not None:
