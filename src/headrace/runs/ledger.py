@@ -40,6 +40,7 @@ from headrace.reports.report import RunKind
 from headrace.runs.records import (
     LEDGER_FOLDER,
     VERSION,
+    Counts,
     PartRecord,
     PlannedObject,
     ShardRecord,
@@ -65,6 +66,11 @@ class PartsState:
     """The last part or checkpoint, or None before the first commit."""
     checkpoints: list[PartRecord] = field(default_factory=list[PartRecord])
     """The checkpoints of the part in progress, in order."""
+
+    @property
+    def total(self) -> Counts:
+        """The counts of all committed work."""
+        return self.last.total if self.last else Counts()
 
     @property
     def published(self) -> int:

@@ -19,6 +19,7 @@ from headrace.runs.plan import Plan, make_plan
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import Counts, PlannedObject
 from headrace.runs.retried_run import RetryLedger
+from headrace.runs.runner import WorkFigures
 from headrace.runs.scoring import RunContext, Scoring
 from headrace.runs.sequences import Sequencer
 from headrace.runs.totals import RunTotals, part_totals, replace_retried
@@ -26,7 +27,7 @@ from headrace.runs.totals import RunTotals, part_totals, replace_retried
 _log = logging.getLogger("headrace.runs")
 
 
-class PartScoring(Scoring):
+class PartScoring(Scoring, WorkFigures):
     """The scoring of a stream without workers. The predictor is started when `execute` is called."""
 
     def __init__(self, context: RunContext, predictor: Predictor) -> None:
@@ -44,6 +45,11 @@ class PartScoring(Scoring):
         """The state of the predictor's sequences, if all submitted batches were delivered."""
         self._resumed = False
         self._draining = False
+
+    @property
+    @override
+    def figures(self) -> WorkFigures:
+        return self
 
     @property
     @override
@@ -73,16 +79,9 @@ class PartScoring(Scoring):
     def resume(self, plan: Plan, *, finished: bool) -> None:
         self._resumed = True
         self._state = self._context.ledger.parts_state()
-        self._count_before(self._state)
+        self._context.progress.counts = self._state.total
         if finished:
             self._done_objects = len(plan.objects)
-
-    def _count_before(self, state: PartsState) -> None:
-        """Set the progress to the committed work, of an earlier process or before an error."""
-        total, progress = state.last.total if state.last else Counts(), self._context.progress
-        progress.records = total.records_in
-        progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
-        progress.objects_broken = total.objects_broken
 
     @property
     def _cursor(self) -> Cursor:
@@ -224,7 +223,7 @@ class PartScoring(Scoring):
             sink.abort()
         try:
             self._state = self._context.ledger.parts_state()
-            self._count_before(self._state)
+            self._context.progress.counts = self._state.total
         except HeadraceError:
             _log.warning("the ledger cannot be read", exc_info=True)
 
@@ -237,7 +236,7 @@ class PartScoring(Scoring):
     def totals(self, plan: Plan, *, complete: bool) -> RunTotals:
         ledger, progress = self._context.ledger, self._context.progress
         self._state = state = ledger.parts_state()
-        total = state.last.total if state.last else Counts()
+        total = state.total
         # Only new parts are read: after ten thousand appends, all of them would take too long.
         parts, before = self._counted
         counted = before.plus(part_totals(ledger.parts(state, since=parts)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from headrace.batching.dynamic import CloseReason
 from headrace.core.block import Failure, FailureKind
 from headrace.runs.items import ScoredBatch
+from headrace.runs.records import Counts
 
 
 @dataclass(slots=True)
@@ -52,6 +53,16 @@ class RunProgress:
         self.records_before = self.records
         self.objects_read = self.bytes_read = 0
         self.first_failure = self.first_broken = None
+
+    @property
+    def counts(self) -> Counts:
+        """The numbers of delivered records."""
+        return Counts(self.records, self.rows_out, self.rows_failed, self.objects_broken)
+
+    @counts.setter
+    def counts(self, counts: Counts) -> None:
+        self.records, self.rows_out = counts.records_in, counts.rows_out
+        self.rows_failed, self.objects_broken = counts.rows_failed, counts.objects_broken
 
     def set_read(self, bytes_read: int, objects_read: int) -> None:
         """Set the read position. The reader calls it."""

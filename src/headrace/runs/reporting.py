@@ -12,6 +12,7 @@ from headrace.reports.page import PAGE_NAME, report_page
 from headrace.reports.report import REPORT_NAME, Report, RunKind, Status
 from headrace.runs.ledger import Ledger
 from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
+from headrace.runs.runner import WorkFigures
 from headrace.runs.settings import RunSettings
 from headrace.runs.totals import ObjectResult, RunTotals
 
@@ -59,26 +60,20 @@ class RunReporter:
     def make(
         self,
         totals: RunTotals,
-        statistics: PredictorStatistics,
+        figures: WorkFigures,
         *,
-        model: str,
         objects: int,
         resumed: bool,
         stopped: Status | None = None,
-        other_cpu_s: float = 0.0,
-        other_memory_mb: float = 0.0,
     ) -> Report:
-        """Return the report of the ledger's totals and this process's figures.
+        """Return the report of the ledger's totals, this process's figures and those of the work.
 
         Args:
             totals: The totals of the run.
-            statistics: The statistics of the model.
-            model: The name of the model.
+            figures: The figures of the model and of other processes.
             objects: The number of planned objects.
             resumed: Whether the run continues the work of an earlier process.
             stopped: The status of a run that stopped before its end.
-            other_cpu_s: The processor time of other processes in seconds.
-            other_memory_mb: The peak memory of other processes in MB.
         """
         suppressed = any(result.suppressed for result in totals.objects)
         return make_report(
@@ -86,14 +81,14 @@ class RunReporter:
             status=stopped or ("failed" if suppressed else "complete"),
             source=self._source,
             output=self._ledger.destination,
-            model=model,
+            model=figures.metadata.name,
             objects=objects,
             totals=totals,
             progress=self._progress,
-            statistics=statistics,
+            statistics=figures.statistics(),
             elapsed_s=self._clock.now() - self._began_s,
-            cpu_s=cpu_s() - self._cpu_before_s + other_cpu_s,
-            peak_memory_mb=peak_memory_mb() + other_memory_mb,
+            cpu_s=cpu_s() - self._cpu_before_s + figures.cpu_s(),
+            peak_memory_mb=peak_memory_mb() + figures.peak_memory_mb(),
             resumed=resumed,
         )
 

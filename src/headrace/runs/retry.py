@@ -59,6 +59,7 @@ from headrace.runs.retry_records import (
     select_rows,
     write_merged,
 )
+from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import RunSettings
 from headrace.runs.task_run import TaskWork
 from headrace.storage.draft import open_draft
@@ -305,8 +306,7 @@ class FailedRecordsRetry:
     def _report(self, run: RetriedRun, reporter: RunReporter) -> Report:
         report = reporter.make(
             run.totals(),
-            self._predictor.statistics(),
-            model=self._predictor.metadata.name,
+            InProcessRunner(self._predictor).figures,
             objects=len(run.plan.objects),
             resumed=True,
         )

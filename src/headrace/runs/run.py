@@ -197,11 +197,11 @@ class Run:
 
     def statistics(self) -> PredictorStatistics:
         """Return the model's statistics. Any thread may call it."""
-        return self._scoring.statistics()
+        return self._scoring.figures.statistics()
 
     def reading(self) -> Sequence[str]:
         """Return the objects that are being read. Any thread may call it."""
-        return self._scoring.reading()
+        return self._scoring.figures.reading()
 
     @property
     def _planned(self) -> int:
@@ -336,13 +336,10 @@ class Run:
         assert self.plan is not None, "opened before"
         return self._reporter.make(
             self._scoring.totals(self.plan, complete=stopped is None),
-            self._scoring.statistics(),
-            model=self._scoring.metadata.name,
+            self._scoring.figures,
             objects=self._planned,
             resumed=self._resumed,
             stopped=stopped,
-            other_cpu_s=self._scoring.cpu_s(),
-            other_memory_mb=self._scoring.peak_memory_mb(),
         )
 
     def _write_error_page(self, error: BaseException) -> None:

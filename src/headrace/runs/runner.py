@@ -52,12 +52,37 @@ class Locality:
         return own + [task for task in tasks if not self.is_local(task)]
 
 
-class Runner(Protocol):
-    """A runner of tasks. The ledger decides which tasks are finished, not the runner."""
+class WorkFigures(Protocol):
+    """Figures of the work on a run: of the model, and of other processes. Any thread may read them."""
 
     @property
     def metadata(self) -> ModelMetadata:
         """The model's metadata; available once the model is loaded."""
+        ...
+
+    def statistics(self) -> PredictorStatistics:
+        """Return the model's statistics so far."""
+        ...
+
+    def reading(self) -> Sequence[str]:
+        """Return the objects that are being read."""
+        ...
+
+    def cpu_s(self) -> float:
+        """Return the processor time of other processes in seconds; 0 if there are none."""
+        return 0.0
+
+    def peak_memory_mb(self) -> float:
+        """Return the sum of the other processes' peak memory in MB; 0 if there are none."""
+        return 0.0
+
+
+class Runner(Protocol):
+    """A runner of tasks. The ledger decides which tasks are finished, not the runner."""
+
+    @property
+    def figures(self) -> WorkFigures:
+        """The figures of its work."""
         ...
 
     def run(
@@ -89,24 +114,8 @@ class Runner(Protocol):
         """
         ...
 
-    def statistics(self) -> PredictorStatistics:
-        """Return the model's statistics so far. Any thread may call it."""
-        ...
 
-    def reading(self) -> Sequence[str]:
-        """Return the objects that are being read. Any thread may call it."""
-        ...
-
-    def cpu_s(self) -> float:
-        """Return the processor time of other processes in seconds; 0 if there are none."""
-        return 0.0
-
-    def peak_memory_mb(self) -> float:
-        """Return the sum of the other processes' peak memory in MB; 0 if there are none."""
-        return 0.0
-
-
-class InProcessRunner(Runner):
+class InProcessRunner(Runner, WorkFigures):
     """A runner of all tasks in this process, as one flow.
 
     The caller starts and stops the predictor.
@@ -117,6 +126,11 @@ class InProcessRunner(Runner):
         self._locality = locality or Locality()
         self._run: TaskRun | None = None
         self._draining = False
+
+    @property
+    @override
+    def figures(self) -> WorkFigures:
+        return self
 
     @property
     @override

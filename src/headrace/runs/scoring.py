@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.predictor import PredictorStatistics
-from headrace.core.tensor import ModelMetadata
 from headrace.reports.observation import RunObservation
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Plan
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import PlannedObject
+from headrace.runs.runner import WorkFigures
 from headrace.runs.settings import RunSettings
 from headrace.runs.totals import RunTotals
 from headrace.storage.resolve import Stores
@@ -39,8 +38,8 @@ class Scoring(Protocol):
     """The scoring of one run's plan. One thread uses it, except where noted."""
 
     @property
-    def metadata(self) -> ModelMetadata:
-        """The model's metadata."""
+    def figures(self) -> WorkFigures:
+        """The figures of the work."""
         ...
 
     @property
@@ -90,19 +89,3 @@ class Scoring(Protocol):
     def drain(self) -> None:
         """Stop reading, and deliver and persist the batches in progress. Any thread may call it."""
         ...
-
-    def statistics(self) -> PredictorStatistics:
-        """Return the model's statistics so far. Any thread may call it."""
-        ...
-
-    def reading(self) -> Sequence[str]:
-        """Return the objects that are being read. Any thread may call it."""
-        ...
-
-    def cpu_s(self) -> float:
-        """Return the processor time of other processes in seconds; 0 if there are none."""
-        return 0.0
-
-    def peak_memory_mb(self) -> float:
-        """Return the sum of the other processes' peak memory in MB; 0 if there are none."""
-        return 0.0

@@ -8,15 +8,13 @@ from typing import Any
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, LedgerError
-from headrace.core.predictor import PredictorStatistics
-from headrace.core.tensor import ModelMetadata
 from headrace.runs.assembler import Assembler
 from headrace.runs.plan import Plan, make_plan
 from headrace.runs.probe import learn
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.retried_run import RetryLedger
-from headrace.runs.runner import Runner
+from headrace.runs.runner import Runner, WorkFigures
 from headrace.runs.scoring import RunContext, Scoring
 from headrace.runs.task_run import TaskWork, ignore
 from headrace.runs.totals import RunTotals, task_totals
@@ -38,8 +36,8 @@ class TaskScoring(Scoring):
 
     @property
     @override
-    def metadata(self) -> ModelMetadata:
-        return self._runner.metadata
+    def figures(self) -> WorkFigures:
+        return self._runner.figures
 
     @property
     @override
@@ -63,7 +61,7 @@ class TaskScoring(Scoring):
     @override
     def learn(self, objects: Sequence[PlannedObject], known: Mapping[str, Any]) -> Mapping[str, Any]:
         context = self._context
-        return learn(objects, context.stores, context.settings, self._runner.metadata, known=known)
+        return learn(objects, context.stores, context.settings, self.figures.metadata, known=known)
 
     @override
     def resume(self, plan: Plan, *, finished: bool) -> None:
@@ -137,10 +135,7 @@ class TaskScoring(Scoring):
         counts = [s.counts for r in self._records.values() for s in r.shards]
         for checkpoint in (c for c in checkpoints.values() if c.task not in self._records):
             counts += [checkpoint.counts, *(s.counts for s in checkpoint.done)]
-        total = sum_counts(counts)
-        progress.records = total.records_in
-        progress.rows_out, progress.rows_failed = total.rows_out, total.rows_failed
-        progress.objects_broken = total.objects_broken
+        progress.counts = sum_counts(counts)
         progress.objects_total = len(plan.objects)
         progress.bytes_total = plan.nbytes
         done = [shard for number in self._records for shard in plan.tasks[number].shards]
@@ -185,19 +180,3 @@ class TaskScoring(Scoring):
     @override
     def drain(self) -> None:
         self._runner.drain()
-
-    @override
-    def statistics(self) -> PredictorStatistics:
-        return self._runner.statistics()
-
-    @override
-    def reading(self) -> Sequence[str]:
-        return self._runner.reading()
-
-    @override
-    def cpu_s(self) -> float:
-        return self._runner.cpu_s()
-
-    @override
-    def peak_memory_mb(self) -> float:
-        return self._runner.peak_memory_mb()

@@ -28,7 +28,6 @@ from headrace.runs.runners.messages import (
     Assignment,
     WorkerCounters,
     add_counters,
-    counts_of,
     error_from_json,
     error_to_json,
     metadata_from_json,
@@ -105,7 +104,7 @@ def test_counters_add_up(all_counters, before):
     add_counters(progress, all_counters, before)
     for name in ("bytes_read", "objects_read", "batches"):
         assert getattr(progress, name) == sum(getattr(t, name) for t in all_counters)
-    counts = counts_of(progress)
+    counts = progress.counts
     assert counts.records_in == before.records_in + sum(t.records for t in all_counters)
     assert counts.rows_out == before.rows_out + sum(t.rows_out for t in all_counters)
     assert counts.rows_failed == before.rows_failed + sum(t.rows_failed for t in all_counters)

@@ -20,13 +20,12 @@ from headrace.core.predictor import Predictor
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Task
 from headrace.runs.records import ShardPosition, TaskCheckpoint
-from headrace.runs.runner import Locality
+from headrace.runs.runner import Locality, Runner, WorkFigures
 from headrace.runs.runners.beam_process import PipelineOrder, PipelineProcess
 from headrace.runs.runners.deaths import DEATHS_MAX
 from headrace.runs.runners.embedded_worker import StatusStore, WorkerStatus
 from headrace.runs.runners.engines import BeamWorkers
-from headrace.runs.runners.scheduled import ScheduledRunner
-from headrace.runs.runners.scheduler import WorkerHandle
+from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle
 from headrace.runs.runners.worker import Opener
 from headrace.runs.task_run import TaskWork
 
@@ -34,7 +33,7 @@ ASSUMED_WORKERS: Final = 64
 """The assumed number of workers of a Beam runner that decides it itself."""
 
 
-class BeamRunner(ScheduledRunner):
+class BeamRunner(Runner):
     """A runner of tasks on Beam.
 
     As a context manager it loads the model's metadata; `run` runs pipelines.
@@ -64,7 +63,8 @@ class BeamRunner(ScheduledRunner):
     ) -> None:
         if importlib.util.find_spec("apache_beam") is None:
             raise MissingExtraError("beam", "a transform on Apache Beam")
-        super().__init__(model)
+        self._model = model
+        self._scheduler = TaskScheduler(model)
         self._opener = opener
         self._workers = workers
         self._predictor = predictor
@@ -83,13 +83,18 @@ class BeamRunner(ScheduledRunner):
         """Load the model for its metadata, and unload it. Raises the errors of loading."""
         self._predictor.start()
         try:
-            self._scheduler.metadata = self._predictor.metadata
+            self._scheduler.loaded = self._predictor.metadata
         finally:
             self._predictor.stop(drain=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Do nothing: pipelines end with `run`."""
+
+    @property
+    @override
+    def figures(self) -> WorkFigures:
+        return self._scheduler
 
     @override
     def run(

@@ -145,20 +145,13 @@ _ERRORS: Final[dict[str, type[HeadraceError]]] = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, HeadraceError)
 }
-_SUMMED = ("bytes_read", "objects_read", "records", "rows_out", "rows_failed", "objects_broken", "batches")
-
-
-def counts_of(progress: RunProgress) -> Counts:
-    """Return the record counts of a run."""
-    return Counts(progress.records, progress.rows_out, progress.rows_failed, progress.objects_broken)
+_COUNTED = ("records", "rows_out", "rows_failed", "objects_broken")
+_SUMMED = ("bytes_read", "objects_read", *_COUNTED, "batches")
 
 
 def add_counters(progress: RunProgress, workers: Sequence[WorkerCounters], before: Counts) -> None:
     """Set a run's counters to the sum over all workers and the counts from `before` the run."""
-    progress.records = before.records_in + sum(t.records for t in workers)
-    progress.rows_out = before.rows_out + sum(t.rows_out for t in workers)
-    progress.rows_failed = before.rows_failed + sum(t.rows_failed for t in workers)
-    progress.objects_broken = before.objects_broken + sum(t.objects_broken for t in workers)
+    progress.counts = before.plus(Counts(*(sum(getattr(t, name) for t in workers) for name in _COUNTED)))
     progress.bytes_read = sum(t.bytes_read for t in workers)
     progress.objects_read = sum(t.objects_read for t in workers)
     progress.batches = sum(t.batches for t in workers)

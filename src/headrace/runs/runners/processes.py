@@ -21,10 +21,9 @@ from typing_extensions import override
 from headrace.core.errors import ModelLoadError
 from headrace.runs.plan import Task
 from headrace.runs.records import ShardPosition, TaskCheckpoint
-from headrace.runs.runner import Locality
+from headrace.runs.runner import Locality, Runner, WorkFigures
 from headrace.runs.runners.messages import Assignment, Message, receive, send
-from headrace.runs.runners.scheduled import ScheduledRunner
-from headrace.runs.runners.scheduler import WorkerHandle, any_busy
+from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
 from headrace.runs.runners.worker import TaskWorker
 from headrace.runs.task_run import TaskWork
 
@@ -49,7 +48,7 @@ class _Process:
         self.connection.close()
 
 
-class ProcessRunner(ScheduledRunner):
+class ProcessRunner(Runner):
     """A runner of tasks in worker processes. As a context manager it starts and always ends them.
 
     Args:
@@ -70,7 +69,8 @@ class ProcessRunner(ScheduledRunner):
         environ: Mapping[str, str] | None = None,
         locality: Locality | None = None,
     ) -> None:
-        super().__init__(model)
+        self._model = model
+        self._scheduler = TaskScheduler(model)
         self._command = list(command)
         self._environ = None if environ is None else {**os.environ, **environ}
         self._count = workers
@@ -83,7 +83,7 @@ class ProcessRunner(ScheduledRunner):
         try:
             for _ in range(self._count):
                 self._spawn()
-            while self._scheduler.metadata is None:
+            while self._scheduler.loaded is None:
                 for worker in self._ready_workers(None):
                     self._on_loading_message(worker)
         except BaseException:
@@ -116,6 +116,11 @@ class ProcessRunner(ScheduledRunner):
     def pids(self) -> list[int]:
         """The process ids of the workers."""
         return [worker.process.pid for worker in self._workers]
+
+    @property
+    @override
+    def figures(self) -> WorkFigures:
+        return self._scheduler
 
     @override
     def run(

@@ -15,7 +15,7 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError, ModelLoadError
 from headrace.runs.plan import Task
 from headrace.runs.records import ShardPosition, TaskCheckpoint
-from headrace.runs.runner import Locality
+from headrace.runs.runner import Locality, Runner, WorkFigures
 from headrace.runs.runners.actor import Actor
 from headrace.runs.runners.cluster import (
     Cluster,
@@ -27,8 +27,7 @@ from headrace.runs.runners.cluster import (
 )
 from headrace.runs.runners.engines import RayWorkers
 from headrace.runs.runners.messages import Message
-from headrace.runs.runners.scheduled import ScheduledRunner
-from headrace.runs.runners.scheduler import WorkerHandle, any_busy
+from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
 from headrace.runs.runners.worker import Opener
 from headrace.runs.task_run import TaskWork
 
@@ -62,7 +61,7 @@ class _Member:
         return self.handle.ready and not self.handle.assigned and not self.exiting
 
 
-class RayRunner(ScheduledRunner):
+class RayRunner(Runner):
     """A runner of tasks in Ray actors.
 
     As a context manager it joins the cluster, and always leaves it.
@@ -84,7 +83,8 @@ class RayRunner(ScheduledRunner):
         locality: Locality | None = None,
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(model)
+        self._model = model
+        self._scheduler = TaskScheduler(model)
         self._opener = opener
         self._pool = pool
         self._locality = locality or Locality()
@@ -112,7 +112,7 @@ class RayRunner(ScheduledRunner):
             self._workers_max = self._workers_limit()
             self._opener_ref = ray.put(self._opener)
             self._waiting_since_s = self._warned_s = self._clock.now()
-            while self._scheduler.metadata is None:
+            while self._scheduler.loaded is None:
                 self._check_not_draining()
                 self._refill(self._pool.workers_min)
                 self._process_messages(_WAIT_S)
@@ -158,6 +158,11 @@ class RayRunner(ScheduledRunner):
         self.stop()
 
     # Doing
+
+    @property
+    @override
+    def figures(self) -> WorkFigures:
+        return self._scheduler
 
     @override
     def run(

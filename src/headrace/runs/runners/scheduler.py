@@ -11,20 +11,21 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Final
 
+from typing_extensions import override
+
 from headrace.core.errors import ModelLoadError
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.reports.observation import RunObservation
 from headrace.runs.plan import Task
 from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord, sum_counts
-from headrace.runs.runner import Locality
+from headrace.runs.runner import Locality, WorkFigures
 from headrace.runs.runners.deaths import DEATHS_MAX, WorkerDeaths
 from headrace.runs.runners.messages import (
     Assignment,
     Message,
     WorkerCounters,
     add_counters,
-    counts_of,
     error_from_json,
     metadata_from_json,
     statistics_of,
@@ -53,7 +54,7 @@ class WorkerHandle:
     counters: WorkerCounters = field(default_factory=WorkerCounters)
 
 
-class TaskScheduler:
+class TaskScheduler(WorkFigures):
     """The assignment of tasks to workers. Call `begin` once for each list of tasks.
 
     One thread uses it, except where noted.
@@ -65,7 +66,7 @@ class TaskScheduler:
     def __init__(self, model: str) -> None:
         self._model = model
         self._deaths = WorkerDeaths(model)
-        self.metadata: ModelMetadata | None = None
+        self.loaded: ModelMetadata | None = None
         """The model's metadata; set by the first loaded worker, or by the runner."""
         self._released_counters: list[WorkerCounters] = []
         """The counters of the workers that ended."""
@@ -100,7 +101,7 @@ class TaskScheduler:
         if "ready" in message:
             handle.ready = True
             self._load_deaths = 0
-            self.metadata = self.metadata or metadata_from_json(message["ready"])
+            self.loaded = self.loaded or metadata_from_json(message["ready"])
         elif "tally" in message:
             handle.counters = WorkerCounters.from_json(message["tally"])
         elif "task" in message and work is not None:
@@ -130,7 +131,7 @@ class TaskScheduler:
         self._work, self._tasks, self._range_starts = work, tasks, range_starts
         self._surviving_counts, self._resumed, self._done = {}, checkpoints or {}, set[int]()
         self._left = [task.number for task in tasks]
-        self._before = counts_of(work.progress)
+        self._before = work.progress.counts
 
     def assign(self, handle: WorkerHandle, *, workers: int) -> Assignment | None:
         """Return the next assignment of an idle worker, or None.
@@ -269,20 +270,26 @@ class TaskScheduler:
         """Return the counters of all workers, also of those that ended."""
         return [*self._released_counters, *(handle.counters for handle in list(self.handles))]
 
+    @property
+    @override
+    def metadata(self) -> ModelMetadata:
+        assert self.loaded is not None, "a worker has loaded it before"
+        return self.loaded
+
+    @override
     def statistics(self) -> PredictorStatistics:
-        """Return the sum of the workers' statistics."""
         return statistics_of(self.all_counters())
 
+    @override
     def reading(self) -> Sequence[str]:
-        """Return the objects that busy workers read."""
         return [handle.counters.reading for handle in list(self.handles) if handle.assigned]
 
+    @override
     def cpu_s(self) -> float:
-        """Return the processor time of all workers in seconds."""
         return sum(counters.cpu_s for counters in self.all_counters())
 
+    @override
     def peak_memory_mb(self) -> float:
-        """Return the sum of the workers' peak memory in MB."""
         return max(self._peak_memory_mb, self._memory_mb())
 
     def _memory_mb(self) -> float:
