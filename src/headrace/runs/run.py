@@ -22,12 +22,11 @@ from headrace.reports.report import Report, RunKind, Status
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import no_region, notice_objects, select_infos, select_typed_objects, source_covers
-from headrace.runs.part_scoring import PartScoring
-from headrace.runs.plan import Plan, RunPlan
+from headrace.runs.plan import Plan, RunPlan, make_plan
 from headrace.runs.progress import RunProgress
 from headrace.runs.reporting import RunReporter
 from headrace.runs.runner import InProcessRunner, Runner
-from headrace.runs.scoring import RunContext, Scoring
+from headrace.runs.scoring import PartScoring, RunContext, Scoring
 from headrace.runs.settings import RunSettings
 from headrace.runs.task_scoring import TaskScoring
 from headrace.storage.contract import ObjectInfo
@@ -168,7 +167,7 @@ class Run:
                 self._ledger.learn(learned)
             self._ledger.reopen()
             self._objects.add(planned)
-            self.plan = self._scoring.make_plan(self._objects.files)
+            self.plan = self._make_plan()
         return self._score()
 
     def append_notice(self, notice: bytes | str | Mapping[str, Any]) -> Report | None:
@@ -203,6 +202,10 @@ class Run:
         """Return the objects that are being read. Any thread may call it."""
         return self._scoring.figures.reading()
 
+    def _make_plan(self) -> Plan:
+        by_tasks = self._scoring.mode == "tasks"
+        return make_plan(self._objects.files, self._settings, by_tasks=by_tasks)
+
     @property
     def _planned(self) -> int:
         """The number of planned objects."""
@@ -235,7 +238,7 @@ class Run:
             self._ledger.learn(learned)
         self._objects.add(planned)
         self._ledger.begin(self._identity() | self._more_identity(), self.kind)
-        self.plan = self._scoring.make_plan(self._objects.files)
+        self.plan = self._make_plan()
         _log.info("run started", extra={"output": self.destination, "objects": len(planned)})
         return None
 
@@ -262,7 +265,7 @@ class Run:
         self._objects.load()
         if self._settings.per_object and finished is None and not self._appending:
             self._objects.check_unchanged(select())
-        self.plan = self._scoring.make_plan(self._objects.files)
+        self.plan = self._make_plan()
         self._scoring.resume(self.plan, finished=finished is not None)
         at = {"output": self.destination, "objects": self._planned, "records": self.progress.records}
         _log.info("run resumed", extra=at)

@@ -9,13 +9,13 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, LedgerError
 from headrace.runs.assembler import Assembler
-from headrace.runs.plan import Plan, make_plan
+from headrace.runs.plan import Plan
 from headrace.runs.probe import learn
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.retried_run import RetryLedger
 from headrace.runs.runner import Runner, WorkFigures
-from headrace.runs.scoring import RunContext, Scoring
+from headrace.runs.scoring import Mode, RunContext, Scoring
 from headrace.runs.task_run import TaskWork, ignore
 from headrace.runs.totals import RunTotals, task_totals
 
@@ -41,7 +41,7 @@ class TaskScoring(Scoring):
 
     @property
     @override
-    def mode(self) -> str:
+    def mode(self) -> Mode:
         return "tasks"
 
     @override
@@ -53,10 +53,6 @@ class TaskScoring(Scoring):
                 f"{name} needs the records in the order of the source, but workers run their tasks in any "
                 "order: remove it, or run without workers"
             )
-
-    @override
-    def make_plan(self, plans: Sequence[Sequence[PlannedObject]]) -> Plan:
-        return make_plan(plans, self._context.settings)
 
     @override
     def learn(self, objects: Sequence[PlannedObject], known: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -141,11 +137,6 @@ class TaskScoring(Scoring):
         done = [shard for number in self._records for shard in plan.tasks[number].shards]
         sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.count for s in done]
         progress.begin(objects_before=sum(s.ends_object for s in done), bytes_before=sum(sizes))
-
-    @property
-    @override
-    def has_committed(self) -> bool:
-        return True
 
     @override
     def totals(self, plan: Plan, *, complete: bool) -> RunTotals:

@@ -52,64 +52,35 @@ class _OpenOutput:
         return dict(self.output.failures - self.failures_before)
 
 
-class TaskSink:
-    """The writer of a task run's output.
-
-    One thread calls `write` for every batch, then `end` and `close`.
+class _OpenOutputs:
+    """The outputs that a process is writing: of each shard, or in a run of parts of the task in progress.
 
     Args:
         ledger: The ledger of the destination.
-        plan: The plan of the tasks.
         open_shards: The shards of the source.
-        source: The source, for the ends of shards.
         make_encoder: See `EncoderFactory`.
-        metadata: The model's metadata.
         settings: The settings of the run.
         attempt: A unique part of the names of this process's drafts.
-        clock: The clock of checkpoints.
-        on_task: Called with the record of every committed task, also of another process.
-        replaces: The tasks replace earlier ones with wrong starts.
-        region: The region of this worker.
-        check: Raises an error if nothing may be written any more.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        plan: Plan,
         open_shards: Sequence[OpenShard],
-        source: ShardSource,
         *,
         make_encoder: EncoderFactory,
-        metadata: ModelMetadata,
         settings: RunSettings,
         attempt: str,
-        clock: Clock,
-        on_task: Callable[[TaskRecord], None],
-        replaces: bool = False,
-        region: str | None = None,
-        check: Callable[[], None],
     ) -> None:
         self._ledger = ledger
-        self._plan = plan
         self._open_shards = open_shards
-        self._source = source
         self._make_encoder = make_encoder
         self._settings = settings
         self._per_object = settings.per_object
-        self._is_table = settings.output.format in TABLES
-        writes_empty_tables = self._is_table and self._per_object
-        self._empty_outputs = _make_empty_outputs(metadata) if writes_empty_tables else None
         self._attempt = attempt
-        self._clock = clock
-        self._on_task = on_task
-        self._replaces = replaces
-        self._region = region
-        self._check = check
-        self._publisher = DraftPublisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
         self._open: dict[int, _OpenOutput] = {}
         """The outputs of the shards that are being written, by open shard."""
-        self._task_output: tuple[int, RecordOutput[SpooledOutput]] | None = None
+        self._part_in_progress: tuple[int, RecordOutput[SpooledOutput]] | None = None
         """The task in progress and its part, in a run that writes parts."""
         self._appends = self._per_object and isinstance(ledger.store, LocalStore)
         """True if drafts are files, to which the next range of an object can be appended."""
@@ -117,36 +88,45 @@ class TaskSink:
         """The last finished shard and its draft."""
         self._objects_with_begin = set[int]()
         """Objects whose header a range of this process has written."""
-        self._done: defaultdict[int, list[ShardRecord]] = defaultdict(list)
-        for open_shard in open_shards:
-            self._done[open_shard.task] += open_shard.done
-        self._published_drafts: defaultdict[int, list[PersistedDraft]] = defaultdict(list)
-        """Persisted drafts of published outputs by task; the last checkpoint still refers to them.
-        """
-        self._began_s = self._checkpointed_s = clock.now()
 
-    def write(self, batch: ScoredBatch) -> None:
-        """Write a batch, finish the shards that end with it, and write a checkpoint if one is due.
+    def get(self, index: int) -> _OpenOutput | None:
+        """Return the output of an open shard if it is being written."""
+        return self._open.get(index)
 
-        Raises TooManyFailuresError for a failed record if the settings allow none.
-        """
-        row = 0
-        for index, group in groupby(batch.spans, key=_index_of):
-            spans = list(group)
-            rows = sum(len(span.selection) for span in spans)
-            outputs = {name: data[row : row + rows] for name, data in batch.outputs.items()} if rows else {}
-            row += rows
-            # Earlier shards, which may share the output or have had no records.
-            self._finish_ended()
-            opened = self._opened(index)
-            opened.output.add(spans, outputs)
-            if self._settings.failures.on_error == "object" and opened.counts.has_failures:
-                self._source.skip(self._open_shards[index].shard.index)
-        self._finish_ended()
-        if self._clock.now() - self._checkpointed_s >= self._settings.output.checkpoint_s:
-            self.checkpoint(batch)
+    @property
+    def unfinished(self) -> list[int]:
+        """The open shards that are being written."""
+        return list(self._open)
 
-    def _opened(self, index: int) -> _OpenOutput:
+    def remove(self, index: int) -> None:
+        """Forget a finished shard; the part of its task stays."""
+        del self._open[index]
+
+    def keep_range(self, index: int, output: RecordOutput[SpooledOutput]) -> None:
+        """Keep the end of a finished range for the next range of its object."""
+        if output.begin_bytes:
+            self._objects_with_begin.add(self._open_shards[index].shard.index)
+        draft = output.out.release() if self._appends else None
+        self._previous = (index, draft) if draft is not None else None
+
+    def close_output(self, output: RecordOutput[SpooledOutput]) -> None:
+        """Release the drafts of a finished output."""
+        output.out.close()
+        output.failed.close()
+        self._part_in_progress = None
+
+    def close(self) -> None:
+        """Release all drafts. Further calls do nothing."""
+        outputs = [opened.output for opened in self._open.values()]
+        if self._part_in_progress is not None:
+            outputs.append(self._part_in_progress[1])
+        for output in outputs:
+            self.close_output(output)
+        if self._previous is not None:
+            self._previous[1].close()
+            self._previous = None
+
+    def open(self, index: int) -> _OpenOutput:
         """Return the output of an open shard."""
         if index not in self._open:
             open_shard = self._open_shards[index]
@@ -191,7 +171,7 @@ class TaskSink:
     def _part(self, open_shard: OpenShard) -> RecordOutput[SpooledOutput]:
         """Return the part of the shard's task, with the output of the task's checkpoint."""
         task, checkpoint = open_shard.task, open_shard.checkpoint
-        if (begun := self._begun_part(task)) is not None:
+        if (begun := self.begun_part(task)) is not None:
             return begun
         uri, store = self._draft_uri(task, "part"), self._ledger.store
         done = checkpoint.done if checkpoint else ()
@@ -207,12 +187,13 @@ class TaskSink:
             failures=failures,
             policy=self._settings.failures,
         )
-        self._task_output = task, output
+        self._part_in_progress = task, output
         return output
 
-    def _begun_part(self, task: int) -> RecordOutput[SpooledOutput] | None:
+    def begun_part(self, task: int) -> RecordOutput[SpooledOutput] | None:
         """Return the part in progress if it is that of the task."""
-        return self._task_output[1] if self._task_output and self._task_output[0] == task else None
+        begun = self._part_in_progress
+        return begun[1] if begun is not None and begun[0] == task else None
 
     def _draft_uri(self, task: int, name: str) -> str:
         return self._ledger.draft_uri(f"task-{task:05d}-{self._attempt}-{name}")
@@ -229,12 +210,99 @@ class TaskSink:
         draft.close()
         return None
 
+
+class TaskSink:
+    """The writer of a task run's output.
+
+    One thread calls `write` for every batch, then `end` and `close`.
+
+    Args:
+        ledger: The ledger of the destination.
+        plan: The plan of the tasks.
+        open_shards: The shards of the source.
+        source: The source, for the ends of shards.
+        make_encoder: See `EncoderFactory`.
+        metadata: The model's metadata.
+        settings: The settings of the run.
+        attempt: A unique part of the names of this process's drafts.
+        clock: The clock of checkpoints.
+        on_task: Called with the record of every committed task, also of another process.
+        replaces: The tasks replace earlier ones with wrong starts.
+        region: The region of this worker.
+        check: Raises an error if nothing may be written any more.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        plan: Plan,
+        open_shards: Sequence[OpenShard],
+        source: ShardSource,
+        *,
+        make_encoder: EncoderFactory,
+        metadata: ModelMetadata,
+        settings: RunSettings,
+        attempt: str,
+        clock: Clock,
+        on_task: Callable[[TaskRecord], None],
+        replaces: bool = False,
+        region: str | None = None,
+        check: Callable[[], None],
+    ) -> None:
+        self._ledger = ledger
+        self._plan = plan
+        self._open_shards = open_shards
+        self._source = source
+        self._settings = settings
+        self._per_object = settings.per_object
+        self._is_table = settings.output.format in TABLES
+        writes_empty_tables = self._is_table and self._per_object
+        self._empty_outputs = _make_empty_outputs(metadata) if writes_empty_tables else None
+        self._attempt = attempt
+        self._clock = clock
+        self._on_task = on_task
+        self._replaces = replaces
+        self._region = region
+        self._check = check
+        self._publisher = DraftPublisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
+        self._outputs = _OpenOutputs(
+            ledger, open_shards, make_encoder=make_encoder, settings=settings, attempt=attempt
+        )
+        self._done: defaultdict[int, list[ShardRecord]] = defaultdict(list)
+        for open_shard in open_shards:
+            self._done[open_shard.task] += open_shard.done
+        self._published_drafts: defaultdict[int, list[PersistedDraft]] = defaultdict(list)
+        """Persisted drafts of published outputs by task; the last checkpoint still refers to them.
+        """
+        self._began_s = self._checkpointed_s = clock.now()
+
+    def write(self, batch: ScoredBatch) -> None:
+        """Write a batch, finish the shards that end with it, and write a checkpoint if one is due.
+
+        Raises TooManyFailuresError for a failed record if the settings allow none.
+        """
+        row = 0
+        for index, group in groupby(batch.spans, key=_index_of):
+            spans = list(group)
+            rows = sum(len(span.selection) for span in spans)
+            outputs = {name: data[row : row + rows] for name, data in batch.outputs.items()} if rows else {}
+            row += rows
+            # Earlier shards, which may share the output or have had no records.
+            self._finish_ended()
+            opened = self._outputs.open(index)
+            opened.output.add(spans, outputs)
+            if self._settings.failures.on_error == "object" and opened.counts.has_failures:
+                self._source.skip(self._open_shards[index].shard.index)
+        self._finish_ended()
+        if self._clock.now() - self._checkpointed_s >= self._settings.output.checkpoint_s:
+            self.checkpoint(batch)
+
     def _finish_ended(self) -> None:
         """Finish every shard whose records are all written."""
         ended = self._source.shard_ends
         while ended:
             end = ended[0]
-            opened = self._opened(end.open_shard)
+            opened = self._outputs.open(end.open_shard)
             if opened.entries != end.entries:
                 return
             ended.popleft()
@@ -243,7 +311,7 @@ class TaskSink:
     def _finish(self, end: ShardEnd, opened: _OpenOutput) -> None:
         open_shard, output = self._open_shards[end.open_shard], opened.output
         self._check()
-        del self._open[end.open_shard]
+        self._outputs.remove(end.open_shard)
         ends_output = self._per_object or open_shard.ends_task
         if ends_output:
             output.end(self._empty_outputs)
@@ -252,12 +320,9 @@ class TaskSink:
             self._publish(open_shard, output)
         elif ends_output:
             record = replace(record, out=output.out.persist(), failed=output.failed.persist())
-            if output.begin_bytes:
-                self._objects_with_begin.add(open_shard.shard.index)
-            draft = output.out.release() if self._appends else None
-            self._previous = (end.open_shard, draft) if draft is not None else None
+            self._outputs.keep_range(end.open_shard, output)
         if ends_output:
-            self._close_output(output)
+            self._outputs.close_output(output)
         self._done[open_shard.task].append(record)
         if open_shard.ends_task:
             self._commit(open_shard.task)
@@ -275,11 +340,6 @@ class TaskSink:
             begin_bytes=opened.output.begin_bytes,
             failures=opened.failures,
         )
-
-    def _close_output(self, output: RecordOutput[SpooledOutput]) -> None:
-        output.out.close()
-        output.failed.close()
-        self._task_output = None
 
     def _publish(self, open_shard: OpenShard, output: RecordOutput[SpooledOutput]) -> None:
         destination = self._ledger.destination
@@ -329,8 +389,8 @@ class TaskSink:
         open_shard = self._open_shards[index]
         task, done = open_shard.task, self._done[open_shard.task]
         self._publisher.flush()
-        opened = None if position is None else self._open.get(index)
-        output = opened.output if opened is not None else self._begun_part(task)
+        opened = None if position is None else self._outputs.get(index)
+        output = opened.output if opened is not None else self._outputs.begun_part(task)
         if output is None or self._is_table:
             if done and self._per_object:
                 self._save(TaskCheckpoint(task, tuple(done)))
@@ -370,9 +430,9 @@ class TaskSink:
         """
         self._finish_ended()
         self._publisher.flush()
-        if self._open or self._source.shard_ends:
+        if self._outputs.unfinished or self._source.shard_ends:
             open_shard = self._open_shards[
-                min((*self._open, *(e.open_shard for e in self._source.shard_ends)))
+                min((*self._outputs.unfinished, *(e.open_shard for e in self._source.shard_ends)))
             ]
             uri = self._plan.objects[open_shard.shard.index].info.uri
             raise LedgerError(
@@ -382,14 +442,7 @@ class TaskSink:
 
     def close(self) -> None:
         """Release all drafts; committed work stays. Further calls do nothing."""
-        outputs = [opened.output for opened in self._open.values()]
-        if self._task_output is not None:
-            outputs.append(self._task_output[1])
-        for output in outputs:
-            self._close_output(output)
-        if self._previous is not None:
-            self._previous[1].close()
-            self._previous = None
+        self._outputs.close()
         self._publisher.close()
 
 
