@@ -83,6 +83,7 @@ class Run:
     ) -> None:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
+        self.kind: RunKind = "transform" if settings.per_object else "stream"
         self.progress = RunProgress()
         self.plan: Plan | None = None
         """The plan; set once the source is listed."""
@@ -100,7 +101,8 @@ class Run:
         """The number of objects that were in the plan when the run was last complete."""
         self._resumed = False
         self._appending = False
-        self._draining = False
+        self.draining = False
+        """True after a call of `drain`."""
         self._reporter = RunReporter(
             self._ledger,
             source,
@@ -128,11 +130,6 @@ class Run:
     def page(self) -> str | None:
         """The URI of the page; set once the page is written."""
         return self._reporter.page
-
-    @property
-    def kind(self) -> RunKind:
-        """The preset of the run."""
-        return "transform" if self._settings.per_object else "stream"
 
     def execute(self) -> Report:
         """Score the source and publish the output. Return when everything is committed.
@@ -186,13 +183,8 @@ class Run:
 
     def drain(self) -> None:
         """Stop reading, deliver the pending batches, and leave a ledger to resume from."""
-        self._draining = True
+        self.draining = True
         self._scoring.drain()
-
-    @property
-    def draining(self) -> bool:
-        """True after a call of `drain`."""
-        return self._draining
 
     def statistics(self) -> PredictorStatistics:
         """Return the model's statistics. Any thread may call it."""
@@ -237,7 +229,9 @@ class Run:
         if learned:
             self._ledger.learn(learned)
         self._objects.add(planned)
-        self._ledger.begin(self._identity() | self._more_identity(), self.kind)
+        # A resumption must repeat the identity; a retry reads these.
+        more = {"made_with": self._model_reference, "destination_region": self._region_of(self.destination)}
+        self._ledger.begin(self._identity() | more, self.kind)
         self.plan = self._make_plan()
         _log.info("run started", extra={"output": self.destination, "objects": len(planned)})
         return None
@@ -249,13 +243,6 @@ class Run:
             "model": self._model_identity,
             "settings": self._settings.identity(),
             "mode": self._scoring.mode,
-        }
-
-    def _more_identity(self) -> dict[str, Any]:
-        """Return properties that a resumption or a retry reads."""
-        return {
-            "made_with": self._model_reference,
-            "destination_region": self._region_of(self.destination),
         }
 
     def _resume(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
@@ -306,7 +293,7 @@ class Run:
     # Ending
 
     def _finish(self, complete: bool) -> Report:
-        report = self._report(None if complete else self._status_if_stopped)
+        report = self._report(None if complete else "drained" if self.draining else "partial")
         at = {"output": self.destination, "parts": report.parts}
         counts = {name: getattr(report, name) for name in ("records_in", "rows_out", "rows_failed")}
         if complete:
@@ -322,10 +309,6 @@ class Run:
             self._ledger.finish(report.to_json())
             self._finished = self._planned
         return report
-
-    @property
-    def _status_if_stopped(self) -> Status:
-        return "drained" if self._draining else "partial"
 
     def _refuse_empty(self, report: Report) -> None:
         """Delete the output of a stream without any record, and raise EmptySourceError."""

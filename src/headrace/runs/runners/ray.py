@@ -61,6 +61,53 @@ class _Member:
         return self.handle.ready and not self.handle.assigned and not self.exiting
 
 
+class _Placement:
+    """The wait of workers for a place in the cluster. Used by one thread."""
+
+    def __init__(self, pool: RayWorkers, cluster: Cluster, clock: Clock) -> None:
+        self._pool = pool
+        self._cluster = cluster
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Wait from now on."""
+        self._warned_s = self._waiting_since_s = self._clock.now()
+
+    def warn(self, members: Sequence[_Member]) -> None:
+        """Log a warning at intervals while workers wait."""
+        waiting = sum(1 for member in members if member.node is None)
+        now_s = self._clock.now()
+        if not waiting:
+            self._warned_s = now_s
+        elif now_s - self._warned_s >= _WARNING_INTERVAL_S:
+            self._warned_s = now_s
+            _log.warning(
+                "%d workers wait to be placed in the cluster: %s",
+                waiting,
+                self._pool.describe_request(self._cluster.resources()),
+            )
+
+    def timed_out(self, members: Sequence[_Member]) -> bool:
+        """Return True if no worker is busy and the missing ones were not placed in time.
+
+        Raises ConfigError if there is no ready worker; ready ones may not be allowed to run what is
+        left.
+        """
+        loading = any(member.node is not None and not member.handle.ready for member in members)
+        now_s = self._clock.now()
+        if loading or any_busy(member.handle for member in members):
+            self._waiting_since_s = now_s
+        if now_s - self._waiting_since_s <= self._pool.place_s:
+            return False
+        if any(member.handle.ready for member in members):
+            return True
+        raise ConfigError(
+            f"the cluster placed no worker within {self._pool.place_s:g} s: "
+            f"{self._pool.describe_request(self._cluster.resources())}"
+        )
+
+
 class RayRunner(Runner):
     """A runner of tasks in Ray actors.
 
@@ -95,8 +142,7 @@ class RayRunner(Runner):
         self._cluster = Cluster(pool.address)
         self._workers_max = pool.workers_min
         """The limit of workers; updated from the cluster's capacity."""
-        self._warned_s = 0.0
-        self._waiting_since_s = 0.0
+        self._placement = _Placement(pool, self._cluster, self._clock)
         self._draining = self._drained = False
         """True if a drain was requested, and if the workers were notified."""
 
@@ -111,13 +157,13 @@ class RayRunner(Runner):
             self._cluster.join()
             self._workers_max = self._workers_limit()
             self._opener_ref = ray.put(self._opener)
-            self._waiting_since_s = self._warned_s = self._clock.now()
+            self._placement.begin()
             while self._scheduler.loaded is None:
                 self._check_not_draining()
                 self._refill(self._pool.workers_min)
                 self._process_messages(_WAIT_S)
-                self._warn_if_waiting()
-                self._placement_timed_out()
+                self._placement.warn(self._members)
+                self._placement.timed_out(self._members)
         except BaseException:
             self.stop()
             raise
@@ -179,14 +225,14 @@ class RayRunner(Runner):
         loss of a machine costs only uncommitted work, however often it happens.
         """
         self._scheduler.begin(work, tasks, range_starts, checkpoints)
-        self._waiting_since_s = self._clock.now()
+        self._placement.begin()
         self._assign()
         while any_busy(self._scheduler.handles) or self._may_get_work():
             self._process_messages(_WAIT_S)
             self._scheduler.update_progress()
             self._assign()
-            self._warn_if_waiting()
-            if self._placement_timed_out():
+            self._placement.warn(self._members)
+            if self._placement.timed_out(self._members):
                 break
         return self._scheduler.complete(drained=self._draining)
 
@@ -338,37 +384,3 @@ class RayRunner(Runner):
         ray.kill(member.actor)
         blame_task = not is_node_failure(member.node, error)
         self._scheduler.on_worker_died(member.handle, exit_reason(error), blame_task=blame_task)
-
-    # Waiting for a place
-
-    def _warn_if_waiting(self) -> None:
-        waiting = sum(1 for member in self._members if member.node is None)
-        now_s = self._clock.now()
-        if not waiting:
-            self._warned_s = now_s
-        elif now_s - self._warned_s >= _WARNING_INTERVAL_S:
-            self._warned_s = now_s
-            _log.warning(
-                "%d workers wait to be placed in the cluster: %s",
-                waiting,
-                self._pool.describe_request(self._cluster.resources()),
-            )
-
-    def _placement_timed_out(self) -> bool:
-        """Return True if no worker is busy and the missing ones were not placed in time.
-
-        Raises ConfigError if there is no ready worker; ready ones may not be allowed to run what is
-        left.
-        """
-        loading = any(member.node is not None and not member.handle.ready for member in self._members)
-        now_s = self._clock.now()
-        if loading or any_busy(self._scheduler.handles):
-            self._waiting_since_s = now_s
-        if now_s - self._waiting_since_s <= self._pool.place_s:
-            return False
-        if any(member.handle.ready for member in self._members):
-            return True
-        raise ConfigError(
-            f"the cluster placed no worker within {self._pool.place_s:g} s: "
-            f"{self._pool.describe_request(self._cluster.resources())}"
-        )
