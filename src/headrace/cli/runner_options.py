@@ -10,8 +10,8 @@ from headrace.app.runners import AnyWorkers, DataRegions, Workers
 from headrace.cli.options import combined_options, parse_bytes
 from headrace.cli.renamed import old_option_name
 from headrace.core.errors import ConfigError
+from headrace.runners.engines import BeamWorkers, RayWorkers
 from headrace.runs.runner import OtherRegions
-from headrace.runs.runners.engines import BeamWorkers, RayWorkers
 from headrace.storage.regions import RegionRules, require_region
 
 _COUNT = click.IntRange(min=1)

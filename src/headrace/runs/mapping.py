@@ -59,8 +59,6 @@ class Mapper:
         self._sequence_readers: dict[tuple[str, str], SequenceReader] = {}
         self.learned: dict[str, Any] = dict(learned or {})
         self._csv = CsvMapping(metadata, mapping, self._filter, self.learned)
-        select = None if self._filter.is_root else self._filter.value
-        self._json = JsonMapping(metadata, mapping, select, self.learned)
 
     @property
     def kind(self) -> str | None:
@@ -150,7 +148,8 @@ class Mapper:
         if kind == "csv":
             return self._csv.decoder(block, delimiter)
         if kind in JSON_KINDS:
-            return self._json.decoder(block)
+            select = None if self._filter.is_root else self._filter.value
+            return JsonMapping(self._metadata, self._mapping, select, self.learned).decoder(block)
         if kind == "line":
             return self._line()
         if kind == "parquet":

@@ -4,11 +4,15 @@ import re
 import resource
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from headrace.batching.dynamic import CloseReason
 from headrace.core.block import Failure, FailureKind
+from headrace.core.predictor import PredictorStatistics
+from headrace.core.tensor import ModelMetadata
 from headrace.runs.items import ScoredBatch
 from headrace.runs.records import Counts
 
@@ -109,3 +113,28 @@ def peak_memory_mb() -> float:
     # The BSDs and macOS report bytes, Linux reports KiB.
     unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+class WorkFigures(Protocol):
+    """Figures of the work on a run: of the model, and of other processes. Any thread may read them."""
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """The model's metadata; available once the model is loaded."""
+        ...
+
+    def statistics(self) -> PredictorStatistics:
+        """Return the model's statistics so far."""
+        ...
+
+    def reading(self) -> Sequence[str]:
+        """Return the objects that are being read."""
+        ...
+
+    def cpu_s(self) -> float:
+        """Return the processor time of other processes in seconds; 0 if there are none."""
+        return 0.0
+
+    def peak_memory_mb(self) -> float:
+        """Return the sum of the other processes' peak memory in MB; 0 if there are none."""
+        return 0.0

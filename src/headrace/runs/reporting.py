@@ -11,8 +11,7 @@ from headrace.reports.observation import RunObservation
 from headrace.reports.page import PAGE_NAME, report_page
 from headrace.reports.report import REPORT_NAME, Report, RunKind, Status
 from headrace.runs.ledger import Ledger
-from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
-from headrace.runs.runner import WorkFigures
+from headrace.runs.progress import RunProgress, WorkFigures, cpu_s, peak_memory_mb
 from headrace.runs.settings import RunSettings
 from headrace.runs.totals import ObjectResult, RunTotals
 

@@ -10,6 +10,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.runs.plan import Task
+from headrace.runs.progress import WorkFigures
 from headrace.runs.records import ShardPosition, TaskCheckpoint
 from headrace.runs.task_run import TaskRun, TaskWork
 
@@ -50,31 +51,6 @@ class Locality:
         if self.other_regions == "never" or len(own) == len(tasks):
             return own
         return own + [task for task in tasks if not self.is_local(task)]
-
-
-class WorkFigures(Protocol):
-    """Figures of the work on a run: of the model, and of other processes. Any thread may read them."""
-
-    @property
-    def metadata(self) -> ModelMetadata:
-        """The model's metadata; available once the model is loaded."""
-        ...
-
-    def statistics(self) -> PredictorStatistics:
-        """Return the model's statistics so far."""
-        ...
-
-    def reading(self) -> Sequence[str]:
-        """Return the objects that are being read."""
-        ...
-
-    def cpu_s(self) -> float:
-        """Return the processor time of other processes in seconds; 0 if there are none."""
-        return 0.0
-
-    def peak_memory_mb(self) -> float:
-        """Return the sum of the other processes' peak memory in MB; 0 if there are none."""
-        return 0.0
 
 
 class Runner(Protocol):

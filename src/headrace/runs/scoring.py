@@ -21,10 +21,9 @@ from headrace.runs.items import Cursor, Replay, ScoredBatch
 from headrace.runs.ledger import Ledger, PartsState
 from headrace.runs.parts import PartsSink
 from headrace.runs.plan import Plan
-from headrace.runs.progress import RunProgress
+from headrace.runs.progress import RunProgress, WorkFigures
 from headrace.runs.records import Counts, PlannedObject
 from headrace.runs.retried_run import RetryLedger
-from headrace.runs.runner import WorkFigures
 from headrace.runs.sequences import Sequencer
 from headrace.runs.settings import RunSettings
 from headrace.runs.totals import RunTotals, part_totals, replace_retried

@@ -11,10 +11,10 @@ from headrace.core.errors import ConfigError, LedgerError
 from headrace.runs.assembler import Assembler
 from headrace.runs.plan import Plan
 from headrace.runs.probe import learn
-from headrace.runs.progress import RunProgress
+from headrace.runs.progress import RunProgress, WorkFigures
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.retried_run import RetryLedger
-from headrace.runs.runner import Runner, WorkFigures
+from headrace.runs.runner import Runner
 from headrace.runs.scoring import Mode, RunContext, Scoring
 from headrace.runs.task_run import TaskWork, ignore
 from headrace.runs.totals import RunTotals, task_totals

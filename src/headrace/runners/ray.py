@@ -13,11 +13,8 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError, ModelLoadError
-from headrace.runs.plan import Task
-from headrace.runs.records import ShardPosition, TaskCheckpoint
-from headrace.runs.runner import Locality, Runner, WorkFigures
-from headrace.runs.runners.actor import Actor
-from headrace.runs.runners.cluster import (
+from headrace.runners.actor import Actor
+from headrace.runners.cluster import (
     Cluster,
     exceptions,
     exit_reason,
@@ -25,10 +22,14 @@ from headrace.runs.runners.cluster import (
     ray,
     worker_location,
 )
-from headrace.runs.runners.engines import RayWorkers
-from headrace.runs.runners.messages import Message
-from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
-from headrace.runs.runners.worker import Opener
+from headrace.runners.engines import RayWorkers
+from headrace.runners.messages import Message
+from headrace.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
+from headrace.runners.worker import Opener
+from headrace.runs.plan import Task
+from headrace.runs.progress import WorkFigures
+from headrace.runs.records import ShardPosition, TaskCheckpoint
+from headrace.runs.runner import Locality, Runner
 from headrace.runs.task_run import TaskWork
 
 _log = logging.getLogger("headrace.runs")

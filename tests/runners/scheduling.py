@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from headrace.core.tensor import ModelMetadata, TensorSpec
+from headrace.runners.messages import Message, metadata_to_json
+from headrace.runners.scheduler import TaskScheduler, WorkerHandle
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Plan, Shard, Task
 from headrace.runs.records import Counts, PlannedObject, ShardRecord, TaskRecord
 from headrace.runs.runner import Locality
-from headrace.runs.runners.messages import Message, metadata_to_json
-from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle
 from headrace.runs.task_run import TaskWork
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores

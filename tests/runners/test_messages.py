@@ -22,9 +22,7 @@ from headrace.core.errors import (
 )
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.runs.progress import RunProgress
-from headrace.runs.records import Counts, ShardPosition
-from headrace.runs.runners.messages import (
+from headrace.runners.messages import (
     Assignment,
     WorkerCounters,
     add_counters,
@@ -36,6 +34,8 @@ from headrace.runs.runners.messages import (
     send,
     statistics_of,
 )
+from headrace.runs.progress import RunProgress
+from headrace.runs.records import Counts, ShardPosition
 
 COUNT = st.integers(0, 1 << 50)
 SECONDS = st.floats(0, 1e9)

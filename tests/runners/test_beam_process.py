@@ -6,8 +6,8 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from headrace.runs.runners import beam_process
-from headrace.runs.runners.beam_process import PipelineOrder, PipelineProcess
+from headrace.runners import beam_process
+from headrace.runners.beam_process import PipelineOrder, PipelineProcess
 
 pytestmark = pytest.mark.slow
 ORDER = PipelineOrder(
@@ -21,7 +21,7 @@ ORDER = PipelineOrder(
 BEGIN = """
 import os, pickle, subprocess, sys
 from multiprocessing.connection import Connection
-from headrace.runs.runners.messages import send
+from headrace.runners.messages import send
 connection = Connection(int(sys.argv[1]))
 order = pickle.loads(connection.recv_bytes())
 """

@@ -10,13 +10,13 @@ import pytest
 from headrace.app.runners import DataRegions, Workers
 from headrace.app.runs import open_run, transform_sync
 from headrace.core.errors import InstanceLostError, RunnerError, TooManyFailuresError
+from headrace.runners.engines import BeamWorkers
 from headrace.runs.ledger import Ledger
-from headrace.runs.runners.engines import BeamWorkers
 from headrace.runs.settings import FailurePolicy, TaskSettings, TransformSettings
 from headrace.storage.regions import RegionRules
 from headrace.storage.resolve import Stores
 from integration.transform_process import leftovers, outputs
-from runs.runners.fault_model import FAILS, KILLS, SPEC, WAITS
+from runners.fault_model import FAILS, KILLS, SPEC, WAITS
 from runs.support import outputs as outputs_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -149,7 +149,7 @@ def test_task_error_is_raised_in_the_run(source):
 
 
 def test_false_success_of_a_runner_is_an_error(source):
-    lying = BeamWorkers(("--runner=runs.runners.faulty_beam_runners.LosingRunner",), poll_s=0.1)
+    lying = BeamWorkers(("--runner=runners.faulty_beam_runners.LosingRunner",), poll_s=0.1)
     with pytest.raises(
         RunnerError, match=r"LosingRunner reports that its pipeline is done, .* none of the \d+ tasks"
     ):
@@ -157,7 +157,7 @@ def test_false_success_of_a_runner_is_an_error(source):
 
 
 def test_runner_error_has_its_reason(source):
-    failing = BeamWorkers(("--runner=runs.runners.faulty_beam_runners.FailingRunner",), poll_s=0.1)
+    failing = BeamWorkers(("--runner=runners.faulty_beam_runners.FailingRunner",), poll_s=0.1)
     with pytest.raises(RunnerError, match="the job server is not there"):
         transform(source, "out", failing)
 

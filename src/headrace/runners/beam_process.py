@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from typing import Final, Self
 
 from headrace.core.errors import RunnerError
-from headrace.runs.runners.messages import Message, receive, send
-from headrace.runs.runners.worker import Opener
+from headrace.runners.messages import Message, receive, send
+from headrace.runners.worker import Opener
 
 _CANCEL_S: Final = 30.0
 """The maximal duration of a cancellation."""
@@ -24,7 +24,7 @@ _OUTPUT_BYTES_MAX: Final = 64 << 10
 """The size of the retained end of Beam's output."""
 _OUTPUT_END_S: Final = 2.0
 """The maximal wait for the end of the output after the pipeline's last message."""
-_START: Final = "import sys; from headrace.runs.runners.beam_pipeline import main; main(sys.argv[1])"
+_START: Final = "import sys; from headrace.runners.beam_pipeline import main; main(sys.argv[1])"
 
 
 @dataclass(frozen=True, slots=True)

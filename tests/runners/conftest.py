@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from runs.conftest import shared, stores
+
+__all__ = ["shared", "stores"]
+
 NEED_ENGINES = {"test_beam.py", "test_cluster.py", "test_ray.py"}
 
 

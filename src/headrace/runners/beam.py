@@ -17,16 +17,17 @@ from typing_extensions import override
 
 from headrace.core.errors import MissingExtraError, ModelLoadError, RunnerError
 from headrace.core.predictor import Predictor
+from headrace.runners.beam_process import PipelineOrder, PipelineProcess
+from headrace.runners.deaths import DEATHS_MAX
+from headrace.runners.embedded_worker import StatusStore, WorkerStatus
+from headrace.runners.engines import BeamWorkers
+from headrace.runners.scheduler import TaskScheduler, WorkerHandle
+from headrace.runners.worker import Opener
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Task
+from headrace.runs.progress import WorkFigures
 from headrace.runs.records import ShardPosition, TaskCheckpoint
-from headrace.runs.runner import Locality, Runner, WorkFigures
-from headrace.runs.runners.beam_process import PipelineOrder, PipelineProcess
-from headrace.runs.runners.deaths import DEATHS_MAX
-from headrace.runs.runners.embedded_worker import StatusStore, WorkerStatus
-from headrace.runs.runners.engines import BeamWorkers
-from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle
-from headrace.runs.runners.worker import Opener
+from headrace.runs.runner import Locality, Runner
 from headrace.runs.task_run import TaskWork
 
 ASSUMED_WORKERS: Final = 64

@@ -1,6 +1,6 @@
 """A worker of any runner: it runs the tasks of its assignments and sends messages about them.
 
-The other end is `headrace.runs.runners.scheduler`; the runner connects both.
+The other end is `headrace.runners.scheduler`; the runner connects both.
 """
 
 import threading
@@ -13,18 +13,18 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, LedgerError, StorageError
 from headrace.core.predictor import Predictor
 from headrace.reports.observation import RunObservation
-from headrace.runs.items import ScoredBatch
-from headrace.runs.ledger import Ledger
-from headrace.runs.plan import make_plan
-from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
-from headrace.runs.records import TaskCheckpoint, TaskRecord
-from headrace.runs.runners.messages import (
+from headrace.runners.messages import (
     Assignment,
     Message,
     WorkerCounters,
     error_to_json,
     metadata_to_json,
 )
+from headrace.runs.items import ScoredBatch
+from headrace.runs.ledger import Ledger
+from headrace.runs.plan import make_plan
+from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
+from headrace.runs.records import TaskCheckpoint, TaskRecord
 from headrace.runs.settings import RunSettings
 from headrace.runs.task_run import RunGuard, TaskRun, TaskWork
 from headrace.storage.resolve import Stores

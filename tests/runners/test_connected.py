@@ -5,8 +5,8 @@ from multiprocessing import Pipe
 
 import pytest
 
-from headrace.runs.runners.messages import Assignment, Message, receive, send
-from headrace.runs.runners.processes import ORPHANED, ConnectedWorker
+from headrace.runners.messages import Assignment, Message, receive, send
+from headrace.runners.processes import ORPHANED, ConnectedWorker
 
 
 class FakeWorker:

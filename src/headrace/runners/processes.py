@@ -19,12 +19,13 @@ from typing import Final, Self, cast
 from typing_extensions import override
 
 from headrace.core.errors import ModelLoadError
+from headrace.runners.messages import Assignment, Message, receive, send
+from headrace.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
+from headrace.runners.worker import TaskWorker
 from headrace.runs.plan import Task
+from headrace.runs.progress import WorkFigures
 from headrace.runs.records import ShardPosition, TaskCheckpoint
-from headrace.runs.runner import Locality, Runner, WorkFigures
-from headrace.runs.runners.messages import Assignment, Message, receive, send
-from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
-from headrace.runs.runners.worker import TaskWorker
+from headrace.runs.runner import Locality, Runner
 from headrace.runs.task_run import TaskWork
 
 _log = logging.getLogger("headrace.runs")

@@ -1,6 +1,6 @@
 """A transform worker as a remote actor: calls give it assignments, and one call streams its messages.
 
-The caller is `headrace.runs.runners.ray`; this module does not import Ray.
+The caller is `headrace.runners.ray`; this module does not import Ray.
 """
 
 import os
@@ -8,9 +8,9 @@ import queue
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from headrace.runs.runners.messages import Assignment, Message, error_to_json
-from headrace.runs.runners.processes import ORPHANED
-from headrace.runs.runners.worker import Opener, TaskWorker
+from headrace.runners.messages import Assignment, Message, error_to_json
+from headrace.runners.processes import ORPHANED
+from headrace.runners.worker import Opener, TaskWorker
 
 _MESSAGES_MAX: Final = 1_000
 PARENT_CHECK_INTERVAL_S: Final = 5.0

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace.runs.runners import actor
-from headrace.runs.runners.messages import Assignment
-from headrace.runs.runners.processes import ORPHANED
+from headrace.runners import actor
+from headrace.runners.messages import Assignment
+from headrace.runners.processes import ORPHANED
 
 LOCATION = ("node-1", None)
 

@@ -17,11 +17,8 @@ from headrace.core.errors import ModelLoadError
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.reports.observation import RunObservation
-from headrace.runs.plan import Task
-from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord, sum_counts
-from headrace.runs.runner import Locality, WorkFigures
-from headrace.runs.runners.deaths import DEATHS_MAX, WorkerDeaths
-from headrace.runs.runners.messages import (
+from headrace.runners.deaths import DEATHS_MAX, WorkerDeaths
+from headrace.runners.messages import (
     Assignment,
     Message,
     WorkerCounters,
@@ -30,6 +27,10 @@ from headrace.runs.runners.messages import (
     metadata_from_json,
     statistics_of,
 )
+from headrace.runs.plan import Task
+from headrace.runs.progress import WorkFigures
+from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord, sum_counts
+from headrace.runs.runner import Locality
 from headrace.runs.task_run import TaskWork
 
 _log = logging.getLogger("headrace.runs")

@@ -1,6 +1,6 @@
 """Run a transform's tasks in a Beam pipeline. The only module that imports apache_beam here.
 
-`headrace.runs.runners.beam` starts this module as a separate process, which can be killed: a
+`headrace.runners.beam` starts this module as a separate process, which can be killed: a
 pipeline of Beam's DirectRunner hangs if one of its worker processes is killed.
 """
 
@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from headrace.core.errors import MissingExtraError
-from headrace.runs.runners.beam_process import PipelineOrder
-from headrace.runs.runners.embedded_worker import EmbeddedWorker
-from headrace.runs.runners.messages import Assignment, Message, receive, send
-from headrace.runs.runners.worker import Opener
+from headrace.runners.beam_process import PipelineOrder
+from headrace.runners.embedded_worker import EmbeddedWorker
+from headrace.runners.messages import Assignment, Message, receive, send
+from headrace.runners.worker import Opener
 
 try:
     import apache_beam as _beam

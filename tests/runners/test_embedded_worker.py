@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.core.errors import LedgerError
+from headrace.runners.embedded_worker import STATUS_INTERVAL_S, EmbeddedWorker, StatusStore
+from headrace.runners.messages import Assignment, error_from_json
+from headrace.runners.worker import TaskWorker
 from headrace.runs.ledger import Ledger
-from headrace.runs.runners.embedded_worker import STATUS_INTERVAL_S, EmbeddedWorker, StatusStore
-from headrace.runs.runners.messages import Assignment, error_from_json
-from headrace.runs.runners.worker import TaskWorker
 from headrace.testing import ManualClock
 from runs.support import (
     IN,

@@ -8,7 +8,7 @@ import ray
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.runs.runners.cluster import Cluster, exit_reason, is_node_failure
+from headrace.runners.cluster import Cluster, exit_reason, is_node_failure
 
 pytestmark = pytest.mark.slow
 

@@ -18,16 +18,16 @@ from headrace.app.runners import DataRegions, RayWorkers, Workers
 from headrace.app.runs import OpenedRun, execute, open_run
 from headrace.core.errors import ConfigError, HeadraceError, InstanceLostError, ModelLoadError
 from headrace.reports.report import Report
+from headrace.runners.messages import Assignment
+from headrace.runners.ray import RayRunner
+from headrace.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
 from headrace.runs.ledger import Ledger
-from headrace.runs.runners.messages import Assignment
-from headrace.runs.runners.ray import RayRunner
-from headrace.runs.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
 from headrace.storage.local import LocalStore
 from headrace.storage.regions import RegionRules
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from integration.transform_process import leftovers, outputs
-from runs.runners.worker_models import POISON
+from runners.worker_models import POISON
 from runs.support import allow_small_tasks, make_settings
 from runs.support import outputs as outputs_in
 

@@ -12,10 +12,10 @@ import pytest
 
 from headrace.engine.engine import Engine
 from headrace.reports.observation import RunObservation
+from headrace.runners.messages import Assignment
+from headrace.runners.worker import OBSERVATION_INTERVAL_S, TaskWorker
 from headrace.runs.ledger import Ledger
 from headrace.runs.probe import learn
-from headrace.runs.runners.messages import Assignment
-from headrace.runs.runners.worker import OBSERVATION_INTERVAL_S, TaskWorker
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
 from headrace.runs.task_run import CHECK_INTERVAL_S
 from headrace.storage.resolve import Stores

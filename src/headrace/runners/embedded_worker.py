@@ -1,6 +1,6 @@
 """A worker inside another engine's process. It runs the engine's assignments and writes its status.
 
-The other end is `headrace.runs.runners.beam`. A process has one worker for all threads of its
+The other end is `headrace.runners.beam`. A process has one worker for all threads of its
 engine: the model is loaded once and used by one task at a time. Such engines have no messages, so
 statuses are objects next to the ledger's records (`StatusStore`). The ledger has the counts that must
 be right; a status is for progress, for figures, and to know what a dead worker was doing.
@@ -20,9 +20,9 @@ import orjson
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import NotFoundError
 from headrace.reports.observation import RunObservation
+from headrace.runners.messages import Assignment, Message, WorkerCounters
+from headrace.runners.worker import Opener, TaskWorker
 from headrace.runs.ledger import WORKERS, Ledger
-from headrace.runs.runners.messages import Assignment, Message, WorkerCounters
-from headrace.runs.runners.worker import Opener, TaskWorker
 
 _DRAIN = "drain"
 

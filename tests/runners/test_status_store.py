@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from headrace.reports.observation import RunObservation
+from headrace.runners.embedded_worker import StatusStore, WorkerStatus
+from headrace.runners.messages import WorkerCounters
 from headrace.runs.ledger import Ledger
 from headrace.runs.records import TaskRecord
-from headrace.runs.runners.embedded_worker import StatusStore, WorkerStatus
-from headrace.runs.runners.messages import WorkerCounters
 from headrace.storage.resolve import Stores
 from reports.observation_support import failure, scored
 

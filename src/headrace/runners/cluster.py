@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final, cast
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.runs.runners.engines import reject_client_address
+from headrace.runners.engines import reject_client_address
 
 try:
     import ray as _ray

@@ -7,12 +7,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import levels
 from headrace.core.errors import InstanceLostError, ModelLoadError
+from headrace.runners.deaths import DEATHS_MAX, EXCLUDED_TASKS_MAX
+from headrace.runners.messages import WorkerCounters
+from headrace.runners.scheduler import ASSIGNED_TASKS_MAX, TaskScheduler, WorkerHandle, any_busy
 from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint
-from headrace.runs.runners.deaths import DEATHS_MAX, EXCLUDED_TASKS_MAX
-from headrace.runs.runners.messages import WorkerCounters
-from headrace.runs.runners.scheduler import ASSIGNED_TASKS_MAX, TaskScheduler, WorkerHandle, any_busy
 from headrace.runs.task_run import TaskWork
-from runs.runners.scheduling import IDLE, READY, ROWS, add_worker, record, task_message, work_of
+from runners.scheduling import IDLE, READY, ROWS, add_worker, record, task_message, work_of
 
 REGIONS = st.sampled_from([None, "eu", "us"])
 

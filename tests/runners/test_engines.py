@@ -2,7 +2,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.runs.runners.engines import BeamWorkers, RayWorkers
+from headrace.runners.engines import BeamWorkers, RayWorkers
 
 
 @for_each(
