@@ -16,7 +16,7 @@ from headrace.core.block import Position
 from headrace.core.errors import ConfigError, MissingExtraError, ModelContractError
 from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import output_columns
-from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import JsonLinesFormat
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 
 

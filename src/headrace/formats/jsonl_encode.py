@@ -15,8 +15,19 @@ from headrace.core.block import Block
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
-from headrace.formats.encode import INPUT, Join, check_join, check_outputs, is_text, json_text, number_text
-from headrace.formats.record_joiner import RecordJoiner, join_selections, raw_records, selection_text
+from headrace.formats.encode import (
+    INPUT,
+    Join,
+    RecordJoiner,
+    check_join,
+    check_outputs,
+    is_text,
+    join_selections,
+    json_text,
+    number_text,
+    raw_records,
+    selection_text,
+)
 
 INPUT_BASE64 = "input_base64"
 """The key of a joined record in base64, because it is not UTF-8."""

@@ -16,11 +16,11 @@ from headrace.formats.encode import (
     check_join,
     check_outputs,
     is_text,
+    raw_records,
     row_shape,
     row_width,
     text_bytes,
 )
-from headrace.formats.record_joiner import raw_records
 
 INPUT_BYTES: Final = "input_bytes"
 """Name of the column that holds the joined records that are not UTF-8."""

@@ -11,12 +11,20 @@ from headrace.core.block import Block
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
-from headrace.formats.encode import Join, check_join, check_outputs, json_text
+from headrace.formats.encode import (
+    Join,
+    RecordJoiner,
+    check_join,
+    check_outputs,
+    join_selections,
+    json_text,
+    raw_records,
+    selection_text,
+)
 from headrace.formats.json_path import JsonPath
 from headrace.formats.json_path_grammar import ElementSelector, MemberSelector
 from headrace.formats.json_text import BLANKS, members
 from headrace.formats.jsonl_encode import encode_fields, encode_values, output_keys
-from headrace.formats.record_joiner import RecordJoiner, join_selections, raw_records, selection_text
 
 INPUT: Final = "SageMakerInput"
 """The member for a record that is not an object."""

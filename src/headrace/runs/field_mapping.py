@@ -21,7 +21,7 @@ from headrace.formats.csv_decode import RawDecoder
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.parquet_decode import ColumnsInput, ParquetDecoder, values_dtype
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
-from headrace.formats.proto_features import EXAMPLE, RECORD, MessageKind, feature_values, features
+from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
 from headrace.runs.csv_mapping import FIRST_RECORDS, one_input
 from headrace.runs.settings import MappingOptions
 
