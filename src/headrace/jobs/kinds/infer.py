@@ -24,8 +24,7 @@ from headrace.protocols.plain_json import request_from_json
 from headrace.runs.media_types import bare_type
 from headrace.runs.run import Run
 from headrace.storage.contract import Store
-from headrace.storage.folder import remove_folder
-from headrace.storage.local import LocalStore
+from headrace.storage.local import LocalStore, remove_folder
 from headrace.storage.resolve import Stores
 
 REQUEST_BYTES_MAX: Final = 64 << 20
