@@ -9,7 +9,7 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Plan, Shard, Task
 from headrace.runs.records import Counts, PlannedObject, ShardRecord, TaskRecord
 from headrace.runs.runner import Locality
-from headrace.runs.task_run import TaskWork
+from headrace.runs.work import RunWork
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from runs.support import make_settings
@@ -37,10 +37,10 @@ def plan_of(regions: Sequence[str | None]) -> Plan:
 
 def work_of(
     regions: Sequence[str | None], on_task: Callable[[TaskRecord], None] = lambda _: None, **more
-) -> TaskWork:
+) -> RunWork:
     stores = Stores()
     ledger = Ledger(stores.for_uri(OUT), OUT)
-    return TaskWork(
+    return RunWork(
         plan=plan_of(regions),
         settings=make_settings(),
         stores=stores,

@@ -1,5 +1,7 @@
 """Workers start, work, report and die in any order: every task is scheduled to one live worker."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from headrace.runners.deaths import DEATHS_MAX, EXCLUDED_TASKS_MAX
 from headrace.runners.messages import WorkerCounters
 from headrace.runners.scheduler import ASSIGNED_TASKS_MAX, TaskScheduler, WorkerHandle, any_busy
 from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint
-from headrace.runs.task_run import TaskWork
+from headrace.runs.work import RunWork
 from runners.scheduling import IDLE, READY, ROWS, add_worker, record, task_message, work_of
 
 REGIONS = st.sampled_from([None, "eu", "us"])
@@ -26,7 +28,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.work = work_of(regions, lambda record: self.done.add(record.task))
         self.tasks, self.of = self.work.plan.tasks, workers
         self.scheduler = TaskScheduler("double")
-        self.scheduler.begin(self.work, self.tasks, {})
+        self.scheduler.begin(self.work, self.tasks)
         self.unreported: dict[int, list[int]] = {}
         """The committed and unreported tasks of each worker."""
         self.orphans: list[list[int]] = []
@@ -193,10 +195,10 @@ def counters_message(records: int, failed: int = 0, **more) -> dict:
     }
 
 
-def begun(regions=(None,) * 3, **more) -> tuple[TaskScheduler, TaskWork]:
+def begun(regions=(None,) * 3, **more) -> tuple[TaskScheduler, RunWork]:
     work = work_of(regions, **more)
     scheduler = TaskScheduler("double")
-    scheduler.begin(work, work.plan.tasks, {})
+    scheduler.begin(work, work.plan.tasks)
     return scheduler, work
 
 
@@ -248,7 +250,7 @@ def test_resumed_checkpoint_is_counted_once():
     checkpoint = TaskCheckpoint(0, (), counts=Counts(3, 2, 1))
     work.progress.records, work.progress.rows_failed = 3, 1
     scheduler = TaskScheduler("double")
-    scheduler.begin(work, work.plan.tasks, {}, {0: checkpoint})
+    scheduler.begin(replace(work, checkpoints={0: checkpoint}), work.plan.tasks)
     handle = add_worker(scheduler)
     scheduler.assign(handle, workers=1)
     scheduler.on_message(handle, counters_message(2))
@@ -270,7 +272,7 @@ def test_assignment_has_range_starts_and_run_id():
     work = work_of([None, None], run_id="r1", replaces=True)
     positions = {(0, 0): ShardPosition(7, 1, 2), (5, 0): ShardPosition(9, 1, 2)}
     scheduler = TaskScheduler("double")
-    scheduler.begin(work, work.plan.tasks, positions)
+    scheduler.begin(replace(work, range_starts=positions), work.plan.tasks)
     order = scheduler.assign(add_worker(scheduler), workers=1)
     assert order is not None
     assert (order.range_starts, order.run_id, order.replaces) == ({(0, 0): positions[0, 0]}, "r1", True)
@@ -318,7 +320,7 @@ def test_assign_all_and_recover_cover_every_task():
     done: list[int] = []
     work = work_of([None] * 20, lambda record: done.append(record.task))
     scheduler = TaskScheduler("double")
-    scheduler.begin(work, work.plan.tasks, {})
+    scheduler.begin(work, work.plan.tasks)
     assignments = scheduler.assign_all(workers=2)
     assert [n for one in assignments for n in one.tasks] == list(range(20))
     assert {len(one.tasks) for one in assignments} == {2}
@@ -346,7 +348,7 @@ def test_replaced_tasks_ignore_old_records():
     for number in range(3):
         work.ledger.commit_task(record(number))
     scheduler = TaskScheduler("double")
-    scheduler.begin(work, work.plan.tasks, {})
+    scheduler.begin(work, work.plan.tasks)
     scheduler.assign_all(workers=1)
     handle = add_worker(scheduler)
     scheduler.on_message(handle, task_message(1))

@@ -17,7 +17,7 @@ from headrace.runners.worker import OBSERVATION_INTERVAL_S, TaskWorker
 from headrace.runs.ledger import Ledger
 from headrace.runs.probe import learn
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
-from headrace.runs.task_run import CHECK_INTERVAL_S
+from headrace.runs.work import CHECK_INTERVAL_S
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from reports.observation_support import failure, scored

@@ -304,8 +304,8 @@ def shuffle(run: Run, random: Random) -> None:
     """Make the run's tasks run one by one in random order, like those of separate workers."""
     real = run._scoring._runner.run
 
-    def shuffled(work, tasks, *, range_starts, checkpoints):
+    def shuffled(work, tasks):
         order = random.sample(list(tasks), len(tasks))
-        return all(real(work, [task], range_starts=range_starts, checkpoints=checkpoints) for task in order)
+        return all(real(work, [task]) for task in order)
 
     run._scoring._runner.run = shuffled

@@ -257,11 +257,8 @@ def test_misplaced_range_is_scored_again(stores, monkeypatch, shared, caplog):
         run = make_transform(stores, predictor=shared, settings=run_settings)
         real = run._scoring._runner.run
 
-        def backwards(work, tasks, *, range_starts, checkpoints):
-            return all(
-                real(work, [task], range_starts=range_starts, checkpoints=checkpoints)
-                for task in reversed(tasks)
-            )
+        def backwards(work, tasks):
+            return all(real(work, [task]) for task in reversed(tasks))
 
         run._scoring._runner.run = backwards
         run.execute()

@@ -16,7 +16,8 @@ from headrace.runs import task_sink as module
 from headrace.runs.ledger import Ledger
 from headrace.runs.records import Counts, TaskCheckpoint, TaskRecord
 from headrace.runs.settings import TABLES, StreamSettings
-from headrace.runs.task_run import TaskRun, TaskWork
+from headrace.runs.task_run import TaskRun
+from headrace.runs.work import RunWork
 from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
@@ -49,11 +50,11 @@ class RecordingLedger(Ledger):
         super().checkpoint(checkpoint)
 
 
-def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more) -> TaskWork:
+def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more) -> RunWork:
     run_settings = settings or make_settings(checkpoint_s=0.0)
     plan = plan_of(stores, run_settings, destination=destination)
     ledger = RecordingLedger(stores.for_uri(destination), destination)
-    return TaskWork(
+    return RunWork(
         plan=plan,
         settings=run_settings,
         stores=stores,
@@ -65,7 +66,7 @@ def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more
 
 
 def execute(work, predictor, **more) -> bool:
-    return TaskRun(work, work.plan.tasks, predictor, **more).execute()
+    return TaskRun(replace(work, **more), work.plan.tasks, predictor).execute()
 
 
 def test_checkpoints_are_written_when_due(stores, shared):

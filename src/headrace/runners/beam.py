@@ -26,9 +26,8 @@ from headrace.runners.worker import Opener
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Task
 from headrace.runs.progress import WorkFigures
-from headrace.runs.records import ShardPosition, TaskCheckpoint
 from headrace.runs.runner import Locality, Runner
-from headrace.runs.task_run import TaskWork
+from headrace.runs.work import RunWork
 
 ASSUMED_WORKERS: Final = 64
 """The assumed number of workers of a Beam runner that decides it itself."""
@@ -98,14 +97,7 @@ class BeamRunner(Runner):
         return self._scheduler
 
     @override
-    def run(
-        self,
-        work: TaskWork,
-        tasks: Sequence[Task],
-        *,
-        range_starts: Mapping[tuple[int, int], ShardPosition],
-        checkpoints: Mapping[int, TaskCheckpoint],
-    ) -> bool:
+    def run(self, work: RunWork, tasks: Sequence[Task]) -> bool:
         """Run the tasks. The workers read their checkpoints from the ledger.
 
         A task that kills workers of the DirectRunner is excluded; after all others,
@@ -116,14 +108,14 @@ class BeamRunner(Runner):
         status_store.clear()
         self._prepare(work.ledger)
         tasks_here = self._locality.ordered(tasks)
-        self._scheduler.begin(work, tasks_here, range_starts, checkpoints)
+        self._scheduler.begin(work, tasks_here)
         while self._scheduler.left and not self._draining:
             self._run_pipeline(work, status_store)
         return self._scheduler.complete(drained=self._draining) and len(tasks_here) == len(tasks)
 
     # One pipeline
 
-    def _run_pipeline(self, work: TaskWork, status_store: StatusStore) -> None:
+    def _run_pipeline(self, work: RunWork, status_store: StatusStore) -> None:
         """Run the remaining tasks in one pipeline, as far as it gets."""
         workers, left = self._workers, self._scheduler.left
         self._pipeline = token_hex(6)
@@ -148,7 +140,7 @@ class BeamRunner(Runner):
             work, exit_reason, nothing=self._scheduler.left == left, task_to_blame=task_to_blame
         )
 
-    def _wait(self, process: PipelineProcess, work: TaskWork, status_store: StatusStore) -> str | None:
+    def _wait(self, process: PipelineProcess, work: RunWork, status_store: StatusStore) -> str | None:
         """Poll the workers' statuses until the pipeline ends.
 
         Return the reason if a worker's death ended it.
@@ -198,7 +190,7 @@ class BeamRunner(Runner):
         return task_to_blame_found
 
     def _check_progress(
-        self, work: TaskWork, exit_reason: str | None, *, nothing: bool, task_to_blame: bool
+        self, work: RunWork, exit_reason: str | None, *, nothing: bool, task_to_blame: bool
     ) -> None:
         """Raise the error of a pipeline that finished no task, so that it is not repeated forever."""
         if not nothing or self._draining:
@@ -216,7 +208,7 @@ class BeamRunner(Runner):
 
     # What workers tell
 
-    def _poll(self, work: TaskWork, status_store: StatusStore) -> None:
+    def _poll(self, work: RunWork, status_store: StatusStore) -> None:
         """Read the workers' statuses and update the progress.
 
         Raises an error that a worker reports.
@@ -228,7 +220,7 @@ class BeamRunner(Runner):
                 self._update(status, work)
         self._scheduler.update_progress()
 
-    def _update(self, status: WorkerStatus, work: TaskWork) -> None:
+    def _update(self, status: WorkerStatus, work: RunWork) -> None:
         _, handle = self._workers_by_name.get(status.worker) or (
             status,
             WorkerHandle(self._locality, ready=True),

@@ -3,7 +3,7 @@
 from typing import Final
 
 from headrace.core.errors import InstanceLostError
-from headrace.runs.task_run import TaskWork
+from headrace.runs.work import RunWork
 
 DEATHS_MAX: Final = 2
 """The number of workers that a task may kill before it is excluded."""
@@ -35,7 +35,7 @@ class WorkerDeaths:
         """Return True if the task killed DEATHS_MAX workers and is not retried."""
         return self._by_task.get(task, 0) >= DEATHS_MAX
 
-    def record_death(self, task: int, work: TaskWork, reason: str) -> bool:
+    def record_death(self, task: int, work: RunWork, reason: str) -> bool:
         """Record the death of a worker during the task.
 
         Return True if the task is excluded from now on.
@@ -64,7 +64,7 @@ class WorkerDeaths:
         )
 
 
-def _describe_position(task: int, work: TaskWork) -> str:
+def _describe_position(task: int, work: RunWork) -> str:
     """Return the position that a task with a checkpoint of every batch has reached."""
     checkpoint = next(iter(work.ledger.checkpoints([task]).values()), None)
     shard = work.plan.tasks[task].shards[len(checkpoint.done) if checkpoint else 0]

@@ -24,9 +24,8 @@ from headrace.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
 from headrace.runners.worker import TaskWorker
 from headrace.runs.plan import Task
 from headrace.runs.progress import WorkFigures
-from headrace.runs.records import ShardPosition, TaskCheckpoint
 from headrace.runs.runner import Locality, Runner
-from headrace.runs.task_run import TaskWork
+from headrace.runs.work import RunWork
 
 _log = logging.getLogger("headrace.runs")
 
@@ -124,19 +123,12 @@ class ProcessRunner(Runner):
         return self._scheduler
 
     @override
-    def run(
-        self,
-        work: TaskWork,
-        tasks: Sequence[Task],
-        *,
-        range_starts: Mapping[tuple[int, int], ShardPosition],
-        checkpoints: Mapping[int, TaskCheckpoint],
-    ) -> bool:
+    def run(self, work: RunWork, tasks: Sequence[Task]) -> bool:
         """Run the tasks. The workers read their checkpoints from the ledger.
 
         A task that kills workers is excluded; after all others, InstanceLostError is raised.
         """
-        self._scheduler.begin(work, tasks, range_starts, checkpoints)
+        self._scheduler.begin(work, tasks)
         self._assign()
         while any_busy(self._scheduler.handles) or self._may_get_work():
             for worker in self._ready_workers(_WAIT_S):

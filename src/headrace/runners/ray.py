@@ -5,7 +5,7 @@ Ray's own retries are off, because the run must know what a dead worker was doin
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -28,9 +28,8 @@ from headrace.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
 from headrace.runners.worker import Opener
 from headrace.runs.plan import Task
 from headrace.runs.progress import WorkFigures
-from headrace.runs.records import ShardPosition, TaskCheckpoint
 from headrace.runs.runner import Locality, Runner
-from headrace.runs.task_run import TaskWork
+from headrace.runs.work import RunWork
 
 _log = logging.getLogger("headrace.runs")
 
@@ -212,20 +211,13 @@ class RayRunner(Runner):
         return self._scheduler
 
     @override
-    def run(
-        self,
-        work: TaskWork,
-        tasks: Sequence[Task],
-        *,
-        range_starts: Mapping[tuple[int, int], ShardPosition],
-        checkpoints: Mapping[int, TaskCheckpoint],
-    ) -> bool:
+    def run(self, work: RunWork, tasks: Sequence[Task]) -> bool:
         """Run the tasks. The workers read their checkpoints from the ledger.
 
         A task that kills workers is excluded; after all others, InstanceLostError is raised. The
         loss of a machine costs only uncommitted work, however often it happens.
         """
-        self._scheduler.begin(work, tasks, range_starts, checkpoints)
+        self._scheduler.begin(work, tasks)
         self._placement.begin()
         self._assign()
         while any_busy(self._scheduler.handles) or self._may_get_work():

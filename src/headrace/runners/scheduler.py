@@ -6,7 +6,7 @@ costs its uncommitted work, which another worker repeats.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Final
@@ -29,9 +29,9 @@ from headrace.runners.messages import (
 )
 from headrace.runs.plan import Task
 from headrace.runs.progress import WorkFigures
-from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord, sum_counts
+from headrace.runs.records import Counts, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.runner import Locality
-from headrace.runs.task_run import TaskWork
+from headrace.runs.work import RunWork
 
 _log = logging.getLogger("headrace.runs")
 
@@ -73,16 +73,14 @@ class TaskScheduler(WorkFigures):
         """The counters of the workers that ended."""
         self._surviving_counts: dict[int, Counts] = {}
         """The persisted counts of dead workers, by task."""
-        self._resumed: Mapping[int, TaskCheckpoint] = {}
         self._load_deaths = 0
         """Consecutive workers that died before they had loaded the model."""
         self._left: list[int] = []
         self._tasks: Sequence[Task] = ()
         self._done = set[int]()
         """The finished tasks, as far as known."""
-        self._range_starts: Mapping[tuple[int, int], ShardPosition] = {}
         self._before = Counts()
-        self._work: TaskWork | None = None
+        self._work: RunWork | None = None
         self._peak_memory_mb = 0.0
         self.handles: list[WorkerHandle] = []
         """The running and starting workers."""
@@ -118,19 +116,13 @@ class TaskScheduler(WorkFigures):
 
     # Tasks
 
-    def begin(
-        self,
-        work: TaskWork,
-        tasks: Sequence[Task],
-        range_starts: Mapping[tuple[int, int], ShardPosition],
-        checkpoints: Mapping[int, TaskCheckpoint] | None = None,
-    ) -> None:
+    def begin(self, work: RunWork, tasks: Sequence[Task]) -> None:
         """Start with a list of tasks.
 
-        The run's progress already contains the counts of `checkpoints`.
+        The run's progress already contains the counts of the checkpoints.
         """
-        self._work, self._tasks, self._range_starts = work, tasks, range_starts
-        self._surviving_counts, self._resumed, self._done = {}, checkpoints or {}, set[int]()
+        self._work, self._tasks = work, tasks
+        self._surviving_counts, self._done = {}, set[int]()
         self._left = [task.number for task in tasks]
         self._before = work.progress.counts
 
@@ -153,7 +145,7 @@ class TaskScheduler(WorkFigures):
         self._left = [number for number in self._left if number not in taken]
         handle.assigned = tuple(chosen)
         handle.done.clear()
-        return make_assignment(self._work, handle.assigned, self._range_starts, alone=alone)
+        return make_assignment(self._work, handle.assigned, alone=alone)
 
     def _choose(self, locality: Locality, size: int) -> list[int]:
         assert self._work is not None, "begun before"
@@ -175,10 +167,8 @@ class TaskScheduler(WorkFigures):
         size = assignment_size(len(others), workers)
         groups = [others[at : at + size] for at in range(0, len(others), size)]
         self._left = []
-        alone = [make_assignment(self._work, [number], self._range_starts, alone=True) for number in suspects]
-        return alone + [
-            make_assignment(self._work, group, self._range_starts, alone=False) for group in groups
-        ]
+        alone = [make_assignment(self._work, [number], alone=True) for number in suspects]
+        return alone + [make_assignment(self._work, group, alone=False) for group in groups]
 
     def recover(self) -> None:
         """Collect the unfinished tasks again after all workers ended, except those that kill workers."""
@@ -263,7 +253,8 @@ class TaskScheduler(WorkFigures):
 
     def _resumed_counts(self, task: int) -> Counts:
         """Return the counts of a task that the run's progress contained at the start."""
-        return _counts_of(self._resumed[task]) if task in self._resumed else Counts()
+        resumed = self._work.checkpoints.get(task) if self._work is not None else None
+        return Counts() if resumed is None else _counts_of(resumed)
 
     # Figures; safe from any thread
 
@@ -311,18 +302,17 @@ def any_busy(handles: Iterable[WorkerHandle]) -> bool:
 
 
 def make_assignment(
-    work: TaskWork,
+    work: RunWork,
     numbers: Sequence[int],
-    range_starts: Mapping[tuple[int, int], ShardPosition],
     *,
     alone: bool,
 ) -> Assignment:
     """Return the assignment of some tasks. `alone`: the single task may kill workers."""
     shards = [s for number in numbers for s in work.plan.tasks[number].shards]
-    keys = {(s.index, s.number) for s in shards} & range_starts.keys()
+    keys = {(s.index, s.number) for s in shards} & work.range_starts.keys()
     return Assignment(
         tuple(numbers),
-        {key: range_starts[key] for key in keys},
+        {key: work.range_starts[key] for key in keys},
         replaces=work.replaces,
         observed_since_s=work.observation.began_s if work.observation is not None else None,
         checkpoint_all=alone,

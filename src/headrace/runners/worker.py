@@ -26,7 +26,8 @@ from headrace.runs.plan import make_plan
 from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
 from headrace.runs.records import TaskCheckpoint, TaskRecord
 from headrace.runs.settings import RunSettings
-from headrace.runs.task_run import RunGuard, TaskRun, TaskWork
+from headrace.runs.task_run import TaskRun
+from headrace.runs.work import RunGuard, RunWork
 from headrace.storage.resolve import Stores
 
 Opener = Callable[[Callable[[Message], None], str | None], AbstractContextManager["TaskWorker"]]
@@ -71,7 +72,7 @@ class TaskWorker:
         self._progress: list[RunProgress] = []
         self._counters_sent_s = self._observation_sent_s = self._clock.now()
         self._observation: RunObservation | None = None
-        self._work: TaskWork | None = None
+        self._work: RunWork | None = None
         self._run: TaskRun | None = None
         self._running = threading.Lock()
         self._done: set[int] = set()
@@ -120,7 +121,7 @@ class TaskWorker:
         )
         self._send({"tally": counters.to_json()})
 
-    def _begin(self) -> TaskWork:
+    def _begin(self) -> RunWork:
         # The run writes the plan before it assigns any task.
         plan = make_plan(self.ledger.plans(), self._settings)
         if not plan.objects:
@@ -129,7 +130,7 @@ class TaskWorker:
                 "workers must reach the destination under the same name: use object storage or a shared "
                 "folder"
             )
-        return TaskWork(
+        return RunWork(
             plan=plan,
             settings=self._settings,
             stores=self._stores,
@@ -202,11 +203,11 @@ class TaskWorker:
                 replaces=assignment.replaces,
                 observation=self._observation,
                 check=check,
+                range_starts=assignment.range_starts,
+                checkpoints=checkpoints,
             ),
             tasks,
             self._predictor,
-            range_starts=assignment.range_starts,
-            checkpoints=checkpoints,
         )
         with self._running:
             self._run = run

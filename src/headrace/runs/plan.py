@@ -63,7 +63,7 @@ class Task:
 class Plan:
     """All objects in the order of the source, and their tasks; without tasks, a run reads them in order."""
 
-    objects: tuple[PlannedObject, ...]
+    objects: tuple[PlannedObject, ...] = ()
     tasks: tuple[Task, ...] = ()
 
     @property

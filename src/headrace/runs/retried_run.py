@@ -32,8 +32,9 @@ from headrace.runs.records import (
     parse_versioned,
 )
 from headrace.runs.settings import TABLES, settings_from_identity
-from headrace.runs.task_run import TaskRun, TaskWork
+from headrace.runs.task_run import TaskRun
 from headrace.runs.totals import RunTotals, part_totals, task_totals
+from headrace.runs.work import RunWork
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import assemble, discard
 from headrace.storage.resolve import Stores
@@ -264,7 +265,7 @@ def select_objects_to_redo(
     return found, Plan(tuple(objects), plan.tasks)
 
 
-def redo_objects(work: TaskWork, predictor: Predictor, indices: Collection[int]) -> None:
+def redo_objects(work: RunWork, predictor: Predictor, indices: Collection[int]) -> None:
     """Score the objects again.
 
     `work` must have `replaces` set, and a plan with the versions to read.
@@ -277,12 +278,18 @@ def redo_objects(work: TaskWork, predictor: Predictor, indices: Collection[int])
     tasks = [task for task in plan.tasks if any(s.index in indices for s in task.shards)]
     done_records = [record for record in done.values() if not any(s.index in indices for s in record.shards)]
     assembler = Assembler(ledger, plan, work.settings, done_records)
-    work = replace(work, on_task=assembler.add_task)
     tasks, checkpoints = _cut_tasks_to(tasks, done, indices)
-    TaskRun(work, tasks, predictor, range_starts=assembler.range_starts(), checkpoints=checkpoints).execute()
+    work = replace(
+        work,
+        on_task=assembler.add_task,
+        range_starts=assembler.range_starts(),
+        checkpoints=checkpoints,
+    )
+    TaskRun(work, tasks, predictor).execute()
     while misplaced := assembler.ranges_to_redo():
         redone = [plan.tasks[number] for number in sorted(misplaced)]
-        TaskRun(work, redone, predictor, range_starts=dict(misplaced.values())).execute()
+        work = replace(work, range_starts=dict(misplaced.values()), checkpoints={})
+        TaskRun(work, redone, predictor).execute()
     for index in _without_failures(ledger, indices):
         ledger.store.delete(ledger.destination + plan.objects[index].failed)
     records.end_redo()

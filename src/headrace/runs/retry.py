@@ -61,7 +61,7 @@ from headrace.runs.retry_records import (
 )
 from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import RunSettings
-from headrace.runs.task_run import TaskWork
+from headrace.runs.work import RunWork
 from headrace.storage.draft import open_draft
 from headrace.storage.resolve import Stores
 
@@ -211,7 +211,7 @@ class FailedRecordsRetry:
                 "restore it, or transform again with --overwrite"
             )
         if found:
-            work = TaskWork(
+            work = RunWork(
                 plan=run.plan,
                 settings=run.settings,
                 stores=self._stores,

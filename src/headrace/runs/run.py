@@ -26,9 +26,10 @@ from headrace.runs.plan import Plan, RunPlan, make_plan
 from headrace.runs.progress import RunProgress
 from headrace.runs.reporting import RunReporter
 from headrace.runs.runner import InProcessRunner, Runner
-from headrace.runs.scoring import PartScoring, RunContext, Scoring
+from headrace.runs.scoring import PartScoring, Scoring
 from headrace.runs.settings import RunSettings
 from headrace.runs.task_scoring import TaskScoring
+from headrace.runs.work import RunWork
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -111,7 +112,7 @@ class Run:
             clock=self._clock,
             observation=observation,
         )
-        context = RunContext(
+        work = RunWork(
             stores=stores,
             ledger=self._ledger,
             settings=settings,
@@ -120,7 +121,7 @@ class Run:
             on_batch=self._check_failures_so_far,
             observation=observation,
         )
-        self._scoring = _make_scoring(context, predictor, runner)
+        self._scoring = _make_scoring(work, predictor, runner)
 
     def select(self) -> list[ObjectInfo]:
         """Return the objects that the source has now. The errors are those of `select_objects`."""
@@ -339,12 +340,12 @@ class Run:
             _log.warning("cannot write the page of %s", self.destination, exc_info=True)
 
 
-def _make_scoring(context: RunContext, predictor: Predictor | None, runner: Runner | None) -> Scoring:
+def _make_scoring(work: RunWork, predictor: Predictor | None, runner: Runner | None) -> Scoring:
     if (predictor is None) == (runner is None):
         raise ConfigError("a run needs either a predictor or a runner")
     if runner is not None:
-        return TaskScoring(context, runner)
+        return TaskScoring(work, runner)
     assert predictor is not None, "checked above"
-    if context.settings.per_object:
-        return TaskScoring(context, InProcessRunner(predictor))
-    return PartScoring(context, predictor)
+    if work.settings.per_object:
+        return TaskScoring(work, InProcessRunner(predictor))
+    return PartScoring(work, predictor)

@@ -1,6 +1,6 @@
 """The contract of runners, which distribute tasks; the regions of workers; the runner of this process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args
 
@@ -11,8 +11,8 @@ from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.runs.plan import Task
 from headrace.runs.progress import WorkFigures
-from headrace.runs.records import ShardPosition, TaskCheckpoint
-from headrace.runs.task_run import TaskRun, TaskWork
+from headrace.runs.task_run import TaskRun
+from headrace.runs.work import RunWork
 
 OtherRegions = Literal["idle", "never"]
 """When a worker takes tasks of other regions: if none of its own are left, or never."""
@@ -61,23 +61,10 @@ class Runner(Protocol):
         """The figures of its work."""
         ...
 
-    def run(
-        self,
-        work: TaskWork,
-        tasks: Sequence[Task],
-        *,
-        range_starts: Mapping[tuple[int, int], ShardPosition],
-        checkpoints: Mapping[int, TaskCheckpoint],
-    ) -> bool:
+    def run(self, work: RunWork, tasks: Sequence[Task]) -> bool:
         """Run the tasks and call `work.on_task` for each.
 
         Return False if drained before the last one.
-
-        Args:
-            work: The shared properties of all tasks.
-            tasks: The tasks to run.
-            range_starts: The known starts of ranges, by object index and range number.
-            checkpoints: The progress of earlier work, by task number.
 
         Raises the error that stops the run.
         """
@@ -114,19 +101,10 @@ class InProcessRunner(Runner, WorkFigures):
         return self._predictor.metadata
 
     @override
-    def run(
-        self,
-        work: TaskWork,
-        tasks: Sequence[Task],
-        *,
-        range_starts: Mapping[tuple[int, int], ShardPosition],
-        checkpoints: Mapping[int, TaskCheckpoint],
-    ) -> bool:
+    def run(self, work: RunWork, tasks: Sequence[Task]) -> bool:
         local_tasks = self._locality.ordered(tasks)
         local_work = replace(work, region=self._locality.region)
-        self._run = TaskRun(
-            local_work, local_tasks, self._predictor, range_starts=range_starts, checkpoints=checkpoints
-        )
+        self._run = TaskRun(local_work, local_tasks, self._predictor)
         if self._draining:
             self._run.drain()
         return self._run.execute() and len(local_tasks) == len(tasks)

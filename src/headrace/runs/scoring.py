@@ -4,49 +4,29 @@ The other way is by tasks: `headrace.runs.task_scoring`.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from typing_extensions import override
 
-from headrace.core.clock import Clock
 from headrace.core.errors import CountMismatchError, HeadraceError, ResumeRefusedError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
-from headrace.reports.observation import RunObservation
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow, open_flow
-from headrace.runs.items import Cursor, Replay, ScoredBatch
-from headrace.runs.ledger import Ledger, PartsState
+from headrace.runs.items import Cursor, Replay
+from headrace.runs.ledger import PartsState
 from headrace.runs.parts import PartsSink
 from headrace.runs.plan import Plan
 from headrace.runs.progress import RunProgress, WorkFigures
 from headrace.runs.records import Counts, PlannedObject
 from headrace.runs.retried_run import RetryLedger
 from headrace.runs.sequences import Sequencer
-from headrace.runs.settings import RunSettings
 from headrace.runs.totals import RunTotals, part_totals, replace_retried
-from headrace.storage.resolve import Stores
+from headrace.runs.work import RunWork
 
 _log = logging.getLogger("headrace.runs")
-
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """The properties that a run shares with its scoring.
-
-    `on_batch` is called with every delivered batch. A runner of remote workers passes None from
-    time to time, after an update of `progress`.
-    """
-
-    stores: Stores
-    ledger: Ledger
-    settings: RunSettings
-    progress: RunProgress
-    clock: Clock
-    on_batch: Callable[[ScoredBatch | None], None]
-    observation: RunObservation | None = None
 
 
 Mode = Literal["sequence", "tasks"]
@@ -109,8 +89,8 @@ class Scoring(Protocol):
 class PartScoring(Scoring, WorkFigures):
     """The scoring of a stream without workers. The predictor is started when `execute` is called."""
 
-    def __init__(self, context: RunContext, predictor: Predictor) -> None:
-        self._context = context
+    def __init__(self, work: RunWork, predictor: Predictor) -> None:
+        self._work = work
         self._predictor = predictor
         self._flow: Flow | None = None
         self._state: PartsState | None = None
@@ -142,15 +122,15 @@ class PartScoring(Scoring, WorkFigures):
 
     @override
     def check(self) -> None:
-        metadata, mapping = self._predictor.metadata, self._context.settings.mapping
+        metadata, mapping = self._predictor.metadata, self._work.settings.mapping
         if metadata.is_stateful or mapping.sequence is not None:
-            Sequencer(metadata, mapping, self._context.settings.flow)
+            Sequencer(metadata, mapping, self._work.settings.flow)
 
     @override
     def resume(self, plan: Plan, *, finished: bool) -> None:
         self._resumed = True
-        self._state = self._context.ledger.parts_state()
-        self._context.progress.counts = self._state.total
+        self._state = self._work.ledger.parts_state()
+        self._work.progress.counts = self._state.total
         if finished:
             self._done_objects = len(plan.objects)
 
@@ -162,34 +142,34 @@ class PartScoring(Scoring, WorkFigures):
 
     @override
     def execute(self, plan: Plan, *, appended: bool) -> bool:
-        context, progress, cursor = self._context, self._context.progress, self._cursor
+        work, progress, cursor = self._work, self._work.progress, self._cursor
         sizes = [planned.info.size_bytes or 0 for planned in plan.objects]
         progress.objects_total, progress.bytes_total = len(sizes), sum(sizes)
         progress.begin(objects_before=cursor.index, bytes_before=sum(sizes[: cursor.index]))
-        learned = context.ledger.learned()
+        learned = work.ledger.learned()
         sequencer = self._restored_sequencer(plan, learned)
         self._sequencer, self._committed = None, None
         self._flow = flow = open_flow(
             plan.objects,
-            context.stores,
+            work.stores,
             self._predictor,
-            context.settings,
+            work.settings,
             start=cursor,
             sequencer=sequencer,
             resumable=True,
             appended=appended,
             learned=learned,
             progress=progress,
-            clock=context.clock,
+            clock=work.clock,
         )
         if self._draining:
             flow.drain()
         sink = PartsSink(
-            context.ledger,
-            Encoders(context.settings, flow.mapper).make,
-            context.settings,
+            work.ledger,
+            Encoders(work.settings, flow.mapper).make,
+            work.settings,
             state=self._state,
-            clock=context.clock,
+            clock=work.clock,
         )
         try:
             self._deliver(flow, sink, learned)
@@ -207,23 +187,23 @@ class PartScoring(Scoring, WorkFigures):
 
     def _deliver(self, flow: Flow, sink: PartsSink, learned: Mapping[str, Any]) -> None:
         """Write every batch of the flow."""
-        context = self._context
+        work = self._work
         for batch in flow:
             if flow.mapper.learned != learned:
                 learned = dict(flow.mapper.learned)
-                context.ledger.learn(learned)
-            if context.observation is not None:
-                context.observation.add_batch(batch, context.clock.now())
+                work.ledger.learn(learned)
+            if work.observation is not None:
+                work.observation.add_batch(batch, work.clock.now())
             sink.write(batch)
-            context.progress.parts = sink.parts
-            context.on_batch(batch)
+            work.progress.parts = sink.parts
+            work.on_batch(batch)
 
     def _restored_sequencer(self, plan: Plan, learned: Mapping[str, Any]) -> Sequencer | None:
         """Return the state of the predictor's sequences at the last commit.
 
         Replay records first if the state is unknown.
         """
-        settings = self._context.settings
+        settings = self._work.settings
         if settings.mapping.sequence is None:
             return None
         if self._sequencer is not None:
@@ -247,8 +227,8 @@ class PartScoring(Scoring, WorkFigures):
         Raises:
             ResumeRefusedError: The source has changed.
         """
-        context, progress = self._context, self._context.progress
-        output = context.ledger.destination
+        work, progress = self._work, self._work.progress
+        output = work.ledger.destination
         _log.info(
             "replaying records for the states of sequences",
             extra={"output": output, "records": replay.records},
@@ -256,16 +236,16 @@ class PartScoring(Scoring, WorkFigures):
         replayed = RunProgress()
         self._flow = flow = open_flow(
             plan.objects,
-            context.stores,
+            work.stores,
             self._predictor,
-            context.settings,
+            work.settings,
             start=replay.begin,
             stop=stop,
             resumable=False,
             appended=True,
             learned=learned,
             progress=replayed,
-            clock=context.clock,
+            clock=work.clock,
             sequencer=sequencer,
         )
         if self._draining:
@@ -293,8 +273,8 @@ class PartScoring(Scoring, WorkFigures):
         finally:
             sink.abort()
         try:
-            self._state = self._context.ledger.parts_state()
-            self._context.progress.counts = self._state.total
+            self._state = self._work.ledger.parts_state()
+            self._work.progress.counts = self._state.total
         except HeadraceError:
             _log.warning("the ledger cannot be read", exc_info=True)
 
@@ -305,7 +285,7 @@ class PartScoring(Scoring, WorkFigures):
 
     @override
     def totals(self, plan: Plan, *, complete: bool) -> RunTotals:
-        ledger, progress = self._context.ledger, self._context.progress
+        ledger, progress = self._work.ledger, self._work.progress
         self._state = state = ledger.parts_state()
         total = state.total
         # Only new parts are read: after ten thousand appends, all of them would take too long.

@@ -5,22 +5,23 @@ of every whole object, or the part of every task; persisted drafts of every rang
 record of every task.
 """
 
+import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from headrace.core.clock import Clock
 from headrace.core.errors import LedgerError
 from headrace.core.tensor import Array, ModelMetadata, empty_array
 from headrace.runs.items import ScoredBatch, ScoredSpan
 from headrace.runs.ledger import DRAFTS, Ledger
 from headrace.runs.output import EncoderFactory, RecordOutput, SpooledOutput, suppresses_output
 from headrace.runs.parts import part_names
-from headrace.runs.plan import Plan, Shard
+from headrace.runs.plan import Shard
 from headrace.runs.records import Counts, ShardRecord, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.settings import TABLES, RunSettings
 from headrace.runs.source import OpenShard, ShardEnd, ShardSource
+from headrace.runs.work import RunWork
 from headrace.storage.draft import Draft, PersistedDraft, discard
 from headrace.storage.local import LocalStore
 from headrace.storage.publisher import DraftPublisher
@@ -217,53 +218,33 @@ class TaskSink:
     One thread calls `write` for every batch, then `end` and `close`.
 
     Args:
-        ledger: The ledger of the destination.
-        plan: The plan of the tasks.
+        work: The properties of the run.
         open_shards: The shards of the source.
         source: The source, for the ends of shards.
         make_encoder: See `EncoderFactory`.
         metadata: The model's metadata.
-        settings: The settings of the run.
-        attempt: A unique part of the names of this process's drafts.
-        clock: The clock of checkpoints.
-        on_task: Called with the record of every committed task, also of another process.
-        replaces: The tasks replace earlier ones with wrong starts.
-        region: The region of this worker.
-        check: Raises an error if nothing may be written any more.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
-        plan: Plan,
+        work: RunWork,
         open_shards: Sequence[OpenShard],
         source: ShardSource,
         *,
         make_encoder: EncoderFactory,
         metadata: ModelMetadata,
-        settings: RunSettings,
-        attempt: str,
-        clock: Clock,
-        on_task: Callable[[TaskRecord], None],
-        replaces: bool = False,
-        region: str | None = None,
-        check: Callable[[], None],
     ) -> None:
-        self._ledger = ledger
-        self._plan = plan
+        self._work = work
+        self._ledger = ledger = work.ledger
         self._open_shards = open_shards
         self._source = source
-        self._settings = settings
+        self._settings = settings = work.settings
         self._per_object = settings.per_object
         self._is_table = settings.output.format in TABLES
         writes_empty_tables = self._is_table and self._per_object
         self._empty_outputs = _make_empty_outputs(metadata) if writes_empty_tables else None
-        self._attempt = attempt
-        self._clock = clock
-        self._on_task = on_task
-        self._replaces = replaces
-        self._region = region
-        self._check = check
+        self._attempt = attempt = uuid.uuid4().hex[:12]
+        """A unique part of the names of this process's drafts."""
         self._publisher = DraftPublisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
         self._outputs = _OpenOutputs(
             ledger, open_shards, make_encoder=make_encoder, settings=settings, attempt=attempt
@@ -274,7 +255,7 @@ class TaskSink:
         self._published_drafts: defaultdict[int, list[PersistedDraft]] = defaultdict(list)
         """Persisted drafts of published outputs by task; the last checkpoint still refers to them.
         """
-        self._began_s = self._checkpointed_s = clock.now()
+        self._began_s = self._checkpointed_s = work.clock.now()
 
     def write(self, batch: ScoredBatch) -> None:
         """Write a batch, finish the shards that end with it, and write a checkpoint if one is due.
@@ -294,7 +275,7 @@ class TaskSink:
             if self._settings.failures.on_error == "object" and opened.counts.has_failures:
                 self._source.skip(self._open_shards[index].shard.index)
         self._finish_ended()
-        if self._clock.now() - self._checkpointed_s >= self._settings.output.checkpoint_s:
+        if self._work.clock.now() - self._checkpointed_s >= self._settings.output.checkpoint_s:
             self.checkpoint(batch)
 
     def _finish_ended(self) -> None:
@@ -310,7 +291,7 @@ class TaskSink:
 
     def _finish(self, end: ShardEnd, opened: _OpenOutput) -> None:
         open_shard, output = self._open_shards[end.open_shard], opened.output
-        self._check()
+        self._work.check()
         self._outputs.remove(end.open_shard)
         ends_output = self._per_object or open_shard.ends_task
         if ends_output:
@@ -328,7 +309,7 @@ class TaskSink:
             self._commit(open_shard.task)
 
     def _record(self, end: ShardEnd, opened: _OpenOutput, shard: Shard) -> ShardRecord:
-        opened.counts.check(self._plan.objects[shard.index].info.uri)
+        opened.counts.check(self._work.plan.objects[shard.index].info.uri)
         return ShardRecord(
             index=shard.index,
             number=shard.number,
@@ -344,7 +325,7 @@ class TaskSink:
     def _publish(self, open_shard: OpenShard, output: RecordOutput[SpooledOutput]) -> None:
         destination = self._ledger.destination
         if self._per_object:
-            planned = self._plan.objects[open_shard.shard.index]
+            planned = self._work.plan.objects[open_shard.shard.index]
             name, failed_name = planned.output, planned.failed
         else:
             name, failed_name = part_names(open_shard.task, self._settings.output.format)
@@ -366,23 +347,23 @@ class TaskSink:
             discard(self._ledger.store, draft)
 
     def _commit(self, task: int) -> None:
-        self._check()
+        self._work.check()
         self._publisher.flush()
-        elapsed_s = round(self._clock.now() - self._began_s, 6)
-        record = TaskRecord(task, self._attempt, tuple(self._done.pop(task)), elapsed_s, self._region)
-        self._began_s = self._checkpointed_s = self._clock.now()
-        if self._replaces:
+        elapsed_s = round(self._work.clock.now() - self._began_s, 6)
+        record = TaskRecord(task, self._attempt, tuple(self._done.pop(task)), elapsed_s, self._work.region)
+        self._began_s = self._checkpointed_s = self._work.clock.now()
+        if self._work.replaces:
             self._ledger.replace_task(record)
         elif not self._ledger.commit_task(record):
             # Another worker committed the task first; its outputs have the same bytes.
             record = self._ledger.task(task) or record
         self._discard_published_drafts(task)
-        self._on_task(record)
+        self._work.on_task(record)
 
     def checkpoint(self, batch: ScoredBatch) -> None:
         """Persist the task in progress up to the end of `batch`."""
-        self._checkpointed_s = self._clock.now()
-        self._check()
+        self._checkpointed_s = self._work.clock.now()
+        self._work.check()
         index, position = batch.end.index, batch.end.position
         if index >= len(self._open_shards):
             return
@@ -434,7 +415,7 @@ class TaskSink:
             open_shard = self._open_shards[
                 min((*self._outputs.unfinished, *(e.open_shard for e in self._source.shard_ends)))
             ]
-            uri = self._plan.objects[open_shard.shard.index].info.uri
+            uri = self._work.plan.objects[open_shard.shard.index].info.uri
             raise LedgerError(
                 f"{uri}: not all of its records were written although all were read. Do not trust this "
                 "output; please report it"
