@@ -6,7 +6,6 @@ An output filter selects columns of a record and of its predictions (`TransformC
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -58,8 +57,6 @@ class CsvEncoder(Encoder):
     part.
     """
 
-    suffix: ClassVar[str] = ".csv"
-
     def __init__(
         self,
         columns: Sequence[TensorSpec],
@@ -97,10 +94,6 @@ class CsvEncoder(Encoder):
         if text is not None:
             return self._joiner.join_text(text, predictions)
         return join_selections(selections, predictions, self._join_selection)
-
-    @override
-    def finish(self) -> bytes:
-        return b""
 
     def _header_line(self, input_columns: Sequence[str] | None) -> bytes:
         names = [name for column in self._columns for name in column_names(column)]
@@ -193,8 +186,6 @@ class TransformCsvEncoder(Encoder):
     with the number of columns if the filter selects a column beyond them.
     """
 
-    suffix: ClassVar[str] = ".csv"
-
     def __init__(
         self,
         columns: Sequence[TensorSpec],
@@ -255,10 +246,6 @@ class TransformCsvEncoder(Encoder):
         if self._column_selection is None or not text:
             return text
         return self._filter_lines(self._column_selection, text, sum(map(len, selections)))
-
-    @override
-    def finish(self) -> bytes:
-        return b""
 
     def _filter_lines(self, column_selection: ColumnSelection, text: bytes, lines: int) -> bytes:
         ends, _ = self._scanner.scan(text, QUOTE_MAY_OPEN)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from typing_extensions import override
@@ -60,8 +60,6 @@ class TransformJsonEncoder(Encoder):
     part.
     """
 
-    suffix: ClassVar[str] = ".jsonl"
-
     def __init__(
         self,
         columns: Sequence[TensorSpec],
@@ -97,10 +95,6 @@ class TransformJsonEncoder(Encoder):
         self._keys = output_keys(self._encoded_columns)
 
     @override
-    def begin(self) -> bytes:
-        return b""
-
-    @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
         rows, arrays = check_outputs(self._columns, selections, outputs)
         if not rows:
@@ -114,10 +108,6 @@ class TransformJsonEncoder(Encoder):
             fields,
             lambda selection, predictions: self._join_selection(selection, predictions, opening, closing),
         )
-
-    @override
-    def finish(self) -> bytes:
-        return b""
 
     # Predictions without records.
 

@@ -5,7 +5,7 @@ Summaries can be merged: the sum of several processes' summaries equals that of 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -176,37 +176,22 @@ class Distribution:
     def to_json(self) -> dict[str, Any]:
         """Return the summary as JSON values. The bins span the smallest to the largest value."""
         last = self._number(self.maximum) - self.low + 1 if self.count else 0
-        return {
-            "count": self.count,
-            "nan": self.nan,
-            "infinite": self.infinite,
-            "minimum": self.minimum if self.count else None,
-            "maximum": self.maximum if self.count else None,
-            "mean": self.mean,
-            "exponent": self.exponent,
-            "low": self.low,
-            "bins": self.bins[:last].tolist(),
-            "distinct": None if self.distinct is None else sorted(self.distinct.items()),
-        }
+        numbers = {f.name: getattr(self, f.name) for f in fields(self)}
+        extremes = {} if self.count else {"minimum": None, "maximum": None}
+        distinct = None if self.distinct is None else sorted(self.distinct.items())
+        return {**numbers, **extremes, "bins": self.bins[:last].tolist(), "distinct": distinct}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Distribution":
         """Return the summary from its JSON values."""
         bins = _empty_bins()
         bins[: len(data["bins"])] = data["bins"]
-        distinct = data["distinct"]
-        return cls(
-            count=data["count"],
-            nan=data["nan"],
-            infinite=data["infinite"],
-            minimum=math.inf if data["minimum"] is None else data["minimum"],
-            maximum=-math.inf if data["maximum"] is None else data["maximum"],
-            mean=data["mean"],
-            exponent=data["exponent"],
-            low=data["low"],
-            bins=bins,
-            distinct=None if distinct is None else dict(distinct),
-        )
+        values: dict[str, Any] = {**data, "bins": bins}
+        if not data["count"]:
+            values |= {"minimum": math.inf, "maximum": -math.inf}
+        if data["distinct"] is not None:
+            values["distinct"] = dict(data["distinct"])
+        return cls(**values)
 
 
 def _empty_texts() -> dict[str, int]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
+import msgspec
 import numpy as np
 
 from headrace.core.block import Failure, FailureKind
@@ -255,7 +256,7 @@ class RunObservation:
             )
         found = cls(data["began_s"])
         found.timeline = Timeline.from_json(data["timeline"])
-        found.failures = [ObservedFailure(**failure) for failure in data["failures"]]
+        found.failures = msgspec.convert(data["failures"], list[ObservedFailure])
         found.unseen = set(data["unseen"])
         for output in data["outputs"]:
             series = [Series.from_json(s) for s in output["series"]]

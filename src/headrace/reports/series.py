@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 
 from headrace.core.tensor import Array
@@ -233,21 +234,9 @@ class Timeline:
 
     def to_json(self) -> dict[str, Any]:
         """Return the timeline as JSON values."""
-        return {
-            "step_s": self.step_s,
-            "records": list(self.records),
-            "failures": list(self.failures),
-            "batches": list(self.batches),
-            "last_s": self.last_s,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Timeline":
         """Return the timeline from its JSON values."""
-        return cls(
-            data["step_s"],
-            list(data["records"]),
-            list(data["failures"]),
-            list(data["batches"]),
-            data["last_s"],
-        )
+        return msgspec.convert(data, cls)

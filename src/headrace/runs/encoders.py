@@ -181,10 +181,6 @@ class _FilteredLines(Encoder):
         self._path = path
 
     @override
-    def begin(self) -> bytes:
-        return self._inner.begin()
-
-    @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
         lines = self._inner.encode(selections, outputs).split(b"\n")[:-1]
         kept: list[bytes] = []
@@ -195,10 +191,6 @@ class _FilteredLines(Encoder):
             text = f"{at}: the output filter {self._path.text} cannot be applied: {error}"
             raise DataError(text) from None
         return b"".join(line + b"\n" for line in kept)
-
-    @override
-    def finish(self) -> bytes:
-        return self._inner.finish()
 
 
 def _position(selections: Sequence[BlockSelection], row: int) -> str:
