@@ -15,6 +15,9 @@ from headrace.formats.json_path_grammar import (
 )
 from headrace.formats.matrix import InvalidCell
 
+_NAMES_SHOWN = 20
+_NAME_CHARACTERS_MAX = 50
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnSelection:
@@ -92,10 +95,6 @@ def column_selection(text: str, segments: Sequence[Segment]) -> ColumnSelection 
             return ColumnSelection(text, selectors)
         case WildcardSelector():
             return ColumnSelection(text, (Slice(None, None),))
-
-
-_NAMES_SHOWN = 20
-_NAME_CHARACTERS_MAX = 50
 
 
 def format_names(names: Sequence[str]) -> str:

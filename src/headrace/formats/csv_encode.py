@@ -34,6 +34,9 @@ from headrace.formats.encode import (
 from headrace.formats.json_path import JsonPath
 from headrace.formats.lines import QUOTE_MAY_OPEN
 
+_PART_BYTES = 1 << 20
+"""The approximate size of text filtered at once: each kept byte needs an offset of eight bytes."""
+
 
 class CsvEncoder(Encoder):
     r"""An encoder of one CSV line per record.
@@ -162,10 +165,6 @@ def column_names(column: TensorSpec) -> list[str]:
     if column.shape is None or len(column.shape) == 1:
         return [column.name]
     return [f"{column.name}_{index}" for index in range(row_width(column))]
-
-
-_PART_BYTES = 1 << 20
-"""The approximate size of text filtered at once: each kept byte needs an offset of eight bytes."""
 
 
 class TransformCsvEncoder(Encoder):

@@ -23,6 +23,8 @@ Join = Literal["none", "input"]
 
 INPUT: Final = "input"
 """The name of the joined record in formats with names."""
+_NEWLINE: Final = 0x0A
+_RETURN: Final = 0x0D
 
 
 def output_columns(outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
@@ -174,10 +176,6 @@ def _to_json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_to_json_value(inner) for inner in cast("Sequence[Any]", value)]
     return _to_json_value(_json_fallback(value))
-
-
-_NEWLINE: Final = 0x0A
-_RETURN: Final = 0x0D
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,13 @@ _FIXED: Final[dict[Scalar, tuple[int, np.dtype[Any]]]] = {
 }
 _FIXED_BYTES: Final = {FIXED32: 4, FIXED64: 8}
 _VARINT_BYTES_MAX: Final = 10
+VALUES: Final = 1
+KEYS: Final = 2
+_SHAPE: Final = 3
+_ENTRY_NAME: Final = 1
+_ENTRY_VALUE: Final = 2
+_DENSE_VALUES_MAX: Final = 1 << 22
+"""Maximum number of values of a sparse tensor after expansion. The shape in a record is only a claim."""
 
 
 class WireError(ValueError):
@@ -141,14 +148,6 @@ def varints(packed: bytes, at: int = 0) -> NDArray[np.uint64]:
 
 
 ValueType = Scalar | Literal["bytes"]
-
-VALUES: Final = 1
-KEYS: Final = 2
-_SHAPE: Final = 3
-_ENTRY_NAME: Final = 1
-_ENTRY_VALUE: Final = 2
-_DENSE_VALUES_MAX: Final = 1 << 22
-"""Maximum number of values of a sparse tensor after expansion. The shape in a record is only a claim."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ from typing_extensions import override
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
 from headrace.formats.contract import RECORD_BYTES_MAX, Buffer, Format
 
+_BOM_UTF8: Final = b"\xef\xbb\xbf"
+_SPACE: Final = b" \t\r\n"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeFormat(Format):
@@ -41,10 +44,6 @@ class WholeFormat(Format):
             yield Block(first, failures=(Failure(first, FailureKind.FORMAT, why, raw),))
             return
         yield Block(first, b"".join(held), np.zeros(1, np.int64), np.array([size], np.int64))
-
-
-_BOM_UTF8: Final = b"\xef\xbb\xbf"
-_SPACE: Final = b" \t\r\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

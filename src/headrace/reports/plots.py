@@ -38,6 +38,8 @@ values.
 """
 _MARGIN: Final = 2
 """A value is left out if it is further outside than this multiple of the others' range."""
+PANELS_MAX: Final = 8
+_VALUES_MAX: Final = 12
 
 
 def throughput(timeline: Timeline, name: str) -> Html:
@@ -210,10 +212,6 @@ def _y_axis(labels: Sequence[str]) -> Html:
 
 def _x_axis(labels: Sequence[str]) -> Html:
     return element("div", *(element("span", label) for label in labels), class_="x", aria_hidden="true")
-
-
-PANELS_MAX: Final = 8
-_VALUES_MAX: Final = 12
 
 
 def predictions(observation: RunObservation) -> Html:

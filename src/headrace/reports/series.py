@@ -31,6 +31,8 @@ KINDS: Final[Mapping[str, OutputKind]] = {
     "S": "text",
     "U": "text",
 }
+POINTS_MAX: Final = 240
+STEP_MIN_S: Final = 1 / 16
 
 
 @dataclass(slots=True, eq=False)
@@ -161,10 +163,6 @@ Sampler = NumberSampler | TextSampler
 def writable(text: str) -> str:
     """Return text that JSON and pages accept: names that are not UTF-8 have lone surrogates."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-POINTS_MAX: Final = 240
-STEP_MIN_S: Final = 1 / 16
 
 
 def _zeros() -> list[int]:

@@ -25,6 +25,8 @@ from headrace.runners.worker import Opener, TaskWorker
 from headrace.runs.ledger import WORKERS, Ledger
 
 _DRAIN = "drain"
+STATUS_INTERVAL_S: Final = 2.0
+"""The interval in which a busy worker writes its status and checks for a drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,6 @@ class StatusStore:
         self._etags.clear()
         for info in list(self._store.list(self._folder)):
             self._store.delete(info.uri)
-
-
-STATUS_INTERVAL_S: Final = 2.0
-"""The interval in which a busy worker writes its status and checks for a drain."""
 
 
 class EmbeddedWorker:

@@ -32,6 +32,8 @@ _log = logging.getLogger("headrace.runs")
 _WAIT_S: Final = 0.5
 _STOP_S: Final = 30.0
 """The maximal duration of an idle worker's end."""
+ORPHANED: Final = 3
+"""The exit status of a worker whose run is gone."""
 
 
 @dataclass(slots=True)
@@ -211,10 +213,6 @@ class ProcessRunner(Runner):
         self._workers.remove(worker)
         self._scheduler.on_worker_died(worker.handle, f"with status {worker.process.returncode}")
         self._spawn()
-
-
-ORPHANED: Final = 3
-"""The exit status of a worker whose run is gone."""
 
 
 class ConnectedWorker:

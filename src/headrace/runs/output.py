@@ -24,6 +24,17 @@ from headrace.storage.publisher import DraftPublisher
 
 EncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
 """A function that makes an output's encoder from its first predictions and their block."""
+BUFFER_BYTES_MAX: Final = 4 << 20
+"""The size of an output from which on it goes to a draft."""
+REASONS_MAX: Final = 100
+"""The maximal number of separate reasons; further failures are counted together."""
+OTHER_REASONS: Final = "other reasons"
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
+_NUMBER: Final = re.compile(
+    r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])(?! columns?\b| expected\b)"
+)
+_COLUMN: Final = re.compile(r'column \d+(?: \("[^"]*"\))?')
+_REASON_CHARACTERS_MAX: Final = 200
 
 
 class OutputBytes(Protocol):
@@ -194,10 +205,6 @@ def suppresses_output(settings: RunSettings, *, failed: bool) -> bool:
     return failed and settings.failures.on_error == "object"
 
 
-BUFFER_BYTES_MAX: Final = 4 << 20
-"""The size of an output from which on it goes to a draft."""
-
-
 class SpooledOutput:
     """The bytes of one output. Used by one thread at a time.
 
@@ -277,18 +284,6 @@ class SpooledOutput:
         """Release the draft; its persisted part stays. Further calls do nothing."""
         if self._draft is not None:
             self._draft.close()
-
-
-REASONS_MAX: Final = 100
-"""The maximal number of separate reasons; further failures are counted together."""
-OTHER_REASONS: Final = "other reasons"
-
-_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
-_NUMBER: Final = re.compile(
-    r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])(?! columns?\b| expected\b)"
-)
-_COLUMN: Final = re.compile(r'column \d+(?: \("[^"]*"\))?')
-_REASON_CHARACTERS_MAX: Final = 200
 
 
 def count_reason(counts: Counter[str], failure: Failure) -> None:

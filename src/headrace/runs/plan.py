@@ -23,6 +23,7 @@ from headrace.storage.contract import ObjectInfo
 TASKS_AIM: Final = 16
 """The number of tasks that a small source is split into, for several workers."""
 TASK_BYTES_MIN: Final = 16 << 20
+_log = logging.getLogger("headrace.runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +144,6 @@ def _shards(index: int, info: ObjectInfo, settings: RunSettings, task_bytes: int
 def cuttable(uri: str, settings: RunSettings) -> bool:
     """Return True if the object can be read in ranges and its output assembled from their outputs."""
     return settings.output.format not in TABLES and text_format(uri, settings.read) is not None
-
-
-_log = logging.getLogger("headrace.runs")
 
 
 class RunPlan:

@@ -16,6 +16,9 @@ from headrace.core.tensor import ModelMetadata
 from headrace.runs.items import ScoredBatch
 from headrace.runs.records import Counts
 
+_STATUS = Path("/proc/self/status")
+_PEAK_KIB = re.compile(rb"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
+
 
 @dataclass(slots=True)
 class RunProgress:
@@ -89,10 +92,6 @@ class RunProgress:
             self.first_failure = next((f for f in failures if f.kind is not FailureKind.OBJECT), None)
         if broken and self.first_broken is None:
             self.first_broken = next(f for f in failures if f.kind is FailureKind.OBJECT)
-
-
-_STATUS = Path("/proc/self/status")
-_PEAK_KIB = re.compile(rb"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
 
 
 def cpu_s() -> float:

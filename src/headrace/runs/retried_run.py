@@ -40,6 +40,7 @@ from headrace.storage.draft import assemble, discard
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.runs")
+_FAILED_PART: Final = ".failed.jsonl"
 
 
 class RetryLedger:
@@ -118,9 +119,6 @@ class RetryLedger:
             number = int(listed.uri.removeprefix(prefix).removesuffix(".json"))
             found[number] = msgspec.convert(parse_versioned(self._store.get(listed.uri)), ObjectInfo)
         return found
-
-
-_FAILED_PART: Final = ".failed.jsonl"
 
 
 class RetriedRun:

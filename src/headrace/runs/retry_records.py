@@ -28,6 +28,7 @@ _TEXTS: Final = frozenset({"csv", "jsonl", "line"})
 """Formats whose records are completely described by their bytes."""
 _RECORDS_MAX: Final = 4096
 """The maximal number of records of a block."""
+_COPY_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +185,6 @@ def select_rows(block: Block, rows: Sequence[int], first: Position) -> Block:
         failures=(),
         line_end=b"",
     )
-
-
-_COPY_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,32 @@ _MACHINE_VARIABLES = (
     "AWS_METADATA_ENDPOINT",
 )
 _Section = Mapping[str, str]
+_GOOGLE_VARIABLES = (
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GCE_METADATA_HOST",
+    "KUBERNETES_SERVICE_HOST",
+)
+_AZURE_VARIABLES = (
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_MASTER_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_TOKEN",
+    "AZURE_STORAGE_CLIENT_ID",
+    "AZURE_CLIENT_ID",
+    "AZURE_CREDENTIAL_TYPE",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "AZURE_USE_AZURE_CLI",
+    "AZURE_STORAGE_USE_EMULATOR",
+    "IDENTITY_ENDPOINT",
+    "MSI_ENDPOINT",
+)
+_GOOGLE_LOGIN = Path(".config/gcloud/application_default_credentials.json")
+_DMI_FOLDER = Path("/sys/devices/virtual/dmi/id")
 
 
 class CredentialSource(StrEnum):
@@ -237,34 +263,6 @@ def _describe_parse_error(error: configparser.Error) -> str:
     if isinstance(error, configparser.ParsingError):
         return f"line {error.errors[0][0]} is not a setting of the form name = value"
     return type(error).__name__
-
-
-_GOOGLE_VARIABLES = (
-    "GOOGLE_SERVICE_ACCOUNT",
-    "GOOGLE_SERVICE_ACCOUNT_PATH",
-    "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "GOOGLE_APPLICATION_CREDENTIALS",
-    "GCE_METADATA_HOST",
-    "KUBERNETES_SERVICE_HOST",
-)
-_AZURE_VARIABLES = (
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_ACCESS_KEY",
-    "AZURE_STORAGE_MASTER_KEY",
-    "AZURE_STORAGE_SAS_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_STORAGE_TOKEN",
-    "AZURE_STORAGE_CLIENT_ID",
-    "AZURE_CLIENT_ID",
-    "AZURE_CREDENTIAL_TYPE",
-    "AZURE_FEDERATED_TOKEN_FILE",
-    "AZURE_USE_AZURE_CLI",
-    "AZURE_STORAGE_USE_EMULATOR",
-    "IDENTITY_ENDPOINT",
-    "MSI_ENDPOINT",
-)
-_GOOGLE_LOGIN = Path(".config/gcloud/application_default_credentials.json")
-_DMI_FOLDER = Path("/sys/devices/virtual/dmi/id")
 
 
 def require_credentials(

@@ -27,6 +27,8 @@ from headrace.storage.uri import parse
 
 CHUNK_BYTES = 1 << 20
 FIRST_CHUNK_BYTES = 64 << 10
+_PERMANENT_STATUSES = frozenset({501, 505})
+"""Statuses of servers that do not support HEAD, or this HTTP version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +117,6 @@ def _read_chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
         received += len(chunk)
         chunk_bytes = CHUNK_BYTES
         yield chunk
-
-
-_PERMANENT_STATUSES = frozenset({501, 505})
-"""Statuses of servers that do not support HEAD, or this HTTP version."""
 
 
 class HttpStore(Store):
