@@ -29,7 +29,8 @@ from headrace.runs.parts import check_folder
 from headrace.runs.plan import Plan, make_plan
 from headrace.runs.probe import ProbedRecord, first_records
 from headrace.runs.records import LEDGER_FOLDER
-from headrace.runs.retry import FailedRecordsRetry, finished_identity
+from headrace.runs.retried_run import finished_identity
+from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.run import IfExists, Run
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
 from headrace.runs.stream import Stream

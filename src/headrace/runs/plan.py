@@ -1,22 +1,28 @@
 """Plan a run: its objects, as the ledger records them, and its tasks.
 
-Input: a source and settings. Output: a `Plan`. The same objects and settings always give the same
+Input: the objects of a source, and settings. Output: a `Plan`, and the shards of it that a process
+still has to read. The same objects and settings always give the same
 tasks, on any machine and for any number of workers.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headrace.core.errors import ResumeRefusedError
-from headrace.formats.read import text_format
+from headrace.core.errors import (
+    ResumeRefusedError,
+)
+from headrace.formats.read import (
+    text_format,
+)
 from headrace.reports.page import PAGE_NAME
 from headrace.reports.report import REPORT_NAME
+from headrace.runs.items import Cursor
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import check_separate, output_names, plan_objects
 from headrace.runs.parts import PART_NAME
-from headrace.runs.records import PlannedObject
+from headrace.runs.records import PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
 from headrace.runs.settings import TABLES, RunSettings, TaskSettings
 from headrace.storage.contract import ObjectInfo
 
@@ -144,6 +150,72 @@ def _shards(index: int, info: ObjectInfo, settings: RunSettings, task_bytes: int
 def cuttable(uri: str, settings: RunSettings) -> bool:
     """Return True if the object can be read in ranges and its output assembled from their outputs."""
     return settings.output.format not in TABLES and text_format(uri, settings.read) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShard:
+    """A shard that this process reads.
+
+    `checkpoint` is that of the task, attached to its first open shard. A run without tasks has the
+    task number -1.
+    """
+
+    task: int
+    shard: Shard
+    ends_task: bool
+    checkpoint: TaskCheckpoint | None = None
+
+    @property
+    def resume(self) -> TaskCheckpoint | None:
+        """The checkpoint, if it lies within this shard."""
+        return self.checkpoint if self.checkpoint is not None and self.checkpoint.is_inside else None
+
+    @property
+    def done(self) -> tuple[ShardRecord, ...]:
+        """The finished shards of the task before this one."""
+        return () if self.checkpoint is None else self.checkpoint.done
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEnd:
+    """The end of a shard: its `entries` (records and failures) are all read.
+
+    `index` is its place among the open shards. `begin` and `end` are set for ranges only. A broken
+    object has no `end`; an object that is not text has neither.
+    """
+
+    open_shard: int
+    entries: int
+    begin: ShardPosition | None = None
+    end: ShardPosition | None = None
+    relative: bool = False
+
+
+def list_open_shards(tasks: Sequence[Task], checkpoints: Mapping[int, TaskCheckpoint]) -> list[OpenShard]:
+    """Return the unfinished shards of these tasks."""
+    open_shards: list[OpenShard] = []
+    for task in tasks:
+        checkpoint = checkpoints.get(task.number)
+        done = len(checkpoint.done) if checkpoint else 0
+        for place, shard in enumerate(task.shards[done:], done):
+            ends_task = place == len(task.shards) - 1
+            open_shards.append(
+                OpenShard(task.number, shard, ends_task, checkpoint if place == done else None)
+            )
+    return open_shards
+
+
+def list_objects(objects: Sequence[PlannedObject], start: Cursor) -> list[OpenShard]:
+    """Return the objects from `start` on as shards of a run without tasks."""
+    return [
+        OpenShard(
+            -1,
+            Shard(index),
+            ends_task=False,
+            checkpoint=TaskCheckpoint.at(start.position) if index == start.index and start.position else None,
+        )
+        for index in range(start.index, len(objects))
+    ]
 
 
 class RunPlan:

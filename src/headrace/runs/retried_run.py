@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.core.errors import ConfigError, NotFoundError
+from headrace.core.errors import ConfigError, LedgerError, NotFoundError
 from headrace.core.predictor import Predictor
 from headrace.reports.report import RunKind
 from headrace.runs.assembler import Assembler
@@ -314,3 +314,19 @@ def _without_failures(ledger: Ledger, indices: Collection[int]) -> set[int]:
     shards = [s for record in ledger.tasks().values() for s in record.shards]
     failed = {s.index for s in shards if s.counts.rows_failed or s.counts.objects_broken}
     return set(indices) - failed
+
+
+def finished_identity(ledger: Ledger) -> Mapping[str, Any]:
+    """Return the identity of the finished run at a destination.
+
+    Raises ConfigError if there is no run, LedgerError if it is not finished.
+    """
+    identity = ledger.identity()
+    if identity is None:
+        raise ConfigError(f"{ledger.destination}: there is no run: check the destination")
+    if ledger.final_report() is None:
+        raise LedgerError(
+            f"{ledger.destination}: the {identity['kind']} is not finished: finish it with "
+            f"headrace {identity['kind']} … --resume, then retry its failed records"
+        )
+    return identity

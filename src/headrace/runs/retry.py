@@ -15,25 +15,16 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
-from headrace.core.block import Failure, FailureKind
+from headrace.core.block import Failure
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import (
-    ConfigError,
-    DataError,
-    LedgerError,
-    LimitError,
-    NotFoundError,
-    ResumeRefusedError,
-)
+from headrace.core.errors import LedgerError, LimitError, NotFoundError, ResumeRefusedError
 from headrace.core.predictor import Predictor
-from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, read_failed_records
 from headrace.reports.observation import RunObservation
 from headrace.reports.page import PAGE_NAME
 from headrace.reports.report import Report
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
-from headrace.runs.items import ScoredBatch, selected_rows
 from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import Mapper
 from headrace.runs.output import count_reason
@@ -44,6 +35,7 @@ from headrace.runs.retried_run import (
     RetriedRun,
     RetryLedger,
     current_info,
+    finished_identity,
     redo_objects,
     select_objects_to_redo,
 )
@@ -55,8 +47,9 @@ from headrace.runs.retry_records import (
     RetrySource,
     needs_object,
     ordered_outcomes,
+    record_outcomes,
     select_retryable,
-    select_rows,
+    with_true_positions,
     write_merged,
 )
 from headrace.runs.runner import InProcessRunner
@@ -241,10 +234,10 @@ class FailedRecordsRetry:
         headers: dict[int, bytes] = {}
         for batch in flow:
             if self._observation is not None:
-                self._observation.add_batch(_with_true_positions(batch, objects), self._clock.now())
+                self._observation.add_batch(with_true_positions(batch, objects), self._clock.now())
             for span in batch.spans:
                 failed[span.index].extend(span.failures)
-            for number, header, found in _outcomes(batch, objects, encoders):
+            for number, header, found in record_outcomes(batch, objects, encoders):
                 if isinstance(found, Failure):
                     failed[number].append(found)
                     continue
@@ -325,22 +318,6 @@ def _counts_of(report: Report) -> tuple[Any, ...]:
     return report.records_in, report.rows_out, report.out_bytes, report.failures, report.failed_objects
 
 
-def finished_identity(ledger: Ledger) -> Mapping[str, Any]:
-    """Return the identity of the finished run at a destination.
-
-    Raises ConfigError if there is no run, LedgerError if it is not finished.
-    """
-    identity = ledger.identity()
-    if identity is None:
-        raise ConfigError(f"{ledger.destination}: there is no run: check the destination")
-    if ledger.final_report() is None:
-        raise LedgerError(
-            f"{ledger.destination}: the {identity['kind']} is not finished: finish it with "
-            f"headrace {identity['kind']} … --resume, then retry its failed records"
-        )
-    return identity
-
-
 def _rounds(outputs: Iterable[OutputFailures]) -> Iterator[list[OutputFailures]]:
     """Yield groups of outputs with about _ROUND_BYTES of failed records."""
     some: list[OutputFailures] = []
@@ -353,47 +330,3 @@ def _rounds(outputs: Iterable[OutputFailures]) -> Iterator[list[OutputFailures]]
             some, held = [], 0
     if some:
         yield some
-
-
-def _with_true_positions(batch: ScoredBatch, objects: Sequence[ObjectFailures]) -> ScoredBatch:
-    """Return the batch with its failures at their positions in the objects."""
-    spans = (
-        replace(
-            span,
-            failures=tuple(
-                replace(f, position=objects[span.index].retryable[f.position.record].failure.position)
-                for f in span.failures
-            ),
-        )
-        for span in batch.spans
-    )
-    return replace(batch, spans=tuple(spans))
-
-
-def _outcomes(
-    batch: ScoredBatch, objects: Sequence[ObjectFailures], encoders: Encoders
-) -> Iterator[tuple[int, bytes, RecoveredRecord | Failure]]:
-    """Yield the outcome of each record of a batch: its object's number, the header and the prediction.
-
-    A record that does not have what the output filter selects fails; its position is its number
-    among the retried records.
-    """
-    row = 0
-    for span in batch.spans:
-        block = span.selection.block
-        encoder, header = None, b""
-        places: list[int] = selected_rows(span.selection).tolist()
-        for place in places:
-            outputs = {name: data[row : row + 1] for name, data in batch.outputs.items()}
-            row += 1
-            if encoder is None:
-                encoder = encoders.make(outputs, block)
-                header = encoder.begin()
-            record = objects[span.index].retryable[block.first.record + place]
-            alone = select_rows(block, [place], record.failure.position)
-            try:
-                text = encoder.encode([BlockSelection(alone, 0, 1)], outputs)
-            except DataError as error:
-                yield span.index, header, block.failure(place, FailureKind.FORMAT, str(error))
-                continue
-            yield span.index, header, RecoveredRecord(record, text)

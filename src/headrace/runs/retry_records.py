@@ -15,10 +15,15 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
-from headrace.core.errors import NotFoundError
+from headrace.core.errors import (
+    DataError,
+    NotFoundError,
+)
+from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, failed_record_line
 from headrace.formats.read import ReadOptions, format_name
-from headrace.runs.items import BlockSource, ReadBlock
+from headrace.runs.encoders import Encoders
+from headrace.runs.items import BlockSource, ReadBlock, ScoredBatch, selected_rows
 from headrace.runs.source import object_blocks
 from headrace.storage.contract import ObjectInfo, Store
 from headrace.storage.draft import Draft
@@ -275,3 +280,47 @@ def _chunks(store: Store, uri: str, start: int, stop: int) -> Iterator[bytes]:
         chunk = store.get_range(uri, start, min(_COPY_BYTES, stop - start))
         yield chunk
         start += len(chunk)
+
+
+def with_true_positions(batch: ScoredBatch, objects: Sequence[ObjectFailures]) -> ScoredBatch:
+    """Return the batch with its failures at their positions in the objects."""
+    spans = (
+        replace(
+            span,
+            failures=tuple(
+                replace(f, position=objects[span.index].retryable[f.position.record].failure.position)
+                for f in span.failures
+            ),
+        )
+        for span in batch.spans
+    )
+    return replace(batch, spans=tuple(spans))
+
+
+def record_outcomes(
+    batch: ScoredBatch, objects: Sequence[ObjectFailures], encoders: Encoders
+) -> Iterator[tuple[int, bytes, RecoveredRecord | Failure]]:
+    """Yield the outcome of each record of a batch: its object's number, the header and the prediction.
+
+    A record that does not have what the output filter selects fails; its position is its number
+    among the retried records.
+    """
+    row = 0
+    for span in batch.spans:
+        block = span.selection.block
+        encoder, header = None, b""
+        places: list[int] = selected_rows(span.selection).tolist()
+        for place in places:
+            outputs = {name: data[row : row + 1] for name, data in batch.outputs.items()}
+            row += 1
+            if encoder is None:
+                encoder = encoders.make(outputs, block)
+                header = encoder.begin()
+            record = objects[span.index].retryable[block.first.record + place]
+            alone = select_rows(block, [place], record.failure.position)
+            try:
+                text = encoder.encode([BlockSelection(alone, 0, 1)], outputs)
+            except DataError as error:
+                yield span.index, header, block.failure(place, FailureKind.FORMAT, str(error))
+                continue
+            yield span.index, header, RecoveredRecord(record, text)

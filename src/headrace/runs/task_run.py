@@ -14,8 +14,8 @@ from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
 from headrace.runs.items import ScoredBatch
 from headrace.runs.mapping import Mapper
-from headrace.runs.plan import Task
-from headrace.runs.source import ShardSource, list_open_shards
+from headrace.runs.plan import Task, list_open_shards
+from headrace.runs.source import ShardSource
 from headrace.runs.task_sink import TaskSink
 from headrace.runs.work import RunWork
 
