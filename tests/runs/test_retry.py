@@ -725,3 +725,12 @@ def test_page_of_objects_scored_again_as_a_whole(stores, predictor):
     retry_failed(stores, predictor)
     assert page_counts(stores) == ["2", "2", "0", "0"]
     assert "y" in page(stores).section("Predictions").text
+
+
+def test_report_names_several_sources_as_the_run_did(stores, predictor):
+    put(stores, {"a.csv": b"0,0\n1,0\n", "b.csv": b"4,0\n"})
+    first = transform(stores, predictor=predictor, source=[IN + "a.csv", IN + "b.csv"])
+    MODEL.mood = LEVELS
+    retried = retry_failed(stores, predictor)
+    assert (first.rows_failed, retried.rows_failed) == (1, 0)
+    assert retried.source == first.source == f"{IN}a.csv, {IN}b.csv"
