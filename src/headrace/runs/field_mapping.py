@@ -145,21 +145,11 @@ def _first_sizes(kind: MessageKind, block: Block) -> tuple[dict[str, int] | None
     return None, first_why
 
 
-def parquet_decoder(
-    metadata: ModelMetadata, mapping: MappingOptions, learned: dict[str, Any], block: Block
-) -> Decoder:
-    """Return the decoder of a Parquet file for a model.
+class ParquetMapping:
+    """The choice of the decoder of one Parquet file for a model.
 
-    `learned` receives what the first rows decide.
-
-    Raises:
-        ModelInputError: The rows can never fit the model.
+    `learned` receives what the first rows, those of `block`, decide.
     """
-    return _ColumnChooser(metadata, mapping, learned, block).decoder()
-
-
-class _ColumnChooser:
-    """The selection of columns for each input, based on the first rows."""
 
     def __init__(
         self, metadata: ModelMetadata, mapping: MappingOptions, learned: dict[str, Any], block: Block
@@ -175,7 +165,10 @@ class _ColumnChooser:
         self._chosen = tuple(self._name(column) for column in chosen)
 
     def decoder(self) -> Decoder:
-        """Return the decoder with the columns and the shape of each input."""
+        """Return the decoder with the columns and the shape of each input.
+
+        Raises ModelInputError if the rows can never fit the model.
+        """
         if len(self._inputs) > 1 and self._chosen and len(self._chosen) != len(self._inputs):
             raise ModelInputError(
                 self._model,

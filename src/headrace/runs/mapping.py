@@ -19,7 +19,7 @@ from headrace.formats.csv_decode import RawDecoder
 from headrace.formats.json_path import compile_path
 from headrace.formats.read import ReadOptions, csv_delimiter, format_name
 from headrace.runs.csv_mapping import CsvMapping, one_input
-from headrace.runs.field_mapping import FRAMED_KINDS, JsonMapping, framed_decoder, parquet_decoder
+from headrace.runs.field_mapping import FRAMED_KINDS, JsonMapping, ParquetMapping, framed_decoder
 from headrace.runs.sequence_mapping import (
     RecordSequences,
     SequenceReader,
@@ -153,7 +153,7 @@ class Mapper:
         if kind == "line":
             return self._line()
         if kind == "parquet":
-            return parquet_decoder(self._metadata, self._mapping, self.learned, block)
+            return ParquetMapping(self._metadata, self._mapping, self.learned, block).decoder()
         if kind in FRAMED_KINDS:
             return framed_decoder(kind, self._metadata, self._mapping, self.learned, block)
         return RawDecoder(one_input(self._metadata, "a whole object").name, text=False)
