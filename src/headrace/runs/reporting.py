@@ -49,12 +49,17 @@ class RunReporter:
         self.page: str | None = None
         """The URI of the page; set once the page is written."""
         self._began_s = self._cpu_before_s = 0.0
+        self._elapsed_s = self._cpu_s = 0.0
 
     def begin(self) -> None:
         """Measure times from now on."""
         self._began_s, self._cpu_before_s = self._clock.now(), cpu_s()
         if self._observation is not None:
             self._observation.begin(self._began_s)
+
+    def end(self) -> None:
+        """Measure times until now; counting the ledger and writing the report is not part of them."""
+        self._elapsed_s, self._cpu_s = self._clock.now() - self._began_s, cpu_s() - self._cpu_before_s
 
     def make(
         self,
@@ -85,8 +90,8 @@ class RunReporter:
             totals=totals,
             progress=self._progress,
             statistics=figures.statistics(),
-            elapsed_s=self._clock.now() - self._began_s,
-            cpu_s=cpu_s() - self._cpu_before_s + figures.cpu_s(),
+            elapsed_s=self._elapsed_s,
+            cpu_s=self._cpu_s + figures.cpu_s(),
             peak_memory_mb=peak_memory_mb() + figures.peak_memory_mb(),
             resumed=resumed,
         )

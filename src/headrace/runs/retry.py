@@ -137,6 +137,7 @@ class FailedRecordsRetry:
         by_themselves = {number: nbytes for number, nbytes in failed.items() if number not in whole}
         for some in _rounds(self._failures(run, by_themselves)):
             self._retry(run, some)
+        reporter.end()
         return self._report(run, reporter)
 
     def _has_page(self) -> bool:

@@ -271,9 +271,11 @@ class Run:
         try:
             complete = self._scoring.execute(self.plan, appended=self._appending)
         except BaseException as error:
+            self._reporter.end()
             self._write_error_page(error)
             self._delete_traces()
             raise
+        self._reporter.end()
         return self._finish(complete)
 
     def _delete_traces(self) -> None:
