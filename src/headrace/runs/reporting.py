@@ -5,15 +5,12 @@ from typing import Any, Final
 
 import orjson
 
-from headrace.core.clock import Clock
 from headrace.core.predictor import PredictorStatistics
-from headrace.reports.observation import RunObservation
 from headrace.reports.page import PAGE_NAME, report_page
 from headrace.reports.report import REPORT_NAME, Report, RunKind, Status
-from headrace.runs.ledger import Ledger
 from headrace.runs.progress import RunProgress, WorkFigures, cpu_s, peak_memory_mb
-from headrace.runs.settings import RunSettings
 from headrace.runs.totals import ObjectResult, RunTotals
+from headrace.runs.work import RunWork
 
 _WORST_MAX: Final = 20
 
@@ -22,30 +19,13 @@ class RunReporter:
     """The writer of the report and the page of one run. Used by one thread.
 
     Args:
-        ledger: The ledger of the destination.
+        work: The properties of the run. Without an observation, there is no page.
         source: The source of the run.
-        settings: The settings of the run.
-        progress: The counters of the run.
-        clock: The clock of elapsed times.
-        observation: The observation of all batches, if there is a page.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        source: str | Sequence[str],
-        settings: RunSettings,
-        *,
-        progress: RunProgress,
-        clock: Clock,
-        observation: RunObservation | None,
-    ) -> None:
-        self._ledger = ledger
+    def __init__(self, work: RunWork, source: str | Sequence[str]) -> None:
+        self._work = work
         self._source = source if isinstance(source, str) else ", ".join(source)
-        self._settings = settings
-        self._progress = progress
-        self._clock = clock
-        self._observation = observation
         self.page: str | None = None
         """The URI of the page; set once the page is written."""
         self._began_s = self._cpu_before_s = 0.0
@@ -53,13 +33,13 @@ class RunReporter:
 
     def begin(self) -> None:
         """Measure times from now on."""
-        self._began_s, self._cpu_before_s = self._clock.now(), cpu_s()
-        if self._observation is not None:
-            self._observation.begin(self._began_s)
+        self._began_s, self._cpu_before_s = self._work.clock.now(), cpu_s()
+        if self._work.observation is not None:
+            self._work.observation.begin(self._began_s)
 
     def end(self) -> None:
         """Measure times until now; counting the ledger and writing the report is not part of them."""
-        self._elapsed_s, self._cpu_s = self._clock.now() - self._began_s, cpu_s() - self._cpu_before_s
+        self._elapsed_s, self._cpu_s = self._work.clock.now() - self._began_s, cpu_s() - self._cpu_before_s
 
     def make(
         self,
@@ -81,14 +61,14 @@ class RunReporter:
         """
         suppressed = any(result.suppressed for result in totals.objects)
         return make_report(
-            kind="transform" if self._settings.per_object else "stream",
+            kind="transform" if self._work.settings.per_object else "stream",
             status=stopped or ("failed" if suppressed else "complete"),
             source=self._source,
-            output=self._ledger.destination,
+            output=self._work.ledger.destination,
             model=figures.metadata.name,
             objects=objects,
             totals=totals,
-            progress=self._progress,
+            progress=self._work.progress,
             statistics=figures.statistics(),
             elapsed_s=self._elapsed_s,
             cpu_s=self._cpu_s + figures.cpu_s(),
@@ -98,14 +78,14 @@ class RunReporter:
 
     def publish(self, report: Report) -> None:
         """Write the report as JSON."""
-        self._ledger.publish(REPORT_NAME, orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
+        self._work.ledger.publish(REPORT_NAME, orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
 
     def write_page(self, report: Report, error: str = "") -> None:
         """Write the page, if there is an observation."""
-        if self._observation is not None:
-            page = report_page(report, self._observation, settings=self._settings, error=error)
-            self._ledger.publish(PAGE_NAME, page)
-            self.page = self._ledger.destination + PAGE_NAME
+        if self._work.observation is not None:
+            page = report_page(report, self._work.observation, settings=self._work.settings, error=error)
+            self._work.ledger.publish(PAGE_NAME, page)
+            self.page = self._work.ledger.destination + PAGE_NAME
 
 
 def make_report(

@@ -118,21 +118,23 @@ class FailedRecordsRetry:
         run.check()
         if self._write_page_always or self._has_page():
             self._observation = RunObservation()
-        reporter = RunReporter(
-            self._ledger,
-            identity["source"],
-            run.settings,
+        work = RunWork(
+            settings=run.settings,
+            stores=self._stores,
+            ledger=self._ledger,
+            learned=run.learned,
             progress=self.progress,
             clock=self._clock,
             observation=self._observation,
         )
+        reporter = RunReporter(work, identity["source"])
         reporter.begin()
         self._retried = self._records.retried()
         for retried in list(self._retried.values()):
             # A killed process may have committed the merge without publishing it.
             self._records.publish(retried, *run.names(retried.number))
         failed = run.failed_outputs()
-        whole = self._redo_objects(run, set(failed)) if run.settings.per_object else set[int]()
+        whole = self._redo_objects(run, work, set(failed)) if run.settings.per_object else set[int]()
         self._begin_bytes = run.begin_bytes()
         by_themselves = {number: nbytes for number, nbytes in failed.items() if number not in whole}
         for some in _rounds(self._failures(run, by_themselves)):
@@ -188,7 +190,7 @@ class FailedRecordsRetry:
 
     # Whole objects
 
-    def _redo_objects(self, run: RetriedRun, failed: set[int]) -> set[int]:
+    def _redo_objects(self, run: RetriedRun, work: RunWork, failed: set[int]) -> set[int]:
         """Score objects again as a whole. Return the objects whose records are not retried."""
         begun, is_broken = self._records.objects_to_redo(), run.broken_objects()
         wanted = failed if run.redoes_all else failed & is_broken
@@ -205,17 +207,7 @@ class FailedRecordsRetry:
                 "restore it, or transform again with --overwrite"
             )
         if found:
-            work = RunWork(
-                plan=run.plan,
-                settings=run.settings,
-                stores=self._stores,
-                ledger=self._ledger,
-                learned=run.learned,
-                progress=self.progress,
-                clock=self._clock,
-                observation=self._observation,
-                replaces=True,
-            )
+            work = replace(work, plan=run.plan, replaces=True)
             redo_objects(work, self._predictor, found)
             self._retried = self._records.retried()
         return wanted

@@ -93,7 +93,6 @@ class Run:
         self._model_identity = model_identity
         self._if_exists: IfExists = if_exists
         self._model_reference = dict(model_reference or {})
-        self._clock = clock or SystemClock()
         self._observation = observation
         self._region_of = region_of
         self._ledger = Ledger(stores.for_uri(self.destination), self.destination)
@@ -104,23 +103,16 @@ class Run:
         self._appending = False
         self.draining = False
         """True after a call of `drain`."""
-        self._reporter = RunReporter(
-            self._ledger,
-            source,
-            settings,
-            progress=self.progress,
-            clock=self._clock,
-            observation=observation,
-        )
         work = RunWork(
             stores=stores,
             ledger=self._ledger,
             settings=settings,
             progress=self.progress,
-            clock=self._clock,
+            clock=clock or SystemClock(),
             on_batch=self._check_failures_so_far,
             observation=observation,
         )
+        self._reporter = RunReporter(work, source)
         self._scoring = _make_scoring(work, predictor, runner)
 
     def select(self) -> list[ObjectInfo]:
