@@ -368,7 +368,7 @@ def test_wait_for_placement_is_limited(nodes, tmp_path, monkeypatch):
             clock.advance(here.place_s + 1)
 
     monkeypatch.setattr(TaskScheduler, "update_progress", update_progress)
-    monkeypatch.setattr(runner_of(run), "_clock", clock)
+    monkeypatch.setattr(runner_of(run)._placement, "_clock", clock)
     report = execute(run)
     assert (report.status, list(report.tasks_left), report.objects_done) == ("partial", ["us"], 1)
 

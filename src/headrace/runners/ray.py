@@ -135,14 +135,13 @@ class RayRunner(Runner):
         self._opener = opener
         self._pool = pool
         self._locality = locality or Locality()
-        self._clock = clock or SystemClock()
         self._members: list[_Member] = []
         self._opener_ref: Any = None
         """The reference of the opener in the cluster, which sends it to each machine once."""
         self._cluster = Cluster(pool.address)
         self._workers_max = pool.workers_min
         """The limit of workers; updated from the cluster's capacity."""
-        self._placement = _Placement(pool, self._cluster, self._clock)
+        self._placement = _Placement(pool, self._cluster, clock or SystemClock())
         self._draining = self._drained = False
         """True if a drain was requested, and if the workers were notified."""
 
