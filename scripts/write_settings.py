@@ -33,7 +33,7 @@ from headrace.jobs.notify.email import SmtpSettings
 from headrace.jobs.outbound.urls import OutboundPolicy
 from headrace.jobs.trigger import Trigger
 from headrace.jobs.worker.settings import WorkerSettings
-from headrace.runs.runners.engines import RayWorkers
+from headrace.runners.engines import RayWorkers
 from headrace.runs.settings import (
     FailurePolicy,
     FlowSettings,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.core.block import Position
 from headrace.formats.csv import CsvFormat
-from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import JsonLinesFormat
 from headrace.runs.prefetch import LOCAL_RANGE_BYTES
 
 FORMATS = {"csv": CsvFormat, "jsonl": JsonLinesFormat}

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from headrace.app.runners import DataRegions, Workers
     from headrace.app.runs import open_run, retry_failed, run, run_sync, stream, transform, transform_sync
     from headrace.formats.read import ReadOptions
-    from headrace.runs.report import Report
-    from headrace.runs.runners.engines import BeamWorkers, RayWorkers
+    from headrace.reports.report import Report
+    from headrace.runners.engines import BeamWorkers, RayWorkers
     from headrace.runs.settings import (
         FailurePolicy,
         FlowSettings,
@@ -57,17 +57,17 @@ __version__ = "0.1.0.dev0"
 
 # Imported at first use: a model file's `import headrace` must stay cheap.
 _LAZY_MODULES = {
-    "BeamWorkers": "headrace.runs.runners.engines",
+    "BeamWorkers": "headrace.runners.engines",
     "DataRegions": "headrace.app.runners",
     "FailurePolicy": "headrace.runs.settings",
     "FlowSettings": "headrace.runs.settings",
     "MappingOptions": "headrace.runs.settings",
     "OutputSettings": "headrace.runs.settings",
     "PredictorOptions": "headrace.app.predictors",
-    "RayWorkers": "headrace.runs.runners.engines",
+    "RayWorkers": "headrace.runners.engines",
     "ReadOptions": "headrace.formats.read",
     "RegionRules": "headrace.storage.regions",
-    "Report": "headrace.runs.report",
+    "Report": "headrace.runs.reporting",
     "StreamSettings": "headrace.runs.settings",
     "TaskSettings": "headrace.runs.settings",
     "TransformOutput": "headrace.app.renamed",

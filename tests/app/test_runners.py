@@ -9,10 +9,9 @@ from cases import for_each
 from headrace.app.predictors import PredictorOptions, open_predictor
 from headrace.app.runners import BeamWorkers, DataRegions, RayWorkers, Workers, instance_options, open_runner
 from headrace.core.errors import ConfigError
+from headrace.runners.processes import ProcessRunner
 from headrace.runs.ledger import Ledger
-from headrace.runs.locality import Locality
-from headrace.runs.runner import InProcessRunner
-from headrace.runs.runners.processes import ProcessRunner
+from headrace.runs.runner import InProcessRunner, Locality
 from headrace.runs.settings import TransformSettings
 from headrace.storage.regions import RegionRules
 from headrace.storage.resolve import Stores

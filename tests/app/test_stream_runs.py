@@ -17,7 +17,7 @@ from headrace.core.model import Model
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.engine.sequences import sequence_rows
-from headrace.runs.report import Report
+from headrace.reports.report import Report
 from headrace.runs.run import Run
 from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 from headrace.storage.resolve import Stores

@@ -4,8 +4,8 @@ from cases import for_each
 from headrace.cli.reports import exit_status, print_error, print_report
 from headrace.core.block import Failure, FailureKind, Position
 from headrace.core.errors import ConfigError
+from headrace.reports.report import Report
 from headrace.runs.progress import RunProgress
-from headrace.runs.report import Report
 
 
 def report_of(**changed) -> Report:

@@ -20,7 +20,7 @@ from headrace.cli import main
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker.settings import WorkerSettings
-from headrace.runs.runners.engines import BeamWorkers, RayWorkers
+from headrace.runners.engines import BeamWorkers, RayWorkers
 
 LOGS = {
     "verbose": "logs of the process; Python programs configure logging themselves",

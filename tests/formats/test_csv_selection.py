@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.formats.csv_selection import ColumnSelection, format_names
+from headrace.formats.csv_columns import ColumnSelection, format_names
 from headrace.formats.json_path import compile_path
 from headrace.formats.json_path_grammar import Slice
 

@@ -6,7 +6,7 @@ from cases import for_each
 from formats.framed_files import recordio
 from headrace.core.block import Position
 from headrace.core.errors import ConfigError
-from headrace.formats.frames import RECORDS_MAX, cut_frames
+from headrace.formats.frames import RECORDS_MAX, FrameCutter
 from headrace.formats.recordio import RecordIOFormat, _RecordIOFraming
 
 
@@ -62,6 +62,8 @@ def test_long_record_in_small_chunks_is_scanned_once_complete():
     """Otherwise each chunk would cost a copy of all bytes before it."""
     framing, data = CountingFraming(), recordio([b"x" * 1_000_000, b"y"])
     chunks = [data[i : i + 100] for i in range(0, len(data), 100)]
-    blocks = cut_frames(chunks, Position(), framing, record_bytes_max=1 << 20, block_bytes_max=1 << 20)
+    cutter = FrameCutter(framing, Position(), record_bytes_max=1 << 20, block_bytes_max=1 << 20)
+    blocks = [block for chunk in chunks for block in cutter.feed(chunk)]
+    cutter.finish()
     assert sum(len(block) for block in blocks) == 2
     assert framing.scans < 10

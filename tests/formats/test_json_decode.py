@@ -12,7 +12,7 @@ from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import ConfigError
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.json_path import compile_path
-from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import JsonLinesFormat
 from headrace.formats.matrix import orjson_flat_numbers
 
 ENGINES = {"simdjson": None, "plain": orjson_flat_numbers, "record by record": lambda text, kind: None}

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.block import Block, FailureKind, Position
-from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import JsonLinesFormat
 
 TEXTS = st.lists(st.sampled_from(["{}", '"', "é", "\n", "\n\n", "\r\n", " ", "\r"]), max_size=50).map("".join)
 

@@ -15,9 +15,9 @@ from headrace.core.block import Position
 from headrace.core.errors import ConfigError, ModelContractError
 from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import output_columns
-from headrace.formats.json import JsonFormat
-from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.jsonl_encode import JsonLinesEncoder
+from headrace.formats.line import JsonLinesFormat
+from headrace.formats.whole import JsonFormat
 
 
 def selections_of(text):

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.block import FailureKind, Position
-from headrace.formats.jsonl import JsonLinesFormat
-from headrace.formats.line import LineFormat
+from headrace.formats.line import JsonLinesFormat, LineFormat
 
 TEXTS = st.lists(st.sampled_from(["a", '"', "é", "\n", "\r\n", " ", "\r", ","]), max_size=50).map("".join)
 

@@ -16,7 +16,7 @@ from headrace.core.block import Position
 from headrace.core.errors import ConfigError, MissingExtraError, ModelContractError
 from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import output_columns
-from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import JsonLinesFormat
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 
 
@@ -241,4 +241,4 @@ def test_arrow_bytes_do_not_depend_on_the_batches(rows, cuts, row_group_rows):
 def test_empty_arrow_part_is_a_valid_file():
     encoder = ArrowEncoder(output_columns({"y": np.zeros(0)}))
     table = pa.ipc.open_file(encoder.begin() + encoder.finish()).read_all()
-    assert (table.num_rows, table.schema.names, encoder.suffix) == (0, ["y"], ".arrow")
+    assert (table.num_rows, table.schema.names) == (0, ["y"])

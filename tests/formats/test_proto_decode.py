@@ -9,7 +9,7 @@ from formats.framed_files import recordio, tfrecord
 from formats.proto_messages import example, record
 from headrace.core.block import FailureKind, Position
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
-from headrace.formats.proto_features import EXAMPLE, RECORD
+from headrace.formats.proto_messages import EXAMPLE, RECORD
 from headrace.formats.recordio import RecordIOFormat
 from headrace.formats.tfrecord import TfRecordFormat
 

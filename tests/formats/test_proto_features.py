@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from formats.proto_messages import EXAMPLES, RECORDS, example, record
-from headrace.formats.proto_features import EXAMPLE, RECORD, feature_values, features
-from headrace.formats.proto_wire import WireError
+from headrace.formats.proto_messages import EXAMPLE, RECORD, WireError, feature_values, features
 
 NAMES = st.sampled_from(["values", "x", "é", ""])
 LISTS = st.one_of(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from formats.proto_messages import add_field, message_class
-from headrace.formats.proto_wire import ProtoField, WireError, fields, numbers, varints
+from headrace.formats.proto_messages import ProtoField, WireError, fields, numbers, varints
 
 KINDS = {
     "float": st.floats(width=32),

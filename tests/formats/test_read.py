@@ -18,9 +18,7 @@ from cases import for_each
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, EmptySourceError, TruncatedError
 from headrace.formats.csv import CsvFormat
-from headrace.formats.json import JsonFormat
-from headrace.formats.jsonl import JsonLinesFormat
-from headrace.formats.line import LineFormat
+from headrace.formats.line import JsonLinesFormat, LineFormat
 from headrace.formats.read import (
     ReadOptions,
     csv_delimiter,
@@ -31,7 +29,7 @@ from headrace.formats.read import (
     read_object,
     unreadable_reason,
 )
-from headrace.formats.whole import WholeFormat
+from headrace.formats.whole import JsonFormat, WholeFormat
 
 COMPRESS = {
     "": bytes,

@@ -8,7 +8,7 @@ from cases import for_each
 from headrace.core.block import Block, Position
 from headrace.formats.contract import BlockSelection
 from headrace.formats.csv import CsvFormat
-from headrace.formats.record_joiner import RecordJoiner, raw_records, selection_text, selections_text
+from headrace.formats.encode import RecordJoiner, raw_records, selection_text, selections_text
 
 
 def block_of(records, line_ends):

@@ -10,7 +10,7 @@ import levels
 from cases import for_each
 from headrace.core.block import Position
 from headrace.formats.csv import CsvFormat
-from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import JsonLinesFormat
 from headrace.formats.text_range import TextRange, guess_record_start
 
 URI = "memory://b/a.csv"

@@ -16,8 +16,8 @@ from headrace.formats import transform_json
 from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import output_columns
 from headrace.formats.json_path import compile_path
-from headrace.formats.jsonl import JsonLinesFormat
 from headrace.formats.jsonl_encode import JsonLinesEncoder
+from headrace.formats.line import JsonLinesFormat
 from headrace.formats.transform_json import TransformJsonEncoder
 
 

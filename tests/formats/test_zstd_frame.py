@@ -4,7 +4,7 @@ import pytest
 import zstandard
 
 from cases import for_each
-from headrace.formats.zstd_frame import BLOCK_BYTES_MAX, SKIPPABLE_MAGICS, ZstdFrame
+from headrace.formats.compression import BLOCK_BYTES_MAX, SKIPPABLE_MAGICS, ZstdFrame
 
 TEXT = bytes(range(256)) * 8000
 

@@ -10,7 +10,7 @@ from headrace.app.runs import open_run, transform_sync
 from headrace.core.errors import TooManyFailuresError
 from headrace.runs.settings import FailurePolicy, TaskSettings, TransformSettings
 from integration.command import headrace
-from runs.page_reader import Element, read_page
+from reports.page_reader import Element, read_page
 
 _MODEL = "integration.hooked_model:Hooked"
 _ROWS = 300

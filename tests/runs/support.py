@@ -16,8 +16,9 @@ from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
 from headrace.formats.read import ReadOptions
-from headrace.runs.plan import Plan, check_separate, make_plan, output_names, plan_objects, select_infos
-from headrace.runs.report import Report
+from headrace.reports.report import Report
+from headrace.runs.objects import check_separate, output_names, plan_objects, select_infos
+from headrace.runs.plan import Plan, make_plan
 from headrace.runs.run import Run
 from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import (
@@ -303,8 +304,8 @@ def shuffle(run: Run, random: Random) -> None:
     """Make the run's tasks run one by one in random order, like those of separate workers."""
     real = run._scoring._runner.run
 
-    def shuffled(work, tasks, *, range_starts, checkpoints):
+    def shuffled(work, tasks):
         order = random.sample(list(tasks), len(tasks))
-        return all(real(work, [task], range_starts=range_starts, checkpoints=checkpoints) for task in order)
+        return all(real(work, [task]) for task in order)
 
     run._scoring._runner.run = shuffled

@@ -10,8 +10,8 @@ from headrace.core.errors import NotFoundError, UnavailableError
 from headrace.formats.failures import FailedRecord, failed_record_line, read_failed_records
 from headrace.runs.assembler import Assembler, ShardOffset, shard_offsets
 from headrace.runs.ledger import Ledger
-from headrace.runs.plan import Plan, PlannedObject, Shard, Task
-from headrace.runs.records import Counts, ShardPosition, ShardRecord, TaskRecord
+from headrace.runs.plan import Plan, Shard, Task
+from headrace.runs.records import Counts, PlannedObject, ShardPosition, ShardRecord, TaskRecord
 from headrace.runs.settings import StreamSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import PersistedRange, discard, open_draft

@@ -16,9 +16,9 @@ from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.jsonl_encode import JsonLinesEncoder
 from headrace.formats.parquet import ParquetEncoder
 from headrace.formats.read import ReadOptions
+from headrace.reports.report import Report
 from headrace.runs.encoders import Encoders, resolve_format
 from headrace.runs.mapping import Mapper
-from headrace.runs.report import Report
 from headrace.runs.run import Run
 from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import TABLES, MappingOptions, OutputSettings, StreamSettings, TransformSettings

@@ -21,14 +21,14 @@ from headrace.core.errors import (
     PredictError,
     SequenceGoneError,
 )
+from headrace.runs.channel import Channel
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, ScoredBatch
 from headrace.runs.objects import select_objects
-from headrace.runs.plan import PlannedObject
+from headrace.runs.records import PlannedObject
 from headrace.runs.sequences import Sequencer
 from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings
 from headrace.runs.source import ShardSource
-from headrace.runs.window import Window
 from headrace.storage.resolve import Stores
 from runs.stream_support import ScriptedPredictor, SummingPredictor
 from servers.polling import wait_until
@@ -307,13 +307,13 @@ def test_pending_batches_are_limited():
 
 def test_failed_records_count_for_the_window(monkeypatch):
     """A million of them, with few bytes each, would fill the memory."""
-    weights, send = [], Window.send
+    weights, send = [], Channel.send
 
-    def weighed(self, batch, response, weight):
+    def weighed(self, batch, weight, future):
         weights.append(weight)
-        send(self, batch, response, weight)
+        send(self, batch, weight, future)
 
-    monkeypatch.setattr(Window, "send", weighed)
+    monkeypatch.setattr(Channel, "send", weighed)
     settings = StreamSettings(flow=FlowSettings(window_bytes_max=256))
     list(flow_over(ScriptedPredictor(rows_max=4), settings, a=b"x,1\n" * 8))
     assert len(weights) == 2

@@ -6,10 +6,10 @@ import pytest
 from cases import for_each
 from headrace.core.block import Position
 from headrace.core.errors import LedgerError, ResumeRefusedError
+from headrace.reports.report import RunKind
 from headrace.runs.items import Cursor
-from headrace.runs.ledger import Ledger, RunKind
-from headrace.runs.plan import PlannedObject
-from headrace.runs.records import Counts, PartRecord, ShardRecord, TaskCheckpoint, TaskRecord
+from headrace.runs.ledger import Ledger
+from headrace.runs.records import Counts, PartRecord, PlannedObject, ShardRecord, TaskCheckpoint, TaskRecord
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import open_draft
 from headrace.storage.local import LocalStore

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from headrace.core.block import Failure, FailureKind, Position
 from headrace.formats.failures import FailedRecord, read_failed_records
-from headrace.runs.merge import RecoveredRecord, ordered_outcomes, write_merged
-from headrace.runs.retry_source import select_retryable
+from headrace.runs.retry_records import RecoveredRecord, ordered_outcomes, select_retryable, write_merged
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import open_draft
 from headrace.storage.memory import MemoryStore
@@ -49,7 +48,7 @@ def test_merged_output_equals_a_run_without_these_failures(records, header, piec
     begin_bytes = len(header) if before else 0
     out, left = open_draft(store, "memory://out/d1"), open_draft(store, "memory://out/d2")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headrace.runs.merge._COPY_BYTES", piece_bytes)
+        patch.setattr("headrace.runs.retry_records._COPY_BYTES", piece_bytes)
         begin = write_merged(store, URI, outcomes, out, left, header=header, begin_bytes=begin_bytes)
     out.publish("memory://out/merged")
     left.publish("memory://out/left")

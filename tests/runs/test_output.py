@@ -12,11 +12,9 @@ from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import output_columns
 from headrace.formats.failures import read_failed_records
 from headrace.runs.items import ScoredSpan
-from headrace.runs.output import RecordOutput, suppresses_output
-from headrace.runs.reasons import OTHER_REASONS, REASONS_MAX
+from headrace.runs.output import OTHER_REASONS, REASONS_MAX, RecordOutput, SpooledOutput, suppresses_output
 from headrace.runs.records import Counts
 from headrace.runs.settings import FailurePolicy
-from headrace.runs.spooled_output import SpooledOutput
 from headrace.storage.memory import MemoryStore
 from headrace.storage.publisher import DraftPublisher
 from runs.support import make_settings

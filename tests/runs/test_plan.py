@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
 from headrace.runs import plan as module
-from headrace.runs.plan import (
-    PlannedObject,
-    Shard,
-    Task,
-    check_separate,
-    make_plan,
-    plan_objects,
-    select_infos,
-)
+from headrace.runs.objects import check_separate, plan_objects, select_infos
+from headrace.runs.plan import Shard, Task, make_plan
+from headrace.runs.records import PlannedObject
 from headrace.runs.settings import StreamSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores

@@ -1,6 +1,6 @@
 from cases import for_each
 from headrace.core.block import Failure, FailureKind, Position
-from headrace.runs.reasons import reason_of
+from headrace.runs.output import reason_of
 
 
 @for_each(

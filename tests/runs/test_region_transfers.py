@@ -1,6 +1,6 @@
-from headrace.runs.plan import Plan, PlannedObject, Shard, Task
-from headrace.runs.records import Counts, ShardRecord, TaskRecord
-from headrace.runs.region_transfers import RegionTransfer, region_transfers, tasks_left
+from headrace.runs.plan import Plan, Shard, Task
+from headrace.runs.records import Counts, PlannedObject, ShardRecord, TaskRecord
+from headrace.runs.totals import RegionTransfer, region_transfers, tasks_left
 from headrace.storage.contract import ObjectInfo
 
 PLAN = Plan(

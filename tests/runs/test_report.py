@@ -9,16 +9,16 @@ from cases import for_each
 from headrace.batching.dynamic import CloseReason
 from headrace.cli.reports import print_report
 from headrace.core.predictor import PredictorStatistics
+from headrace.reports.report import Report
 from headrace.runs.progress import RunProgress
 from headrace.runs.records import Counts
-from headrace.runs.region_transfers import RegionTransfer
-from headrace.runs.report import Report, make_report
+from headrace.runs.reporting import make_report
 from headrace.runs.run import Run
 from headrace.runs.settings import StreamSettings
-from headrace.runs.totals import ObjectResult, RunTotals
-from runs.observation_support import failure
-from runs.observation_support import report as example_report
-from runs.page_reader import read_page
+from headrace.runs.totals import ObjectResult, RegionTransfer, RunTotals
+from reports.observation_support import failure
+from reports.observation_support import report as example_report
+from reports.page_reader import read_page
 from runs.support import (
     IN,
     OUT,

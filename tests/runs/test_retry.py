@@ -30,14 +30,14 @@ from headrace.core.errors import (
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
-from headrace.runs.observation import RunObservation
-from headrace.runs.page import PAGE_NAME
-from headrace.runs.report import Report
+from headrace.reports.observation import RunObservation
+from headrace.reports.page import PAGE_NAME
+from headrace.reports.report import Report
 from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.settings import TransformSettings
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
-from runs.page_reader import Element, read_page
+from reports.page_reader import Element, read_page
 from runs.support import (
     IN,
     OUT,
@@ -651,7 +651,7 @@ def test_too_many_failed_records_are_refused(stores, predictor, monkeypatch):
 
 def test_objects_are_retried_in_bounded_rounds(stores, predictor, monkeypatch):
     monkeypatch.setattr("headrace.runs.retry._ROUND_BYTES", 10)
-    monkeypatch.setattr("headrace.runs.retry_source._RECORDS_MAX", 2)
+    monkeypatch.setattr("headrace.runs.retry_records._RECORDS_MAX", 2)
     objects = {f"{n}.csv": numbered_lines(*range(n, n + 7)) for n in range(6)}
     put(stores, objects)
     transform(stores, predictor=predictor)
@@ -725,3 +725,12 @@ def test_page_of_objects_scored_again_as_a_whole(stores, predictor):
     retry_failed(stores, predictor)
     assert page_counts(stores) == ["2", "2", "0", "0"]
     assert "y" in page(stores).section("Predictions").text
+
+
+def test_report_names_several_sources_as_the_run_did(stores, predictor):
+    put(stores, {"a.csv": b"0,0\n1,0\n", "b.csv": b"4,0\n"})
+    first = transform(stores, predictor=predictor, source=[IN + "a.csv", IN + "b.csv"])
+    MODEL.mood = LEVELS
+    retried = retry_failed(stores, predictor)
+    assert (first.rows_failed, retried.rows_failed) == (1, 0)
+    assert retried.source == first.source == f"{IN}a.csv, {IN}b.csv"

@@ -5,7 +5,7 @@ import pytest
 from headrace.core.errors import LedgerError
 from headrace.runs.ledger import Ledger
 from headrace.runs.records import RetriedOutput
-from headrace.runs.retry_ledger import RetryLedger
+from headrace.runs.retried_run import RetryLedger
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import PersistedDraft, open_draft
 from headrace.storage.memory import MemoryStore

@@ -10,7 +10,7 @@ from headrace.core.errors import ChangedError, NotFoundError
 from headrace.formats.csv import CsvFormat
 from headrace.formats.failures import FailedRecord
 from headrace.formats.read import ReadOptions
-from headrace.runs.retry_source import (
+from headrace.runs.retry_records import (
     ObjectFailures,
     RetrySource,
     needs_object,

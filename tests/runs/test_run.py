@@ -257,11 +257,8 @@ def test_misplaced_range_is_scored_again(stores, monkeypatch, shared, caplog):
         run = make_transform(stores, predictor=shared, settings=run_settings)
         real = run._scoring._runner.run
 
-        def backwards(work, tasks, *, range_starts, checkpoints):
-            return all(
-                real(work, [task], range_starts=range_starts, checkpoints=checkpoints)
-                for task in reversed(tasks)
-            )
+        def backwards(work, tasks):
+            return all(real(work, [task]) for task in reversed(tasks))
 
         run._scoring._runner.run = backwards
         run.execute()
@@ -444,7 +441,7 @@ def test_drain_after_any_batch_gives_the_same_output(shared, uninterrupted, monk
 @for_each("checkpoint_s", [0.0, 1e9])
 def test_store_failure_at_any_call_is_recovered(shared, uninterrupted, monkeypatch, checkpoint_s):
     allow_small_tasks(monkeypatch)
-    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 30)
+    monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 30)
     monkeypatch.setattr("headrace.storage.draft.SEGMENT_BYTES", 20)
     plain = Stores()
     put(plain, MIXED)
@@ -715,7 +712,7 @@ def test_tasks_of_another_process_are_reused(shared, uninterrupted, monkeypatch,
 def test_racing_runs_are_harmless(uninterrupted, monkeypatch, tmp_path, local):
     """A run may fail because the other removes its drafts, but published outputs are whole."""
     allow_small_tasks(monkeypatch)
-    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 20)
+    monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 20)
     for turn in range(levels.by_level(2, 4, 40)):
         stores = Stores()
         put(stores, MIXED)
@@ -747,7 +744,7 @@ def test_large_outputs_on_disk_survive_interruptions(
     shared, uninterrupted, monkeypatch, tmp_path, checkpoint_s
 ):
     allow_small_tasks(monkeypatch)
-    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 20)
+    monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 20)
     for name, data in MIXED.items():
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / name).write_bytes(data)
@@ -778,7 +775,7 @@ def test_large_outputs_on_disk_survive_interruptions(
 
 
 def test_kill_between_publish_and_commit_is_recovered(shared, monkeypatch, tmp_path):
-    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 20)
+    monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 20)
     (tmp_path / "a.csv").write_bytes(rows(40) + b"x,1\n" * 5)
     run_settings = make_settings(**TINY)
     commit = Ledger.commit_task

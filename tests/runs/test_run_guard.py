@@ -3,7 +3,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import LedgerError
 from headrace.runs.ledger import Ledger
-from headrace.runs.run_guard import CHECK_INTERVAL_S, RunGuard
+from headrace.runs.work import CHECK_INTERVAL_S, RunGuard
 from headrace.storage.memory import MemoryStore
 from headrace.testing import ManualClock
 

@@ -15,9 +15,9 @@ from headrace.core.block import FailureKind, Position
 from headrace.core.errors import AccessDeniedError, EmptySourceError
 from headrace.formats.contract import DecodedBlock
 from headrace.runs.items import BlockEntries, Cursor, ReadBlock
-from headrace.runs.plan import PlannedObject, Shard, Task
-from headrace.runs.records import Counts, ShardPosition, ShardRecord, TaskCheckpoint
-from headrace.runs.source import ShardEnd, ShardSource, list_objects, list_open_shards
+from headrace.runs.plan import Shard, ShardEnd, Task, list_objects, list_open_shards
+from headrace.runs.records import Counts, PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
+from headrace.runs.source import ShardSource
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from runs.support import IN, make_settings, put, rows, tar

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.runs import spooled_output as module
-from headrace.runs.spooled_output import SpooledOutput
+from headrace.runs import output as module
+from headrace.runs.output import SpooledOutput
 from headrace.storage.draft import read_range
 from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore

@@ -3,7 +3,7 @@ import pytest
 
 from headrace.core.errors import ModelContractError
 from headrace.core.tensor import InferRequest, InferResponse, RowFailure, Tensor
-from headrace.runs.step_requests import end_request, join_responses, split_request
+from headrace.runs.sequences import end_request, join_responses, split_request
 
 REQUEST = InferRequest(
     (Tensor("x", np.arange(12).reshape(6, 2)), Tensor("sequence_id", np.array([*"aababb"], object))),

@@ -7,7 +7,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.runs.report import Report
+from headrace.reports.report import Report
 from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.run import Run
 from headrace.runs.runner import InProcessRunner

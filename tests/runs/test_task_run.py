@@ -5,7 +5,8 @@ import pytest
 from headrace.core.errors import TooManyFailuresError, UnavailableError
 from headrace.core.tensor import InferRequest
 from headrace.runs.ledger import Ledger
-from headrace.runs.task_run import TaskRun, TaskWork
+from headrace.runs.task_run import TaskRun
+from headrace.runs.work import RunWork
 from headrace.storage.memory import MemoryStore
 from runs.support import (
     IN,
@@ -20,11 +21,11 @@ from runs.support import (
 )
 
 
-def work_of(stores, *, store=None, checkpoint_s: float = 1e9, **more) -> TaskWork:
+def work_of(stores, *, store=None, checkpoint_s: float = 1e9, **more) -> RunWork:
     run_settings = make_settings(checkpoint_s=checkpoint_s, tasks={"task_objects_max": 2})
     plan = plan_of(stores, run_settings)
     ledger = Ledger(store or stores.for_uri(OUT), OUT)
-    return TaskWork(plan=plan, settings=run_settings, stores=stores, ledger=ledger, learned={}, **more)
+    return RunWork(plan=plan, settings=run_settings, stores=stores, ledger=ledger, learned={}, **more)
 
 
 def test_tasks_are_committed(stores, shared):
@@ -46,7 +47,7 @@ def test_delivered_batches_survive_an_error(stores, shared):
     (checkpoint,) = work.ledger.checkpoints().values()
     assert (checkpoint.record, checkpoint.counts.rows_out) == (12, 12)
     predictor = FailingPredictor(shared, at=-1)
-    resumed = TaskRun(work, work.plan.tasks, predictor, checkpoints=work.ledger.checkpoints())
+    resumed = TaskRun(replace(work, checkpoints=work.ledger.checkpoints()), work.plan.tasks, predictor)
     assert resumed.execute()
     assert predictor.calls == 2
     assert work.ledger.task(0).shards[0].counts.rows_out == 20
@@ -70,7 +71,7 @@ def test_batch_of_a_failing_callback_is_persisted_once(stores, shared):
 
 
 def test_partially_written_batch_is_not_persisted(stores, shared, monkeypatch):
-    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 5)
+    monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 5)
     monkeypatch.setattr("headrace.storage.draft.SEGMENT_BYTES", 5)
     put(stores, {"a.csv": rows(20)})
     for at in range(1, 8):

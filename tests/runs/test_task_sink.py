@@ -16,7 +16,8 @@ from headrace.runs import task_sink as module
 from headrace.runs.ledger import Ledger
 from headrace.runs.records import Counts, TaskCheckpoint, TaskRecord
 from headrace.runs.settings import TABLES, StreamSettings
-from headrace.runs.task_run import TaskRun, TaskWork
+from headrace.runs.task_run import TaskRun
+from headrace.runs.work import RunWork
 from headrace.storage.local import LocalStore
 from headrace.storage.memory import MemoryStore
 from headrace.storage.resolve import Stores
@@ -49,11 +50,11 @@ class RecordingLedger(Ledger):
         super().checkpoint(checkpoint)
 
 
-def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more) -> TaskWork:
+def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more) -> RunWork:
     run_settings = settings or make_settings(checkpoint_s=0.0)
     plan = plan_of(stores, run_settings, destination=destination)
     ledger = RecordingLedger(stores.for_uri(destination), destination)
-    return TaskWork(
+    return RunWork(
         plan=plan,
         settings=run_settings,
         stores=stores,
@@ -65,7 +66,7 @@ def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more
 
 
 def execute(work, predictor, **more) -> bool:
-    return TaskRun(work, work.plan.tasks, predictor, **more).execute()
+    return TaskRun(replace(work, **more), work.plan.tasks, predictor).execute()
 
 
 def test_checkpoints_are_written_when_due(stores, shared):
@@ -134,7 +135,7 @@ def test_record_of_another_process_is_reported(stores, shared):
 
 
 def test_published_draft_is_removed_with_the_commit(stores, shared, monkeypatch, tmp_path):
-    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 5)
+    monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 5)
     put(stores, {"a.csv": rows(20) + b"x,1\n"})
     work = work_of(stores, destination=f"{tmp_path}/out/")
     assert isinstance(work.ledger.store, LocalStore)
@@ -339,7 +340,7 @@ def test_part_that_is_a_table_is_scored_again_from_its_start(shared, format_):
 
 
 def test_drafts_of_a_part_are_removed_with_its_commit(stores, shared, monkeypatch, tmp_path):
-    monkeypatch.setattr("headrace.runs.spooled_output.BUFFER_BYTES_MAX", 5)
+    monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 5)
     put(stores, OBJECTS)
     settings = make_settings(preset=StreamSettings, checkpoint_s=0.0)
     work = work_of(stores, destination=f"{tmp_path}/out/", settings=settings)

@@ -5,11 +5,18 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.runs.items import Cursor
-from headrace.runs.plan import Plan, PlannedObject, Shard, Task
-from headrace.runs.records import Counts, PartRecord, RetriedOutput, ShardRecord, TaskRecord, sum_counts
-from headrace.runs.region_transfers import RegionTransfer
+from headrace.runs.plan import Plan, Shard, Task
+from headrace.runs.records import (
+    Counts,
+    PartRecord,
+    PlannedObject,
+    RetriedOutput,
+    ShardRecord,
+    TaskRecord,
+    sum_counts,
+)
 from headrace.runs.settings import StreamSettings
-from headrace.runs.totals import RunTotals, part_totals, replace_retried, task_totals
+from headrace.runs.totals import RegionTransfer, RunTotals, part_totals, replace_retried, task_totals
 from headrace.storage.contract import ObjectInfo
 from runs.support import make_settings
 

@@ -4,7 +4,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.storage.aws_profile import CredentialSource, aws_settings
+from headrace.storage.cloud_credentials import CredentialSource, aws_settings
 
 KEYS = {"AWS_ACCESS_KEY_ID": "env-key", "AWS_SECRET_ACCESS_KEY": "env-secret"}
 CREDENTIALS = """

@@ -2,8 +2,7 @@
 
 import pytest
 
-from headrace.storage.folder import prune_folder, remove_folder
-from headrace.storage.local import LocalStore
+from headrace.storage.local import LocalStore, prune_folder, remove_folder
 from headrace.storage.memory import MemoryStore
 
 

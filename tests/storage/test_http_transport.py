@@ -5,7 +5,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import StorageError
 from headrace.core.retry import TransientFault
-from headrace.storage.http_transport import UrllibTransport
+from headrace.storage.http import UrllibTransport
 from servers.http_files import CUT_NOW, Fault
 
 

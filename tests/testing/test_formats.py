@@ -13,7 +13,7 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import CorruptError
 from headrace.formats.contract import DecodedBlock
 from headrace.formats.csv_decode import CsvMatrixDecoder
-from headrace.formats.jsonl import JsonLinesFormat
+from headrace.formats.line import JsonLinesFormat
 from headrace.formats.recordio import RecordIOFormat
 from headrace.testing import FORMAT_CHECKS, FormatSample, check_format
 

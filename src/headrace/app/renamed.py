@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from headrace.core.errors import ConfigError
-from headrace.runs.report import Report
+from headrace.reports.report import Report
 from headrace.runs.settings import OutputFormat, OutputSettings
 
 P = ParamSpec("P")

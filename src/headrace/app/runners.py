@@ -15,13 +15,12 @@ from headrace.app.transform_worker import (
 )
 from headrace.core.errors import ConfigError
 from headrace.core.settings import Setting
+from headrace.runners.beam import BeamRunner
+from headrace.runners.engines import BeamWorkers, RayWorkers
+from headrace.runners.processes import ProcessRunner
 from headrace.runs.ledger import Ledger
-from headrace.runs.locality import Locality, OtherRegions
-from headrace.runs.plan import no_region
-from headrace.runs.runner import InProcessRunner, Runner
-from headrace.runs.runners.beam import BeamRunner
-from headrace.runs.runners.engines import BeamWorkers, RayWorkers
-from headrace.runs.runners.processes import ProcessRunner
+from headrace.runs.objects import no_region
+from headrace.runs.runner import InProcessRunner, Locality, OtherRegions, Runner
 from headrace.runs.settings import RunSettings
 from headrace.storage.regions import RegionResolver, RegionRules
 from headrace.storage.resolve import Stores
@@ -145,7 +144,7 @@ def open_runner(
         else copy_model(spec.model, options.model_options)
     )
     if isinstance(workers, RayWorkers):
-        from headrace.runs.runners.ray import RayRunner  # noqa: PLC0415 - optional dependency
+        from headrace.runners.ray import RayRunner  # noqa: PLC0415 - optional dependency
 
         opener = WorkerOpener(remote_spec, stores.environ, model_copy)
         ray_runner = RayRunner(opener, workers, model=name, locality=locality)

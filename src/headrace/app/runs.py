@@ -20,23 +20,17 @@ from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_opti
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
-from headrace.runs.destination import check_folder
+from headrace.reports.observation import RunObservation
+from headrace.reports.report import Report
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.ledger import Ledger
-from headrace.runs.observation import RunObservation
-from headrace.runs.plan import (
-    LEDGER_FOLDER,
-    Plan,
-    check_separate,
-    make_plan,
-    no_region,
-    output_names,
-    plan_objects,
-    select_infos,
-)
+from headrace.runs.objects import check_separate, no_region, output_names, plan_objects, select_infos
+from headrace.runs.parts import check_folder
+from headrace.runs.plan import Plan, make_plan
 from headrace.runs.probe import ProbedRecord, first_records
-from headrace.runs.report import Report
-from headrace.runs.retry import FailedRecordsRetry, finished_identity
+from headrace.runs.records import LEDGER_FOLDER
+from headrace.runs.retried_run import finished_identity
+from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.run import IfExists, Run
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
 from headrace.runs.stream import Stream

@@ -23,9 +23,9 @@ from headrace.app.predictors import (
     open_predictor,
 )
 from headrace.core.errors import ConfigError, HeadraceError, ModelLoadError
-from headrace.runs.runners.connected import ConnectedWorker
-from headrace.runs.runners.messages import Message
-from headrace.runs.runners.worker import TaskWorker
+from headrace.runners.messages import Message
+from headrace.runners.processes import ConnectedWorker
+from headrace.runners.worker import TaskWorker
 from headrace.runs.settings import RunSettings, settings_from_identity
 from headrace.runtimes.load import model_files
 from headrace.storage.resolve import Stores

@@ -21,7 +21,7 @@ from headrace.core.errors import ConfigError
 from headrace.jobs.documents import job_document
 from headrace.jobs.job import HistoryEntry, Job, JobProgress
 from headrace.jobs.state import JobState
-from headrace.runs.report import one_line
+from headrace.reports.report import one_line
 
 _COLOURS: Final = {
     JobState.PENDING: "yellow",

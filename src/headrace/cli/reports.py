@@ -8,9 +8,9 @@ import orjson
 
 from headrace.app.runs import DryRun
 from headrace.core.errors import HeadraceError
+from headrace.reports.report import Report, one_line
 from headrace.runs.probe import ProbedRecord
 from headrace.runs.progress import RunProgress
-from headrace.runs.report import Report, one_line
 from headrace.runs.settings import RunSettings
 
 INTERRUPTED = 130

@@ -18,7 +18,7 @@ from headrace.cli.options import (
 )
 from headrace.core.errors import ConfigError
 from headrace.core.settings import declared_settings
-from headrace.runs.runners.engines import BeamWorkers, RayWorkers
+from headrace.runners.engines import BeamWorkers, RayWorkers
 from headrace.storage.regions import RegionRules, require_region
 
 _COUNT = click.IntRange(min=1)

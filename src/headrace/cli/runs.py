@@ -23,8 +23,8 @@ from headrace.cli.progress import ProgressDisplay, choose_style
 from headrace.cli.reports import INTERRUPTED, exit_status, print_error, print_report
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
+from headrace.reports.report import Report
 from headrace.runs.progress import RunProgress
-from headrace.runs.report import Report
 from headrace.runs.retry import FailedRecordsRetry
 
 DRY_RECORDS: Final = 3

@@ -89,8 +89,8 @@ class Encoder(Protocol):
     """
 
     def begin(self) -> bytes:
-        """Return the bytes before the first record, such as a header or a magic number."""
-        ...
+        """Return the bytes before the first record, such as a header or a magic number; by default none."""
+        return b""
 
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
         """Return the bytes of the predictions for the selected records.
@@ -100,5 +100,5 @@ class Encoder(Protocol):
         ...
 
     def finish(self) -> bytes:
-        """Return the bytes after the last record, such as a footer."""
-        ...
+        """Return the bytes after the last record, such as a footer; by default none."""
+        return b""

@@ -20,8 +20,7 @@ from headrace.formats.csv_cells import (
     column_texts,
     select_columns,
 )
-from headrace.formats.csv_columns import BoundColumns, Column, ColumnFinder, FailureReasons
-from headrace.formats.csv_selection import ColumnSelection
+from headrace.formats.csv_columns import BoundColumns, Column, ColumnFinder, ColumnSelection, FailureReasons
 from headrace.formats.matrix import (
     DelimitedNumbers,
     FlatNumbers,

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, TruncatedError
-from headrace.formats.contract import Buffer
+from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer, Format
 
 RECORDS_MAX: Final = 1 << 16
 """Maximum number of records in one block."""
@@ -78,28 +79,39 @@ class ScanBounds:
     record_bytes_max: int
 
 
-def cut_frames(
-    chunks: Iterable[Buffer],
-    first: Position,
-    framing: Framing,
-    *,
-    record_bytes_max: int,
-    block_bytes_max: int,
-) -> Iterator[Block]:
-    """Yield blocks of the records of one member.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FramedFormat(Format):
+    """A format with one record per frame.
 
-    A record that is too long, or whose frame has a defect, becomes a failure (kind FORMAT), and
-    reading continues after it.
+    A record that is longer than `record_bytes_max`, or whose frame has a defect, becomes a failure
+    (kind FORMAT), and reading continues after it. `block_bytes_max` limits a block, unless one record
+    is longer.
 
     Raises:
-        CorruptError: A header is invalid, so the offset of the next one is unknown. Raised after
-            all complete records before it.
-        TruncatedError: The chunks end within a record. Raised after all complete records.
+        CorruptError: Raised by `blocks` if a header is invalid, so that the offset of the next one is
+            unknown, after all complete records before it.
+        TruncatedError: Raised by `blocks` if the bytes end within a record, after all complete
+            records.
     """
-    cutter = FrameCutter(framing, first, record_bytes_max=record_bytes_max, block_bytes_max=block_bytes_max)
-    for chunk in chunks:
-        yield from cutter.feed(chunk)
-    cutter.finish()
+
+    record_bytes_max: int = RECORD_BYTES_MAX
+    block_bytes_max: int = BLOCK_BYTES_MAX
+
+    def framing(self) -> Framing:
+        """Return the layout of the frames, for one member."""
+        raise NotImplementedError
+
+    @override
+    def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
+        cutter = FrameCutter(
+            self.framing(),
+            first,
+            record_bytes_max=self.record_bytes_max,
+            block_bytes_max=self.block_bytes_max,
+        )
+        for chunk in chunks:
+            yield from cutter.feed(chunk)
+        cutter.finish()
 
 
 class FrameCutter:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar, cast
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError
-from headrace.formats.csv_selection import ColumnSelection, column_selection
+from headrace.formats.csv_columns import ColumnSelection, column_selection
 from headrace.formats.json_path_grammar import (
     ElementSelector,
     MemberSelector,

@@ -5,7 +5,6 @@ The object may also hold the input record.
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 import orjson
@@ -15,8 +14,19 @@ from headrace.core.block import Block
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
-from headrace.formats.encode import INPUT, Join, check_join, check_outputs, is_text, json_text, number_text
-from headrace.formats.record_joiner import RecordJoiner, join_selections, raw_records, selection_text
+from headrace.formats.encode import (
+    INPUT,
+    Join,
+    RecordJoiner,
+    check_join,
+    check_outputs,
+    is_text,
+    join_selections,
+    json_text,
+    number_text,
+    raw_records,
+    selection_text,
+)
 
 INPUT_BASE64 = "input_base64"
 """The key of a joined record in base64, because it is not UTF-8."""
@@ -38,8 +48,6 @@ class JsonLinesEncoder(Encoder):
     ModelContractError if outputs change their names or shapes within a part.
     """
 
-    suffix: ClassVar[str] = ".jsonl"
-
     def __init__(
         self,
         columns: Sequence[TensorSpec],
@@ -58,10 +66,6 @@ class JsonLinesEncoder(Encoder):
                 f"output {conflicts.pop()!r} has the reserved name of the joined record: "
                 "rename the output in the model, omit the input, or write CSV"
             )
-
-    @override
-    def begin(self) -> bytes:
-        return b""
 
     @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
@@ -84,10 +88,6 @@ class JsonLinesEncoder(Encoder):
             return _join_text(quoted_joiner, field_joiner, selection, predictions)
 
         return join_selections(selections, fields, join)
-
-    @override
-    def finish(self) -> bytes:
-        return b""
 
 
 def output_keys(columns: Sequence[TensorSpec]) -> list[bytes]:

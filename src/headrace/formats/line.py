@@ -1,4 +1,4 @@
-"""Any text with one record per line."""
+"""Text with one record per line: any text, and JSON Lines."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -44,3 +44,13 @@ class LineFormat(Format):
     def scanner(self) -> NewlineScanner:
         """Return the scanner that finds the ends of the records."""
         return NewlineScanner()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonLinesFormat(LineFormat):
+    """A format of one JSON text per line, cut as in `LineFormat`.
+
+    The decoder checks that a line is JSON.
+    """
+
+    format_name: str = "JSON Lines"

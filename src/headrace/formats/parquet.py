@@ -1,7 +1,7 @@
 """Incremental encoders of predictions to Parquet and Arrow. They hold at most one row group."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,11 @@ from headrace.formats.encode import (
     check_join,
     check_outputs,
     is_text,
+    raw_records,
     row_shape,
     row_width,
     text_bytes,
 )
-from headrace.formats.record_joiner import raw_records
 
 INPUT_BYTES: Final = "input_bytes"
 """Name of the column that holds the joined records that are not UTF-8."""
@@ -49,8 +49,6 @@ class ParquetEncoder(Encoder):
         ModelContractError: Raised by `encode` if outputs change their names, types or shapes within
             a part.
     """
-
-    suffix: ClassVar[str] = ".parquet"
 
     def __init__(
         self,
@@ -222,8 +220,6 @@ class ArrowEncoder(ParquetEncoder):
     The format is Feather version 2 without compression. A record batch holds the rows of one row
     group of `ParquetEncoder`, and the bytes of the file likewise depend only on its rows.
     """
-
-    suffix: ClassVar[str] = ".arrow"
 
     @override
     def _open_writer(self) -> Any:

@@ -18,8 +18,18 @@ from typing_extensions import override
 from headrace.core.block import Block, Failure, FailureKind
 from headrace.core.tensor import Array
 from headrace.formats.contract import DecodedBlock, Decoder
-from headrace.formats.proto_features import KEYS, VALUES, Feature, MessageKind, feature_values, features
-from headrace.formats.proto_wire import BYTES, WireError, fixed_dtype, is_fixed_width
+from headrace.formats.proto_messages import (
+    BYTES,
+    KEYS,
+    VALUES,
+    Feature,
+    MessageKind,
+    WireError,
+    feature_values,
+    features,
+    fixed_dtype,
+    is_fixed_width,
+)
 
 
 @dataclass(frozen=True, slots=True)

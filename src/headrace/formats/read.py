@@ -18,12 +18,10 @@ from headrace.formats import tar
 from headrace.formats.compression import Compression, decompress
 from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format
 from headrace.formats.csv import CsvFormat
-from headrace.formats.json import JsonFormat
-from headrace.formats.jsonl import JsonLinesFormat
-from headrace.formats.line import LineFormat
+from headrace.formats.line import JsonLinesFormat, LineFormat
 from headrace.formats.media.pixels import ImageMode
 from headrace.formats.recordio import RecordIOFormat
-from headrace.formats.whole import WholeFormat
+from headrace.formats.whole import JsonFormat, WholeFormat
 
 FormatName = Literal[
     "csv",

@@ -1,15 +1,12 @@
 """The MXNet RecordIO format: magic number, length, record, padding."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
 from typing_extensions import override
 
-from headrace.core.block import Block, Position
-from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer, Format
-from headrace.formats.frames import RECORDS_MAX, FrameHeader, Framing, ScanBounds, cut_frames
+from headrace.formats.frames import RECORDS_MAX, FramedFormat, FrameHeader, Framing, ScanBounds
 
 MAGIC: Final = 0xCED7230A
 _HEADER: Final = Struct("<II")
@@ -20,36 +17,20 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordIOFormat(Format):
+class RecordIOFormat(FramedFormat):
     """A format with one record per frame.
 
     A frame is the magic number, a u32 with the length in its lower 29 bits, the record, and zeros
     up to a multiple of 4.
 
     A record that contains the magic number at a multiple of 4 was written in several frames without
-    it; the parts are joined again. A record longer than `record_bytes_max` is a failure (kind
-    FORMAT), and reading continues after it. The byte of a position is that of the (first) magic
-    number. `block_bytes_max` limits a block, unless one record is longer.
-
-    Raises:
-        CorruptError: Raised by `blocks` if a frame does not begin with the magic number or is out
-            of order, after all complete records before it.
-        TruncatedError: Raised by `blocks` if the bytes end within a record, after all complete
-            records.
+    it; the parts are joined again. A frame that does not begin with the magic number or is out of
+    order has an invalid header. The byte of a position is that of the (first) magic number.
     """
 
-    record_bytes_max: int = RECORD_BYTES_MAX
-    block_bytes_max: int = BLOCK_BYTES_MAX
-
     @override
-    def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
-        return cut_frames(
-            chunks,
-            first,
-            _RecordIOFraming(),
-            record_bytes_max=self.record_bytes_max,
-            block_bytes_max=self.block_bytes_max,
-        )
+    def framing(self) -> Framing:
+        return _RecordIOFraming()
 
 
 class _RecordIOFraming(Framing):

@@ -1,7 +1,6 @@
 """The text output of a model, written unchanged, for models that format their own lines."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from typing_extensions import override
 
@@ -20,8 +19,6 @@ class TextEncoder(Encoder):
     their names or shapes.
     """
 
-    suffix: ClassVar[str] = ".txt"
-
     def __init__(self, columns: Sequence[TensorSpec], *, separator: bytes = b"\n") -> None:
         if len(columns) != 1 or columns[0].datatype != "BYTES" or row_width(columns[0]) != 1:
             outputs = ", ".join(f"{c.name} ({c.datatype})" for c in columns) or "none"
@@ -33,15 +30,7 @@ class TextEncoder(Encoder):
         self._separator = separator
 
     @override
-    def begin(self) -> bytes:
-        return b""
-
-    @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
         rows, (data,) = check_outputs(self._columns, selections, outputs)
         texts = [text_bytes(value) for value in data.reshape(rows).tolist()]
         return self._separator.join([*texts, b""]) if texts else b""
-
-    @override
-    def finish(self) -> bytes:
-        return b""

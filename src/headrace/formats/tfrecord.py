@@ -1,16 +1,31 @@
-"""The TFRecord format: length, checksum, record, checksum."""
+"""The TFRecord format: length, checksum, record, checksum.
 
-from collections.abc import Iterable, Iterator
+This module is the adapter for google-crc32c (extra `tfrecord`), which computes checksums by CPU
+instruction.
+"""
+
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.core.block import Block, Position
-from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer, Format
-from headrace.formats.crc32c import crc32c
-from headrace.formats.frames import RECORDS_MAX, FrameHeader, Framing, ScanBounds, cut_frames
+from headrace.core.errors import MissingExtraError
+from headrace.formats.frames import RECORDS_MAX, FramedFormat, FrameHeader, Framing, ScanBounds
+
+try:
+    import google_crc32c
+except ImportError as error:
+    raise MissingExtraError("tfrecord", "reading TFRecord files") from error
+
+# The library has no types; Any is confined to this name.
+_library: Any = google_crc32c
+
+
+def crc32c(data: bytes) -> int:
+    """Return the CRC-32C (Castagnoli) of `data`."""
+    return _library.value(data)
+
 
 _HEADER: Final = Struct("<QI")
 _LENGTH_BYTES: Final = 8
@@ -18,37 +33,21 @@ _TRAILER_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TfRecordFormat(Format):
+class TfRecordFormat(FramedFormat):
     """A format with one record per frame.
 
     A frame is the length (u64), its masked CRC-32C, the record, and the record's masked CRC-32C,
     all little-endian.
 
-    Every checksum is verified. A record with a wrong checksum, or longer than `record_bytes_max`,
-    is a failure (kind FORMAT), and reading continues after it. The byte of a position is that of
-    the length. `block_bytes_max` limits a block, unless one record is longer.
+    Every checksum is verified: that of the length, without which the header is invalid, and that of
+    the record. The byte of a position is that of the length.
 
     Importing this module raises MissingExtraError without the extra `tfrecord`.
-
-    Raises:
-        CorruptError: Raised by `blocks` if the checksum of a length is wrong, after all complete
-            records before it.
-        TruncatedError: Raised by `blocks` if the bytes end within a record, after all complete
-            records.
     """
 
-    record_bytes_max: int = RECORD_BYTES_MAX
-    block_bytes_max: int = BLOCK_BYTES_MAX
-
     @override
-    def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
-        return cut_frames(
-            chunks,
-            first,
-            _TfRecordFraming(),
-            record_bytes_max=self.record_bytes_max,
-            block_bytes_max=self.block_bytes_max,
-        )
+    def framing(self) -> Framing:
+        return _TfRecordFraming()
 
 
 def masked_crc32c(data: bytes) -> int:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from typing_extensions import override
@@ -11,12 +11,20 @@ from headrace.core.block import Block
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
-from headrace.formats.encode import Join, check_join, check_outputs, json_text
+from headrace.formats.encode import (
+    Join,
+    RecordJoiner,
+    check_join,
+    check_outputs,
+    join_selections,
+    json_text,
+    raw_records,
+    selection_text,
+)
 from headrace.formats.json_path import JsonPath
 from headrace.formats.json_path_grammar import ElementSelector, MemberSelector
 from headrace.formats.json_text import BLANKS, members
 from headrace.formats.jsonl_encode import encode_fields, encode_values, output_keys
-from headrace.formats.record_joiner import RecordJoiner, join_selections, raw_records, selection_text
 
 INPUT: Final = "SageMakerInput"
 """The member for a record that is not an object."""
@@ -51,8 +59,6 @@ class TransformJsonEncoder(Encoder):
     lacks a selected part, and ModelContractError if outputs change their names or shapes within a
     part.
     """
-
-    suffix: ClassVar[str] = ".jsonl"
 
     def __init__(
         self,
@@ -89,10 +95,6 @@ class TransformJsonEncoder(Encoder):
         self._keys = output_keys(self._encoded_columns)
 
     @override
-    def begin(self) -> bytes:
-        return b""
-
-    @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
         rows, arrays = check_outputs(self._columns, selections, outputs)
         if not rows:
@@ -106,10 +108,6 @@ class TransformJsonEncoder(Encoder):
             fields,
             lambda selection, predictions: self._join_selection(selection, predictions, opening, closing),
         )
-
-    @override
-    def finish(self) -> bytes:
-        return b""
 
     # Predictions without records.
 

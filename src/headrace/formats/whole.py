@@ -1,13 +1,17 @@
-"""The format of a whole object, or archive member, as one record."""
+"""Formats of a whole object, or archive member, as one record: any bytes, and one JSON text."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from typing_extensions import override
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
 from headrace.formats.contract import RECORD_BYTES_MAX, Buffer, Format
+
+_BOM_UTF8: Final = b"\xef\xbb\xbf"
+_SPACE: Final = b" \t\r\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +44,38 @@ class WholeFormat(Format):
             yield Block(first, failures=(Failure(first, FailureKind.FORMAT, why, raw),))
             return
         yield Block(first, b"".join(held), np.zeros(1, np.int64), np.array([size], np.int64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonFormat(Format):
+    """A format of one record: the JSON text without surrounding white space and byte order mark.
+
+    The decoder checks that the text is JSON. An empty member is an empty record, and so not JSON. A
+    member of more than `record_bytes_max` bytes is a failure (kind FORMAT) that keeps its first
+    bytes.
+    """
+
+    record_bytes_max: int = RECORD_BYTES_MAX
+
+    @override
+    def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
+        for block in WholeFormat(record_bytes_max=self.record_bytes_max).blocks(chunks, first):
+            yield _trim(block) if len(block) else block
+
+
+def _trim(block: Block) -> Block:
+    data = block.data
+    bom = len(_BOM_UTF8) if data.startswith(_BOM_UTF8) else 0
+    text = data[bom:].lstrip(_SPACE)
+    if not text:
+        return block
+    start = len(data) - len(text)
+    first = replace(
+        block.first, byte=block.first.byte + start, line=block.first.line + data.count(b"\n", 0, start)
+    )
+    return replace(
+        block,
+        first=first,
+        starts=np.array([start], np.int64),
+        ends=np.array([start + len(text.rstrip(_SPACE))], np.int64),
+    )

@@ -25,8 +25,7 @@ from headrace.jobs.job import Job, is_job_id
 from headrace.jobs.ledger import JobFilter, JobLedger
 from headrace.jobs.paths import JobPaths
 from headrace.jobs.state import JobState
-from headrace.storage.folder import prune_folder, remove_folder
-from headrace.storage.local import LocalStore
+from headrace.storage.local import LocalStore, prune_folder, remove_folder
 from headrace.storage.resolve import Stores
 
 REAPED_JOBS_MAX: Final = 500

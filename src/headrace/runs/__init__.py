@@ -1,1 +1,1 @@
-"""Streams: source, prefetch, batching, prediction, ordered delivery, sink; bounded at every step."""
+"""Offline runs over a Predictor: source, prefetch, mapping, flow and the two sinks; bounded at every step."""

@@ -9,14 +9,13 @@ from headrace.core.block import Block
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
-from headrace.formats.csv_encode import CsvEncoder
+from headrace.formats.csv_encode import CsvEncoder, TransformCsvEncoder
 from headrace.formats.encode import INPUT, output_columns
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_path_grammar import ElementSelector, MemberSelector
 from headrace.formats.jsonl_encode import JsonLinesEncoder
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.formats.text_encode import TextEncoder
-from headrace.formats.transform_csv import TransformCsvEncoder
 from headrace.formats.transform_json import TransformJsonEncoder
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import JSON_KINDS, Mapper
@@ -182,10 +181,6 @@ class _FilteredLines(Encoder):
         self._path = path
 
     @override
-    def begin(self) -> bytes:
-        return self._inner.begin()
-
-    @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
         lines = self._inner.encode(selections, outputs).split(b"\n")[:-1]
         kept: list[bytes] = []
@@ -196,10 +191,6 @@ class _FilteredLines(Encoder):
             text = f"{at}: the output filter {self._path.text} cannot be applied: {error}"
             raise DataError(text) from None
         return b"".join(line + b"\n" for line in kept)
-
-    @override
-    def finish(self) -> bytes:
-        return self._inner.finish()
 
 
 def _position(selections: Sequence[BlockSelection], row: int) -> str:

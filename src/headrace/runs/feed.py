@@ -1,6 +1,7 @@
 """The conversion of blocks to batches: decode, batch by size or delay, and build requests.
 
-It reads `ReadBlock`s and returns `Batch`es with their requests. It has no threads and no clock.
+It reads `ReadBlock`s and returns `Batch`es with their requests; `score_batch` joins a batch with its
+response. It has no threads and no clock.
 """
 
 from collections.abc import Mapping
@@ -10,10 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.batching.dynamic import ClosedBatch, CloseReason, DynamicBatcher
-from headrace.core.block import Block
-from headrace.core.errors import HeadraceError, ModelInputError
-from headrace.core.tensor import Array, InferRequest, ModelMetadata, Tensor
-from headrace.runs.items import BlockEntries, Cursor, ReadBlock, Replay, Span
+from headrace.core.block import Block, Failure, FailureKind
+from headrace.core.errors import (
+    CountMismatchError,
+    HeadraceError,
+    ModelContractError,
+    ModelInputError,
+)
+from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, Tensor
+from headrace.formats.contract import BlockSelection
+from headrace.runs.items import (
+    BlockEntries,
+    Cursor,
+    ReadBlock,
+    Replay,
+    ScoredBatch,
+    ScoredSpan,
+    Span,
+    selected_rows,
+)
 from headrace.runs.mapping import Mapper
 from headrace.runs.sequences import Sequencer
 from headrace.runs.settings import FlowSettings
@@ -171,3 +187,43 @@ def _entry_bytes(block: Block) -> int | NDArray[np.int64]:
     if not block.failures:
         return sizes
     return np.concatenate([sizes, np.array([len(f.raw) for f in block.failures], np.int64)])
+
+
+def score_batch(batch: Batch, response: InferResponse | None) -> ScoredBatch:
+    """Join a batch with its response, and check that entries equal rows plus failures."""
+    spans = tuple(ScoredSpan(s.selection, s.failures, s.index) for s in batch.spans)
+    outputs = {} if response is None else {t.name: t.data for t in response.outputs}
+    if response is not None and response.failures:
+        spans = _without_failed_rows(batch.spans, response)
+    scored = ScoredBatch(spans, outputs, batch.entries, batch.end, batch.replay)
+    rows, failed = scored.rows, len(scored.failures)
+    for name, data in outputs.items():
+        if len(data) != rows:
+            why = f"output {name!r} of batch {batch.number} has {len(data)} rows for {rows} records"
+            raise ModelContractError(response.model_name if response else "?", why)
+    if rows + failed != batch.entries:
+        raise CountMismatchError(f"batch {batch.number}", records_in=batch.entries, out=rows, failed=failed)
+    return scored
+
+
+def _without_failed_rows(spans: tuple[Span, ...], response: InferResponse) -> tuple[ScoredSpan, ...]:
+    """Return the spans with refused rows moved from the selections to the failures."""
+    found: list[ScoredSpan] = []
+    base = 0
+    for span in spans:
+        rows = selected_rows(span.selection)
+        refused = {f.row - base: f for f in response.failures if base <= f.row < base + len(rows)}
+        base += len(rows)
+        if not refused:
+            found.append(ScoredSpan(span.selection, span.failures, span.index))
+            continue
+        block = span.selection.block
+        failures: list[Failure] = [
+            block.failure(int(rows[i]), FailureKind.MODEL, f.why, f.attempts) for i, f in refused.items()
+        ]
+        failures.extend(span.failures)
+        failures.sort(key=lambda f: f.position.record)
+        kept = rows[[i for i in range(len(rows)) if i not in refused]]
+        selection = BlockSelection(block, span.selection.start, span.selection.stop, kept)
+        found.append(ScoredSpan(selection, tuple(failures), span.index))
+    return tuple(found)

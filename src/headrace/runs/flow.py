@@ -24,31 +24,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from headrace.core.block import Failure, FailureKind
+from headrace.core.block import FailureKind
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import CountMismatchError, ModelContractError, SequenceGoneError
+from headrace.core.errors import SequenceGoneError
 from headrace.core.predictor import Predictor
 from headrace.core.tensor import InferRequest, InferResponse
-from headrace.formats.contract import BlockSelection
 from headrace.runs.channel import Channel, ChannelClosedError, EndOfChannelError
-from headrace.runs.feed import Batch, Feed
-from headrace.runs.items import (
-    BlockSource,
-    Cursor,
-    ReadBlock,
-    ScoredBatch,
-    ScoredSpan,
-    Span,
-    selected_rows,
-)
+from headrace.runs.feed import Batch, Feed, score_batch
+from headrace.runs.items import BlockSource, Cursor, ReadBlock, ScoredBatch
 from headrace.runs.mapping import Mapper
-from headrace.runs.plan import PlannedObject
+from headrace.runs.plan import list_objects
 from headrace.runs.progress import RunProgress
-from headrace.runs.sequences import Sequencer
+from headrace.runs.records import PlannedObject
+from headrace.runs.sequences import Sequencer, end_request, join_responses, split_request
 from headrace.runs.settings import FlowSettings, RunSettings
-from headrace.runs.source import ShardSource, list_objects
-from headrace.runs.step_requests import end_request, join_responses, split_request
-from headrace.runs.window import Window
+from headrace.runs.source import ShardSource
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.runs")
@@ -98,7 +88,8 @@ class Flow:
         self._progress = progress or RunProgress()
         self._source = source
         self.mapper = mapper
-        self._window = Window(settings.window_bytes_max)
+        self._window = Channel[tuple[Batch, Future[InferResponse] | None]](settings.window_bytes_max)
+        """The submitted batches in source order, each ready when it has its response."""
         self._draining = threading.Event()
         self._threads = [threading.Thread(target=self._feed, name="headrace-feeder", daemon=True)]
         self._blocks: Channel[ReadBlock] | None = None
@@ -135,10 +126,12 @@ class Flow:
         """Return the next batch in source order once its response is ready, or None at the end."""
         self._start()
         try:
-            batch, response = self._window.receive()
+            submitted = self._window.receive()
         except EndOfChannelError:
             return None
-        scored = _score_batch(batch, response)
+        assert submitted is not None, "it waits without a timeout"
+        batch, future = submitted
+        scored = score_batch(batch, None if future is None else future.result())
         self._progress.batch_delivered(scored)
         if scored.broken and not self._is_replay:
             _log_broken_objects(scored)
@@ -256,7 +249,7 @@ class Flow:
         # limited.
         failures = sum(len(s.failures) for s in batch.spans) * _FAILURE_BYTES
         weight = max(batch.nbytes + failures, self._settings.window_bytes_max // 256)
-        self._window.send(batch, future, weight)
+        self._window.send((batch, future), weight, future)
 
     def _submit(self, request: InferRequest, cuts: tuple[int, ...]) -> "Future[InferResponse]":
         if self._sequencer is not None:
@@ -353,43 +346,3 @@ def _log_broken_objects(batch: ScoredBatch) -> None:
 
 def _columns_bytes(read: ReadBlock) -> int:
     return sum(c.nbytes for c in read.block.columns.values())
-
-
-def _score_batch(batch: Batch, response: InferResponse | None) -> ScoredBatch:
-    """Join a batch with its response, and check that entries equal rows plus failures."""
-    spans = tuple(ScoredSpan(s.selection, s.failures, s.index) for s in batch.spans)
-    outputs = {} if response is None else {t.name: t.data for t in response.outputs}
-    if response is not None and response.failures:
-        spans = _without_failed_rows(batch.spans, response)
-    scored = ScoredBatch(spans, outputs, batch.entries, batch.end, batch.replay)
-    rows, failed = scored.rows, len(scored.failures)
-    for name, data in outputs.items():
-        if len(data) != rows:
-            why = f"output {name!r} of batch {batch.number} has {len(data)} rows for {rows} records"
-            raise ModelContractError(response.model_name if response else "?", why)
-    if rows + failed != batch.entries:
-        raise CountMismatchError(f"batch {batch.number}", records_in=batch.entries, out=rows, failed=failed)
-    return scored
-
-
-def _without_failed_rows(spans: tuple[Span, ...], response: InferResponse) -> tuple[ScoredSpan, ...]:
-    """Return the spans with refused rows moved from the selections to the failures."""
-    found: list[ScoredSpan] = []
-    base = 0
-    for span in spans:
-        rows = selected_rows(span.selection)
-        refused = {f.row - base: f for f in response.failures if base <= f.row < base + len(rows)}
-        base += len(rows)
-        if not refused:
-            found.append(ScoredSpan(span.selection, span.failures, span.index))
-            continue
-        block = span.selection.block
-        failures: list[Failure] = [
-            block.failure(int(rows[i]), FailureKind.MODEL, f.why, f.attempts) for i, f in refused.items()
-        ]
-        failures.extend(span.failures)
-        failures.sort(key=lambda f: f.position.record)
-        kept = rows[[i for i in range(len(rows)) if i not in refused]]
-        selection = BlockSelection(block, span.selection.start, span.selection.stop, kept)
-        found.append(ScoredSpan(selection, tuple(failures), span.index))
-    return tuple(found)

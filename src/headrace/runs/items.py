@@ -2,9 +2,10 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,33 +31,17 @@ class Cursor:
 
     def to_json(self) -> dict[str, Any]:
         """Return the cursor for the ledger."""
-        p = self.position
-        if p is None:
+        if self.position is None:
             return {"object": self.index}
-        return {
-            "object": self.index,
-            "uri": p.object,
-            "member": p.member,
-            "member_byte": p.member_byte,
-            "record": p.record,
-            "line": p.line,
-            "byte": p.byte,
-        }
+        position = asdict(self.position)
+        return {**position, "object": self.index, "uri": position["object"]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Cursor":
         """Return the cursor of a ledger record."""
         if "record" not in data:
             return cls(data["object"])
-        position = Position(
-            object=data["uri"],
-            member=data["member"],
-            record=data["record"],
-            line=data["line"],
-            byte=data["byte"],
-            member_byte=data["member_byte"],
-        )
-        return cls(data["object"], position)
+        return cls(data["object"], msgspec.convert({**data, "object": data["uri"]}, Position))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,25 +30,27 @@ that finishes the same task, after a retry or by speculation, changes nothing.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
+import msgspec
 import orjson
 
 from headrace.core.errors import AlreadyExistsError, LedgerError, ResumeRefusedError
-from headrace.runs.plan import LEDGER_FOLDER, PlannedObject
+from headrace.reports.report import RunKind
 from headrace.runs.records import (
+    LEDGER_FOLDER,
     VERSION,
+    Counts,
     PartRecord,
+    PlannedObject,
     ShardRecord,
     TaskCheckpoint,
     TaskRecord,
     dump_json,
     parse_versioned,
 )
-from headrace.storage.contract import ObjectInfo, Store
+from headrace.storage.contract import Store
 from headrace.storage.draft import is_complete, open_draft, remove_unfinished
-
-RunKind = Literal["stream", "transform"]
 
 DRAFTS: Final = "drafts/"
 WORKERS: Final = "workers/"
@@ -64,6 +66,11 @@ class PartsState:
     """The last part or checkpoint, or None before the first commit."""
     checkpoints: list[PartRecord] = field(default_factory=list[PartRecord])
     """The checkpoints of the part in progress, in order."""
+
+    @property
+    def total(self) -> Counts:
+        """The counts of all committed work."""
+        return self.last.total if self.last else Counts()
 
     @property
     def published(self) -> int:
@@ -344,8 +351,8 @@ def _part_checkpoint(part: int, number: int) -> str:
 def _planned_object(line: bytes) -> PlannedObject:
     data = orjson.loads(line)
     if "info" not in data:  # a stream of version 1, whose output is about to be deleted
-        return PlannedObject(ObjectInfo(**data), "")
-    return PlannedObject(ObjectInfo(**data["info"]), data["output"], data.get("region"))
+        data = {"info": data}
+    return msgspec.convert(data, PlannedObject)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:

@@ -1,34 +1,29 @@
 """The mapping of records to model inputs, by the model, the options and the first records.
 
-Blocks become `DecodedBlock`s with tensors by input name. Mismatches are found before the first
-call: too few columns, a file with more columns than the model takes, text for a numeric model.
+Blocks become `DecodedBlock`s with tensors by input name. The choice of a decoder for CSV is in
+`csv_mapping`, that for JSON, framed messages and Parquet in `field_mapping`.
 """
 
-import csv
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import numpy as np
 import orjson
 
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError, ModelInputError
-from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
+from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import DecodedBlock, Decoder
 from headrace.formats.csv_cells import CsvDialect
-from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
-from headrace.formats.csv_selection import ColumnSelection
-from headrace.formats.json_decode import JsonDecoder, JsonField
+from headrace.formats.csv_decode import RawDecoder
 from headrace.formats.json_path import compile_path
 from headrace.formats.read import ReadOptions, csv_delimiter, format_name
-from headrace.runs.feature_mapping import FRAMED_KINDS, framed_decoder
-from headrace.runs.parquet_mapping import parquet_decoder
+from headrace.runs.csv_mapping import CsvMapping, one_input
+from headrace.runs.field_mapping import FRAMED_KINDS, JsonMapping, ParquetMapping, framed_decoder
 from headrace.runs.sequence_mapping import (
     RecordSequences,
     SequenceReader,
     drop_failed_records,
-    other_columns,
     sequence_reader,
     sequences_by_place,
 )
@@ -39,8 +34,6 @@ JSON_KINDS: Final = frozenset({"json", "jsonl"})
 _MEDIA_COLUMNS = ("image", "audio")
 _FILTERED = frozenset({"csv", *JSON_KINDS})
 """The formats whose records an input filter supports."""
-_FIRST_RECORDS = 100
-"""The number of first records; if none of them fits the model, the run is refused."""
 
 
 class Mapper:
@@ -61,11 +54,11 @@ class Mapper:
         self._metadata = metadata
         self._mapping = self.options = mapping
         self._filter = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
-        self._select = None if self._filter.is_root else self._filter.value
         self._read = read
         self._decoders: dict[tuple[str, str], Decoder] = {}
         self._sequence_readers: dict[tuple[str, str], SequenceReader] = {}
         self.learned: dict[str, Any] = dict(learned or {})
+        self._csv = CsvMapping(metadata, mapping, self._filter, self.learned)
 
     @property
     def kind(self) -> str | None:
@@ -75,8 +68,7 @@ class Mapper:
     @property
     def input_names(self) -> tuple[str, ...] | None:
         """The column names of the source, once a header is known."""
-        names: list[str] | None = self.learned.get("column_names")
-        return None if names is None else tuple(names)
+        return self._csv.names
 
     @property
     def delimiter(self) -> str:
@@ -117,7 +109,7 @@ class Mapper:
         reader = self._sequence_readers.get(layout)
         if reader is None:
             kind, delimiter = layout
-            width = self._learned_width(block, delimiter) if kind == "csv" else None
+            width = self._csv.width(block, delimiter) if kind == "csv" else None
             reader = sequence_reader(
                 self._mapping, block, kind, delimiter, width=width, names=self.input_names
             )
@@ -154,39 +146,17 @@ class Mapper:
         if self._mapping.whole_records and kind in _FILTERED and self._takes_text():
             return self._text_records(kind, delimiter, block)
         if kind == "csv":
-            return self._csv_cells(block, delimiter)
+            return self._csv.decoder(block, delimiter)
         if kind in JSON_KINDS:
-            return self._json(block)
+            select = None if self._filter.is_root else self._filter.value
+            return JsonMapping(self._metadata, self._mapping, select, self.learned).decoder(block)
         if kind == "line":
             return self._line()
         if kind == "parquet":
-            return parquet_decoder(self._metadata, self._mapping, self.learned, block)
+            return ParquetMapping(self._metadata, self._mapping, self.learned, block).decoder()
         if kind in FRAMED_KINDS:
             return framed_decoder(kind, self._metadata, self._mapping, self.learned, block)
-        return RawDecoder(self._one_input("a whole object").name, text=False)
-
-    def _csv_cells(self, block: Block, delimiter: str) -> Decoder:
-        decoder = self._csv(block, delimiter)
-        self._learn_csv(block, delimiter)
-        if self.input_names:
-            # In a resumed run, the header of another file must not replace the decision of the
-            # first file.
-            decoder.bind(self.input_names)
-        return decoder
-
-    def _learn_csv(self, block: Block, delimiter: str) -> None:
-        self.learned.setdefault("delimiter", delimiter)
-        if block.column_names and "column_names" not in self.learned:
-            self.learned["column_names"] = list(block.column_names)
-
-    def _one_input(self, what: str) -> TensorSpec:
-        inputs = self._metadata.inputs
-        if len(inputs) == 1:
-            return inputs[0]
-        if not inputs:
-            return TensorSpec("x", "FP32")
-        names = ", ".join(i.name for i in inputs)
-        raise ModelInputError(self._metadata.name, f"{what} is one input, but the model has several: {names}")
+        return RawDecoder(one_input(self._metadata, "a whole object").name, text=False)
 
     def _takes_text(self) -> bool:
         """Return True if the model has one text input and no column is selected for it."""
@@ -197,11 +167,11 @@ class Mapper:
     def _text_records(self, kind: str, delimiter: str, block: Block) -> Decoder:
         """Return a decoder of CSV and JSON records as text, or of what the input filter selects."""
         if kind == "csv":
-            self._learn_csv(block, delimiter)
+            self._csv.learn(block, delimiter)
             select = self._cells_of(delimiter)
         else:
             select = self._json_of
-        spec = self._one_input("a record")
+        spec = one_input(self._metadata, "a record")
         as_text = self._metadata.bytes_as != "bytes"
         return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec), select=select)
 
@@ -226,7 +196,7 @@ class Mapper:
         return self._filter.raw(record)
 
     def _line(self) -> Decoder:
-        spec = self._one_input("a line")
+        spec = one_input(self._metadata, "a line")
         if self._metadata.inputs and spec.datatype != "BYTES":
             raise ModelInputError(
                 self._metadata.name,
@@ -237,277 +207,10 @@ class Mapper:
         return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec))
 
     def _media(self, kind: str) -> Decoder:
-        spec = self._one_input(f"{kind} data")
+        spec = one_input(self._metadata, f"{kind} data")
         return ColumnDecoder(self._metadata.name, spec, kind, scale=self._mapping.image_scale)
-
-    # CSV
-
-    def _csv(self, block: Block, delimiter: str) -> CsvMatrixDecoder | CsvColumnsDecoder:
-        inputs, columns = self._metadata.inputs, self._mapping.columns
-        input_selection = self._filter.csv_columns(named=bool(self.input_names or block.column_names))
-        if self._mapping.text_column is not None:
-            name = self._one_input("--text-column").name
-            return CsvColumnsDecoder(
-                {name: (self._mapping.text_column, "text")},
-                input_selection=input_selection,
-                width=self._learned_width(block, delimiter),
-                delimiter=delimiter,
-            )
-        if len(inputs) <= 1 and not _is_single_column(self._one_input("CSV")):
-            return self._csv_matrix(block, delimiter, input_selection)
-        return self._csv_columns(inputs, columns, block, delimiter, input_selection)
-
-    def _csv_matrix(
-        self, block: Block, delimiter: str, input_selection: ColumnSelection | None
-    ) -> CsvMatrixDecoder:
-        spec = self._one_input("CSV")
-        if spec.datatype == "BYTES":
-            raise ModelInputError(
-                self._metadata.name,
-                f"input {spec.name!r} takes text: choose its column with --text-column",
-            )
-        takes = spec.shape[1] if spec.shape is not None and len(spec.shape) == 2 else -1
-        columns = self._mapping.columns or self._non_sequence_columns(block, delimiter, input_selection)
-        if columns:
-            if takes not in (-1, len(columns)):
-                what = (
-                    "--columns names" if self._mapping.columns else "without the sequence columns there are"
-                )
-                raise ModelInputError(
-                    self._metadata.name,
-                    f"input {spec.name!r} takes {takes} numbers per record, but {what} {len(columns)}",
-                )
-            width = self._learned_width(block, delimiter)
-        elif takes == -1:
-            width = self._learned_width(block, delimiter)
-        else:
-            width = self.learned.get("csv_width")
-            if input_selection is not None:
-                width = width or self._width_for_filter(input_selection, spec, takes, block, delimiter)
-            elif width is None:
-                self._check_width(spec, block, takes, delimiter)
-            width = self.learned["csv_width"] = width or takes
-        return CsvMatrixDecoder(
-            spec.name,
-            columns=columns or None,
-            input_selection=input_selection,
-            width=width,
-            dtype=dtype_of(spec.datatype),
-            delimiter=delimiter,
-        )
-
-    def _non_sequence_columns(
-        self, block: Block, delimiter: str, input_selection: ColumnSelection | None
-    ) -> tuple[str, ...] | tuple[int, ...]:
-        """Return the columns that do not define sequences.
-
-        The result is () without such columns, or if a filter selects the others.
-        """
-        if self._mapping.sequence is None or self._mapping.by_place or input_selection is not None:
-            return ()
-        names, width = self.input_names or block.column_names, self._learned_width(block, delimiter)
-        return other_columns(self._mapping, width, names, delimiter)
-
-    def _learned_width(self, block: Block, delimiter: str) -> int:
-        """Return the number of columns of a record: the header's, else that of the first record."""
-        width: int | None = self.learned.get("csv_width")
-        if width is None:
-            names = block.column_names
-            width = self.learned["csv_width"] = len(names) if names else _cells(block.record(0), delimiter)
-        return width
-
-    def _check_width(self, spec: TensorSpec, block: Block, width: int, delimiter: str) -> None:
-        """Raise ModelInputError if no record has the number of columns that the model takes."""
-        records = [block.record(i) for i in range(min(len(block), _FIRST_RECORDS))]
-        widths = [_cells(r, delimiter) for r in records]
-        if width in widths:
-            return
-        names = f" ({', '.join(block.column_names)})" if block.column_names else ""
-        raise ModelInputError(
-            self._metadata.name,
-            f"input {spec.name!r} takes {width} numbers per record, but the records from "
-            f"{block.first} on have {widths[0]} columns{names}: choose {width} of them with "
-            "--columns, or another --delimiter",
-        )
-
-    def _width_for_filter(
-        self, input_selection: ColumnSelection, spec: TensorSpec, takes: int, block: Block, delimiter: str
-    ) -> int:
-        """Return the number of columns of records of which the filter keeps the model's number."""
-        names = block.column_names
-        why = ""
-        widths = [_cells(block.record(i), delimiter) for i in range(min(len(block), _FIRST_RECORDS))]
-        for width in dict.fromkeys([len(names)] if names else widths):
-            try:
-                kept = len(input_selection.indices(width, names))
-            except ValueError as error:
-                why = why or str(error)
-                continue
-            if kept == takes:
-                return width
-            why = why or f"{input_selection.text} selects {kept} of {width} columns"
-        raise ModelInputError(
-            self._metadata.name,
-            f"input {spec.name!r} takes {takes} numbers per record, but the input filter selects "
-            f"another number from the records from {block.first} on ({why}): select {takes} columns "
-            "with it",
-        )
-
-    def _csv_columns(
-        self,
-        inputs: tuple[TensorSpec, ...],
-        columns: tuple[str | int, ...],
-        block: Block,
-        delimiter: str,
-        input_selection: ColumnSelection | None,
-    ) -> CsvColumnsDecoder:
-        """Return a decoder for inputs of one column each.
-
-        The columns are those of --columns in order, else by header name, else by position.
-        """
-        if columns and len(columns) != len(inputs):
-            raise ModelInputError(
-                self._metadata.name,
-                f"it has {len(inputs)} inputs, but --columns names {len(columns)} columns",
-            )
-        chosen: list[str | int] = list(columns)
-        if not chosen:
-            names = self.input_names or block.column_names
-            if names and input_selection is not None:
-                names = _selected_names(input_selection, names)
-            missing = [i.name for i in inputs if i.name not in names] if names else []
-            if missing:
-                raise ConfigError(
-                    f"the header has no column {', '.join(map(repr, missing))} (it has "
-                    f"{', '.join(names or ())}): choose the columns of the inputs with --columns, in "
-                    "their order"
-                )
-            others = self._non_sequence_columns(block, delimiter, input_selection)
-            chosen = (
-                [i.name for i in inputs] if names else list((others or range(len(inputs)))[: len(inputs)])
-            )
-        wanted = {
-            spec.name: (column, "text" if spec.datatype == "BYTES" else dtype_of(spec.datatype))
-            for spec, column in zip(inputs, chosen, strict=True)
-        }
-        as_vectors = any(spec.shape is not None and len(spec.shape) == 2 for spec in inputs)
-        return CsvColumnsDecoder(
-            wanted,
-            input_selection=input_selection,
-            width=self._learned_width(block, delimiter),
-            delimiter=delimiter,
-            as_column_vectors=as_vectors,
-        )
-
-    # JSON, JSON Lines
-
-    def _json(self, block: Block) -> Decoder:
-        text = self._mapping.text_column
-        if text is not None:
-            return JsonDecoder(
-                {self._one_input("--text-column").name: JsonField(str(text), "text")}, select=self._select
-            )
-        if self._mapping.columns:
-            spec = self._one_input("--columns")
-            return _StackedFieldsDecoder(spec, [str(c) for c in self._mapping.columns], self._select)
-        inputs = self._metadata.inputs or (self._one_input("JSON"),)
-        # A resumed run accepts the records that the original run accepted.
-        first = _first_json(block, self._select, refuse="json_whole" not in self.learned)
-        whole = self.learned.setdefault("json_whole", not isinstance(first, dict))
-        if whole:
-            spec = self._one_input("a JSON array")
-            return JsonDecoder({spec.name: self._field(spec, None, first)}, select=self._select)
-        fields = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
-        if "json_fields" in self.learned or all(i.name in fields for i in inputs):
-            self.learned["json_fields"] = True
-            readers = {i.name: self._field(i, i.name, fields.get(i.name)) for i in inputs}
-            return JsonDecoder(readers, select=self._select)
-        raise ModelInputError(
-            self._metadata.name,
-            f"it takes {', '.join(i.name for i in inputs)}, but the records from {block.first} on "
-            f"have the fields {', '.join(fields)}: choose fields with --columns or --text-column",
-        )
-
-    def _field(self, spec: TensorSpec, path: str | None, first: Any) -> JsonField:
-        """Return a field of the model's shape, with open sizes from the first record."""
-        text = spec.datatype == "BYTES"
-        shape = list(spec.shape[1:]) if spec.shape is not None else [-1]
-        if -1 in shape:
-            shape = self.learned.setdefault(f"json_shape {spec.name}", _shape_of(first))
-        dtype = "text" if text else dtype_of(spec.datatype)
-        return JsonField(path, dtype, tuple(shape))
-
-
-class _StackedFieldsDecoder(Decoder):
-    """A decoder of scalar JSON fields as the columns of one matrix."""
-
-    def __init__(self, spec: TensorSpec, fields: list[str], select: Callable[[Any], Any] | None) -> None:
-        self._spec = spec
-        self._fields = fields
-        dtype = dtype_of(spec.datatype)
-        self._inner = JsonDecoder({f: JsonField(f, dtype, ()) for f in fields}, select=select)
-
-    def decode(self, block: Block) -> DecodedBlock:
-        decoded = self._inner.decode(block)
-        matrix = np.stack([decoded.tensors[f] for f in self._fields], axis=1)
-        return DecodedBlock({self._spec.name: matrix}, decoded.rows, decoded.failures)
-
-
-def _shape_of(value: Any) -> list[int]:
-    """Return the shape of a JSON value: the lengths of the nested first lists."""
-    shape: list[int] = []
-    while isinstance(value, list):
-        items = cast("list[Any]", value)
-        shape.append(len(items))
-        value = items[0] if items else None
-    return shape
-
-
-def _is_single_column(spec: TensorSpec) -> bool:
-    """Return True if an input takes one value per record: [n], or [n, 1] for text."""
-    return spec.shape is not None and (
-        len(spec.shape) == 1 or (spec.datatype == "BYTES" and len(spec.shape) == 2)
-    )
 
 
 def _takes_column_vector(spec: TensorSpec) -> bool:
     """Return True if an input of one value per record is [n, 1] rather than [n]."""
     return spec.shape is not None and len(spec.shape) == 2
-
-
-def _cells(record: bytes, delimiter: str) -> int:
-    """Return the number of cells of a record."""
-    rows = list(csv.reader([record.decode("utf-8", "replace")], delimiter=delimiter))
-    return len(rows[0]) if rows else 0
-
-
-def _selected_names(input_selection: ColumnSelection, names: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        return tuple(names[index] for index in input_selection.indices(len(names), names))
-    except ValueError as error:
-        raise ConfigError(f"the input filter does not fit the header: {error}") from None
-
-
-def _first_json(block: Block, select: Callable[[Any], Any] | None, *, refuse: bool) -> Any:
-    """Return the first record that is valid JSON. An invalid record must not decide for the others.
-
-    With `select`, return its selection from the first record that has it. With `refuse` too, raise
-    ConfigError if no record has it.
-    """
-    missing: ValueError | None = None
-    for index in range(min(len(block), _FIRST_RECORDS)):
-        try:
-            value = orjson.loads(block.record(index))
-        except orjson.JSONDecodeError:
-            continue
-        if select is None:
-            return value
-        try:
-            return select(value)
-        except ValueError as error:
-            missing = missing or error
-    if missing is not None and refuse:
-        raise ConfigError(
-            f"the input filter selects nothing from the records from {block.first} on: {missing}"
-        )
-    return None

@@ -1,19 +1,26 @@
-"""The objects of a run, from a prefix, a glob, one object, a manifest file or an event notification.
+"""The objects of a run, and the names of their outputs.
 
-A source as the user writes it becomes `ObjectInfo`s, sorted by URI. A manifest keeps its order.
+A source as the user writes it (an object, a prefix, a glob, a manifest file or an event notification)
+becomes `ObjectInfo`s, sorted by URI. A manifest keeps its order.
 """
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+import os.path
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import orjson
 
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
+from headrace.formats.read import is_read_by_row_groups, unreadable_reason
 from headrace.protocols.object_events import ObjectEvent, object_events
-from headrace.runs.settings import DataType
+from headrace.runs.records import LEDGER_FOLDER, PlannedObject
+from headrace.runs.settings import TABLES, DataType, RunSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
+from headrace.storage.uri import HTTP_SCHEMES, absolute, parse
 
 _GLOB_CHARACTERS = frozenset("*?[")
 MANIFEST_SCHEME = "manifest:"
@@ -188,3 +195,135 @@ def _prefix_of(entry: Any) -> str | None:
 def _unique(infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
     """Return each object once, at its first mention."""
     return list({info.uri: info for info in infos}.values())
+
+
+def no_region(_: str) -> str | None:
+    """Return None: no object has a known region."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputNames:
+    """The rule that names the output of each object: its name below `base`, and a suffix."""
+
+    base: str
+    suffix: str
+
+    def name(self, uri: str) -> str:
+        """Return the output of an object. For objects of several stores, the scheme is left out."""
+        name = _normalized(uri).removeprefix(self.base).rpartition("://")[2].lstrip("/")
+        return name + self.suffix
+
+
+def select_infos(source: str | Sequence[str], stores: Stores, settings: RunSettings) -> list[ObjectInfo]:
+    """Return the objects of a source after a check that all of them are readable.
+
+    Raises EmptySourceError, NotFoundError and AccessDeniedError, and ConfigError for an object of
+    an unreadable format: the check comes before hours of scoring.
+    """
+    infos = select_typed_objects(source, stores, settings.data_type)
+    uris = (i.uri for i in infos if not is_read_by_row_groups(i.uri, settings.read))
+    why = next(filter(None, (unreadable_reason(uri, settings.read) for uri in uris)), None)
+    if why:
+        raise ConfigError(why)
+    return infos
+
+
+def output_names(
+    source: str | Sequence[str], infos: Sequence[ObjectInfo], settings: RunSettings
+) -> OutputNames:
+    """Return the rule for a source and its first objects."""
+    suffix = f".out.{settings.output.format}" if settings.output.format in TABLES else ".out"
+    return OutputNames(_base(source, infos, settings.data_type), suffix)
+
+
+def plan_objects(
+    infos: Iterable[ObjectInfo],
+    names: OutputNames | None,
+    *,
+    region_of: Callable[[str], str | None] = no_region,
+) -> list[PlannedObject]:
+    """Return the objects with the names of their outputs (None: the run writes parts) and their regions.
+
+    `region_of` maps an object's URI to its region.
+    """
+    return [PlannedObject(i, "" if names is None else names.name(i.uri), region_of(i.uri)) for i in infos]
+
+
+def _base(source: str | Sequence[str], infos: Sequence[ObjectInfo], data_type: DataType) -> str:
+    """Return the folder that output names are relative to."""
+    sources = [source] if isinstance(source, str) else list(source)
+    if data_type == "prefix" and len(sources) == 1:
+        return _folder(_normalized(sources[0]))
+    if isinstance(source, str) and data_type == "auto" and not source.startswith(MANIFEST_SCHEME):
+        named = _normalized(source).rstrip("/") + "/"
+        if infos and all(_normalized(info.uri).startswith(named) for info in infos):
+            return named  # a folder, with or without its slash
+        return _folder(_normalized(literal_prefix(source)))
+    return _common_folder([info.uri for info in infos])
+
+
+def _normalized(uri: str) -> str:
+    """Return a URI in its comparable form: web addresses without query, files as absolute paths."""
+    location = parse(uri)
+    if location.scheme == "file":
+        return absolute(location.key or "./")
+    return uri.partition("?")[0] if location.scheme in HTTP_SCHEMES else uri
+
+
+def _folder(place: str) -> str:
+    return place[: place.rfind("/") + 1]
+
+
+def _common_folder(uris: Sequence[str]) -> str:
+    # A prefix by characters is right: it is cut at a slash afterwards.
+    return _folder(os.path.commonprefix([_folder(_normalized(uri)) for uri in uris]))  # noqa: RUF071
+
+
+def check_separate(
+    source: str | Sequence[str], destination: str, objects: Sequence[PlannedObject], data_type: DataType
+) -> None:
+    """Raise ConfigError if the run would read what it writes, now or after outputs are written.
+
+    If it writes an output for each object, also raise ConfigError for two objects of one output.
+    """
+    output = _normalized(destination).rstrip("/") + "/"
+    inside = next((o.info.uri for o in objects if _normalized(o.info.uri).startswith(output)), None)
+    if inside:
+        raise ConfigError(
+            f"{inside} is in the output {destination}: a run must not read what it writes. Choose a "
+            "destination outside the source"
+        )
+    if not any(planned.output for planned in objects):
+        return
+    sources = [source] if isinstance(source, str) else source
+    written = [f"{output}{LEDGER_FOLDER}/run.json", *(output + o.output for o in objects)]
+    for one in sources:
+        if any(_covers(one, data_type, uri) for uri in written):
+            raise ConfigError(
+                f"{destination} is in the source {one}: a run must not read what it writes. Choose a "
+                "destination outside the source"
+            )
+    _check_unique_outputs(objects)
+
+
+def _covers(source: str, data_type: DataType, place: str) -> bool:
+    """Return True if a source selects objects of this URI.
+
+    The entries of a manifest are not checked.
+    """
+    if data_type == "manifest" or source.startswith((MANIFEST_SCHEME, "http://", "https://")):
+        return False
+    if data_type == "prefix":
+        return place.startswith(_normalized(source))
+    return source_covers(_normalized(source), place)
+
+
+def _check_unique_outputs(objects: Sequence[PlannedObject]) -> None:
+    name, count = Counter(o.output for o in objects).most_common(1)[0]
+    if count > 1:
+        twins = [o.info.uri for o in objects if o.output == name]
+        raise ConfigError(
+            f"{twins[0]} and {twins[1]} would both be written to {name}: transform them "
+            "separately, or choose a source folder above both"
+        )

@@ -1,8 +1,12 @@
-"""Collect the output of a shard or part: predictions in order, failed records, and their counts."""
+"""Collect the output of a shard or part: predictions in order, failed records, and their counts.
 
+The bytes of an output stay in memory, or go to a draft if they are many or must survive the process.
+"""
+
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -12,12 +16,25 @@ from headrace.core.tensor import Array
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.failures import FailedRecord, failed_record_line
 from headrace.runs.items import ScoredSpan, selected_rows
-from headrace.runs.reasons import count_reason
 from headrace.runs.records import Counts
 from headrace.runs.settings import FailurePolicy, RunSettings
+from headrace.storage.contract import Store
+from headrace.storage.draft import Draft, PersistedDraft, PersistedRange, open_draft
+from headrace.storage.publisher import DraftPublisher
 
 EncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
 """A function that makes an output's encoder from its first predictions and their block."""
+BUFFER_BYTES_MAX: Final = 4 << 20
+"""The size of an output from which on it goes to a draft."""
+REASONS_MAX: Final = 100
+"""The maximal number of separate reasons; further failures are counted together."""
+OTHER_REASONS: Final = "other reasons"
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
+_NUMBER: Final = re.compile(
+    r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])(?! columns?\b| expected\b)"
+)
+_COLUMN: Final = re.compile(r'column \d+(?: \("[^"]*"\))?')
+_REASON_CHARACTERS_MAX: Final = 200
 
 
 class OutputBytes(Protocol):
@@ -186,3 +203,106 @@ def _refuse_failures(policy: FailurePolicy, failures: Sequence[Failure]) -> None
 def suppresses_output(settings: RunSettings, *, failed: bool) -> bool:
     """Return True if an object gets no output because of a failure in it."""
     return failed and settings.failures.on_error == "object"
+
+
+class SpooledOutput:
+    """The bytes of one output. Used by one thread at a time.
+
+    Args:
+        store: The store of the destination.
+        draft_uri: The unique name of the draft, if one is needed.
+        persisted: The part that an earlier process persisted.
+        draft: A draft of a previous output, to append to.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        draft_uri: str,
+        *,
+        persisted: PersistedRange | None = None,
+        draft: Draft | None = None,
+    ) -> None:
+        self._store = store
+        self._draft_uri = draft_uri
+        self._buffer: list[bytes] = []
+        self._buffer_bytes = 0
+        self._draft = draft
+        self._start = draft.nbytes if draft else 0
+        if persisted is not None:
+            self._draft = open_draft(store, draft_uri, persisted)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes written."""
+        return self._buffer_bytes + (self._draft.nbytes - self._start if self._draft else 0)
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        if not data:
+            return
+        if self._draft is not None and not self._buffer:
+            self._draft.write(data)  # at once, while the bytes are in the processor's cache
+            return
+        self._buffer.append(data)
+        self._buffer_bytes += len(data)
+        if self._buffer_bytes > BUFFER_BYTES_MAX:
+            self._spill()
+
+    def _spill(self) -> Draft:
+        if self._draft is None:
+            self._draft = open_draft(self._store, self._draft_uri)
+        for data in self._buffer:
+            self._draft.write(data)
+        self._buffer, self._buffer_bytes = [], 0
+        return self._draft
+
+    def persist(self) -> PersistedRange | None:
+        """Persist all bytes. Return their range in the draft, or None without bytes."""
+        if not self.nbytes:
+            return None
+        persisted = self._spill().persist()
+        return PersistedRange(persisted, self._start, persisted.nbytes)
+
+    def release(self) -> Draft | None:
+        """Return the draft for the next output, which then closes it. None without a draft."""
+        draft, self._draft = self._draft, None
+        return draft
+
+    def publish(self, uri: str, publisher: DraftPublisher) -> PersistedDraft | None:
+        """Publish the output as object `uri`: a large one at once, a small one together with others.
+
+        Return the persisted draft, which stays, if there is one.
+        """
+        if self._draft is not None:
+            return self._spill().publish(uri)
+        publisher.put(uri, b"".join(self._buffer))
+        self._buffer, self._buffer_bytes = [], 0
+        return None
+
+    def close(self) -> None:
+        """Release the draft; its persisted part stays. Further calls do nothing."""
+        if self._draft is not None:
+            self._draft.close()
+
+
+def count_reason(counts: Counter[str], failure: Failure) -> None:
+    """Count a failure by its reason, or as OTHER_REASONS once there are REASONS_MAX reasons."""
+    reason = reason_of(failure)
+    known = reason in counts or len(counts) < REASONS_MAX
+    counts[reason if known else OTHER_REASONS] += 1
+
+
+def reason_of(failure: Failure) -> str:
+    """Return a failure's kind and message in general form.
+
+    Its object and quoted values become "…". Numbers become N, except column numbers and counts.
+    """
+    why = failure.why.splitlines()[0] if failure.why else ""
+    for name in filter(None, (failure.position.object, failure.position.member)):
+        why = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "…", why)
+    columns: list[str] = _COLUMN.findall(why)
+    why = _NUMBER.sub("N", _QUOTED.sub('"…"', _COLUMN.sub("\0", why)))
+    for column in columns:
+        why = why.replace("\0", column, 1)
+    return f"{failure.kind.value}: {why}"[:_REASON_CHARACTERS_MAX]

@@ -1,45 +1,35 @@
-"""Plan a run: its objects, the names of their outputs, and the tasks.
+"""Plan a run: its objects, as the ledger records them, and its tasks.
 
-Input: a source and settings. Output: a `Plan`. The same objects and settings always give the same
+Input: the objects of a source, and settings. Output: a `Plan`, and the shards of it that a process
+still has to read. The same objects and settings always give the same
 tasks, on any machine and for any number of workers.
 """
 
-import os.path
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headrace.core.errors import ConfigError
-from headrace.formats.read import is_read_by_row_groups, text_format, unreadable_reason
-from headrace.runs.objects import MANIFEST_SCHEME, literal_prefix, select_typed_objects, source_covers
-from headrace.runs.settings import TABLES, DataType, RunSettings, TaskSettings
+from headrace.core.errors import (
+    ResumeRefusedError,
+)
+from headrace.formats.read import (
+    text_format,
+)
+from headrace.reports.page import PAGE_NAME
+from headrace.reports.report import REPORT_NAME
+from headrace.runs.items import Cursor
+from headrace.runs.ledger import Ledger
+from headrace.runs.objects import check_separate, output_names, plan_objects
+from headrace.runs.parts import PART_NAME
+from headrace.runs.records import PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
+from headrace.runs.settings import TABLES, RunSettings, TaskSettings
 from headrace.storage.contract import ObjectInfo
-from headrace.storage.resolve import Stores
-from headrace.storage.uri import HTTP_SCHEMES, absolute, parse
 
-LEDGER_FOLDER: Final = "_headrace"
 TASKS_AIM: Final = 16
 """The number of tasks that a small source is split into, for several workers."""
 TASK_BYTES_MIN: Final = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedObject:
-    """An input object and its region, if known.
-
-    If the run writes an output for each object, it is ``DEST/`` + `output`, and its failed records
-    are ``DEST/`` + `failed`. In a run that writes parts, both are empty.
-    """
-
-    info: ObjectInfo
-    output: str = ""
-    region: str | None = None
-
-    @property
-    def failed(self) -> str:
-        """The name of the file of failed records, below the destination."""
-        return f"{self.output}.failed" if self.output else ""
+_log = logging.getLogger("headrace.runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,66 +70,13 @@ class Task:
 class Plan:
     """All objects in the order of the source, and their tasks; without tasks, a run reads them in order."""
 
-    objects: tuple[PlannedObject, ...]
+    objects: tuple[PlannedObject, ...] = ()
     tasks: tuple[Task, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """The total size of all objects of known size in bytes."""
         return sum(o.info.size_bytes or 0 for o in self.objects)
-
-
-def no_region(_: str) -> str | None:
-    """Return None: no object has a known region."""
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class OutputNames:
-    """The rule that names the output of each object: its name below `base`, and a suffix."""
-
-    base: str
-    suffix: str
-
-    def name(self, uri: str) -> str:
-        """Return the output of an object. For objects of several stores, the scheme is left out."""
-        name = _normalized(uri).removeprefix(self.base).rpartition("://")[2].lstrip("/")
-        return name + self.suffix
-
-
-def select_infos(source: str | Sequence[str], stores: Stores, settings: RunSettings) -> list[ObjectInfo]:
-    """Return the objects of a source after a check that all of them are readable.
-
-    Raises EmptySourceError, NotFoundError and AccessDeniedError, and ConfigError for an object of
-    an unreadable format: the check comes before hours of scoring.
-    """
-    infos = select_typed_objects(source, stores, settings.data_type)
-    uris = (i.uri for i in infos if not is_read_by_row_groups(i.uri, settings.read))
-    why = next(filter(None, (unreadable_reason(uri, settings.read) for uri in uris)), None)
-    if why:
-        raise ConfigError(why)
-    return infos
-
-
-def output_names(
-    source: str | Sequence[str], infos: Sequence[ObjectInfo], settings: RunSettings
-) -> OutputNames:
-    """Return the rule for a source and its first objects."""
-    suffix = f".out.{settings.output.format}" if settings.output.format in TABLES else ".out"
-    return OutputNames(_base(source, infos, settings.data_type), suffix)
-
-
-def plan_objects(
-    infos: Iterable[ObjectInfo],
-    names: OutputNames | None,
-    *,
-    region_of: Callable[[str], str | None] = no_region,
-) -> list[PlannedObject]:
-    """Return the objects with the names of their outputs (None: the run writes parts) and their regions.
-
-    `region_of` maps an object's URI to its region.
-    """
-    return [PlannedObject(i, "" if names is None else names.name(i.uri), region_of(i.uri)) for i in infos]
 
 
 def make_plan(
@@ -156,85 +93,6 @@ def make_plan(
             tasks += _cut_tasks(some, settings, first=len(tasks), offset=len(objects))
         objects += some
     return Plan(tuple(objects), tuple(tasks))
-
-
-def _base(source: str | Sequence[str], infos: Sequence[ObjectInfo], data_type: DataType) -> str:
-    """Return the folder that output names are relative to."""
-    sources = [source] if isinstance(source, str) else list(source)
-    if data_type == "prefix" and len(sources) == 1:
-        return _folder(_normalized(sources[0]))
-    if isinstance(source, str) and data_type == "auto" and not source.startswith(MANIFEST_SCHEME):
-        named = _normalized(source).rstrip("/") + "/"
-        if infos and all(_normalized(info.uri).startswith(named) for info in infos):
-            return named  # a folder, with or without its slash
-        return _folder(_normalized(literal_prefix(source)))
-    return _common_folder([info.uri for info in infos])
-
-
-def _normalized(uri: str) -> str:
-    """Return a URI in its comparable form: web addresses without query, files as absolute paths."""
-    location = parse(uri)
-    if location.scheme == "file":
-        return absolute(location.key or "./")
-    return uri.partition("?")[0] if location.scheme in HTTP_SCHEMES else uri
-
-
-def _folder(place: str) -> str:
-    return place[: place.rfind("/") + 1]
-
-
-def _common_folder(uris: Sequence[str]) -> str:
-    # A prefix by characters is right: it is cut at a slash afterwards.
-    return _folder(os.path.commonprefix([_folder(_normalized(uri)) for uri in uris]))  # noqa: RUF071
-
-
-def check_separate(
-    source: str | Sequence[str], destination: str, objects: Sequence[PlannedObject], data_type: DataType
-) -> None:
-    """Raise ConfigError if the run would read what it writes, now or after outputs are written.
-
-    If it writes an output for each object, also raise ConfigError for two objects of one output.
-    """
-    output = _normalized(destination).rstrip("/") + "/"
-    inside = next((o.info.uri for o in objects if _normalized(o.info.uri).startswith(output)), None)
-    if inside:
-        raise ConfigError(
-            f"{inside} is in the output {destination}: a run must not read what it writes. Choose a "
-            "destination outside the source"
-        )
-    if not any(planned.output for planned in objects):
-        return
-    sources = [source] if isinstance(source, str) else source
-    written = [f"{output}{LEDGER_FOLDER}/run.json", *(output + o.output for o in objects)]
-    for one in sources:
-        if any(_covers(one, data_type, uri) for uri in written):
-            raise ConfigError(
-                f"{destination} is in the source {one}: a run must not read what it writes. Choose a "
-                "destination outside the source"
-            )
-    _check_unique_outputs(objects)
-
-
-def _covers(source: str, data_type: DataType, place: str) -> bool:
-    """Return True if a source selects objects of this URI.
-
-    The entries of a manifest are not checked.
-    """
-    if data_type == "manifest" or source.startswith((MANIFEST_SCHEME, "http://", "https://")):
-        return False
-    if data_type == "prefix":
-        return place.startswith(_normalized(source))
-    return source_covers(_normalized(source), place)
-
-
-def _check_unique_outputs(objects: Sequence[PlannedObject]) -> None:
-    name, count = Counter(o.output for o in objects).most_common(1)[0]
-    if count > 1:
-        twins = [o.info.uri for o in objects if o.output == name]
-        raise ConfigError(
-            f"{twins[0]} and {twins[1]} would both be written to {name}: transform them "
-            "separately, or choose a source folder above both"
-        )
 
 
 def _cut_tasks(
@@ -292,3 +150,193 @@ def _shards(index: int, info: ObjectInfo, settings: RunSettings, task_bytes: int
 def cuttable(uri: str, settings: RunSettings) -> bool:
     """Return True if the object can be read in ranges and its output assembled from their outputs."""
     return settings.output.format not in TABLES and text_format(uri, settings.read) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShard:
+    """A shard that this process reads.
+
+    `checkpoint` is that of the task, attached to its first open shard. A run without tasks has the
+    task number -1.
+    """
+
+    task: int
+    shard: Shard
+    ends_task: bool
+    checkpoint: TaskCheckpoint | None = None
+
+    @property
+    def resume(self) -> TaskCheckpoint | None:
+        """The checkpoint, if it lies within this shard."""
+        return self.checkpoint if self.checkpoint is not None and self.checkpoint.is_inside else None
+
+    @property
+    def done(self) -> tuple[ShardRecord, ...]:
+        """The finished shards of the task before this one."""
+        return () if self.checkpoint is None else self.checkpoint.done
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEnd:
+    """The end of a shard: its `entries` (records and failures) are all read.
+
+    `index` is its place among the open shards. `begin` and `end` are set for ranges only. A broken
+    object has no `end`; an object that is not text has neither.
+    """
+
+    open_shard: int
+    entries: int
+    begin: ShardPosition | None = None
+    end: ShardPosition | None = None
+    relative: bool = False
+
+
+def list_open_shards(tasks: Sequence[Task], checkpoints: Mapping[int, TaskCheckpoint]) -> list[OpenShard]:
+    """Return the unfinished shards of these tasks."""
+    open_shards: list[OpenShard] = []
+    for task in tasks:
+        checkpoint = checkpoints.get(task.number)
+        done = len(checkpoint.done) if checkpoint else 0
+        for place, shard in enumerate(task.shards[done:], done):
+            ends_task = place == len(task.shards) - 1
+            open_shards.append(
+                OpenShard(task.number, shard, ends_task, checkpoint if place == done else None)
+            )
+    return open_shards
+
+
+def list_objects(objects: Sequence[PlannedObject], start: Cursor) -> list[OpenShard]:
+    """Return the objects from `start` on as shards of a run without tasks."""
+    return [
+        OpenShard(
+            -1,
+            Shard(index),
+            ends_task=False,
+            checkpoint=TaskCheckpoint.at(start.position) if index == start.index and start.position else None,
+        )
+        for index in range(start.index, len(objects))
+    ]
+
+
+class RunPlan:
+    """The plan files of one destination. Used by one thread.
+
+    Args:
+        source: The source of the run.
+        ledger: The ledger of the destination.
+        settings: The settings of the run.
+        region_of: A function from an object's URI to its region.
+    """
+
+    def __init__(
+        self,
+        source: str | Sequence[str],
+        ledger: Ledger,
+        settings: RunSettings,
+        region_of: Callable[[str], str | None],
+    ) -> None:
+        self._source = source
+        self._ledger = ledger
+        self._settings = settings
+        self._region_of = region_of
+        self.files: list[list[PlannedObject]] = []
+        """The objects of all plan files; none before the run is begun or loaded."""
+        self._changed: dict[str, str] = {}
+        """The objects that changed after they were scored, by URI, with their last ETag."""
+
+    @property
+    def objects(self) -> list[PlannedObject]:
+        """All objects, in order."""
+        return [planned for some in self.files for planned in some]
+
+    def prepare(self, infos: Sequence[ObjectInfo]) -> list[PlannedObject]:
+        """Return new objects with the names of their outputs.
+
+        Raises ConfigError for objects that the run would overwrite or that share an output.
+        """
+        names, before = None, list[PlannedObject]()
+        if self._settings.per_object:
+            first = next((some for some in self.files if some), None)
+            names = output_names(self._source, [o.info for o in first] if first else infos, self._settings)
+            before = self.objects
+        planned = plan_objects(infos, names, region_of=self._region_of)
+        check_separate(self._source, self._ledger.destination, [*before, *planned], self._settings.data_type)
+        return planned
+
+    def add(self, planned: list[PlannedObject]) -> None:
+        """Write prepared objects as a new plan file."""
+        self._ledger.write_plan(len(self.files), planned)
+        self.files.append(planned)
+
+    def load(self) -> None:
+        """Read the plan files of an earlier process."""
+        self.files = self._ledger.plans()
+
+    def check_unchanged(self, now: Sequence[ObjectInfo]) -> None:
+        """Raise ResumeRefusedError, with the differences, unless the source is unchanged."""
+        before = {planned.info.uri: planned.info for planned in self.objects}
+        after = {info.uri: info for info in now}
+        changed = [f"{uri} is new" for uri in after if uri not in before]
+        changed += [f"{uri} is missing" for uri in before if uri not in after]
+        changed += [
+            f"{uri} has changed"
+            for uri, info in before.items()
+            if uri in after and (after[uri].etag, after[uri].size_bytes) != (info.etag, info.size_bytes)
+        ]
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise ResumeRefusedError(
+                f"{self._ledger.destination}: the source has changed since the run started: "
+                f"{'; '.join(changed[:3])}{more}. Restore it, or start again with --overwrite"
+            )
+
+    def unplanned(self, objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+        """Return the objects that are not planned yet, each once.
+
+        A new version of an object is new to a stream. A transform leaves its output unchanged,
+        because an output has one owner.
+        """
+        known = {(planned.info.uri, planned.info.etag) for planned in self.objects}
+        fresh = {(i.uri, i.etag): i for i in objects if (i.uri, i.etag) not in known}
+        if not self._settings.per_object:
+            return list(fresh.values())
+        uris = {uri for uri, _ in known}
+        for uri, etag in fresh:
+            if uri in uris and self._changed.get(uri) != etag:
+                self._changed[uri] = etag
+                _log.warning("%s has changed since it was scored: its output is unchanged", uri)
+        return list({info.uri: info for info in fresh.values() if info.uri not in uris}.values())
+
+    def without_own_output(self, infos: list[ObjectInfo]) -> list[ObjectInfo]:
+        """Return the objects without the output that is about to be deleted."""
+        own = {info.uri for info in self._own_objects()}
+        return [info for info in infos if info.uri not in own]
+
+    def _own_objects(self) -> list[ObjectInfo]:
+        store = self._ledger.store
+        return [
+            *self.parts(),
+            *store.list(self._ledger.uri("")),
+            *store.list(self._ledger.destination + "_report."),
+        ]
+
+    def parts(self) -> Iterable[ObjectInfo]:
+        """Yield the objects that have the name of a part, if the run writes parts."""
+        if self._settings.per_object:
+            return
+        for info in self._ledger.store.list(f"{self._ledger.destination}part-"):
+            if PART_NAME.fullmatch(info.uri.removeprefix(self._ledger.destination)):
+                yield info
+
+    def delete_output(self) -> None:
+        """Delete the output of an earlier run, and nothing else."""
+        store = self._ledger.store
+        self._ledger.abandon()
+        for planned in (one for some in self._ledger.plans() for one in some if one.output):
+            store.delete(self._ledger.destination + planned.output)
+            store.delete(self._ledger.destination + planned.failed)
+        for info in list(self.parts()):
+            store.delete(info.uri)
+        for name in (REPORT_NAME, PAGE_NAME):
+            store.delete(self._ledger.destination + name)
+        self._ledger.delete()

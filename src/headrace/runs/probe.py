@@ -12,11 +12,11 @@ import numpy as np
 from headrace.core.block import Block, Failure
 from headrace.core.errors import CorruptError, DataError, ModelInputError, StorageError
 from headrace.core.tensor import Array, ModelMetadata
-from headrace.formats.read import format_name, is_read_by_row_groups, read_object
+from headrace.formats.read import format_name
 from headrace.runs.mapping import Mapper
-from headrace.runs.parquet_source import parquet_blocks
-from headrace.runs.plan import PlannedObject
+from headrace.runs.records import PlannedObject
 from headrace.runs.settings import RunSettings
+from headrace.runs.source import object_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -107,10 +107,7 @@ def _first_blocks(info: ObjectInfo, stores: Stores, settings: RunSettings) -> It
     The run reports such an object.
     """
     try:
-        if is_read_by_row_groups(info.uri, settings.read):
-            yield from parquet_blocks(info, stores, settings.read)
-            return
-        yield from read_object(info.uri, _chunks(info, stores), settings.read)
+        yield from object_blocks(info, stores, settings.read, _chunks(info, stores))
     except (CorruptError, StorageError, DataError):
         return
 

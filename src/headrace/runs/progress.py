@@ -1,11 +1,23 @@
-"""The progress of a stream: counters that the stages write and any thread may read."""
+"""The progress of a run: counters that the stages write and any thread may read; resources of the process."""
 
+import re
+import resource
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 from headrace.batching.dynamic import CloseReason
 from headrace.core.block import Failure, FailureKind
+from headrace.core.predictor import PredictorStatistics
+from headrace.core.tensor import ModelMetadata
 from headrace.runs.items import ScoredBatch
+from headrace.runs.records import Counts
+
+_STATUS = Path("/proc/self/status")
+_PEAK_KIB = re.compile(rb"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -49,6 +61,16 @@ class RunProgress:
         self.objects_read = self.bytes_read = 0
         self.first_failure = self.first_broken = None
 
+    @property
+    def counts(self) -> Counts:
+        """The numbers of delivered records."""
+        return Counts(self.records, self.rows_out, self.rows_failed, self.objects_broken)
+
+    @counts.setter
+    def counts(self, counts: Counts) -> None:
+        self.records, self.rows_out = counts.records_in, counts.rows_out
+        self.rows_failed, self.objects_broken = counts.rows_failed, counts.objects_broken
+
     def set_read(self, bytes_read: int, objects_read: int) -> None:
         """Set the read position. The reader calls it."""
         self.bytes_read = bytes_read
@@ -70,3 +92,48 @@ class RunProgress:
             self.first_failure = next((f for f in failures if f.kind is not FailureKind.OBJECT), None)
         if broken and self.first_broken is None:
             self.first_broken = next(f for f in failures if f.kind is FailureKind.OBJECT)
+
+
+def cpu_s() -> float:
+    """Return the processor seconds of all threads, in user and system mode."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def peak_memory_mb() -> float:
+    """Return the peak memory of the process in MiB, accurate to about 1 MiB."""
+    try:
+        # On Linux, a new process inherits the maximum of its parent everywhere but in this file.
+        found = _PEAK_KIB.search(_STATUS.read_bytes())
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) / 1024
+    # The BSDs and macOS report bytes, Linux reports KiB.
+    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+class WorkFigures(Protocol):
+    """Figures of the work on a run: of the model, and of other processes. Any thread may read them."""
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """The model's metadata; available once the model is loaded."""
+        ...
+
+    def statistics(self) -> PredictorStatistics:
+        """Return the model's statistics so far."""
+        ...
+
+    def reading(self) -> Sequence[str]:
+        """Return the objects that are being read."""
+        ...
+
+    def cpu_s(self) -> float:
+        """Return the processor time of other processes in seconds; 0 if there are none."""
+        return 0.0
+
+    def peak_memory_mb(self) -> float:
+        """Return the sum of the other processes' peak memory in MB; 0 if there are none."""
+        return 0.0

@@ -1,18 +1,40 @@
-"""The records of a run's ledger: counts, finished tasks and parts, and checkpoints, as versioned JSON."""
+"""The records of a ledger: objects, counts, finished tasks and parts, and checkpoints, as versioned JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
+import msgspec
 import orjson
+from typing_extensions import override
 
 from headrace.core.block import Position
 from headrace.core.errors import CountMismatchError, LedgerError
 from headrace.runs.items import Cursor, Replay
+from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import PersistedDraft, PersistedRange
 
+LEDGER_FOLDER: Final = "_headrace"
 VERSION: Final = 2
 """The version of all records of a ledger. Version 1 had two kinds of ledgers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedObject:
+    """An input object and its region, if known.
+
+    If the run writes an output for each object, it is ``DEST/`` + `output`, and its failed records
+    are ``DEST/`` + `failed`. In a run that writes parts, both are empty.
+    """
+
+    info: ObjectInfo
+    output: str = ""
+    region: str | None = None
+
+    @property
+    def failed(self) -> str:
+        """The name of the file of failed records, below the destination."""
+        return f"{self.output}.failed" if self.output else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +85,21 @@ def sum_counts(counts: Iterable[Counts]) -> Counts:
     return total
 
 
+class LedgerRecord:
+    """A versioned record of a ledger."""
+
+    __slots__ = ()
+
+    def to_json(self) -> bytes:
+        """Return the record as versioned JSON with sorted keys."""
+        return dump_json({"v": VERSION, **_shallow_dict(self)})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Return the record from its JSON. Raises LedgerError for another version."""
+        return msgspec.convert(parse_versioned(text), cls)
+
+
 @dataclass(frozen=True, slots=True)
 class ShardPosition:
     """The start or end of a shard.
@@ -108,26 +145,9 @@ class ShardRecord:
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
     """Numbers of failed records by reason."""
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "ShardRecord":
-        """Return the record from its JSON values."""
-        return cls(
-            index=data["index"],
-            number=data["number"],
-            counts=Counts(**data["counts"]),
-            out_bytes=data["out_bytes"],
-            begin=_optional(ShardPosition, data["begin"]),
-            end=_optional(ShardPosition, data["end"]),
-            relative=data["relative"],
-            begin_bytes=data["begin_bytes"],
-            out=_range_from_json(data["out"]),
-            failed=_range_from_json(data["failed"]),
-            failures=data["failures"],
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class TaskRecord:
+class TaskRecord(LedgerRecord):
     """A finished task with its shards in order. `elapsed_s` and `region` are those of its worker."""
 
     task: int
@@ -136,20 +156,9 @@ class TaskRecord:
     elapsed_s: float = 0.0
     region: str | None = None
 
-    def to_json(self) -> bytes:
-        """Return the record as versioned JSON with sorted keys."""
-        return dump_json({"v": VERSION, **_shallow_dict(self)})
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Self:
-        """Return the record from its JSON. Raises LedgerError for another version."""
-        data = parse_versioned(text)
-        shards = tuple(map(ShardRecord.from_json, data["shards"]))
-        return cls(data["task"], data["attempt"], shards, data["elapsed_s"], data.get("region"))
-
 
 @dataclass(frozen=True, slots=True)
-class TaskCheckpoint:
+class TaskCheckpoint(LedgerRecord):
     """The progress of a task: its finished shards, and the position in the next one.
 
     If `is_inside`, the records of the next shard up to `member` and `record` are delivered; `line`
@@ -191,24 +200,9 @@ class TaskCheckpoint:
         """Return the position of the first record that is not delivered, in the object `uri`."""
         return Position(uri, self.member, self.record, self.line, self.byte, self.member_byte)
 
-    def to_json(self) -> bytes:
-        """Return the checkpoint as versioned JSON with sorted keys."""
-        return dump_json({"v": VERSION, **_shallow_dict(self)})
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Self:
-        """Return the checkpoint from its JSON. Raises LedgerError for another version."""
-        data = parse_versioned(text)
-        del data["v"]
-        data["done"] = tuple(map(ShardRecord.from_json, data["done"]))
-        data["counts"] = Counts(**data["counts"])
-        data["begin"] = _optional(ShardPosition, data["begin"])
-        data["out"], data["failed"] = _range_from_json(data["out"]), _range_from_json(data["failed"])
-        return cls(**data)
-
 
 @dataclass(frozen=True, slots=True)
-class PartRecord:
+class PartRecord(LedgerRecord):
     """A commit of a run without tasks: part `part` up to `cursor`, published or under way.
 
     A part with a `checkpoint` above 0 is under way. `total` counts everything up to the cursor,
@@ -228,25 +222,23 @@ class PartRecord:
     failures: Mapping[str, int] = field(default_factory=dict[str, int])
     replay: Replay | None = None
 
+    @override
     def to_json(self) -> bytes:
-        """Return the record as versioned JSON with sorted keys."""
         replay = None if self.replay is None else self.replay.to_json()
         nested = {"cursor": self.cursor.to_json(), "replay": replay}
         return dump_json({"v": VERSION, **_shallow_dict(self), **nested})
 
     @classmethod
+    @override
     def from_json(cls, text: bytes) -> Self:
-        """Return the record from its JSON. Raises LedgerError for another version."""
         data = parse_versioned(text)
-        del data["v"]
         data["cursor"] = Cursor.from_json(data["cursor"])
-        data["total"], data["in_part"] = Counts(**data["total"]), Counts(**data["in_part"])
         data["replay"] = None if data["replay"] is None else Replay.from_json(data["replay"])
-        return cls(**data)
+        return msgspec.convert(data, cls)
 
 
 @dataclass(frozen=True, slots=True)
-class RetriedOutput:
+class RetriedOutput(LedgerRecord):
     """An output whose failed records were retried; `rows` of them are predicted since.
 
     `number` is that of the output: of its object, or of the part. `out_bytes` is the size of the
@@ -262,21 +254,6 @@ class RetriedOutput:
     failed: PersistedDraft | None = None
     begin_bytes: int = 0
 
-    def to_json(self) -> bytes:
-        """Return the record as versioned JSON with sorted keys."""
-        return dump_json({"v": VERSION, **_shallow_dict(self)})
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Self:
-        """Return the record from its JSON. Raises LedgerError for another version."""
-        data = parse_versioned(text)
-        del data["v"]
-        data["out"], data["failed"] = (
-            _optional(PersistedDraft, data["out"]),
-            _optional(PersistedDraft, data["failed"]),
-        )
-        return cls(**data)
-
 
 def repeated_bytes(shards: Sequence[ShardRecord]) -> list[int]:
     """Return, for each shard of one object, the size of its header if an earlier shard has a header."""
@@ -286,16 +263,6 @@ def repeated_bytes(shards: Sequence[ShardRecord]) -> list[int]:
         found.append(shard.begin_bytes if begun else 0)
         begun = begun or shard.begin_bytes > 0
     return found
-
-
-def _optional(kind: Any, data: Mapping[str, Any] | None) -> Any:
-    return None if data is None else kind(**data)
-
-
-def _range_from_json(data: Mapping[str, Any] | None) -> PersistedRange | None:
-    return (
-        None if data is None else PersistedRange(PersistedDraft(**data["kept"]), data["start"], data["stop"])
-    )
 
 
 def _shallow_dict(record: Any) -> dict[str, Any]:

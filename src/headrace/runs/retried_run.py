@@ -1,21 +1,124 @@
-"""The finished run of a destination, as a retry of its failed records sees it."""
+"""The finished run of a destination, as a retry of its failed records sees it.
 
-from collections.abc import Mapping
-from dataclasses import replace
+`RetryLedger` has the records of the retries, `RetriedRun` the plan, the outputs and the totals. Some
+objects of a transform are scored again as a whole: broken and suppressed ones, and tables. Other
+objects of the same tasks are unchanged. After a crash, the ledger names the objects in progress, and
+the next retry scores them again.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any, Final
 
-from headrace.core.errors import ConfigError
-from headrace.runs.encoders import resolve_format
-from headrace.runs.ledger import Ledger, RunKind
-from headrace.runs.parts import part_names
-from headrace.runs.plan import Plan, make_plan
-from headrace.runs.records import PartRecord
-from headrace.runs.retry_ledger import RetryLedger
-from headrace.runs.settings import TABLES, settings_from_identity
-from headrace.runs.totals import RunTotals, part_totals, task_totals
+import msgspec
 
+from headrace.core.errors import ConfigError, LedgerError, NotFoundError
+from headrace.core.predictor import Predictor
+from headrace.reports.report import RunKind
+from headrace.runs.assembler import Assembler
+from headrace.runs.encoders import resolve_format
+from headrace.runs.ledger import Ledger
+from headrace.runs.parts import part_names
+from headrace.runs.plan import Plan, Task, make_plan
+from headrace.runs.records import (
+    VERSION,
+    PartRecord,
+    RetriedOutput,
+    TaskCheckpoint,
+    TaskRecord,
+    dump_json,
+    parse_versioned,
+)
+from headrace.runs.settings import TABLES, settings_from_identity
+from headrace.runs.task_run import TaskRun
+from headrace.runs.totals import RunTotals, part_totals, task_totals
+from headrace.runs.work import RunWork
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.draft import assemble, discard
+from headrace.storage.resolve import Stores
+
+_log = logging.getLogger("headrace.runs")
 _FAILED_PART: Final = ".failed.jsonl"
+
+
+class RetryLedger:
+    """The records of the retries of one destination. Used by one thread."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._store = ledger.store
+
+    # Failed records
+
+    def commit(self, record: RetriedOutput) -> None:
+        """Record that an output's failed records were retried.
+
+        The new output only remains to be published.
+        """
+        self._store.put(self._ledger.uri(f"retried-{record.number:05d}.json"), record.to_json())
+
+    def publish(self, record: RetriedOutput, output: str, failed: str) -> None:
+        """Publish the drafts of a record under the names of its output, unless that is done."""
+        if record.out is None:
+            return
+        name, destination = f"retry-{record.number:05d}-copy", self._ledger.destination
+        if record.out.nbytes:  # else it is as empty as before
+            draft_uri = self._ledger.draft_uri(f"{name}.out")
+            assemble(self._store, [record.out.full_range], draft_uri, destination + output)
+        if record.failed is None:
+            self._store.delete(destination + failed)
+        else:
+            draft_uri = self._ledger.draft_uri(f"{name}.failed")
+            assemble(self._store, [record.failed.full_range], draft_uri, destination + failed)
+        self.commit(replace(record, out=None, failed=None))
+        for draft in (record.out, record.failed):
+            if draft is not None:
+                discard(self._store, draft)
+
+    def retried(self) -> dict[int, RetriedOutput]:
+        """Return the outputs whose failed records were retried, by number."""
+        infos = self._store.list(self._ledger.uri("retried-"))
+        records = (RetriedOutput.from_json(self._store.get(info.uri)) for info in infos)
+        return {record.number: record for record in records}
+
+    # Whole objects
+
+    def begin_redo(self, indices: Iterable[int]) -> None:
+        """Record the objects that are scored again as a whole.
+
+        Their records are unreliable until `end_redo`.
+        """
+        found = sorted(indices)
+        self._store.put(self._ledger.uri("again.json"), dump_json({"v": VERSION, "indices": found}))
+
+    def objects_to_redo(self) -> set[int]:
+        """Return the objects of an unfinished redo."""
+        found = self._ledger.get("again.json")
+        return set() if found is None else set(parse_versioned(found)["indices"])
+
+    def end_redo(self) -> None:
+        """Record that the redo is finished."""
+        self._store.delete(self._ledger.uri("again.json"))
+
+    def reset_output(self, number: int) -> None:
+        """Remove the records of an output that is written again: its assembly and its retried records."""
+        self._store.delete(self._ledger.uri(f"output-{number:05d}.json"))
+        self._store.delete(self._ledger.uri(f"retried-{number:05d}.json"))
+
+    def save_new_info(self, index: int, info: ObjectInfo) -> None:
+        """Record the version of an object that is read instead of the planned one."""
+        data = dump_json(asdict(info) | {"v": VERSION})
+        self._store.put(self._ledger.uri(f"renewed-{index:05d}.json"), data)
+
+    def new_infos(self) -> dict[int, ObjectInfo]:
+        """Return the versions that replace planned ones, by object index."""
+        prefix, found = self._ledger.uri("renewed-"), dict[int, ObjectInfo]()
+        for listed in self._store.list(prefix):
+            number = int(listed.uri.removeprefix(prefix).removesuffix(".json"))
+            found[number] = msgspec.convert(parse_versioned(self._store.get(listed.uri)), ObjectInfo)
+        return found
 
 
 class RetriedRun:
@@ -112,3 +215,118 @@ class RetriedRun:
         tasks = [record for _, record in sorted(self._ledger.tasks().items())]
         region = self.identity.get("destination_region")
         return task_totals(self.plan, tasks, self.settings, retried=retried, destination_region=region)
+
+
+def current_info(stores: Stores, info: ObjectInfo) -> ObjectInfo | None:
+    """Return the present version of an object: `info` if it is unchanged, None if it is missing."""
+    try:
+        found = stores.for_uri(info.uri).head(info.uri)
+    except NotFoundError:
+        return None
+    same = found.size_bytes == info.size_bytes and (not info.etag or found.etag == info.etag)
+    return info if same else replace(found, uri=info.uri)
+
+
+def select_objects_to_redo(
+    records: RetryLedger,
+    plan: Plan,
+    stores: Stores,
+    wanted: Collection[int],
+    broken: Collection[int],
+) -> tuple[set[int], Plan]:
+    """Return the `wanted` objects that can be scored again, and the plan with their present versions.
+
+    A `broken` object may have been repaired, so its present version is used. If it is read in
+    ranges, its size must be the same. Other objects must be unchanged; a warning is logged for
+    those that are not, and they stay as they are.
+    """
+    ranges = {s.index for task in plan.tasks for s in task.shards if not s.is_whole}
+    objects = list(plan.objects)
+    found: set[int] = set()
+    for index in sorted(wanted):
+        info = objects[index].info
+        current = current_info(stores, info)
+        if current is None:
+            _log.warning("%s is missing: its output is unchanged", info.uri)
+        elif current is info:
+            found.add(index)
+        elif index in broken and (index not in ranges or current.size_bytes == info.size_bytes):
+            records.save_new_info(index, current)
+            objects[index] = replace(objects[index], info=current)
+            found.add(index)
+        else:
+            _log.warning(
+                "%s has changed: its output is unchanged. To read the new version, transform again with "
+                "--overwrite",
+                info.uri,
+            )
+    return found, Plan(tuple(objects), plan.tasks)
+
+
+def redo_objects(work: RunWork, predictor: Predictor, indices: Collection[int]) -> None:
+    """Score the objects again.
+
+    `work` must have `replaces` set, and a plan with the versions to read.
+    """
+    ledger, plan, records = work.ledger, work.plan, RetryLedger(work.ledger)
+    records.begin_redo(indices)
+    for index in indices:
+        records.reset_output(index)
+    done = ledger.tasks()
+    tasks = [task for task in plan.tasks if any(s.index in indices for s in task.shards)]
+    done_records = [record for record in done.values() if not any(s.index in indices for s in record.shards)]
+    assembler = Assembler(ledger, plan, work.settings, done_records)
+    tasks, checkpoints = _cut_tasks_to(tasks, done, indices)
+    work = replace(
+        work,
+        on_task=assembler.add_task,
+        range_starts=assembler.range_starts(),
+        checkpoints=checkpoints,
+    )
+    TaskRun(work, tasks, predictor).execute()
+    while misplaced := assembler.ranges_to_redo():
+        redone = [plan.tasks[number] for number in sorted(misplaced)]
+        work = replace(work, range_starts=dict(misplaced.values()), checkpoints={})
+        TaskRun(work, redone, predictor).execute()
+    for index in _without_failures(ledger, indices):
+        ledger.store.delete(ledger.destination + plan.objects[index].failed)
+    records.end_redo()
+
+
+def _cut_tasks_to(
+    tasks: list[Task], done: dict[int, TaskRecord], indices: Collection[int]
+) -> tuple[list[Task], dict[int, TaskCheckpoint]]:
+    """Return the tasks of these objects, with checkpoints that mark the tasks' other objects as finished."""
+    cut: list[Task] = []
+    checkpoints: dict[int, TaskCheckpoint] = {}
+    for task in tasks:
+        others = [s for s in task.shards if s.index not in indices]
+        redone_shards = [s for s in task.shards if s.index in indices]
+        records = {(s.index, s.number): s for s in done[task.number].shards}
+        cut.append(Task(task.number, (*others, *redone_shards)))
+        checkpoints[task.number] = TaskCheckpoint(
+            task.number, tuple(records[s.index, s.number] for s in others)
+        )
+    return cut, checkpoints
+
+
+def _without_failures(ledger: Ledger, indices: Collection[int]) -> set[int]:
+    shards = [s for record in ledger.tasks().values() for s in record.shards]
+    failed = {s.index for s in shards if s.counts.rows_failed or s.counts.objects_broken}
+    return set(indices) - failed
+
+
+def finished_identity(ledger: Ledger) -> Mapping[str, Any]:
+    """Return the identity of the finished run at a destination.
+
+    Raises ConfigError if there is no run, LedgerError if it is not finished.
+    """
+    identity = ledger.identity()
+    if identity is None:
+        raise ConfigError(f"{ledger.destination}: there is no run: check the destination")
+    if ledger.final_report() is None:
+        raise LedgerError(
+            f"{ledger.destination}: the {identity['kind']} is not finished: finish it with "
+            f"headrace {identity['kind']} … --resume, then retry its failed records"
+        )
+    return identity

@@ -15,47 +15,46 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
-import orjson
-
-from headrace.core.block import Failure, FailureKind
+from headrace.core.block import Failure
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import (
-    ConfigError,
-    DataError,
-    LedgerError,
-    LimitError,
-    NotFoundError,
-    ResumeRefusedError,
-)
+from headrace.core.errors import LedgerError, LimitError, NotFoundError, ResumeRefusedError
 from headrace.core.predictor import Predictor
-from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, read_failed_records
+from headrace.reports.observation import RunObservation
+from headrace.reports.page import PAGE_NAME
+from headrace.reports.report import Report
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
-from headrace.runs.items import ScoredBatch, selected_rows
 from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import Mapper
-from headrace.runs.merge import Outcome, RecoveredRecord, ordered_outcomes, write_merged
-from headrace.runs.observation import RunObservation
-from headrace.runs.page import PAGE_NAME, report_page
+from headrace.runs.output import count_reason
 from headrace.runs.progress import RunProgress
-from headrace.runs.reasons import count_reason
 from headrace.runs.records import RetriedOutput
-from headrace.runs.report import REPORT_NAME, Report, make_report
-from headrace.runs.retried_run import RetriedRun
-from headrace.runs.retry_ledger import RetryLedger
-from headrace.runs.retry_source import (
+from headrace.runs.reporting import RunReporter
+from headrace.runs.retried_run import (
+    RetriedRun,
+    RetryLedger,
+    current_info,
+    finished_identity,
+    redo_objects,
+    select_objects_to_redo,
+)
+from headrace.runs.retry_records import (
     ObjectFailures,
+    Outcome,
     OutputFailures,
+    RecoveredRecord,
     RetrySource,
     needs_object,
+    ordered_outcomes,
+    record_outcomes,
     select_retryable,
-    select_rows,
+    with_true_positions,
+    write_merged,
 )
-from headrace.runs.retry_whole import current_info, redo_objects, select_objects_to_redo
+from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import RunSettings
-from headrace.runs.task_run import TaskWork
-from headrace.runs.usage import cpu_s, peak_memory_mb
+from headrace.runs.work import RunWork
 from headrace.storage.draft import open_draft
 from headrace.storage.resolve import Stores
 
@@ -117,20 +116,31 @@ class FailedRecordsRetry:
         self._check_model(identity)
         run = RetriedRun(self._ledger, self._records, identity)
         run.check()
-        began, cpu_before_s = self._clock.now(), cpu_s()
         if self._write_page_always or self._has_page():
-            self._observation = RunObservation(began)
+            self._observation = RunObservation()
+        work = RunWork(
+            settings=run.settings,
+            stores=self._stores,
+            ledger=self._ledger,
+            learned=run.learned,
+            progress=self.progress,
+            clock=self._clock,
+            observation=self._observation,
+        )
+        reporter = RunReporter(work, identity["source"])
+        reporter.begin()
         self._retried = self._records.retried()
         for retried in list(self._retried.values()):
             # A killed process may have committed the merge without publishing it.
             self._records.publish(retried, *run.names(retried.number))
         failed = run.failed_outputs()
-        whole = self._redo_objects(run, set(failed)) if run.settings.per_object else set[int]()
+        whole = self._redo_objects(run, work, set(failed)) if run.settings.per_object else set[int]()
         self._begin_bytes = run.begin_bytes()
         by_themselves = {number: nbytes for number, nbytes in failed.items() if number not in whole}
         for some in _rounds(self._failures(run, by_themselves)):
             self._retry(run, some)
-        return self._report(run, self._clock.now() - began, cpu_s() - cpu_before_s)
+        reporter.end()
+        return self._report(run, reporter)
 
     def _has_page(self) -> bool:
         try:
@@ -180,7 +190,7 @@ class FailedRecordsRetry:
 
     # Whole objects
 
-    def _redo_objects(self, run: RetriedRun, failed: set[int]) -> set[int]:
+    def _redo_objects(self, run: RetriedRun, work: RunWork, failed: set[int]) -> set[int]:
         """Score objects again as a whole. Return the objects whose records are not retried."""
         begun, is_broken = self._records.objects_to_redo(), run.broken_objects()
         wanted = failed if run.redoes_all else failed & is_broken
@@ -197,17 +207,7 @@ class FailedRecordsRetry:
                 "restore it, or transform again with --overwrite"
             )
         if found:
-            work = TaskWork(
-                plan=run.plan,
-                settings=run.settings,
-                stores=self._stores,
-                ledger=self._ledger,
-                learned=run.learned,
-                progress=self.progress,
-                clock=self._clock,
-                observation=self._observation,
-                replaces=True,
-            )
+            work = replace(work, plan=run.plan, replaces=True)
             redo_objects(work, self._predictor, found)
             self._retried = self._records.retried()
         return wanted
@@ -227,10 +227,10 @@ class FailedRecordsRetry:
         headers: dict[int, bytes] = {}
         for batch in flow:
             if self._observation is not None:
-                self._observation.add_batch(_with_true_positions(batch, objects), self._clock.now())
+                self._observation.add_batch(with_true_positions(batch, objects), self._clock.now())
             for span in batch.spans:
                 failed[span.index].extend(span.failures)
-            for number, header, found in _outcomes(batch, objects, encoders):
+            for number, header, found in record_outcomes(batch, objects, encoders):
                 if isinstance(found, Failure):
                     failed[number].append(found)
                     continue
@@ -289,59 +289,26 @@ class FailedRecordsRetry:
 
     # The end
 
-    def _report(self, run: RetriedRun, elapsed_s: float, cpu_used_s: float) -> Report:
-        totals = run.totals()
-        report = make_report(
-            kind=run.kind,
-            status="failed" if any(r.suppressed for r in totals.objects) else "complete",
-            source=str(run.identity["source"]),
-            output=self.destination,
-            model=self._predictor.metadata.name,
+    def _report(self, run: RetriedRun, reporter: RunReporter) -> Report:
+        report = reporter.make(
+            run.totals(),
+            InProcessRunner(self._predictor).figures,
             objects=len(run.plan.objects),
-            totals=totals,
-            progress=self.progress,
-            statistics=self._predictor.statistics(),
-            elapsed_s=elapsed_s,
-            cpu_s=cpu_used_s,
-            peak_memory_mb=peak_memory_mb(),
             resumed=True,
         )
-        text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
-        self._ledger.publish(REPORT_NAME, text)
-        self._write_page(report, run.settings)
+        reporter.publish(report)
+        # A page with the same counts stays: it has the plots of a longer run.
+        earlier = Report.from_json(self._ledger.final_report() or report.to_json())
+        if self._write_page_always or _counts_of(earlier) != _counts_of(report):
+            reporter.write_page(report)
+        self.page = reporter.page
         self._ledger.finish(report.to_json())
         _log.info("failed records retried", extra={"rows_failed": report.rows_failed})
         return report
 
-    def _write_page(self, report: Report, settings: RunSettings) -> None:
-        """Write the page, unless the existing one has the same counts and the plots of a longer run."""
-        if self._observation is None:
-            return
-        earlier = Report.from_json(self._ledger.final_report() or report.to_json())
-        if self._write_page_always or _counts_of(earlier) != _counts_of(report):
-            page = report_page(report, self._observation, settings=settings)
-            self._ledger.publish(PAGE_NAME, page)
-            self.page = self.destination + PAGE_NAME
-
 
 def _counts_of(report: Report) -> tuple[Any, ...]:
     return report.records_in, report.rows_out, report.out_bytes, report.failures, report.failed_objects
-
-
-def finished_identity(ledger: Ledger) -> Mapping[str, Any]:
-    """Return the identity of the finished run at a destination.
-
-    Raises ConfigError if there is no run, LedgerError if it is not finished.
-    """
-    identity = ledger.identity()
-    if identity is None:
-        raise ConfigError(f"{ledger.destination}: there is no run: check the destination")
-    if ledger.final_report() is None:
-        raise LedgerError(
-            f"{ledger.destination}: the {identity['kind']} is not finished: finish it with "
-            f"headrace {identity['kind']} … --resume, then retry its failed records"
-        )
-    return identity
 
 
 def _rounds(outputs: Iterable[OutputFailures]) -> Iterator[list[OutputFailures]]:
@@ -356,47 +323,3 @@ def _rounds(outputs: Iterable[OutputFailures]) -> Iterator[list[OutputFailures]]
             some, held = [], 0
     if some:
         yield some
-
-
-def _with_true_positions(batch: ScoredBatch, objects: Sequence[ObjectFailures]) -> ScoredBatch:
-    """Return the batch with its failures at their positions in the objects."""
-    spans = (
-        replace(
-            span,
-            failures=tuple(
-                replace(f, position=objects[span.index].retryable[f.position.record].failure.position)
-                for f in span.failures
-            ),
-        )
-        for span in batch.spans
-    )
-    return replace(batch, spans=tuple(spans))
-
-
-def _outcomes(
-    batch: ScoredBatch, objects: Sequence[ObjectFailures], encoders: Encoders
-) -> Iterator[tuple[int, bytes, RecoveredRecord | Failure]]:
-    """Yield the outcome of each record of a batch: its object's number, the header and the prediction.
-
-    A record that does not have what the output filter selects fails; its position is its number
-    among the retried records.
-    """
-    row = 0
-    for span in batch.spans:
-        block = span.selection.block
-        encoder, header = None, b""
-        places: list[int] = selected_rows(span.selection).tolist()
-        for place in places:
-            outputs = {name: data[row : row + 1] for name, data in batch.outputs.items()}
-            row += 1
-            if encoder is None:
-                encoder = encoders.make(outputs, block)
-                header = encoder.begin()
-            record = objects[span.index].retryable[block.first.record + place]
-            alone = select_rows(block, [place], record.failure.position)
-            try:
-                text = encoder.encode([BlockSelection(alone, 0, 1)], outputs)
-            except DataError as error:
-                yield span.index, header, block.failure(place, FailureKind.FORMAT, str(error))
-                continue
-            yield span.index, header, RecoveredRecord(record, text)

@@ -8,8 +8,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-import orjson
-
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     ConfigError,
@@ -19,25 +17,19 @@ from headrace.core.errors import (
     OutputExistsError,
 )
 from headrace.core.predictor import Predictor, PredictorStatistics
+from headrace.reports.observation import RunObservation
+from headrace.reports.report import Report, RunKind, Status
 from headrace.runs.items import ScoredBatch
-from headrace.runs.ledger import Ledger, RunKind
-from headrace.runs.objects import notice_objects, select_typed_objects, source_covers
-from headrace.runs.observation import RunObservation
-from headrace.runs.page import PAGE_NAME, report_page
-from headrace.runs.part_scoring import PartScoring
-from headrace.runs.plan import (
-    Plan,
-    no_region,
-    select_infos,
-)
+from headrace.runs.ledger import Ledger
+from headrace.runs.objects import no_region, notice_objects, select_infos, select_typed_objects, source_covers
+from headrace.runs.plan import Plan, RunPlan, make_plan
 from headrace.runs.progress import RunProgress
-from headrace.runs.report import REPORT_NAME, Report, Status, make_report
-from headrace.runs.run_plan import RunPlan
+from headrace.runs.reporting import RunReporter
 from headrace.runs.runner import InProcessRunner, Runner
-from headrace.runs.scoring import RunContext, Scoring
+from headrace.runs.scoring import PartScoring, Scoring
 from headrace.runs.settings import RunSettings
 from headrace.runs.task_scoring import TaskScoring
-from headrace.runs.usage import cpu_s, peak_memory_mb
+from headrace.runs.work import RunWork
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -92,17 +84,15 @@ class Run:
     ) -> None:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
+        self.kind: RunKind = "transform" if settings.per_object else "stream"
         self.progress = RunProgress()
         self.plan: Plan | None = None
         """The plan; set once the source is listed."""
-        self.page: str | None = None
-        """The URI of the page; set once the page is written."""
         self._stores = stores
         self._settings = settings
         self._model_identity = model_identity
         self._if_exists: IfExists = if_exists
         self._model_reference = dict(model_reference or {})
-        self._clock = clock or SystemClock()
         self._observation = observation
         self._region_of = region_of
         self._ledger = Ledger(stores.for_uri(self.destination), self.destination)
@@ -111,26 +101,28 @@ class Run:
         """The number of objects that were in the plan when the run was last complete."""
         self._resumed = False
         self._appending = False
-        self._draining = False
-        context = RunContext(
+        self.draining = False
+        """True after a call of `drain`."""
+        work = RunWork(
             stores=stores,
             ledger=self._ledger,
             settings=settings,
             progress=self.progress,
-            clock=self._clock,
+            clock=clock or SystemClock(),
             on_batch=self._check_failures_so_far,
             observation=observation,
         )
-        self._scoring = _make_scoring(context, predictor, runner)
+        self._reporter = RunReporter(work, source)
+        self._scoring = _make_scoring(work, predictor, runner)
 
     def select(self) -> list[ObjectInfo]:
         """Return the objects that the source has now. The errors are those of `select_objects`."""
         return select_typed_objects(self.source, self._stores, self._settings.data_type)
 
     @property
-    def kind(self) -> RunKind:
-        """The preset of the run."""
-        return "transform" if self._settings.per_object else "stream"
+    def page(self) -> str | None:
+        """The URI of the page; set once the page is written."""
+        return self._reporter.page
 
     def execute(self) -> Report:
         """Score the source and publish the output. Return when everything is committed.
@@ -165,7 +157,7 @@ class Run:
                 self._ledger.learn(learned)
             self._ledger.reopen()
             self._objects.add(planned)
-            self.plan = self._scoring.make_plan(self._objects.files)
+            self.plan = self._make_plan()
         return self._score()
 
     def append_notice(self, notice: bytes | str | Mapping[str, Any]) -> Report | None:
@@ -184,21 +176,20 @@ class Run:
 
     def drain(self) -> None:
         """Stop reading, deliver the pending batches, and leave a ledger to resume from."""
-        self._draining = True
+        self.draining = True
         self._scoring.drain()
-
-    @property
-    def draining(self) -> bool:
-        """True after a call of `drain`."""
-        return self._draining
 
     def statistics(self) -> PredictorStatistics:
         """Return the model's statistics. Any thread may call it."""
-        return self._scoring.statistics()
+        return self._scoring.figures.statistics()
 
     def reading(self) -> Sequence[str]:
         """Return the objects that are being read. Any thread may call it."""
-        return self._scoring.reading()
+        return self._scoring.figures.reading()
+
+    def _make_plan(self) -> Plan:
+        by_tasks = self._scoring.mode == "tasks"
+        return make_plan(self._objects.files, self._settings, by_tasks=by_tasks)
 
     @property
     def _planned(self) -> int:
@@ -231,8 +222,10 @@ class Run:
         if learned:
             self._ledger.learn(learned)
         self._objects.add(planned)
-        self._ledger.begin(self._identity() | self._more_identity(), self.kind)
-        self.plan = self._scoring.make_plan(self._objects.files)
+        # A resumption must repeat the identity; a retry reads these.
+        more = {"made_with": self._model_reference, "destination_region": self._region_of(self.destination)}
+        self._ledger.begin(self._identity() | more, self.kind)
+        self.plan = self._make_plan()
         _log.info("run started", extra={"output": self.destination, "objects": len(planned)})
         return None
 
@@ -245,13 +238,6 @@ class Run:
             "mode": self._scoring.mode,
         }
 
-    def _more_identity(self) -> dict[str, Any]:
-        """Return properties that a resumption or a retry reads."""
-        return {
-            "made_with": self._model_reference,
-            "destination_region": self._region_of(self.destination),
-        }
-
     def _resume(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
         self._ledger.check_identity(self._identity(), self.kind)
         self._resumed = True
@@ -259,7 +245,7 @@ class Run:
         self._objects.load()
         if self._settings.per_object and finished is None and not self._appending:
             self._objects.check_unchanged(select())
-        self.plan = self._scoring.make_plan(self._objects.files)
+        self.plan = self._make_plan()
         self._scoring.resume(self.plan, finished=finished is not None)
         at = {"output": self.destination, "objects": self._planned, "records": self.progress.records}
         _log.info("run resumed", extra=at)
@@ -273,16 +259,16 @@ class Run:
     def _score(self) -> Report:
         """Score all objects that are not finished, and report."""
         assert self.plan is not None, "opened before"
-        began, cpu_before_s = self._clock.now(), cpu_s()
-        if self._observation is not None:
-            self._observation.begin(began)
+        self._reporter.begin()
         try:
             complete = self._scoring.execute(self.plan, appended=self._appending)
         except BaseException as error:
-            self._write_error_page(error, self._clock.now() - began, cpu_s() - cpu_before_s)
+            self._reporter.end()
+            self._write_error_page(error)
             self._delete_traces()
             raise
-        return self._finish(complete, self._clock.now() - began, cpu_s() - cpu_before_s)
+        self._reporter.end()
+        return self._finish(complete)
 
     def _delete_traces(self) -> None:
         """Delete all traces of a run that broke before its first commit."""
@@ -301,8 +287,8 @@ class Run:
 
     # Ending
 
-    def _finish(self, complete: bool, elapsed_s: float, cpu_used_s: float) -> Report:
-        report = self._report(None if complete else self._status_if_stopped, elapsed_s, cpu_used_s)
+    def _finish(self, complete: bool) -> Report:
+        report = self._report(None if complete else "drained" if self.draining else "partial")
         at = {"output": self.destination, "parts": report.parts}
         counts = {name: getattr(report, name) for name in ("records_in", "rows_out", "rows_failed")}
         if complete:
@@ -312,17 +298,12 @@ class Run:
         _log.info("run %s", report.status, extra=at | counts)
         if complete:
             self._refuse_empty(report)
-            text = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
-            self._ledger.publish(REPORT_NAME, text)
-        self._write_page(report)
+            self._reporter.publish(report)
+        self._reporter.write_page(report)
         if complete:
             self._ledger.finish(report.to_json())
             self._finished = self._planned
         return report
-
-    @property
-    def _status_if_stopped(self) -> Status:
-        return "drained" if self._draining else "partial"
 
     def _refuse_empty(self, report: Report) -> None:
         """Delete the output of a stream without any record, and raise EmptySourceError."""
@@ -331,50 +312,34 @@ class Run:
         self._objects.delete_output()
         raise EmptySourceError(report.source, f"{self._planned} object(s) without a single record")
 
-    def _report(self, stopped: Status | None, elapsed_s: float, cpu_used_s: float) -> Report:
+    def _report(self, stopped: Status | None) -> Report:
         """Return the report of a complete run (`stopped` None), or of one that stopped before its end."""
         assert self.plan is not None, "opened before"
-        totals = self._scoring.totals(self.plan, complete=stopped is None)
-        suppressed = any(result.suppressed for result in totals.objects)
-        return make_report(
-            kind=self.kind,
-            status=stopped or ("failed" if suppressed else "complete"),
-            source=self.source if isinstance(self.source, str) else ", ".join(self.source),
-            output=self.destination,
-            model=self._scoring.metadata.name,
+        return self._reporter.make(
+            self._scoring.totals(self.plan, complete=stopped is None),
+            self._scoring.figures,
             objects=self._planned,
-            totals=totals,
-            progress=self.progress,
-            statistics=self._scoring.statistics(),
-            elapsed_s=elapsed_s,
-            cpu_s=cpu_used_s + self._scoring.cpu_s(),
-            peak_memory_mb=peak_memory_mb() + self._scoring.peak_memory_mb(),
             resumed=self._resumed,
+            stopped=stopped,
         )
 
-    def _write_error_page(self, error: BaseException, elapsed_s: float, cpu_used_s: float) -> None:
+    def _write_error_page(self, error: BaseException) -> None:
         """Write the page of a run that stopped with an error."""
         if self._observation is None or not isinstance(error, HeadraceError):
             return
         try:
-            self._write_page(self._report("failed", elapsed_s, cpu_used_s), str(error))
+            self._reporter.write_page(self._report("failed"), str(error))
         except HeadraceError:
             # The destination may be the cause; the first error is the one to report.
-            _log.warning("cannot write %s%s", self.destination, PAGE_NAME, exc_info=True)
-
-    def _write_page(self, report: Report, error: str = "") -> None:
-        if self._observation is not None:
-            page = report_page(report, self._observation, settings=self._settings, error=error)
-            self._ledger.publish(PAGE_NAME, page)
-            self.page = self.destination + PAGE_NAME
+            _log.warning("cannot write the page of %s", self.destination, exc_info=True)
 
 
-def _make_scoring(context: RunContext, predictor: Predictor | None, runner: Runner | None) -> Scoring:
+def _make_scoring(work: RunWork, predictor: Predictor | None, runner: Runner | None) -> Scoring:
     if (predictor is None) == (runner is None):
         raise ConfigError("a run needs either a predictor or a runner")
     if runner is not None:
-        return TaskScoring(context, runner)
+        return TaskScoring(work, runner)
     assert predictor is not None, "checked above"
-    if context.settings.per_object:
-        return TaskScoring(context, InProcessRunner(predictor))
-    return PartScoring(context, predictor)
+    if work.settings.per_object:
+        return TaskScoring(work, InProcessRunner(predictor))
+    return PartScoring(work, predictor)

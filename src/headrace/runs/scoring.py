@@ -1,58 +1,52 @@
-"""The contract of the two ways to score a plan: in the order of the source, or by tasks."""
+"""Score a plan: the contract of the two ways, and the way in the order of the source, into numbered parts.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+The other way is by tasks: `headrace.runs.task_scoring`.
+"""
 
-from headrace.core.clock import Clock
-from headrace.core.predictor import PredictorStatistics
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Protocol
+
+from typing_extensions import override
+
+from headrace.core.errors import CountMismatchError, HeadraceError, ResumeRefusedError
+from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
-from headrace.runs.items import ScoredBatch
-from headrace.runs.ledger import Ledger
-from headrace.runs.observation import RunObservation
-from headrace.runs.plan import Plan, PlannedObject
-from headrace.runs.progress import RunProgress
-from headrace.runs.settings import RunSettings
-from headrace.runs.totals import RunTotals
-from headrace.storage.resolve import Stores
+from headrace.runs.encoders import Encoders
+from headrace.runs.flow import Flow, open_flow
+from headrace.runs.items import Cursor, Replay
+from headrace.runs.ledger import PartsState
+from headrace.runs.parts import PartsSink
+from headrace.runs.plan import Plan
+from headrace.runs.progress import RunProgress, WorkFigures
+from headrace.runs.records import Counts, PlannedObject
+from headrace.runs.retried_run import RetryLedger
+from headrace.runs.sequences import Sequencer
+from headrace.runs.totals import RunTotals, part_totals, replace_retried
+from headrace.runs.work import RunWork
+
+_log = logging.getLogger("headrace.runs")
 
 
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """The properties that a run shares with its scoring.
-
-    `on_batch` is called with every delivered batch. A runner of remote workers passes None from
-    time to time, after an update of `progress`.
-    """
-
-    stores: Stores
-    ledger: Ledger
-    settings: RunSettings
-    progress: RunProgress
-    clock: Clock
-    on_batch: Callable[[ScoredBatch | None], None]
-    observation: RunObservation | None = None
+Mode = Literal["sequence", "tasks"]
 
 
 class Scoring(Protocol):
     """The scoring of one run's plan. One thread uses it, except where noted."""
 
     @property
-    def metadata(self) -> ModelMetadata:
-        """The model's metadata."""
+    def figures(self) -> WorkFigures:
+        """The figures of the work."""
         ...
 
     @property
-    def mode(self) -> str:
-        """The name of the way to score. A resumption must use the same."""
+    def mode(self) -> Mode:
+        """The way to score: "sequence" or "tasks". A resumption must use the same."""
         ...
 
     def check(self) -> None:
         """Raise ConfigError, before any write, if the model or the settings do not fit."""
-        ...
-
-    def make_plan(self, plans: Sequence[Sequence[PlannedObject]]) -> Plan:
-        """Return the plan of the run's plan files."""
         ...
 
     def learn(self, objects: Sequence[PlannedObject], known: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -60,7 +54,8 @@ class Scoring(Protocol):
 
         Return `known` if that is decided by the first delivered batch instead.
         """
-        ...
+        del objects
+        return known
 
     def resume(self, plan: Plan, *, finished: bool) -> None:
         """Continue the work of an earlier process: read its progress from the ledger."""
@@ -84,24 +79,250 @@ class Scoring(Protocol):
     @property
     def has_committed(self) -> bool:
         """False if nothing of a failed run is worth keeping."""
-        ...
+        return True
 
     def drain(self) -> None:
         """Stop reading, and deliver and persist the batches in progress. Any thread may call it."""
         ...
 
+
+class PartScoring(Scoring, WorkFigures):
+    """The scoring of a stream without workers. The predictor is started when `execute` is called."""
+
+    def __init__(self, work: RunWork, predictor: Predictor) -> None:
+        self._work = work
+        self._predictor = predictor
+        self._flow: Flow | None = None
+        self._state: PartsState | None = None
+        self._done_objects = 0
+        self._counted = (0, RunTotals())
+        """The number of parts whose records were counted, and their totals."""
+        self._committed: Counts | None = None
+        """The counts of all batches that were written, unless the run broke."""
+        self._drops_open_part = False
+        self._sequencer: Sequencer | None = None
+        """The state of the predictor's sequences, if all submitted batches were delivered."""
+        self._resumed = False
+        self._draining = False
+
+    @property
+    @override
+    def figures(self) -> WorkFigures:
+        return self
+
+    @property
+    @override
+    def metadata(self) -> ModelMetadata:
+        return self._predictor.metadata
+
+    @property
+    @override
+    def mode(self) -> Mode:
+        return "sequence"
+
+    @override
+    def check(self) -> None:
+        metadata, mapping = self._predictor.metadata, self._work.settings.mapping
+        if metadata.is_stateful or mapping.sequence is not None:
+            Sequencer(metadata, mapping, self._work.settings.flow)
+
+    @override
+    def resume(self, plan: Plan, *, finished: bool) -> None:
+        self._resumed = True
+        self._state = self._work.ledger.parts_state()
+        self._work.progress.counts = self._state.total
+        if finished:
+            self._done_objects = len(plan.objects)
+
+    @property
+    def _cursor(self) -> Cursor:
+        """The position after all committed work and all finished objects."""
+        last = self._state.last.cursor if self._state and self._state.last else Cursor()
+        return last if last.index >= self._done_objects else Cursor(self._done_objects)
+
+    @override
+    def execute(self, plan: Plan, *, appended: bool) -> bool:
+        work, progress, cursor = self._work, self._work.progress, self._cursor
+        sizes = [planned.info.size_bytes or 0 for planned in plan.objects]
+        progress.objects_total, progress.bytes_total = len(sizes), sum(sizes)
+        progress.begin(objects_before=cursor.index, bytes_before=sum(sizes[: cursor.index]))
+        learned = work.ledger.learned()
+        sequencer = self._restored_sequencer(plan, learned)
+        self._sequencer, self._committed = None, None
+        self._flow = flow = open_flow(
+            plan.objects,
+            work.stores,
+            self._predictor,
+            work.settings,
+            start=cursor,
+            sequencer=sequencer,
+            resumable=True,
+            appended=appended,
+            learned=learned,
+            progress=progress,
+            clock=work.clock,
+        )
+        if self._draining:
+            flow.drain()
+        sink = PartsSink(
+            work.ledger,
+            Encoders(work.settings, flow.mapper).make,
+            work.settings,
+            state=self._state,
+            clock=work.clock,
+        )
+        try:
+            self._deliver(flow, sink, learned)
+            if flow.drained:
+                sink.checkpoint()
+            sink.finish(end=not flow.drained)
+        except BaseException:
+            self._keep_delivered(sink)
+            raise
+        progress.parts = sink.parts
+        self._committed, self._drops_open_part = sink.committed, sink.drops_open_part
+        if not flow.drained:
+            self._sequencer = sequencer
+        return not flow.drained
+
+    def _deliver(self, flow: Flow, sink: PartsSink, learned: Mapping[str, Any]) -> None:
+        """Write every batch of the flow."""
+        work = self._work
+        for batch in flow:
+            if flow.mapper.learned != learned:
+                learned = dict(flow.mapper.learned)
+                work.ledger.learn(learned)
+            if work.observation is not None:
+                work.observation.add_batch(batch, work.clock.now())
+            sink.write(batch)
+            work.progress.parts = sink.parts
+            work.on_batch(batch)
+
+    def _restored_sequencer(self, plan: Plan, learned: Mapping[str, Any]) -> Sequencer | None:
+        """Return the state of the predictor's sequences at the last commit.
+
+        Replay records first if the state is unknown.
+        """
+        settings = self._work.settings
+        if settings.mapping.sequence is None:
+            return None
+        if self._sequencer is not None:
+            return self._sequencer
+        sequencer = Sequencer(self._predictor.metadata, settings.mapping, settings.flow)
+        last = self._state.last if self._state else None
+        # A sequence of an object or member ends with it, so nothing is unfinished at the start of
+        # another.
+        unfinished = not settings.mapping.by_place or self._cursor.position is not None
+        if last is not None and last.replay is not None and unfinished:
+            self._replay(plan, last.replay, last.cursor, learned, sequencer)
+        return sequencer
+
+    def _replay(
+        self, plan: Plan, replay: Replay, stop: Cursor, learned: Mapping[str, Any], sequencer: Sequencer
+    ) -> None:
+        """Feed the model the earlier records of its live sequences, in the same batches.
+
+        The predictions were delivered before.
+
+        Raises:
+            ResumeRefusedError: The source has changed.
+        """
+        work, progress = self._work, self._work.progress
+        output = work.ledger.destination
+        _log.info(
+            "replaying records for the states of sequences",
+            extra={"output": output, "records": replay.records},
+        )
+        replayed = RunProgress()
+        self._flow = flow = open_flow(
+            plan.objects,
+            work.stores,
+            self._predictor,
+            work.settings,
+            start=replay.begin,
+            stop=stop,
+            resumable=False,
+            appended=True,
+            learned=learned,
+            progress=replayed,
+            clock=work.clock,
+            sequencer=sequencer,
+        )
+        if self._draining:
+            flow.drain()
+        before = progress.records_replayed
+        progress.records_to_replay += replay.records
+        for _ in flow:
+            progress.records_replayed = before + replayed.records
+        found = (replayed.records, replayed.objects_broken)
+        if not flow.drained and found != (replay.records, replay.broken):
+            raise ResumeRefusedError(
+                f"{output}: the states of its sequences cannot be rebuilt: the source had "
+                f"{replay.records} records and {replay.broken} broken objects or members, and now has "
+                f"{replayed.records} and {replayed.objects_broken}: restore the source, or start anew with "
+                "--overwrite"
+            )
+
+    def _keep_delivered(self, sink: PartsSink) -> None:
+        """Keep the delivered work of a broken run."""
+        try:
+            sink.checkpoint()
+        except HeadraceError:
+            # The destination itself may have failed: keep its contents, and report the first error.
+            _log.warning("the output since the last commit could not be saved", exc_info=True)
+        finally:
+            sink.abort()
+        try:
+            self._state = self._work.ledger.parts_state()
+            self._work.progress.counts = self._state.total
+        except HeadraceError:
+            _log.warning("the ledger cannot be read", exc_info=True)
+
+    @property
+    @override
+    def has_committed(self) -> bool:
+        return self._state is None or self._state.last is not None
+
+    @override
+    def totals(self, plan: Plan, *, complete: bool) -> RunTotals:
+        ledger, progress = self._work.ledger, self._work.progress
+        self._state = state = ledger.parts_state()
+        total = state.total
+        # Only new parts are read: after ten thousand appends, all of them would take too long.
+        parts, before = self._counted
+        counted = before.plus(part_totals(ledger.parts(state, since=parts)))
+        if not state.checkpoints:
+            self._counted = (state.published, counted)
+        else:
+            counted = counted.plus(part_totals(state.checkpoints[-1:]))
+        written = total if self._committed is None or self._drops_open_part else self._committed
+        if written != total or counted.counts != total:
+            raise CountMismatchError(
+                ledger.destination,
+                records_in=written.records_in,
+                out=counted.counts.rows_out,
+                failed=counted.counts.rows_failed,
+            )
+        total.check(ledger.destination)
+        if complete:
+            self._done_objects = len(plan.objects)
+        retried = RetryLedger(ledger).retried() if self._resumed else {}
+        if retried:
+            originals = [part for part in ledger.parts(state) if part.part in retried]
+            counted = replace_retried(counted, originals, retried)
+        objects_done = progress.objects_before + progress.objects_read
+        return replace(counted, objects_done=objects_done, parts=state.published)
+
+    @override
+    def drain(self) -> None:
+        self._draining = True
+        if self._flow:
+            self._flow.drain()
+
+    @override
     def statistics(self) -> PredictorStatistics:
-        """Return the model's statistics so far. Any thread may call it."""
-        ...
+        return self._predictor.statistics()
 
+    @override
     def reading(self) -> Sequence[str]:
-        """Return the objects that are being read. Any thread may call it."""
-        ...
-
-    def cpu_s(self) -> float:
-        """Return the processor time of other processes in seconds; 0 if there are none."""
-        return 0.0
-
-    def peak_memory_mb(self) -> float:
-        """Return the sum of the other processes' peak memory in MB; 0 if there are none."""
-        return 0.0
+        return [self._flow.reading] if self._flow is not None else []

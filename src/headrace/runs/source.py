@@ -1,20 +1,22 @@
 """Read the objects and ranges of a run into blocks, one after another, with the start and end of each.
 
-Input: shards and the positions to resume from. Output: `ReadBlock`s, and a `ShardEnd` for each
+Input: open shards, with the positions to resume from. Output: `ReadBlock`s, and a `ShardEnd` for each
 shard. A broken object (truncated, missing, changed) costs the rest of that object, as one failure
 of kind OBJECT.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from typing_extensions import override
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
 from headrace.formats.lines import PROBE_BYTES
+from headrace.formats.parquet_read import ParquetReader
 from headrace.formats.read import (
+    ReadOptions,
     first_records,
     is_read_by_row_groups,
     is_seekable,
@@ -26,10 +28,9 @@ from headrace.formats.read import (
 )
 from headrace.formats.text_range import TextFormat, TextRange
 from headrace.runs.items import BlockSource, Cursor, ReadBlock
-from headrace.runs.parquet_source import parquet_blocks
-from headrace.runs.plan import PlannedObject, Shard, Task
+from headrace.runs.plan import OpenShard, Shard, ShardEnd
 from headrace.runs.prefetch import Extent, Prefetch
-from headrace.runs.records import ShardPosition, ShardRecord, TaskCheckpoint
+from headrace.runs.records import PlannedObject, ShardPosition
 from headrace.runs.settings import RunSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -37,72 +38,6 @@ from headrace.storage.resolve import Stores
 _OBJECT_ERRORS = (CorruptError, NotFoundError, ChangedError, EmptySourceError)
 _TAIL_BYTES = 64 << 10
 _TAIL_BYTES_MAX = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class OpenShard:
-    """A shard that this process reads.
-
-    `checkpoint` is that of the task, attached to its first open shard. A run without tasks has the
-    task number -1.
-    """
-
-    task: int
-    shard: Shard
-    ends_task: bool
-    checkpoint: TaskCheckpoint | None = None
-
-    @property
-    def resume(self) -> TaskCheckpoint | None:
-        """The checkpoint, if it lies within this shard."""
-        return self.checkpoint if self.checkpoint is not None and self.checkpoint.is_inside else None
-
-    @property
-    def done(self) -> tuple[ShardRecord, ...]:
-        """The finished shards of the task before this one."""
-        return () if self.checkpoint is None else self.checkpoint.done
-
-
-@dataclass(frozen=True, slots=True)
-class ShardEnd:
-    """The end of a shard: its `entries` (records and failures) are all read.
-
-    `index` is its place among the open shards. `begin` and `end` are set for ranges only. A broken
-    object has no `end`; an object that is not text has neither.
-    """
-
-    open_shard: int
-    entries: int
-    begin: ShardPosition | None = None
-    end: ShardPosition | None = None
-    relative: bool = False
-
-
-def list_open_shards(tasks: Sequence[Task], checkpoints: Mapping[int, TaskCheckpoint]) -> list[OpenShard]:
-    """Return the unfinished shards of these tasks."""
-    open_shards: list[OpenShard] = []
-    for task in tasks:
-        checkpoint = checkpoints.get(task.number)
-        done = len(checkpoint.done) if checkpoint else 0
-        for place, shard in enumerate(task.shards[done:], done):
-            ends_task = place == len(task.shards) - 1
-            open_shards.append(
-                OpenShard(task.number, shard, ends_task, checkpoint if place == done else None)
-            )
-    return open_shards
-
-
-def list_objects(objects: Sequence[PlannedObject], start: Cursor) -> list[OpenShard]:
-    """Return the objects from `start` on as shards of a run without tasks."""
-    return [
-        OpenShard(
-            -1,
-            Shard(index),
-            ends_task=False,
-            checkpoint=TaskCheckpoint.at(start.position) if index == start.index and start.position else None,
-        )
-        for index in range(start.index, len(objects))
-    ]
 
 
 class ShardSource(BlockSource):
@@ -368,3 +303,37 @@ def _failed_block(index: int, reached: Position, why: str) -> ReadBlock:
 
 
 assert PROBE_BYTES <= _TAIL_BYTES, "an object's first tail tells whether it is text"
+
+
+def object_blocks(
+    info: ObjectInfo, stores: Stores, read: ReadOptions, chunks: Iterable[bytes]
+) -> Iterator[Block]:
+    """Yield the blocks of a whole object of any format; `chunks` are its bytes, unless read by row groups.
+
+    Raises the errors of `read_object` and of the store.
+    """
+    if is_read_by_row_groups(info.uri, read):
+        yield from parquet_blocks(info, stores, read)
+    else:
+        yield from read_object(info.uri, chunks, read)
+
+
+def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Iterator[Block]:
+    """Yield the blocks of an object.
+
+    Raises CorruptError for an invalid file, and the store's errors.
+    """
+    if info.size_bytes is None:
+        raise CorruptError(
+            "its size is unknown, but a Parquet file is read from its end", byte=0
+        ).with_location(info.uri, None)
+    store = stores.for_uri(info.uri)
+
+    def read_at(start: int, length: int) -> bytes:
+        return store.get_range(info.uri, start, length, etag=info.etag)
+
+    try:
+        reader = ParquetReader(read_at, info.size_bytes, record_bytes_max=read.record_bytes_max)
+        yield from reader.blocks(0, len(reader.row_groups), Position(info.uri))
+    except CorruptError as error:
+        raise error.with_location(info.uri, None) from error

@@ -6,75 +6,20 @@ every task in the ledger.
 
 import logging
 import threading
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
-from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
 from headrace.runs.items import ScoredBatch
-from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import Mapper
-from headrace.runs.observation import RunObservation
-from headrace.runs.plan import Plan, Task
-from headrace.runs.progress import RunProgress
-from headrace.runs.records import ShardPosition, TaskCheckpoint, TaskRecord
-from headrace.runs.settings import RunSettings
-from headrace.runs.source import ShardSource, list_open_shards
+from headrace.runs.plan import Task, list_open_shards
+from headrace.runs.source import ShardSource
 from headrace.runs.task_sink import TaskSink
-from headrace.storage.resolve import Stores
+from headrace.runs.work import RunWork
 
 _log = logging.getLogger("headrace.runs")
-
-
-def ignore(_: Any) -> None:
-    """Ignore the event."""
-
-
-def _no_check() -> None:
-    """Allow all writes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskWork:
-    """The properties that all tasks of a run share.
-
-    Attributes:
-        plan: The plan of the run.
-        settings: The settings of the run.
-        stores: The object stores.
-        ledger: The ledger of the destination.
-        learned: The properties of the first records.
-        progress: The counters of this run.
-        clock: The clock of checkpoints and elapsed times.
-        on_task: Called with the record of every committed task, by the working thread.
-        on_batch: Called with every delivered batch, by the working thread. A runner of remote workers
-            passes None from time to time, after an update of `progress`.
-        observation: The observation of every batch, also of one that stops the run before it is written.
-        replaces: The tasks replace earlier ones with wrong starts.
-        region: The region of this worker, if set.
-        run_id: The id of the run, for remote workers.
-        check: Called before every write; raises an error once the run is over.
-    """
-
-    plan: Plan
-    settings: RunSettings
-    stores: Stores
-    ledger: Ledger
-    learned: Mapping[str, Any]
-    progress: RunProgress = field(default_factory=RunProgress)
-    clock: Clock = field(default_factory=SystemClock)
-    on_task: Callable[[TaskRecord], None] = ignore
-    on_batch: Callable[[ScoredBatch | None], None] = ignore
-    observation: RunObservation | None = None
-    replaces: bool = False
-    region: str | None = None
-    run_id: str | None = None
-    check: Callable[[], None] = _no_check
 
 
 class TaskRun:
@@ -86,18 +31,15 @@ class TaskRun:
 
     def __init__(
         self,
-        work: TaskWork,
+        work: RunWork,
         tasks: Sequence[Task],
         predictor: Predictor,
-        *,
-        range_starts: Mapping[tuple[int, int], ShardPosition] | None = None,
-        checkpoints: Mapping[int, TaskCheckpoint] | None = None,
     ) -> None:
         settings = work.settings
         self._work = work
-        self._open_shards = list_open_shards(tasks, checkpoints or {})
+        self._open_shards = list_open_shards(tasks, work.checkpoints)
         self._source = ShardSource(
-            work.stores, work.plan.objects, self._open_shards, settings, range_starts=range_starts
+            work.stores, work.plan.objects, self._open_shards, settings, range_starts=work.range_starts
         )
         mapper = Mapper(predictor.metadata, settings.mapping, settings.read, work.learned)
         self._flow = Flow(
@@ -110,19 +52,11 @@ class TaskRun:
             clock=work.clock,
         )
         self._sink = TaskSink(
-            work.ledger,
-            work.plan,
+            work,
             self._open_shards,
             self._source,
             make_encoder=Encoders(settings, mapper).make,
             metadata=predictor.metadata,
-            settings=settings,
-            attempt=uuid.uuid4().hex[:12],
-            clock=work.clock,
-            on_task=work.on_task,
-            replaces=work.replaces,
-            region=work.region,
-            check=work.check,
         )
         self._drained = threading.Event()
 
@@ -147,7 +81,7 @@ class TaskRun:
                     self._work.observation.add_batch(batch, self._work.clock.now())
                 self._sink.write(batch)
                 last = batch
-                self._report(batch)
+                self._work.on_batch(batch)
             if self._drained.is_set():
                 self._persist(last)
                 return False
@@ -158,9 +92,6 @@ class TaskRun:
         finally:
             self._sink.close()
         return True
-
-    def _report(self, batch: ScoredBatch) -> None:
-        self._work.on_batch(batch)
 
     def _persist(self, last: ScoredBatch | None) -> None:
         if last is not None:

@@ -5,52 +5,26 @@ of every whole object, or the part of every task; persisted drafts of every rang
 record of every task.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import uuid
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
-from headrace.core.clock import Clock
 from headrace.core.errors import LedgerError
 from headrace.core.tensor import Array, ModelMetadata, empty_array
 from headrace.runs.items import ScoredBatch, ScoredSpan
-from headrace.runs.ledger import DRAFTS, Ledger
-from headrace.runs.output import EncoderFactory, RecordOutput, suppresses_output
+from headrace.runs.ledger import DRAFTS
+from headrace.runs.output import EncoderFactory, RecordOutput, SpooledOutput, suppresses_output
 from headrace.runs.parts import part_names
-from headrace.runs.plan import Plan, Shard
-from headrace.runs.records import Counts, ShardRecord, TaskCheckpoint, TaskRecord, sum_counts
-from headrace.runs.settings import TABLES, RunSettings
-from headrace.runs.source import OpenShard, ShardEnd, ShardSource
-from headrace.runs.spooled_output import SpooledOutput
-from headrace.storage.draft import Draft, PersistedDraft, discard
-from headrace.storage.local import LocalStore
+from headrace.runs.plan import OpenShard, Shard, ShardEnd
+from headrace.runs.records import ShardRecord, TaskCheckpoint, TaskRecord
+from headrace.runs.settings import TABLES
+from headrace.runs.source import ShardSource
+from headrace.runs.task_outputs import OpenOutput, OpenOutputs
+from headrace.runs.work import RunWork
+from headrace.storage.draft import PersistedDraft, discard
 from headrace.storage.publisher import DraftPublisher
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenOutput:
-    """The output that a shard is written to, and its contents before the shard."""
-
-    output: RecordOutput[SpooledOutput]
-    before: Counts
-    entries_before: int
-    failures_before: Counter[str]
-    out_bytes_before: int
-
-    @property
-    def counts(self) -> Counts:
-        """The counts of the shard."""
-        return self.output.counts.minus(self.before)
-
-    @property
-    def entries(self) -> int:
-        """The number of the shard's records and failures that this process wrote."""
-        return self.output.entries - self.entries_before
-
-    @property
-    def failures(self) -> dict[str, int]:
-        """The failed records of the shard by reason."""
-        return dict(self.output.failures - self.failures_before)
 
 
 class TaskSink:
@@ -59,72 +33,44 @@ class TaskSink:
     One thread calls `write` for every batch, then `end` and `close`.
 
     Args:
-        ledger: The ledger of the destination.
-        plan: The plan of the tasks.
+        work: The properties of the run.
         open_shards: The shards of the source.
         source: The source, for the ends of shards.
         make_encoder: See `EncoderFactory`.
         metadata: The model's metadata.
-        settings: The settings of the run.
-        attempt: A unique part of the names of this process's drafts.
-        clock: The clock of checkpoints.
-        on_task: Called with the record of every committed task, also of another process.
-        replaces: The tasks replace earlier ones with wrong starts.
-        region: The region of this worker.
-        check: Raises an error if nothing may be written any more.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
-        plan: Plan,
+        work: RunWork,
         open_shards: Sequence[OpenShard],
         source: ShardSource,
         *,
         make_encoder: EncoderFactory,
         metadata: ModelMetadata,
-        settings: RunSettings,
-        attempt: str,
-        clock: Clock,
-        on_task: Callable[[TaskRecord], None],
-        replaces: bool = False,
-        region: str | None = None,
-        check: Callable[[], None],
     ) -> None:
-        self._ledger = ledger
-        self._plan = plan
+        self._work = work
+        self._ledger = ledger = work.ledger
         self._open_shards = open_shards
         self._source = source
-        self._make_encoder = make_encoder
-        self._settings = settings
+        self._settings = settings = work.settings
         self._per_object = settings.per_object
         self._is_table = settings.output.format in TABLES
         writes_empty_tables = self._is_table and self._per_object
         self._empty_outputs = _make_empty_outputs(metadata) if writes_empty_tables else None
-        self._attempt = attempt
-        self._clock = clock
-        self._on_task = on_task
-        self._replaces = replaces
-        self._region = region
-        self._check = check
+        self._attempt = attempt = uuid.uuid4().hex[:12]
+        """A unique part of the names of this process's drafts."""
         self._publisher = DraftPublisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
-        self._open: dict[int, _OpenOutput] = {}
-        """The outputs of the shards that are being written, by open shard."""
-        self._task_output: tuple[int, RecordOutput[SpooledOutput]] | None = None
-        """The task in progress and its part, in a run that writes parts."""
-        self._appends = self._per_object and isinstance(ledger.store, LocalStore)
-        """True if drafts are files, to which the next range of an object can be appended."""
-        self._previous: tuple[int, Draft] | None = None
-        """The last finished shard and its draft."""
-        self._objects_with_begin = set[int]()
-        """Objects whose header a range of this process has written."""
+        self._outputs = OpenOutputs(
+            ledger, open_shards, make_encoder=make_encoder, settings=settings, attempt=attempt
+        )
         self._done: defaultdict[int, list[ShardRecord]] = defaultdict(list)
         for open_shard in open_shards:
             self._done[open_shard.task] += open_shard.done
         self._published_drafts: defaultdict[int, list[PersistedDraft]] = defaultdict(list)
         """Persisted drafts of published outputs by task; the last checkpoint still refers to them.
         """
-        self._began_s = self._checkpointed_s = clock.now()
+        self._began_s = self._checkpointed_s = work.clock.now()
 
     def write(self, batch: ScoredBatch) -> None:
         """Write a batch, finish the shards that end with it, and write a checkpoint if one is due.
@@ -139,112 +85,29 @@ class TaskSink:
             row += rows
             # Earlier shards, which may share the output or have had no records.
             self._finish_ended()
-            opened = self._opened(index)
+            opened = self._outputs.open(index)
             opened.output.add(spans, outputs)
             if self._settings.failures.on_error == "object" and opened.counts.has_failures:
                 self._source.skip(self._open_shards[index].shard.index)
         self._finish_ended()
-        if self._clock.now() - self._checkpointed_s >= self._settings.output.checkpoint_s:
+        if self._work.clock.now() - self._checkpointed_s >= self._settings.output.checkpoint_s:
             self.checkpoint(batch)
-
-    def _opened(self, index: int) -> _OpenOutput:
-        """Return the output of an open shard."""
-        if index not in self._open:
-            open_shard = self._open_shards[index]
-            output = self._object_output(index, open_shard) if self._per_object else self._part(open_shard)
-            resumed = open_shard.resume
-            already, failures = (
-                (resumed.counts, Counter(resumed.failures)) if resumed else (Counts(), Counter[str]())
-            )
-            out_bytes = 0
-            if not self._per_object:
-                # The output of a checkpoint inside the shard has the shard's first bytes, too.
-                out_bytes = sum(s.out_bytes for s in resumed.done) if resumed else output.out.nbytes
-            self._open[index] = _OpenOutput(
-                output,
-                output.counts.minus(already),
-                output.entries,
-                output.failures - failures,
-                out_bytes,
-            )
-        return self._open[index]
-
-    def _object_output(self, index: int, open_shard: OpenShard) -> RecordOutput[SpooledOutput]:
-        shard, resume = open_shard.shard, open_shard.resume
-        uri = self._draft_uri(open_shard.task, f"{shard.index}-{shard.number}")
-        store = self._ledger.store
-        return RecordOutput(
-            make_encoder=self._make_encoder,
-            out=SpooledOutput(
-                store,
-                f"{uri}.out",
-                persisted=resume.out if resume else None,
-                draft=self._previous_draft(index),
-            ),
-            failed=SpooledOutput(store, f"{uri}.failed", persisted=resume.failed if resume else None),
-            writes_begin=shard.index not in self._objects_with_begin,
-            begin_bytes=resume.begin_bytes if resume else 0,
-            counts=resume.counts if resume else None,
-            failures=resume.failures if resume else None,
-            policy=self._settings.failures,
-        )
-
-    def _part(self, open_shard: OpenShard) -> RecordOutput[SpooledOutput]:
-        """Return the part of the shard's task, with the output of the task's checkpoint."""
-        task, checkpoint = open_shard.task, open_shard.checkpoint
-        if (begun := self._begun_part(task)) is not None:
-            return begun
-        uri, store = self._draft_uri(task, "part"), self._ledger.store
-        done = checkpoint.done if checkpoint else ()
-        failures = sum(
-            (Counter(s.failures) for s in done), Counter(checkpoint.failures if checkpoint else {})
-        )
-        output = RecordOutput(
-            make_encoder=self._make_encoder,
-            out=SpooledOutput(store, f"{uri}.out", persisted=checkpoint.out if checkpoint else None),
-            failed=SpooledOutput(store, f"{uri}.failed", persisted=checkpoint.failed if checkpoint else None),
-            begin_bytes=checkpoint.begin_bytes if checkpoint else 0,
-            counts=sum_counts((*(s.counts for s in done), checkpoint.counts if checkpoint else Counts())),
-            failures=failures,
-            policy=self._settings.failures,
-        )
-        self._task_output = task, output
-        return output
-
-    def _begun_part(self, task: int) -> RecordOutput[SpooledOutput] | None:
-        """Return the part in progress if it is that of the task."""
-        return self._task_output[1] if self._task_output and self._task_output[0] == task else None
-
-    def _draft_uri(self, task: int, name: str) -> str:
-        return self._ledger.draft_uri(f"task-{task:05d}-{self._attempt}-{name}")
-
-    def _previous_draft(self, index: int) -> Draft | None:
-        """Return the draft of the previous range if this process wrote it, to append to its file."""
-        before, self._previous = self._previous, None
-        if before is None:
-            return None
-        number, draft = before
-        shard, last = self._open_shards[index].shard, self._open_shards[number].shard
-        if number == index - 1 and (shard.index, shard.number) == (last.index, last.number + 1):
-            return draft
-        draft.close()
-        return None
 
     def _finish_ended(self) -> None:
         """Finish every shard whose records are all written."""
         ended = self._source.shard_ends
         while ended:
             end = ended[0]
-            opened = self._opened(end.open_shard)
+            opened = self._outputs.open(end.open_shard)
             if opened.entries != end.entries:
                 return
             ended.popleft()
             self._finish(end, opened)
 
-    def _finish(self, end: ShardEnd, opened: _OpenOutput) -> None:
+    def _finish(self, end: ShardEnd, opened: OpenOutput) -> None:
         open_shard, output = self._open_shards[end.open_shard], opened.output
-        self._check()
-        del self._open[end.open_shard]
+        self._work.check()
+        self._outputs.remove(end.open_shard)
         ends_output = self._per_object or open_shard.ends_task
         if ends_output:
             output.end(self._empty_outputs)
@@ -253,18 +116,15 @@ class TaskSink:
             self._publish(open_shard, output)
         elif ends_output:
             record = replace(record, out=output.out.persist(), failed=output.failed.persist())
-            if output.begin_bytes:
-                self._objects_with_begin.add(open_shard.shard.index)
-            draft = output.out.release() if self._appends else None
-            self._previous = (end.open_shard, draft) if draft is not None else None
+            self._outputs.keep_range(end.open_shard, output)
         if ends_output:
-            self._close_output(output)
+            self._outputs.close_output(output)
         self._done[open_shard.task].append(record)
         if open_shard.ends_task:
             self._commit(open_shard.task)
 
-    def _record(self, end: ShardEnd, opened: _OpenOutput, shard: Shard) -> ShardRecord:
-        opened.counts.check(self._plan.objects[shard.index].info.uri)
+    def _record(self, end: ShardEnd, opened: OpenOutput, shard: Shard) -> ShardRecord:
+        opened.counts.check(self._work.plan.objects[shard.index].info.uri)
         return ShardRecord(
             index=shard.index,
             number=shard.number,
@@ -277,15 +137,10 @@ class TaskSink:
             failures=opened.failures,
         )
 
-    def _close_output(self, output: RecordOutput[SpooledOutput]) -> None:
-        output.out.close()
-        output.failed.close()
-        self._task_output = None
-
     def _publish(self, open_shard: OpenShard, output: RecordOutput[SpooledOutput]) -> None:
         destination = self._ledger.destination
         if self._per_object:
-            planned = self._plan.objects[open_shard.shard.index]
+            planned = self._work.plan.objects[open_shard.shard.index]
             name, failed_name = planned.output, planned.failed
         else:
             name, failed_name = part_names(open_shard.task, self._settings.output.format)
@@ -307,31 +162,31 @@ class TaskSink:
             discard(self._ledger.store, draft)
 
     def _commit(self, task: int) -> None:
-        self._check()
+        self._work.check()
         self._publisher.flush()
-        elapsed_s = round(self._clock.now() - self._began_s, 6)
-        record = TaskRecord(task, self._attempt, tuple(self._done.pop(task)), elapsed_s, self._region)
-        self._began_s = self._checkpointed_s = self._clock.now()
-        if self._replaces:
+        elapsed_s = round(self._work.clock.now() - self._began_s, 6)
+        record = TaskRecord(task, self._attempt, tuple(self._done.pop(task)), elapsed_s, self._work.region)
+        self._began_s = self._checkpointed_s = self._work.clock.now()
+        if self._work.replaces:
             self._ledger.replace_task(record)
         elif not self._ledger.commit_task(record):
             # Another worker committed the task first; its outputs have the same bytes.
             record = self._ledger.task(task) or record
         self._discard_published_drafts(task)
-        self._on_task(record)
+        self._work.on_task(record)
 
     def checkpoint(self, batch: ScoredBatch) -> None:
         """Persist the task in progress up to the end of `batch`."""
-        self._checkpointed_s = self._clock.now()
-        self._check()
+        self._checkpointed_s = self._work.clock.now()
+        self._work.check()
         index, position = batch.end.index, batch.end.position
         if index >= len(self._open_shards):
             return
         open_shard = self._open_shards[index]
         task, done = open_shard.task, self._done[open_shard.task]
         self._publisher.flush()
-        opened = None if position is None else self._open.get(index)
-        output = opened.output if opened is not None else self._begun_part(task)
+        opened = None if position is None else self._outputs.get(index)
+        output = opened.output if opened is not None else self._outputs.begun_part(task)
         if output is None or self._is_table:
             if done and self._per_object:
                 self._save(TaskCheckpoint(task, tuple(done)))
@@ -371,11 +226,11 @@ class TaskSink:
         """
         self._finish_ended()
         self._publisher.flush()
-        if self._open or self._source.shard_ends:
+        if self._outputs.unfinished or self._source.shard_ends:
             open_shard = self._open_shards[
-                min((*self._open, *(e.open_shard for e in self._source.shard_ends)))
+                min((*self._outputs.unfinished, *(e.open_shard for e in self._source.shard_ends)))
             ]
-            uri = self._plan.objects[open_shard.shard.index].info.uri
+            uri = self._work.plan.objects[open_shard.shard.index].info.uri
             raise LedgerError(
                 f"{uri}: not all of its records were written although all were read. Do not trust this "
                 "output; please report it"
@@ -383,14 +238,7 @@ class TaskSink:
 
     def close(self) -> None:
         """Release all drafts; committed work stays. Further calls do nothing."""
-        outputs = [opened.output for opened in self._open.values()]
-        if self._task_output is not None:
-            outputs.append(self._task_output[1])
-        for output in outputs:
-            self._close_output(output)
-        if self._previous is not None:
-            self._previous[1].close()
-            self._previous = None
+        self._outputs.close()
         self._publisher.close()
 
 

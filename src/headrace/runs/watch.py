@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from headrace.core.clock import Clock
 from headrace.core.errors import EmptySourceError, NotFoundError
-from headrace.runs.report import Report
+from headrace.reports.report import Report
 from headrace.runs.run import Run
 from headrace.storage.contract import ObjectInfo
 

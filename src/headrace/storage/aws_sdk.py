@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from headrace.core.errors import AccessDeniedError, MissingExtraError
-from headrace.storage.aws_profile import AwsSettings, CredentialSource, aws_settings
+from headrace.storage.cloud_credentials import AwsSettings, CredentialSource, aws_settings
 
 _REGION_HEADER: Final = "x-amz-bucket-region"
 _FIRST_REGION: Final = "us-east-1"

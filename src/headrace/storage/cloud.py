@@ -25,9 +25,14 @@ from headrace.core.errors import (
     NotFoundError,
 )
 from headrace.core.retry import TransientFault
-from headrace.storage.aws_profile import AwsSettings, CredentialSource, aws_settings
 from headrace.storage.aws_sdk import sdk_session
-from headrace.storage.cloud_credentials import require_credentials, uses_plain_http
+from headrace.storage.cloud_credentials import (
+    AwsSettings,
+    CredentialSource,
+    aws_settings,
+    require_credentials,
+    uses_plain_http,
+)
 from headrace.storage.faults import EmptyRangeError, translate_error
 
 if TYPE_CHECKING:

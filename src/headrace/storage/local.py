@@ -3,6 +3,7 @@
 Each write goes to a temporary file beside its target. The file is flushed to the disk and then
 renamed to the target. A reader of a replaced file reads the old file to its end.
 """
+
 # Paths stay strings as given: Path would drop "./", "//" and a trailing slash.
 # ruff: noqa: PTH103, PTH105, PTH106, PTH108, PTH109, PTH112, PTH114, PTH116, PTH118, PTH120
 
@@ -404,3 +405,19 @@ def _raise_storage_error(uri: str, error: OSError) -> NoReturn:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         raise StorageError(uri, f"{reason}: free disk space; completed files stay") from error
     raise StorageError(uri, reason) from error
+
+
+def remove_folder(store: Store, folder: str) -> None:
+    """Delete every object below `folder`, then the empty folders (see `prune_folder`)."""
+    for info in store.list(folder):
+        store.delete(info.uri)
+    prune_folder(store, folder)
+
+
+def prune_folder(store: Store, folder: str) -> None:
+    """Remove `folder` and its subfolders where they are empty.
+
+    Does nothing for stores without folders.
+    """
+    if isinstance(store, LocalStore):
+        store.prune(folder)

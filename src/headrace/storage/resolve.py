@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -47,10 +48,16 @@ class Stores:
         self.timeout_s = timeout_s
         self._environ = os.environ if environ is None else environ
         self._closed = threading.Event()
-        policy = RetryPolicy(retry_s=retry_s)
-        self._retrier = Retrier(clock or SystemClock(), policy, seed=seed, wake=self._closed)
+        self._clock = clock or SystemClock()
+        self._seed = seed
         self._stores: dict[str, Store] = {}
         self._lock = threading.Lock()
+
+    @cached_property
+    def _retrier(self) -> Retrier:
+        """The retrier of all stores on the network."""
+        policy = RetryPolicy(retry_s=self.retry_s)
+        return Retrier(self._clock, policy, seed=self._seed, wake=self._closed)
 
     def for_uri(self, uri: str) -> Store:
         """Return the store of a URI or plain path. URIs of one scheme share a store.

@@ -23,16 +23,14 @@ from headrace.jobs.kinds.options import transform_settings
 from headrace.jobs.paths import JobPaths
 from headrace.protocols.oip_json import JsonWireRequest, decode_request, encode_response, parse_header_length
 from headrace.protocols.plain_json import request_from_json
-from headrace.runs.destination import check_folder
-from headrace.runs.locality import Locality
+from headrace.reports.report import REPORT_NAME, Report
 from headrace.runs.media_types import bare_type
-from headrace.runs.report import REPORT_NAME, Report
+from headrace.runs.parts import check_folder
 from headrace.runs.run import Run
-from headrace.runs.runner import InProcessRunner
+from headrace.runs.runner import InProcessRunner, Locality
 from headrace.runs.settings import RunSettings
 from headrace.storage.contract import Store
-from headrace.storage.folder import remove_folder
-from headrace.storage.local import LocalStore
+from headrace.storage.local import LocalStore, remove_folder
 from headrace.storage.resolve import Stores
 
 REQUEST_BYTES_MAX: Final = 64 << 20

@@ -15,8 +15,7 @@ from headrace.core.errors import LimitError, StorageError, UnavailableError
 from headrace.core.retry import TransientFault
 from headrace.jobs.outbound.client import OutboundClient, OutboundFault, OutboundTimeouts, UntrustedFault
 from headrace.storage.contract import ObjectInfo
-from headrace.storage.http import HttpStore
-from headrace.storage.http_transport import HttpTransport, StreamedHttpResponse
+from headrace.storage.http import HttpStore, HttpTransport, StreamedHttpResponse
 from headrace.storage.retry import Retrier
 
 STREAM_S_MAX: Final = 3600.0

@@ -1,0 +1,236 @@
+"""The final report of a run, for people and for programs."""
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, Literal, Protocol
+
+from headrace.core.block import Failure
+from headrace.reports.markup import summary
+
+RunKind = Literal["stream", "transform"]
+
+REPORT_VERSION: Final = 1
+REPORT_NAME: Final = "_report.json"
+FAILED_NAMES: Final[Mapping[RunKind, str]] = {"stream": "part-*.failed.jsonl", "transform": "**.failed"}
+"""The names of the files of failed records."""
+_REASONS_SHOWN: Final = 5
+_RENAMED: Final = {
+    "objects_read": "objects_done",
+    "objects_withheld": "objects_suppressed",
+    "rows_withheld": "rows_suppressed",
+}
+
+Status = Literal["complete", "failed", "drained", "partial"]
+
+
+class FirstFailures(Protocol):
+    """The first failed record and the first broken object of a run."""
+
+    @property
+    def first_failure(self) -> Failure | None:
+        """The first failed record, if any."""
+        ...
+
+    @property
+    def first_broken(self) -> Failure | None:
+        """The first object or member that was not read to its end, if any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The report of a run.
+
+    ``records_in == rows_out + rows_failed + rows_suppressed`` was verified.
+
+    Counts are of the whole run, from its ledger. Other figures are of this process alone (of this
+    append, if the run is appended to): `bytes_read`, `elapsed_s`, `rows_per_s`, `cpu_s` and those
+    of the model. `peak_memory_mb` and `records_replayed` cover the whole life of the process.
+
+    Attributes:
+        kind: "stream": numbered parts in the order of the source. "transform": one output per object.
+        status: "complete". "failed": objects have no output because one of their records failed
+            (`FailurePolicy.on_error` "object"). "drained": stopped on request, can be resumed.
+            "partial": tasks are left for workers in other regions, can be resumed.
+        objects_with_failures: Objects with a failed record, or broken (transforms only).
+        rows_suppressed: Predictions that were not written, in objects without output.
+        parts: The number of parts, of a stream.
+        tasks: The number of finished tasks; 0 for a stream without workers.
+        failures: Failed records by reason.
+        failed_objects: The objects with the most failed records (transforms only).
+        bytes_across_regions: Transfers with ``from``, ``to`` and ``bytes``, for known regions.
+        tasks_left: Unfinished tasks by region.
+        records_replayed: Records that were delivered before and replayed to rebuild the states of
+            the model.
+    """
+
+    kind: RunKind
+    status: Status
+    source: str
+    output: str
+    model: str
+    objects: int
+    objects_done: int
+    objects_with_failures: int
+    objects_broken: int
+    objects_suppressed: int
+    records_in: int
+    rows_out: int
+    rows_failed: int
+    rows_suppressed: int
+    parts: int
+    out_bytes: int
+    bytes_read: int
+    tasks: int
+    elapsed_s: float
+    rows_per_s: float
+    cpu_s: float
+    peak_memory_mb: float
+    instance_busy_share: float
+    instance_starved_s: float
+    model_calls: int
+    retries: int
+    batches_closed_by: dict[str, int] = field(default_factory=dict[str, int])
+    failures: dict[str, int] = field(default_factory=dict[str, int])
+    failed_objects: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    bytes_across_regions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    tasks_left: dict[str, int] = field(default_factory=dict[str, int])
+    resumed: bool = False
+    records_replayed: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """The exit status of the command.
+
+        0: every record is predicted. 3: records failed. 1: an object is broken or has no output, or
+        the run stopped before its end.
+        """
+        if self.status != "complete" or self.objects_broken:
+            return 1
+        return 3 if self.rows_failed else 0
+
+    @property
+    def objects_read(self) -> int:
+        """Return `objects_done`. Deprecated, removed in the next release."""
+        _warn_renamed("objects_read")
+        return self.objects_done
+
+    @property
+    def objects_withheld(self) -> int:
+        """Return `objects_suppressed`. Deprecated, removed in the next release."""
+        _warn_renamed("objects_withheld")
+        return self.objects_suppressed
+
+    @property
+    def rows_withheld(self) -> int:
+        """Return `rows_suppressed`. Deprecated, removed in the next release."""
+        _warn_renamed("rows_withheld")
+        return self.rows_suppressed
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for ``_report.json`` and ``--json``.
+
+        For one release, renamed keys are there under their old names too.
+        """
+        data = asdict(self)
+        old = {name: data[new] for name, new in _RENAMED.items()}
+        return {"v": REPORT_VERSION, **data, **old, "exit_code": self.exit_code}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Report":
+        """Return the report from the form of `to_json`."""
+        return cls(**{f.name: data[f.name] for f in fields(cls)})
+
+    def figures(self, progress: FirstFailures | None = None) -> dict[str, str]:
+        """Return the figures of the run for people, by name, as the command prints them.
+
+        A figure may have several lines. `progress` adds the first failures.
+        """
+        failure, broken = (progress.first_failure, progress.first_broken) if progress else (None, None)
+        replayed = f"{self.records_replayed:,} records, to restore sequence states"
+        figures = {
+            "predictions": f"{self.output} ({_outputs(self)})",
+            "records in": _records(self),
+            "failures": _failures(self),
+            "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
+            "broken objects": f"{self.objects_broken:,}" if self.objects_broken else "",
+            "first broken": broken_line(broken) if broken else "",
+            "no output": f"{self.objects_suppressed:,} objects, since one of their records failed"
+            if self.objects_suppressed
+            else "",
+            "replayed": replayed if self.records_replayed else "",
+            "across regions": _across_regions(self),
+            "rows/s": f"{self.rows_per_s:,.0f} over {self.elapsed_s:.2f} s",
+            "instances busy": f"{self.instance_busy_share:.0%}, {_count(self.model_calls, 'call')}",
+            "peak memory": f"{self.peak_memory_mb:,.0f} MB",
+            "status": _STATUS_TEXTS.get(self.status, self.status),
+        }
+        return {name: value for name, value in figures.items() if value}
+
+    def _repr_html_(self) -> str:
+        """Return the figures as a table, for notebooks."""
+        title = "Batch transform" if self.kind == "transform" else "Stream run"
+        return summary(title, self.figures().items())
+
+
+_STATUS_TEXTS: Final = {
+    "drained": "stopped: continue with --resume",
+    "partial": "tasks are left for workers in other regions: continue there with --resume",
+}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
+
+
+def _outputs(report: Report) -> str:
+    if report.kind == "stream":
+        return _count(report.parts, "part")
+    done = f"{report.objects_done:,} of " if report.status in _STATUS_TEXTS else ""
+    return f"{done}{_count(report.objects, 'object')}"
+
+
+def _records(report: Report) -> str:
+    suppressed = f" + {report.rows_suppressed:,} suppressed" if report.rows_suppressed else ""
+    return f"{report.records_in:,} = {report.rows_out:,} out + {report.rows_failed:,} failed{suppressed}"
+
+
+def _across_regions(report: Report) -> str:
+    """Return the bytes transferred between regions and the tasks left in them."""
+    lines = [f"{c['bytes']:,} bytes from {c['from']} to {c['to']}" for c in report.bytes_across_regions]
+    if report.status == "partial":
+        lines += [f"{count:,} task(s) left in {region}" for region, count in report.tasks_left.items()]
+    return "\n".join(lines)
+
+
+def _failures(report: Report) -> str:
+    """Return the most frequent failure reasons, one per line."""
+    if not report.failures:
+        return ""
+    where = FAILED_NAMES[report.kind]
+    if report.kind == "transform":
+        where += f", {report.objects_with_failures:,} object(s)"
+    shown = list(report.failures.items())[:_REASONS_SHOWN]
+    lines = [f"{report.output}{where}; by reason:"]
+    lines += [f"{count:>9,}  {one_line(reason)}" for reason, count in shown]
+    if len(report.failures) > len(shown):
+        lines.append(f"           … and {len(report.failures) - len(shown)} more reasons, in {REPORT_NAME}")
+    return "\n".join(lines)
+
+
+def broken_line(failure: Failure) -> str:
+    """Return one line about a broken object; most reasons already name the object."""
+    name = failure.position.member or failure.position.object
+    return one_line(failure.why if name in failure.why else f"{name}: {failure.why}")
+
+
+def one_line(text: str) -> str:
+    """Return the text with its line breaks replaced by spaces."""
+    return re.sub(r"\s*\n\s*", " ", text)
+
+
+def _warn_renamed(name: str) -> None:
+    message = f"Report.{name} is deprecated: use {_RENAMED[name]}"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)

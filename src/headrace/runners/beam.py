@@ -1,0 +1,268 @@
+"""Run tasks as pipelines of Apache Beam, on any of its runners. This process does not import Beam.
+
+Beam distributes the tasks, and may run one twice. The ledger decides which tasks are finished, both
+here and in the workers. A pipeline may end by itself or because a worker of it died; the tasks that
+the ledger lacks then go into another pipeline.
+"""
+
+import importlib.util
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import wait
+from secrets import token_hex
+from typing import Final, Self
+
+from typing_extensions import override
+
+from headrace.core.errors import MissingExtraError, ModelLoadError, RunnerError
+from headrace.core.predictor import Predictor
+from headrace.runners.beam_process import PipelineOrder, PipelineProcess
+from headrace.runners.deaths import DEATHS_MAX
+from headrace.runners.embedded_worker import StatusStore, WorkerStatus
+from headrace.runners.engines import BeamWorkers
+from headrace.runners.scheduler import TaskScheduler, WorkerHandle
+from headrace.runners.worker import Opener
+from headrace.runs.ledger import Ledger
+from headrace.runs.plan import Task
+from headrace.runs.progress import WorkFigures
+from headrace.runs.runner import Locality, Runner
+from headrace.runs.work import RunWork
+
+ASSUMED_WORKERS: Final = 64
+"""The assumed number of workers of a Beam runner that decides it itself."""
+
+
+class BeamRunner(Runner):
+    """A runner of tasks on Beam.
+
+    As a context manager it loads the model's metadata; `run` runs pipelines.
+
+    Args:
+        opener: Opens a worker. It is sent to the workers, so it contains no secrets.
+        workers: The Beam runner and its options.
+        predictor: The run's own predictor, not started. It is started once for the metadata.
+        model: The model's name, for errors.
+        environ: Additional environment variables of workers on this machine.
+        locality: The region of the workers.
+        prepare: Writes files for the workers next to the ledger, once the ledger exists.
+
+    Raises MissingExtraError without Beam.
+    """
+
+    def __init__(
+        self,
+        opener: Opener,
+        workers: BeamWorkers,
+        *,
+        predictor: Predictor,
+        model: str,
+        environ: Mapping[str, str] | None = None,
+        locality: Locality | None = None,
+        prepare: Callable[[Ledger], None],
+    ) -> None:
+        if importlib.util.find_spec("apache_beam") is None:
+            raise MissingExtraError("beam", "a transform on Apache Beam")
+        self._model = model
+        self._scheduler = TaskScheduler(model)
+        self._opener = opener
+        self._workers = workers
+        self._predictor = predictor
+        self._environ = environ
+        self._locality = locality or Locality()
+        self._prepare = prepare
+        self._pipeline = ""
+        """The name of the running pipeline."""
+        self._workers_by_name: dict[str, tuple[WorkerStatus, WorkerHandle]] = {}
+        """The workers of the pipeline by name, with their last status."""
+        self._load_deaths = 0
+        """Consecutive pipelines whose workers died before they started a task."""
+        self._draining = False
+
+    def __enter__(self) -> Self:
+        """Load the model for its metadata, and unload it. Raises the errors of loading."""
+        self._predictor.start()
+        try:
+            self._scheduler.loaded = self._predictor.metadata
+        finally:
+            self._predictor.stop(drain=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: pipelines end with `run`."""
+
+    @property
+    @override
+    def figures(self) -> WorkFigures:
+        return self._scheduler
+
+    @override
+    def run(self, work: RunWork, tasks: Sequence[Task]) -> bool:
+        """Run the tasks. The workers read their checkpoints from the ledger.
+
+        A task that kills workers of the DirectRunner is excluded; after all others,
+        InstanceLostError is raised. Raises RunnerError if Beam fails, or ends without having
+        finished any remaining task.
+        """
+        status_store = StatusStore(work.ledger)
+        status_store.clear()
+        self._prepare(work.ledger)
+        tasks_here = self._locality.ordered(tasks)
+        self._scheduler.begin(work, tasks_here)
+        while self._scheduler.left and not self._draining:
+            self._run_pipeline(work, status_store)
+        return self._scheduler.complete(drained=self._draining) and len(tasks_here) == len(tasks)
+
+    # One pipeline
+
+    def _run_pipeline(self, work: RunWork, status_store: StatusStore) -> None:
+        """Run the remaining tasks in one pipeline, as far as it gets."""
+        workers, left = self._workers, self._scheduler.left
+        self._pipeline = token_hex(6)
+        count = workers.direct_workers if workers.direct else ASSUMED_WORKERS
+        pipeline_order = PipelineOrder(
+            opener=self._opener,
+            pipeline=self._pipeline,
+            region=self._locality.region,
+            assignments=[a.to_json() for a in self._scheduler.assign_all(workers=count)],
+            options=workers.all_options,
+            direct=workers.direct,
+        )
+        exit_reason: str | None = None
+        with PipelineProcess(pipeline_order, self._environ) as process:
+            try:
+                exit_reason = self._wait(process, work, status_store)
+            finally:
+                task_to_blame = self._release_workers(exit_reason)
+        self._scheduler.recover()
+        self._scheduler.update_progress()
+        self._check_progress(
+            work, exit_reason, nothing=self._scheduler.left == left, task_to_blame=task_to_blame
+        )
+
+    def _wait(self, process: PipelineProcess, work: RunWork, status_store: StatusStore) -> str | None:
+        """Poll the workers' statuses until the pipeline ends.
+
+        Return the reason if a worker's death ended it.
+        """
+        drain_requested = False
+        try:
+            while not wait([process.connection], self._workers.poll_s):
+                self._poll(work, status_store)
+                if self._draining and not drain_requested:
+                    status_store.request_drain()
+                    drain_requested = True
+        except BaseException:
+            process.cancel()
+            raise
+        message = process.receive()
+        self._poll(work, status_store)
+        if message.get("ended") == "DONE":
+            return None
+        why = _last_line(
+            message.get("failed") or message.get("died") or f"its state is {message.get('ended')}"
+        )
+        if self._workers.direct and ("died" in message or any(map(self._is_dead, self._statuses()))):
+            return why
+        raise RunnerError(
+            f"Beam's {self._name} failed: {why}. Finished tasks stay; continue with --resume. The end of its "
+            "output:\n"
+            f"{process.output_tail()}"
+        )
+
+    def _release_workers(self, exit_reason: str | None) -> bool:
+        """Release all workers of an ended pipeline.
+
+        Return True if one of them was the cause of its death.
+        """
+        task_to_blame_found = False
+        for status, handle in self._workers_by_name.values():
+            if status.observed is not None:
+                self._scheduler.on_message(handle, {"observed": status.observed})
+            if exit_reason is None:
+                self._scheduler.release(handle)
+                continue
+            task_to_blame = self._is_dead(status)
+            task_to_blame_found = task_to_blame_found or task_to_blame
+            # The other workers end with the pipeline.
+            self._scheduler.on_worker_died(handle, f"({exit_reason})", blame_task=task_to_blame)
+        self._workers_by_name.clear()
+        return task_to_blame_found
+
+    def _check_progress(
+        self, work: RunWork, exit_reason: str | None, *, nothing: bool, task_to_blame: bool
+    ) -> None:
+        """Raise the error of a pipeline that finished no task, so that it is not repeated forever."""
+        if not nothing or self._draining:
+            self._load_deaths = 0
+            return
+        if exit_reason is None:
+            raise RunnerError(
+                f"Beam's {self._name} reports that its pipeline is done, but it finished none of the "
+                f"{self._scheduler.left} tasks that the ledger in {work.ledger.destination} lacks. Finished "
+                "tasks stay: choose another runner, then --resume"
+            )
+        self._load_deaths = 0 if task_to_blame else self._load_deaths + 1
+        if self._load_deaths >= DEATHS_MAX:
+            raise ModelLoadError(self._model, f"its workers end before they do anything ({exit_reason})")
+
+    # What workers tell
+
+    def _poll(self, work: RunWork, status_store: StatusStore) -> None:
+        """Read the workers' statuses and update the progress.
+
+        Raises an error that a worker reports.
+        """
+        for status in status_store.read():
+            if (
+                status.pipeline == self._pipeline
+            ):  # an earlier pipeline that could not be cancelled may still write
+                self._update(status, work)
+        self._scheduler.update_progress()
+
+    def _update(self, status: WorkerStatus, work: RunWork) -> None:
+        _, handle = self._workers_by_name.get(status.worker) or (
+            status,
+            WorkerHandle(self._locality, ready=True),
+        )
+        if status.worker not in self._workers_by_name:
+            self._scheduler.handles.append(handle)
+        self._workers_by_name[status.worker] = status, handle
+        for number in status.done:
+            record = None if number in handle.done else work.ledger.task(number)
+            if record is not None:
+                self._scheduler.on_message(handle, {"task": record.to_json().decode()})
+        self._scheduler.on_message(handle, {"tally": status.counters.to_json()})
+        handle.assigned = status.doing
+        if status.error is not None:
+            self._scheduler.on_message(handle, {"error": status.error})
+
+    def _statuses(self) -> list[WorkerStatus]:
+        return [status for status, _ in self._workers_by_name.values()]
+
+    @staticmethod
+    def _is_dead(status: WorkerStatus) -> bool:
+        """Return True if a worker's process on this machine is gone although it had tasks."""
+        return bool(status.doing) and status.host == socket.gethostname() and not _alive(status.pid)
+
+    @property
+    def _name(self) -> str:
+        return self._workers.runner or "DirectRunner"
+
+    @override
+    def drain(self) -> None:
+        """Drain the workers. They notice within seconds."""
+        self._draining = True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].rstrip(".") if lines else text
