@@ -375,3 +375,22 @@ def test_every_data_file_of_the_source_is_in_the_package():
         ROOT / name for name in _git_files() if name.startswith("src/headrace/") and not name.endswith(".py")
     ]
     assert [path for path in data if path not in packaged] == []
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/flows.md", "docs/invariants.md"])
+def test_modules_and_files_named_in_a_page_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    source = ROOT / "src" / "headrace"
+    packages = {folder.name for folder in source.iterdir() if folder.is_dir()}
+    named = {
+        name for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text) if name.split(".")[0] in packages
+    }
+    missing = [name for name in named if not _is_module(source / name.replace(".", "/"))]
+    files = re.findall(r"`((?:tests|[a-z]+)/[a-z_/]+(?:\.py)?)`", text)
+    missing += [name for name in files if not (ROOT / name).exists() and not (source / name).exists()]
+    assert not missing
+    assert named or files
+
+
+def _is_module(path):
+    return path.is_dir() or path.with_suffix(".py").is_file()

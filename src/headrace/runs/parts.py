@@ -8,7 +8,6 @@ source and the settings alone, however often the run is killed. Listed parts are
 import logging
 import re
 import uuid
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -19,20 +18,11 @@ from headrace.runs.items import Cursor, Replay, ScoredBatch
 from headrace.runs.ledger import Ledger, PartsState
 from headrace.runs.output import EncoderFactory, RecordOutput
 from headrace.runs.records import Counts, PartRecord
-from headrace.runs.settings import TABLES, OutputFormat, RunSettings
+from headrace.runs.settings import PART_SUFFIXES, TABLES, OutputFormat, RunSettings
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.runs")
 
-PART_SUFFIXES: Final[Mapping[OutputFormat, str]] = {
-    "auto": "csv",
-    "csv": "csv",
-    "jsonl": "jsonl",
-    "text": "txt",
-    "parquet": "parquet",
-    "arrow": "arrow",
-}
-"""The end of a part's name by its format."""
 PART_NAME: Final = re.compile(rf"part-\d{{5,}}\.(failed\.jsonl|{'|'.join(set(PART_SUFFIXES.values()))})")
 """The names of published objects."""
 

@@ -21,6 +21,15 @@ Assemble = Literal["line", "none"]
 Join = Literal["none", "input"]
 OnError = Literal["record", "object", "job"]
 
+PART_SUFFIXES: Final[Mapping[OutputFormat, str]] = {
+    "auto": "csv",
+    "csv": "csv",
+    "jsonl": "jsonl",
+    "text": "txt",
+    "parquet": "parquet",
+    "arrow": "arrow",
+}
+"""The end of a part's name by its format; a format without one is for outputs of transforms only."""
 TABLES: Final[tuple[OutputFormat, ...]] = ("parquet", "arrow")
 """Formats with a footer: an output must be written by one process from its begin to its end."""
 
