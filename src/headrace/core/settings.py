@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from math import inf
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -181,6 +182,7 @@ _NOUNS: Final[dict[Any, tuple[str, str]]] = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     str: ("text", "texts"),
+    Path: ("a path", "paths"),
 }
 
 
