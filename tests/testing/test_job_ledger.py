@@ -10,8 +10,15 @@ from headrace.core.errors import JobLedgerUnavailableError, JobStateError
 from headrace.jobs.job import Failed, Released
 from headrace.jobs.ledger import HeartbeatReply, MaintenanceCounts, Page, QueueCounts
 from headrace.jobs.state import JobState
-from headrace.testing import JOB_LEDGER_CHECKS, LedgerBench, ManualWallClock, MemoryJobLedger, job_checks
-from headrace.testing import job_ledger_memory as memory
+from headrace.testing import (
+    JOB_LEDGER_CHECKS,
+    LedgerBench,
+    ManualWallClock,
+    MemoryJobLedger,
+    job_checks,
+    job_ledger_memory,
+    memory_jobs,
+)
 from headrace.testing.job_checks import wakeups
 from testing.race_window import RaceWindow
 
@@ -190,7 +197,7 @@ class ClaimsTwice(MemoryJobLedger):
         with self._locked() as table:
             reply = super().settle_and_claim(settlements)
             for job in found:
-                table.jobs[job.id] = memory.claim_job(job, claim, self.now_ms())
+                table.jobs[job.id] = job_ledger_memory.claim_job(job, claim, self.now_ms())
             return replace(reply, claimed=tuple(table.jobs[job.id] for job in found))
 
 
@@ -206,7 +213,7 @@ class PagesNeverEnd(MemoryJobLedger):
     def find(self, wanted, *, after="", limit=100):
         page = super().find(wanted, after=after, limit=limit)
         return replace(
-            page, next_after=page.next_after or (memory._sort_key(page.jobs[-1]) if page.jobs else "")
+            page, next_after=page.next_after or (memory_jobs._sort_key(page.jobs[-1]) if page.jobs else "")
         )
 
 
@@ -485,7 +492,9 @@ def test_broken_ledger_fails_its_check(kind, check):
 @for_each(("name", "mutated", "check"), _RULES)
 def test_broken_rule_fails_its_check(name, mutated, check, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(memory, name, mutated(getattr(memory, name)))
+        for module in (job_ledger_memory, memory_jobs):
+            if hasattr(module, name):
+                patch.setattr(module, name, mutated(getattr(module, name)))
         with pytest.raises(AssertionError):
             _run_check(MemoryJobLedger, check)
 

@@ -7,7 +7,7 @@ from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest, JobLedger
 from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
-from headrace.testing.job_ledger_memory import lost_delay_ms
+from headrace.testing.memory_jobs import lost_delay_ms
 
 CLAIM = ClaimRequest("w", ("default",), 5, 1_000)
 

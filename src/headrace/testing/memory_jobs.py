@@ -1,0 +1,358 @@
+"""Jobs in plain dicts behind one lock: the queries and the state of the ledger in memory.
+
+Jobs are lost with the process. Operations scan all jobs instead of using an index.
+"""
+
+import threading
+from abc import ABC
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Final
+
+from typing_extensions import override
+
+from headrace.core.errors import (
+    JobLedgerUnavailableError,
+    JobNotFoundError,
+    JobStateError,
+)
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
+from headrace.jobs.ledger import (
+    REPORTED_MODELS_KEPT_DAYS,
+    JobFilter,
+    JobLedger,
+    Page,
+    QueueCounts,
+    QueueSettings,
+    Wakeup,
+)
+from headrace.jobs.state import JobEvent, JobState
+from headrace.testing.clock import ManualWallClock
+from headrace.testing.job_rules import (
+    apply_event,
+    matches_filter,
+    requeue_job,
+)
+
+_LOST_DELAY_MAX_MS: Final = 60_000
+
+
+class _Listener(Wakeup):
+    """A `Wakeup` over an event. `queues` is None for a listener to all changes."""
+
+    def __init__(self, queues: frozenset[str] | None, close: Callable[["_Listener"], None]) -> None:
+        self.queues = queues
+        self._close = close
+        self._event = threading.Event()
+
+    @override
+    def wait(self, timeout_s: float) -> bool:
+        if not self._event.wait(timeout_s):
+            return False
+        self._event.clear()
+        return True
+
+    @override
+    def wake(self) -> None:
+        self._event.set()
+
+    @override
+    def close(self) -> None:
+        self._close(self)
+
+
+@dataclass(slots=True)
+class _Table:
+    """The state shared by all ledgers over the same jobs."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    jobs: dict[str, Job] = field(default_factory=dict[str, Job])
+    histories: dict[str, list[HistoryEntry]] = field(default_factory=dict[str, list[HistoryEntry]])
+    queues: dict[str, QueueSettings] = field(default_factory=dict[str, QueueSettings])
+    keys: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    asleep: set[str] = field(default_factory=set[str])
+    published: set[str] = field(default_factory=set[str])
+    listeners: list[_Listener] = field(default_factory=list[_Listener])
+    reported: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """The time of the last report of each queue and model."""
+
+
+def lost_delay_ms(job: Job) -> int:
+    """Return the delay before the next attempt of a job with an expired lease, in milliseconds."""
+    return min(1000 * 2 ** min(job.attempt - 1, 10), _LOST_DELAY_MAX_MS)
+
+
+class MemoryJobs(JobLedger, ABC):
+    """The jobs of a ledger in memory: life cycle, queries, changes by people, queues, waiting.
+
+    Args:
+        clock: The ledger's time.
+        beside: A ledger that shares its jobs with this one, as two workers share a database.
+        lost_delay_ms: Returns the delay before the next attempt of a job with an expired lease, in
+            milliseconds. Its argument is the job as it ran.
+    """
+
+    def __init__(
+        self,
+        clock: ManualWallClock,
+        *,
+        beside: "MemoryJobs | None" = None,
+        lost_delay_ms: Callable[[Job], int] = lost_delay_ms,
+    ) -> None:
+        self._clock = clock
+        self._table: _Table = beside._table if beside else _Table()  # noqa: SLF001 - the same contract
+        self._lost_delay_ms = lost_delay_ms
+        self._started = False
+        self._errors = 0
+        self.unavailable = False
+        """While True, every operation raises JobLedgerUnavailableError and does nothing."""
+
+    @override
+    def start(self) -> None:
+        with self._table.lock:
+            self._started = True
+
+    @override
+    def stop(self, *, drain: bool = True) -> None:
+        del drain
+        with self._table.lock:
+            self._started = False
+
+    @contextmanager
+    def _locked(self) -> Generator[_Table]:
+        """Hold the lock for one operation.
+
+        Raise JobLedgerUnavailableError unless the ledger is running.
+        """
+        with self._table.lock:
+            if self.unavailable or not self._started:
+                self._errors += 1
+                why = "is unavailable" if self.unavailable else "is not started, or has been stopped"
+                raise JobLedgerUnavailableError(f"the job ledger in memory {why}")
+            yield self._table
+
+    # Queries and manual changes
+
+    @override
+    def get(self, job_id: str, *, tenant: str | None = None) -> Job:
+        with self._locked() as table:
+            job = table.jobs.get(job_id)
+            if job is None or tenant not in (None, job.spec.tenant):
+                raise JobNotFoundError(job_id)
+            return job
+
+    @override
+    def get_many(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        with self._locked() as table:
+            return {job_id: table.jobs[job_id] for job_id in job_ids if job_id in table.jobs}
+
+    @override
+    def get_by_key(self, tenant: str, idempotency_key: str) -> Job | None:
+        with self._locked() as table:
+            return table.jobs.get(table.keys.get((tenant, idempotency_key), ""))
+
+    @override
+    def history(self, job_id: str) -> list[HistoryEntry]:
+        with self._locked() as table:
+            return list(table.histories.get(job_id, ()))
+
+    @override
+    def find(self, job_filter: JobFilter, *, after: str = "", limit: int = 100) -> Page:
+        with self._locked() as table:
+            found = sorted(
+                (job for job in table.jobs.values() if matches_filter(job, job_filter)),
+                key=_sort_key,
+                reverse=True,
+            )
+            left = [job for job in found if not after or _sort_key(job) < after]
+            more = len(left) > limit > 0
+            return Page(tuple(left[:limit]), _sort_key(left[limit - 1]) if more else "")
+
+    @override
+    def cancel(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
+        with self._locked() as table:
+            job = self.get(job_id, tenant=tenant)
+            if job.state is JobState.CANCELLED or (job.cancel_requested and not job.state.ended):
+                return job
+            if job.state.ended:
+                raise JobStateError(job_id, job.state.value, "it has ended, so it cannot be cancelled")
+            self._record(job, HistoryEvent.CANCEL_REQUESTED, by=by)
+            if job.state is JobState.PENDING:
+                self._store(apply_event(job, JobEvent.CANCEL, self.now_ms()))
+            else:
+                table.jobs[job_id] = replace(job, cancel_requested=True)
+                self._notify(job.spec.queue)
+            return table.jobs[job_id]
+
+    @override
+    def requeue(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
+        with self._locked() as table:
+            job = self._ended(job_id, tenant, "only a job that has ended can be put back")
+            self._store(requeue_job(job, self.now_ms()))
+            table.published.discard(job_id)
+            self._record(job, HistoryEvent.REQUEUED, by=by)
+            return table.jobs[job_id]
+
+    @override
+    def delete(self, job_id: str, *, tenant: str | None = None) -> Job:
+        with self._locked():
+            job = self._ended(job_id, tenant, "only a job that has ended can be deleted; cancel it first")
+            self._remove(job)
+            return job
+
+    @override
+    def queues(self) -> list[QueueSettings]:
+        with self._locked() as table:
+            return [table.queues[name] for name in sorted(table.queues)]
+
+    @override
+    def queue(self, name: str) -> QueueSettings:
+        with self._locked():
+            return self._queue(name)
+
+    @override
+    def set_queue(self, settings: QueueSettings) -> None:
+        with self._locked() as table:
+            table.queues[settings.name] = settings
+            self._notify(settings.name)
+
+    @override
+    def report_models(self, queues: Sequence[str], models: Sequence[str]) -> None:
+        with self._locked() as table:
+            table.reported |= dict.fromkeys(product(queues, models), self.now_ms())
+
+    @override
+    def reported_models(self) -> Mapping[str, frozenset[str]]:
+        with self._locked() as table:
+            first_ms = self.now_ms() - REPORTED_MODELS_KEPT_DAYS * 86_400_000
+            kept = [pair for pair, at_ms in table.reported.items() if at_ms >= first_ms]
+            return {queue: frozenset(m for q, m in kept if q == queue) for queue, _ in kept}
+
+    @override
+    def counts(self, queue: str) -> QueueCounts:
+        with self._locked():
+            now_ms, jobs = self.now_ms(), list(self._queue_jobs(queue))
+            dues = [job.due_at_ms for job in jobs if job.state is JobState.PENDING]
+            waits = [now_ms - due_at_ms for due_at_ms in dues if due_at_ms <= now_ms]
+            running = sum(job.state is JobState.RUNNING for job in jobs)
+            due = [job for job in jobs if job.state is JobState.PENDING and job.due_at_ms <= now_ms]
+            regions = Counter(job.spec.region for job in due if job.spec.region)
+            return QueueCounts(
+                len(due), len(dues) - len(due), running, max(waits, default=None), dict(regions)
+            )
+
+    @override
+    def count_pending(self, tenant: str, *, limit: int) -> int:
+        with self._locked() as table:
+            pending = sum(
+                job.state is JobState.PENDING and job.spec.tenant == tenant for job in table.jobs.values()
+            )
+            return min(pending, limit)
+
+    # Retention
+
+    @override
+    def ended_before(self, at_ms: int, *, limit: int) -> list[Job]:
+        with self._locked() as table:
+            ended = [(job.ended_at_ms, job) for job in table.jobs.values() if job.ended_at_ms is not None]
+            old = [(ended_at_ms, job) for ended_at_ms, job in ended if ended_at_ms < at_ms]
+            return [job for _, job in sorted(old, key=lambda pair: (pair[0], pair[1].id))[:limit]]
+
+    @override
+    def forget(self, job_ids: Sequence[str]) -> int:
+        with self._locked() as table:
+            known = [table.jobs[job_id] for job_id in dict.fromkeys(job_ids) if job_id in table.jobs]
+            ended = [job for job in known if job.state.ended]
+            for job in ended:
+                self._remove(job)
+            return len(ended)
+
+    # Waiting
+
+    @override
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    @override
+    def wakeup(self, queues: Sequence[str]) -> Wakeup:
+        return self._add_listener(frozenset(queues))
+
+    @override
+    def watch(self) -> Wakeup:
+        return self._add_listener(None)
+
+    @override
+    def statistics(self) -> Mapping[str, Any]:
+        return {"pool_size": 0, "pool_in_use": 0, "errors": self._errors}
+
+    # Helpers
+
+    def _store(self, job: Job) -> None:
+        """Store a job after a change of state, and wake its listeners."""
+        table = self._table
+        table.jobs[job.id] = job
+        pending = job.state is JobState.PENDING
+        if pending and job.due_at_ms > self.now_ms():
+            table.asleep.add(job.id)
+        else:
+            table.asleep.discard(job.id)
+        self._notify(job.spec.queue if pending and job.id not in table.asleep else None)
+
+    def _notify(self, queue: str | None) -> None:
+        """Wake the listeners to `queue`, and every listener to all changes."""
+        for listener in self._table.listeners:
+            if listener.queues is None or queue in listener.queues:
+                listener.wake()
+
+    def _add_listener(self, queues: frozenset[str] | None) -> _Listener:
+        with self._locked() as table:
+            listener = _Listener(queues, self._remove_listener)
+            table.listeners.append(listener)
+            return listener
+
+    def _remove_listener(self, listener: _Listener) -> None:
+        with self._table.lock:
+            if listener in self._table.listeners:
+                self._table.listeners.remove(listener)
+
+    def _running(self, job_id: str, lease: int) -> Job | None:
+        """Return the running job if `lease` is its lease.
+
+        Every write of an attempt passes this check.
+        """
+        job = self._table.jobs.get(job_id)
+        return job if job and job.state is JobState.RUNNING and job.lease == lease else None
+
+    def _ended(self, job_id: str, tenant: str | None, why: str) -> Job:
+        job = self.get(job_id, tenant=tenant)
+        if not job.state.ended:
+            raise JobStateError(job_id, job.state.value, why)
+        return job
+
+    def _queue_jobs(self, name: str) -> Iterator[Job]:
+        return (job for job in self._table.jobs.values() if job.spec.queue == name)
+
+    def _queue(self, name: str) -> QueueSettings:
+        return self._table.queues.get(name) or QueueSettings(name)
+
+    def _record(
+        self, job: Job, event: HistoryEvent, *, cause: str = "", message: str = "", by: str = ""
+    ) -> None:
+        worker = job.worker if job.state is JobState.RUNNING else ""
+        entry = HistoryEntry(self.now_ms(), event, job.attempt, job.lease, worker, cause, message, by)
+        self._table.histories[job.id].append(entry)
+
+    def _remove(self, job: Job) -> None:
+        table = self._table
+        del table.jobs[job.id], table.histories[job.id]
+        table.published.discard(job.id)
+        if job.spec.idempotency_key:
+            del table.keys[job.spec.tenant, job.spec.idempotency_key]
+
+
+def _sort_key(job: Job) -> str:
+    """Return the key of a job in the list of all jobs. Newer jobs have greater keys."""
+    return f"{job.created_at_ms:015d}/{job.id}"
