@@ -431,7 +431,7 @@ def test_own_cluster_starts_and_ends_quietly(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_bytes(lines(90))
     environ = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-    paths = os.pathsep.join([str(Path(headrace.__file__).parents[1]), str(Path(__file__).parents[2])])
+    paths = os.pathsep.join([str(Path(headrace.__file__).parents[1]), str(Path(__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "in"), str(tmp_path / "out"), QUICK],
         env={**environ, "PYTHONPATH": paths},
