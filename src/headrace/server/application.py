@@ -19,7 +19,6 @@ from headrace.server.errors import (
 )
 from headrace.server.guard import Guard
 from headrace.server.http import (
-    BODY_S_MAX,
     JSON,
     AsgiReceive,
     AsgiScope,
@@ -40,6 +39,7 @@ from headrace.server.observation import (
     observed_error_status,
 )
 from headrace.server.routes import Route
+from headrace.server.settings import BODY_S_MAX
 
 _log = logging.getLogger("headrace.server")
 

@@ -14,6 +14,7 @@ from headrace.jobs.access import ApiKey
 from headrace.server.errors import CLIENT_DISCONNECTED
 from headrace.server.observation import UNKNOWN, RequestObservation, safe_id
 from headrace.server.overdue_watch import OverdueWatch, Watchable
+from headrace.server.settings import BODY_S_MAX
 
 AsgiScope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
@@ -25,8 +26,6 @@ JSON: Final = b"application/json"
 X_REQUEST_ID: Final = b"x-request-id"
 DISCONNECT_WATCH_AFTER_S: Final = 0.02
 """The seconds after which the connection of a running request is watched. Watching costs a task."""
-BODY_S_MAX: Final = 300.0
-"""The default maximum seconds for a request body to arrive."""
 INLINE_BYTES_MAX: Final = 64 << 10
 """The maximum size of a compressed body that is decompressed in the event loop; larger ones go to a
 thread.

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from headrace.core.settings import Setting, check
-from headrace.server.http import BODY_S_MAX
+
+BODY_S_MAX: Final = 300.0
+"""The default maximum seconds for a request body to arrive."""
 
 
 @dataclass(frozen=True, slots=True)
