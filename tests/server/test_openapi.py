@@ -31,7 +31,7 @@ def test_document_has_exactly_the_described_routes():
     hidden = {"/", "/docs", "/v2/docs", "/openapi.json", "/v2/docs/dataplane.json"}
     with serving({"linear": Linear}, started=False) as server:
         served = {
-            (route.path.replace(":path}", "}"), route.method.lower())
+            (route.shown_path, route.method.lower())
             for route in server.app.routes
             if route.path not in hidden and route.action != "not_offered"
         }
@@ -70,6 +70,12 @@ def test_page_shows_each_model_and_escapes_scripts():
     assert len(page) < 40_000
     for name in MODELS:
         assert f"<h3>{name}" in page
+
+
+def test_page_shows_paths_as_people_write_them():
+    page = docs_page(MODEL_ROUTES, "0", [], "http://localhost:8080")
+    assert "/sequences/{sequence_id}" in page
+    assert ":path" not in page
 
 
 def test_page_shows_the_address_of_the_request():

@@ -90,7 +90,7 @@ def openapi_document(
     }
     paths: Json = {}
     for route, operation in described:
-        path = route.path.replace(":path}", "}")
+        path = route.shown_path
         item = paths.setdefault(path, {})
         parameters = [
             _path_parameter(segment[1:-1], known) for segment in path.split("/") if segment.startswith("{")
@@ -239,7 +239,7 @@ def docs_page(routes: Iterable[Route], version: str, models: Sequence[ModelMetad
     """
     described = "".join(_model_section(model, origin) for model in models) or "<p>No model is ready.</p>"
     rows = "".join(
-        f"<tr><td><span class=verb>{route.method}</span> <code>{escape(route.path)}</code></td>"
+        f"<tr><td><span class=verb>{route.method}</span> <code>{escape(route.shown_path)}</code></td>"
         f"<td>{escape(route.operation.summary)}</td></tr>"
         for route in routes
         if route.operation is not None

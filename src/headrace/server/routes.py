@@ -88,6 +88,11 @@ class Route:
     error_format: ErrorFormat | None = None
     """The format of errors, for clients of other systems; None is the format of all other routes."""
 
+    @property
+    def shown_path(self) -> str:
+        """The path as people and OpenAPI write it."""
+        return self.path.replace(":path}", "}")
+
 
 def route(
     method: str,
