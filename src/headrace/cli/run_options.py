@@ -25,6 +25,8 @@ from headrace.formats.read import ReadOptions
 from headrace.runs.document import read_document
 from headrace.runs.settings import (
     BY_PLACE,
+    SETTINGS_GROUPS,
+    STREAM_SETTINGS,
     FailurePolicy,
     FlowSettings,
     MappingOptions,
@@ -38,26 +40,15 @@ from headrace.runs.spec_extension import EXTENSION_FIELDS, SpecKeys, parse_max_f
 
 SPEC_BYTES_MAX: Final = 4 << 20
 _COMMAND_LINE: Final = "the command line"
-_GROUPS: Final = (
-    ReadOptions,
-    MappingOptions,
-    FlowSettings,
-    OutputSettings,
-    FailurePolicy,
-    TaskSettings,
-)
 _FILES_ONLY: Final = frozenset({"whole_records", "task_objects", "part_rows_max"})
 """Keys of specs and of jobs without an option."""
 _SPEC_ONLY: Final = frozenset({"model", "source", "output", "job_name", "instances", "retries"})
 """Keys of specs for which commands have arguments or options of their own."""
-_STREAM_ONLY: Final = frozenset(
-    {"batch_delay_ms", "sequence", "sequence_end", "sequences_live_max", "part_bytes_max"}
-)
 _TRANSFORM_WORDS: Final = frozenset({"content_type", "split", "accept", "strict"})
 """SageMaker's words for the format of objects and outputs, and for the failure policy."""
 
 STREAM_OPTIONS = setting_options(
-    *_GROUPS,
+    *SETTINGS_GROUPS,
     PredictorOptions,
     SpecKeys,
     without=_FILES_ONLY | _SPEC_ONLY - {"instances"} | _TRANSFORM_WORDS | {"assemble"},
@@ -68,10 +59,10 @@ TRANSFORM_OPTIONS = combined_options(
     setting_options(
         TransformSettings,
         SpecKeys,
-        *_GROUPS,
+        *SETTINGS_GROUPS,
         without=_FILES_ONLY
         | _SPEC_ONLY
-        | _STREAM_ONLY
+        | STREAM_SETTINGS
         | {"format", "output_format", "in_flight_max", "timeout_s"},
     ),
     option(

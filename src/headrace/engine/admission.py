@@ -63,11 +63,11 @@ def _prepare(session: EngineSession, backend: Backend, request: InferRequest) ->
     rows = count_rows(request, backend)
     if rows > REQUEST_ROWS_MAX:
         raise LimitError(f"model {session.name}: a request has {rows} rows; the limit is {REQUEST_ROWS_MAX}")
-    check_deadline(session, request)
+    _check_deadline(session, request)
     return request, rows
 
 
-def check_deadline(session: EngineSession, request: InferRequest | HandleRequest) -> None:
+def _check_deadline(session: EngineSession, request: InferRequest | HandleRequest) -> None:
     """Raise DeadlineError for a request that has expired, and count it."""
     if request.deadline is not None and session.clock.now() >= request.deadline:
         with session.counters_lock:
@@ -153,7 +153,7 @@ def infer_inline(
 
 async def handle(session: EngineSession, request: HandleRequest) -> HandleResponse | ChunkedResponse:
     """Call a model for an opaque request, inline or by the queue, as `Engine.handle` describes."""
-    check_deadline(session, request)
+    _check_deadline(session, request)
     callback = LoopCallback(asyncio.get_running_loop())
     entry = PendingRequest(request, 1, session.clock.now(), callback, key=_HANDLE, strict=True)
     inline = session.inline

@@ -235,7 +235,3 @@ class BatchLoop:
         finally:
             self._side_thread.shutdown()
             self._committer.close()
-
-    def cancel_if_unwanted(self) -> None:
-        """Cancel the call in progress if no client wants it any more. Any thread."""
-        self._caller.cancel_if_unwanted()

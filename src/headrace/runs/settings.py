@@ -328,6 +328,21 @@ class TaskSettings:
         check(self)
 
 
+SETTINGS_GROUPS: Final = (
+    ReadOptions,
+    MappingOptions,
+    FlowSettings,
+    OutputSettings,
+    FailurePolicy,
+    TaskSettings,
+)
+"""The classes of the settings tree, in the order of help pages."""
+STREAM_SETTINGS: Final = frozenset(
+    {"batch_delay_ms", "sequence", "sequence_end", "sequences_live_max", "part_bytes_max", "part_rows_max"}
+)
+"""Names of settings that streams alone have."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSettings:
     """All settings that shape the predictions and the output of a run. Use one of its presets."""

@@ -13,17 +13,13 @@ from typing import Annotated, Any, Final, cast
 from headrace.core.errors import ConfigError
 from headrace.core.settings import DeclaredSetting, Setting, declared_settings
 from headrace.core.settings_reader import read_value
-from headrace.formats.read import ReadOptions
 from headrace.runs.document import SpecTable, format_value
 from headrace.runs.media_types import Split, accept_of, kind_of
 from headrace.runs.settings import (
-    FailurePolicy,
-    FlowSettings,
-    MappingOptions,
+    SETTINGS_GROUPS,
+    STREAM_SETTINGS,
     OutputFormat,
-    OutputSettings,
     RunSettings,
-    TaskSettings,
 )
 from headrace.storage.uri import parse
 
@@ -125,25 +121,14 @@ class SpecKeys:
     ] = None
 
 
-_STREAM_SETTINGS: Final = frozenset(
-    {"batch_delay_ms", "sequence", "sequence_end", "sequences_live_max", "part_bytes_max", "part_rows_max"}
-)
 _OTHER_WORDS: Final = frozenset({"format", "output_format"})
 """Settings for which a spec has SageMaker's words: content_type, split and accept."""
 
 _RUN_SETTINGS: Final = {
     declared.name: declared
-    for kind in (
-        ReadOptions,
-        MappingOptions,
-        FlowSettings,
-        OutputSettings,
-        FailurePolicy,
-        TaskSettings,
-        RunSettings,
-    )
+    for kind in (*SETTINGS_GROUPS, RunSettings)
     for declared in declared_settings(kind)
-    if not declared.setting.python_only and declared.name not in _STREAM_SETTINGS | _OTHER_WORDS
+    if not declared.setting.python_only and declared.name not in STREAM_SETTINGS | _OTHER_WORDS
 }
 EXTENSION_SETTINGS: Final[Mapping[str, DeclaredSetting]] = {
     **{declared.name: declared for declared in declared_settings(SpecKeys)},
