@@ -32,7 +32,7 @@ from headrace.jobs.maintenance import Retention
 from headrace.jobs.notify.email import SmtpSettings
 from headrace.jobs.outbound.urls import OutboundPolicy
 from headrace.jobs.trigger import Trigger
-from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker import WorkerSettings
 from headrace.runners.engines import RayWorkers
 from headrace.runs.settings import (
     FailurePolicy,

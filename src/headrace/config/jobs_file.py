@@ -66,7 +66,7 @@ from headrace.jobs.notify.subscription import read_subscriptions
 from headrace.jobs.outbound.urls import OutboundPolicy
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.trigger import Trigger, Triggers, read_triggers
-from headrace.jobs.worker.settings import OtherRegions
+from headrace.jobs.worker import OtherRegions
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.storage.regions import RegionRule, RegionRules, require_region
 

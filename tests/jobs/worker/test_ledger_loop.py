@@ -12,9 +12,9 @@ from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, ResultRef, 
 from headrace.jobs.kinds import Attempt
 from headrace.jobs.ledger import ClaimRequest, QueueSettings
 from headrace.jobs.state import JobState
+from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.ledger_loop import LedgerLoop, not_durable
-from headrace.jobs.worker.settings import WorkerSettings
-from headrace.jobs.worker.slots import RunningJobs
+from headrace.jobs.worker.running_jobs import RunningJobs
 from headrace.testing import ManualClock, ManualWallClock
 from jobs.worker.faulty_ledger import FaultyLedger, Times, cut
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.jobs.job import NewJob
 from headrace.jobs.kinds import StopReason
-from headrace.jobs.worker.slots import RunningJobs
+from headrace.jobs.worker.running_jobs import RunningJobs
 from headrace.testing import ManualClock
 from jobs.support import attempt_at
 

@@ -18,8 +18,8 @@ from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, Settlement
 from headrace.jobs.ledger import ClaimRequest, JobLedger, SettleAndClaimReply
 from headrace.jobs.state import JobState
-from headrace.jobs.worker.settings import WorkerSettings
-from headrace.jobs.worker.slots import RunningJobs
+from headrace.jobs.worker import WorkerSettings
+from headrace.jobs.worker.running_jobs import RunningJobs
 
 _log = logging.getLogger("headrace.jobs")
 
