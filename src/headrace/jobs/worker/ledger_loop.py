@@ -96,6 +96,9 @@ class LedgerLoop:
         self._may_claim = may_claim
         self._clock = clock
         self._share = share
+        self._waits_for_idleness = settings.waits_for_idleness
+        self._claim = ClaimRequest(settings.name, settings.queues, 1, settings.lease_ms, settings.region)
+        """A claim of one job, to copy."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._pending: deque[Settlement] = deque()
@@ -263,7 +266,7 @@ class LedgerLoop:
             return None
         # Reset before the claim, so that a notification during the claim is kept.
         self._may_have_jobs = False
-        self._skipped_regions = self._settings.waits_for_idleness and not claim.other_regions
+        self._skipped_regions = self._waits_for_idleness and not claim.other_regions
         return claim
 
     def _claim_request(self, pending: Sequence[Settlement]) -> ClaimRequest | None:
@@ -274,7 +277,7 @@ class LedgerLoop:
         now_s = self._clock.now()
         if now_s >= self._poll_at_s:
             self._may_have_jobs = True
-            self._poll_at_s = now_s + self._poll_s()
+            self._poll_at_s = now_s + self._settings.poll_s * (0.75 + self._share() / 4)
         if self._closed or not (self._may_have_jobs or self._skipped_regions) or not self._may_claim():
             return None
         if self._singly and pending:
@@ -283,17 +286,8 @@ class LedgerLoop:
         free_slots = self._settings.concurrency - used_slots
         if free_slots <= 0 or alone or (used_slots and not self._may_have_jobs):
             return None
-        return ClaimRequest(
-            self._settings.name,
-            self._settings.queues,
-            free_slots,
-            self._settings.lease_ms,
-            self._settings.region,
-            other_regions=not used_slots and self._settings.waits_for_idleness,
-        )
-
-    def _poll_s(self) -> float:
-        return self._settings.poll_s * (0.75 + self._share() / 4)
+        other_regions = not used_slots and self._waits_for_idleness
+        return replace(self._claim, jobs_max=free_slots, other_regions=other_regions)
 
     def _secured(self, pending: Sequence[Settlement]) -> Sequence[Settlement]:
         """Return the settlements to record, one for one."""

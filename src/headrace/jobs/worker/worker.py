@@ -129,7 +129,6 @@ class Worker(Service):
         self._lifecycle = threading.Lock()
         self._started = self._ending = self._releasing = False
         self._over = threading.Event()
-        self._listening = True
         self._listening_over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._slots = WorkerThreads(settings.concurrency, "headrace-job")
@@ -176,13 +175,6 @@ class Worker(Service):
             thread.start()
             self._threads.append(thread)
 
-    def close(self) -> None:
-        """Claim no more, and continue with the running attempts.
-
-        For a signal handler; `stop` does the rest.
-        """
-        self._ledger_loop.close()
-
     @override
     def stop(self, *, drain: bool = True) -> None:
         """Stop, as the class docstring says.
@@ -216,7 +208,6 @@ class Worker(Service):
                 self._running_jobs.wait_until_empty(self._clock, timeout_s)
             self._ledger_loop.end()
             self._heartbeats.end()
-            self._listening = False
             self._listening_over.set()
             for wakeup in self._wakeups:
                 wakeup.wake()
@@ -238,7 +229,7 @@ class Worker(Service):
     # Notifications
 
     def _listen(self, wakeup: Wakeup) -> None:
-        while self._listening:
+        while not self._listening_over.is_set():
             try:
                 changed = wakeup.wait(self.settings.poll_s)
             except Exception:  # noqa: BLE001 - without this thread, jobs wait for polling
@@ -412,23 +403,19 @@ class BackgroundTasks(WorkerThreads):
         super().__init__(size, name)
         self._lock = threading.Lock()
         self._waiting_max = waiting_max
-        self._waiting = 0
 
     @override
     def submit(self, task: Task) -> None:
         """Queue a task; drop it if too many wait."""
         with self._lock:
-            if self._waiting >= self._waiting_max:
-                return
-            self._waiting += 1
-        super().submit(partial(self._do, task))
+            if self._tasks.qsize() < self._waiting_max:
+                super().submit(partial(_try, task))
 
-    def _do(self, task: Task) -> None:
-        with self._lock:
-            self._waiting -= 1
-        try:
-            task()
-        except HeadraceError as error:
-            _log.warning("left to the sweepers: %s", error)
-        except Exception:  # noqa: BLE001 - the thread must continue
-            _log.exception("left to the sweepers")
+
+def _try(task: Task) -> None:
+    try:
+        task()
+    except HeadraceError as error:
+        _log.warning("left to the sweepers: %s", error)
+    except Exception:  # noqa: BLE001 - the thread must continue
+        _log.exception("left to the sweepers")
