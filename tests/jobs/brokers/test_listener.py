@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from headrace.core.clock import SystemClock
-from headrace.jobs.brokers.listener import BrokerListener
+from headrace.jobs.brokers.message_wakeup_broker import BrokerListener
 from headrace.jobs.brokers.session import Announcement, BrokerCounters
 from jobs.brokers.memory_broker import MemoryBroker
 
