@@ -86,6 +86,11 @@ def test_transient_failure_is_retried_with_the_same_key():
     assert script.pauses == sorted(script.pauses)
 
 
+def test_first_retry_of_an_unreachable_server_is_logged_once(caplog):
+    submit(Script(REFUSED, LOST, job_response()))
+    assert caplog.messages == ["http://api/v1/jobs: connection refused; retrying for up to 10 s"]
+
+
 def test_submissions_have_distinct_keys():
     keys = set()
     for _ in range(2):

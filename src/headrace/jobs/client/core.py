@@ -4,6 +4,7 @@ The operations are coroutines. `AsyncClient` has them as its methods. `Client` r
 end in the calling thread, over a transport that blocks instead of suspending (`run`, `iterate`).
 """
 
+import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import aclosing
@@ -43,6 +44,8 @@ from headrace.jobs.documents import read_history, read_job
 from headrace.jobs.job import HistoryEntry, Job
 
 T = TypeVar("T")
+
+_log = logging.getLogger("headrace.jobs.client")
 
 RETRY_S: Final = 30.0
 TIMEOUT_S: Final = 60.0
@@ -270,36 +273,34 @@ class ApiOperations:
 
     async def queue(self, name: str) -> dict[str, Any]:
         """Return one queue."""
-        return await self._queue("GET", name)
+        return read_document(await self._request(_queue_call("GET", name)))
 
     async def pause_queue(self, name: str) -> dict[str, Any]:
         """Stop giving out the queue's jobs."""
-        return await self._queue("POST", name, "/pause")
+        return read_document(await self._request(_queue_call("POST", name, "/pause")))
 
     async def resume_queue(self, name: str) -> dict[str, Any]:
         """Give out the queue's jobs and accept submissions again."""
-        return await self._queue("POST", name, "/resume")
+        return read_document(await self._request(_queue_call("POST", name, "/resume")))
 
     async def drain_queue(self, name: str) -> dict[str, Any]:
         """Refuse further submissions to the queue."""
-        return await self._queue("POST", name, "/drain")
+        return read_document(await self._request(_queue_call("POST", name, "/drain")))
 
     async def bound_queue(self, name: str, pending_max: int | None) -> dict[str, Any]:
         """Limit the queue's pending jobs; None for no limit."""
-        return await self._queue("PATCH", name, content=orjson.dumps({"pending_max": pending_max}))
+        change = replace(
+            _queue_call("PATCH", name),
+            headers={"content-type": "application/json"},
+            content=orjson.dumps({"pending_max": pending_max}),
+        )
+        return read_document(await self._request(change))
 
     async def scale(self, name: str) -> dict[str, Any]:
         """Return the number of workers that a queue needs."""
-        return await self._queue("GET", name, "/scale")
+        return read_document(await self._request(_queue_call("GET", name, "/scale")))
 
     # Shared by all operations
-
-    async def _queue(
-        self, method: str, name: str, what: str = "", *, content: bytes | None = None
-    ) -> dict[str, Any]:
-        headers = {} if content is None else {"content-type": "application/json"}
-        path = f"/v1/queues/{quote(name, safe='')}{what}"
-        return read_document(await self._request(ApiCall(method, path, headers=headers, content=content)))
 
     async def _request(
         self, call: ApiCall, *, stream: bool = False, tries: "list[str] | None" = None
@@ -336,6 +337,8 @@ class ApiOperations:
             delay_s = policy.delay_s(attempt, left_s, self._draw(), retry_after_s=after_s)
             if delay_s is None:
                 raise error
+            if attempt == 1 and isinstance(error, EndpointUnavailableError):
+                _log.warning("%s; retrying for up to %g s", error, self._retry_s)
             await self._transport.pause(delay_s)
 
     def _keyed(self, call: ApiCall) -> ApiCall:
@@ -401,6 +404,10 @@ def _path(job_id: str) -> str:
     # An id may be typed by a person: whatever it is, it must stay one path segment.
     safe = "".join(c if c.isalnum() and c.isascii() else "-" if c == "-" else "_" for c in job_id)
     return f"/v1/jobs/{safe or '_'}"
+
+
+def _queue_call(method: str, name: str, what: str = "") -> ApiCall:
+    return ApiCall(method, f"/v1/queues/{quote(name, safe='')}{what}")
 
 
 def _size(source: bytes | Path) -> int:
