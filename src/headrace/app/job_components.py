@@ -15,8 +15,7 @@ from headrace.jobs.brokers import WakeupBroker, open_wakeup_broker
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.ledgers.sql import SqlJobLedger
 from headrace.jobs.maintenance import Maintenance, MaintenanceTask, Reaper, Reconciler, Retention, Sweeper
-from headrace.jobs.outbound.client import OutboundClient
-from headrace.jobs.outbound.inputs import InputStore
+from headrace.jobs.outbound.client import InputStore, OutboundClient
 from headrace.jobs.paths import JobPaths
 from headrace.jobs.publication import Publication, ResultPublisher
 from headrace.storage.contract import Store

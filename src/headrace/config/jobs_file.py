@@ -63,7 +63,7 @@ from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import Target
 from headrace.jobs.notify.email import SmtpSettings
 from headrace.jobs.notify.subscription import read_subscriptions
-from headrace.jobs.outbound.urls import OutboundPolicy
+from headrace.jobs.outbound import OutboundPolicy
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.trigger import Trigger, Triggers, read_triggers
 from headrace.jobs.worker import OtherRegions

@@ -12,8 +12,8 @@ from headrace.jobs.notify import Delivered, Notification, RetryLater, WebhookTar
 from headrace.jobs.notify.deliverer import Deliverer, DelivererSettings, _Run
 from headrace.jobs.notify.delivery import Dead, DeliveryPolicy, Done, RetryDelivery
 from headrace.jobs.notify.webhook import WebhookNotifier
-from headrace.jobs.outbound.client import OutboundClient, OutboundTimeouts
-from headrace.jobs.outbound.urls import OutboundPolicy, parse_network
+from headrace.jobs.outbound import OutboundPolicy, OutboundTimeouts, parse_network
+from headrace.jobs.outbound.client import OutboundClient
 from headrace.testing import ManualClock, check_service
 from jobs.memory_outbox import MemoryOutbox
 from servers.receiver import Receiver, Reply, free_port

@@ -29,8 +29,8 @@ from headrace.jobs.notify import (
 )
 from headrace.jobs.notify.signing import make_secret
 from headrace.jobs.notify.webhook import FORMATS, WebhookNotifier, encode, result_of_response
-from headrace.jobs.outbound.client import OutboundClient, OutboundResponse, OutboundTimeouts
-from headrace.jobs.outbound.urls import OutboundPolicy, parse_network
+from headrace.jobs.outbound import OutboundPolicy, OutboundResponse, OutboundTimeouts, parse_network
+from headrace.jobs.outbound.client import OutboundClient
 from servers.receiver import Receiver, Reply, free_port
 
 SECRET = make_secret()

@@ -26,7 +26,7 @@ from headrace.jobs.notify import EmailTarget, SnsTarget, Target, WebhookTarget
 from headrace.jobs.notify.email import require_mailbox
 from headrace.jobs.notify.signing import decode_secret
 from headrace.jobs.notify.webhook import FORMATS, STANDARD
-from headrace.jobs.outbound.urls import OutboundPolicy, parse_url
+from headrace.jobs.outbound import OutboundPolicy, parse_url
 from headrace.jobs.state import JobState
 
 ENDS: Final = tuple(state.value for state in JobState if state.ended)

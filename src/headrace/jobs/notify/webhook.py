@@ -25,7 +25,8 @@ from headrace.jobs.notify import (
     WebhookTarget,
 )
 from headrace.jobs.notify.signing import decode_secret, signed_headers
-from headrace.jobs.outbound.client import OutboundClient, OutboundFault, OutboundResponse
+from headrace.jobs.outbound import OutboundFault, OutboundResponse
+from headrace.jobs.outbound.client import OutboundClient
 
 STANDARD: Final = "standard"
 STRUCTURED: Final = "cloudevents-structured"
