@@ -214,6 +214,6 @@ def _read_config(options: JobsOptions, locations: JobLocations) -> JobsFile:
 def _open_event_source(queue_url: str, event_submitter: EventSubmitter | None) -> Service:
     if event_submitter is None:
         raise ConfigError("--events-queue needs [[triggers]] in the file of --config")
-    from headrace.jobs.event_source import SqsEventSource  # noqa: PLC0415 - optional dependency
+    from headrace.jobs.aws import SqsEventSource  # noqa: PLC0415 - optional dependency
 
     return SqsEventSource(queue_url, event_submitter.handle)

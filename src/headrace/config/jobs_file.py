@@ -61,7 +61,7 @@ from headrace.core.settings_reader import read_settings, read_table
 from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey, read_keys
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import Target
-from headrace.jobs.notify.email import SmtpSettings
+from headrace.jobs.notify.notifiers import SmtpSettings
 from headrace.jobs.notify.subscription import read_subscriptions
 from headrace.jobs.outbound import OutboundPolicy
 from headrace.jobs.paths import UriAllowList
