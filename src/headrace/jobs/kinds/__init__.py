@@ -75,7 +75,7 @@ class Attempt:
         self._stopped: StopReason | None = None
         self._stop_callbacks: list[Callable[[], None]] = []
         self._changed = threading.Event()
-        self._read_progress: Callable[[], JobProgress | None] = lambda: None
+        self._read_progress: Callable[[], JobProgress | None] | None = None
 
     def set_progress_source(self, read: Callable[[], JobProgress | None]) -> None:
         """Set the function that returns the current progress.
@@ -88,7 +88,7 @@ class Attempt:
     def progress(self) -> JobProgress | None:
         """The current progress for heartbeats and the settlement; None if reading it failed."""
         try:
-            return self._read_progress()
+            return self._read_progress() if self._read_progress else None
         except Exception:  # noqa: BLE001 - one failure must not stop the heartbeats of others
             _log.exception("the progress of an attempt could not be read", extra={"job": self.job.id})
             return None

@@ -85,9 +85,9 @@ class InferKind(KindRunner):
 
     def _wire_request(self, spec: NewJob, predictor: JobPredictor) -> JsonWireRequest | None:
         """Return the payload as a request, of the protocol or of plain JSON; None for records."""
-        media_type, parameters = _media_type(spec.content_type)
-        if media_type == OCTETS and HEADER_PARAMETER in parameters:
-            return decode_request(self._body(spec), parse_header_length(parameters[HEADER_PARAMETER]))
+        media_type = bare_type(spec.content_type)
+        if media_type == OCTETS and (length := _header_length(spec.content_type)) is not None:
+            return decode_request(self._body(spec), parse_header_length(length))
         is_json = media_type == JSON or (not media_type and spec.input_uri.lower().endswith(".json"))
         # Options concern records; a request has its own parameters.
         if not is_json or spec.options:
@@ -187,11 +187,14 @@ def _plain_request(body: bytes, metadata: ModelMetadata) -> JsonWireRequest | No
     return JsonWireRequest(request_from_json(value, metadata), binary_default=False, binary_by_name={})
 
 
-def _media_type(content_type: str) -> tuple[str, dict[str, str]]:
-    """Return a content type's name, in lower case, and its parameters."""
-    _, *rest = content_type.split(";")
-    pairs = (part.partition("=") for part in rest)
-    return bare_type(content_type), {key.strip().lower(): value.strip().strip('"') for key, _, value in pairs}
+def _header_length(content_type: str) -> str | None:
+    """Return the length in a content type of JSON and binary tensors; None if it has none."""
+    length = None
+    for parameter in content_type.split(";")[1:]:
+        key, _, value = parameter.partition("=")
+        if key.strip().lower() == HEADER_PARAMETER:
+            length = value.strip().strip('"')
+    return length
 
 
 class RunJobs(KindRunner):

@@ -6,7 +6,6 @@ commits, and a single job waits for nothing.
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -101,7 +100,8 @@ class LedgerLoop:
         """A claim of one job, to copy."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._pending: deque[Settlement] = deque()
+        self._pending: dict[tuple[str, int], Settlement] = {}
+        """The settlements to record, by job and lease, oldest first."""
         self._may_have_jobs = True
         """True if a claim may return jobs."""
         self._skipped_regions = False
@@ -128,7 +128,7 @@ class LedgerLoop:
     def settle(self, settlement: Settlement) -> None:
         """Record a settlement with the next transaction."""
         with self._lock:
-            self._pending.append(settlement)
+            self._pending[settlement.job_id, settlement.lease] = settlement
         self._wake.set()
 
     def notify(self) -> None:
@@ -215,7 +215,7 @@ class LedgerLoop:
     def _next(self) -> tuple[Settlement, ...]:
         """Return the settlements to record now."""
         with self._lock:
-            pending = tuple(self._pending)
+            pending = tuple(self._pending.values())
         self._apart = bool(self._singly) and not self._apart
         if self._apart:
             return ()
@@ -232,8 +232,8 @@ class LedgerLoop:
             singly, self._singly = self._singly, max(self._singly, len(self._pending) + 1)
             if not singly or self._apart or not self._pending:
                 return
-            first = self._pending.popleft()
-            self._pending.append(self._plainer(first))
+            key = next(iter(self._pending))
+            self._pending[key] = self._plainer(self._pending.pop(key))
 
     def _plainer(self, settlement: Settlement) -> Settlement:
         """Return the settlement, or a plain failure once it alone failed often enough."""
@@ -305,7 +305,7 @@ class LedgerLoop:
     def _resolve(self) -> None:
         """Find out if a failed transaction was committed, and apply its results."""
         with self._lock:
-            pending = tuple(self._pending)
+            pending = tuple(self._pending.values())
         for job in self._ledger.list_running(self._settings.name):
             if self._running_jobs.get(job.id, job.lease) is None:
                 self._begin(job)
@@ -321,9 +321,9 @@ class LedgerLoop:
         self, pending: Sequence[Settlement], settlements: Sequence[Settlement], accepted: Sequence[bool]
     ) -> None:
         """Apply the ledger's reply; `pending` are the settlements before `secure`."""
-        done = {(s.job_id, s.lease) for s in pending}
         with self._lock:
-            self._pending = deque(s for s in self._pending if (s.job_id, s.lease) not in done)
+            for settlement in pending:
+                self._pending.pop((settlement.job_id, settlement.lease), None)
         for settlement, counted in zip(settlements, accepted, strict=True):
             self._refused.pop((settlement.job_id, settlement.lease), None)
             self._settled(settlement, counted)

@@ -32,22 +32,17 @@ _CANCEL_CHECK_S: Final = 0.1
 
 @dataclass(slots=True)
 class _Entry:
+    """An open attempt."""
+
     attempt: Attempt
     limit_s: float | None = None
     """The end of its time limit, on the worker's clock."""
     stop_seen_s: float | None = None
     """The time at which its stop was first seen."""
-    open: bool = True
-    """True until the ledger has replied to its settlement."""
     finished: bool = False
     """True once its outcome is known."""
     working: bool = False
     """True while a thread works on it, or will."""
-
-    @property
-    def running(self) -> bool:
-        """True if the attempt was not stopped and its outcome is unknown."""
-        return self.open and not self.finished and self.attempt.stopped is None
 
 
 class RunningJobs:
@@ -60,7 +55,9 @@ class RunningJobs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[LeaseKey, _Entry] = {}
+        self._open: dict[LeaseKey, _Entry] = {}
+        self._returning: set[Attempt] = set()
+        """Attempts that are no longer open, and occupy their slots."""
         self._claiming = False
         self._empty: Final = threading.Event()
         self._empty.set()
@@ -69,8 +66,8 @@ class RunningJobs:
         """Add an attempt. An earlier attempt at the same job is stopped as lost."""
         with self._lock:
             job_id = attempt.job.id
-            earlier = [e.attempt for (known, _), e in self._entries.items() if known == job_id and e.open]
-            self._entries[job_id, attempt.job.lease] = _Entry(attempt)
+            earlier = [e.attempt for (known, _), e in self._open.items() if known == job_id]
+            self._open[job_id, attempt.job.lease] = _Entry(attempt)
             self._empty.clear()
         for lost in earlier:
             lost.stop(StopReason.LOST)
@@ -86,7 +83,7 @@ class RunningJobs:
         """Note that the attempt's outcome is known. Return True for the first call only."""
         with self._lock:
             entry = self._entry(attempt)
-            if entry is None or not entry.open or entry.finished:
+            if entry is None or entry.finished:
                 return False
             entry.finished = True
             return True
@@ -94,18 +91,21 @@ class RunningJobs:
     def thread_returned(self, attempt: Attempt) -> None:
         """Note that the attempt's thread is free."""
         with self._lock:
+            self._returning.discard(attempt)
             entry = self._entry(attempt)
             if entry is not None:
                 entry.working = False
-                self._forget(entry)
 
     def remove(self, attempt: Attempt) -> None:
         """Close an attempt that is settled or lost. It occupies its slot until its thread is free."""
         with self._lock:
             entry = self._entry(attempt)
-            if entry is not None:
-                entry.open = False
-                self._forget(entry)
+            if entry is None:
+                return
+            del self._open[attempt.job.id, attempt.job.lease]
+            if entry.working:
+                self._returning.add(attempt)
+            self._set_if_empty()
 
     def begin_claim(self) -> None:
         """Note that a claim is under way: until `end_claim`, further attempts may be added."""
@@ -122,20 +122,20 @@ class RunningJobs:
     def attempts(self) -> tuple[Attempt, ...]:
         """Return all open attempts."""
         with self._lock:
-            return tuple(entry.attempt for entry in self._entries.values() if entry.open)
+            return tuple(entry.attempt for entry in self._open.values())
 
     def get(self, job_id: str, lease: int) -> Attempt | None:
         """Return the open attempt under a lease, or None."""
         with self._lock:
-            entry = self._entries.get((job_id, lease))
-            return entry.attempt if entry is not None and entry.open else None
+            entry = self._open.get((job_id, lease))
+            return None if entry is None else entry.attempt
 
     def slots_after(self, ending: Iterable[LeaseKey] = ()) -> tuple[int, bool]:
         """Return the slots in use once `ending` are settled, and True if one job must run alone."""
         gone = set(ending)
         with self._lock:
-            taken = [e for key, e in self._entries.items() if e.working or (e.open and key not in gone)]
-            return len(taken), any(e.open and e.attempt.job.alone for e in taken)
+            taken = [e.attempt.job for key, e in self._open.items() if e.working or key not in gone]
+            return len(taken) + len(self._returning), any(job.alone for job in taken)
 
     def stop_all(self, reason: StopReason) -> None:
         """Stop all open attempts."""
@@ -147,16 +147,19 @@ class RunningJobs:
         with self._lock:
             return tuple(
                 e.attempt
-                for e in self._entries.values()
-                if e.running and e.limit_s is not None and e.limit_s <= now_s
+                for e in self._open.values()
+                if not e.finished
+                and e.attempt.stopped is None
+                and e.limit_s is not None
+                and e.limit_s <= now_s
             )
 
     def stuck(self, now_s: float, stop_s: float) -> tuple[Attempt, ...]:
         """Return the attempts that have not stopped `stop_s` after their stop was first seen here."""
         stuck: list[Attempt] = []
         with self._lock:
-            for entry in self._entries.values():
-                if not entry.open or entry.finished or entry.attempt.stopped is None:
+            for entry in self._open.values():
+                if entry.finished or entry.attempt.stopped is None:
                     continue
                 if entry.stop_seen_s is None:
                     entry.stop_seen_s = now_s
@@ -168,8 +171,8 @@ class RunningJobs:
         """Return when the next attempt will be overdue or stuck; None if none can be."""
         checks: list[float] = []
         with self._lock:
-            for entry in self._entries.values():
-                if not entry.open or entry.finished:
+            for entry in self._open.values():
+                if entry.finished:
                     continue
                 if entry.attempt.stopped is not None:
                     checks.append(now_s if entry.stop_seen_s is None else entry.stop_seen_s + stop_s)
@@ -183,19 +186,14 @@ class RunningJobs:
 
     def __len__(self) -> int:
         with self._lock:
-            return sum(entry.open for entry in self._entries.values())
+            return len(self._open)
 
     def _entry(self, attempt: Attempt) -> _Entry | None:
-        entry = self._entries.get((attempt.job.id, attempt.job.lease))
+        entry = self._open.get((attempt.job.id, attempt.job.lease))
         return entry if entry is not None and entry.attempt is attempt else None
 
-    def _forget(self, entry: _Entry) -> None:
-        if not entry.open and not entry.working:
-            del self._entries[entry.attempt.job.id, entry.attempt.job.lease]
-        self._set_if_empty()
-
     def _set_if_empty(self) -> None:
-        if not self._claiming and not any(entry.open for entry in self._entries.values()):
+        if not self._claiming and not self._open:
             self._empty.set()
 
 
