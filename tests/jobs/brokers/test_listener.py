@@ -77,4 +77,4 @@ def test_close_ends_threads_during_an_outage(broker):
     listener = BrokerListener(broker, ["a"], BrokerCounters(), SystemClock())
     assert not listener.wait(0.05)
     listener.close()
-    assert listener.closed
+    assert listener.over.is_set()

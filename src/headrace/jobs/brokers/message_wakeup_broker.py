@@ -112,7 +112,7 @@ class MessageWakeupBroker(WakeupBroker):
         with self._life:
             if self._publisher is None:
                 raise StoppedError(f"{self._broker.name}: the wakeup broker is not running; start it first")
-            self._listeners = [each for each in self._listeners if not each.closed]
+            self._listeners = [each for each in self._listeners if not each.over.is_set()]
             listener = BrokerListener(self._broker, queues, self._counters, self._clock)
             self._listeners.append(listener)
             return listener
@@ -241,24 +241,17 @@ class BrokerListener(WakeupListener):
     ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting = threading.Event()
-        """Set while a thread waits, and after the listener is closed."""
-        self._over = threading.Event()
+        self.waiting: Final = threading.Event()
+        """Set while a thread waits, and after `close`."""
+        self.over: Final = threading.Event()
+        """Set by `close`."""
         self._ended = threading.Event()
         self._jobs_possible = False
         self._jobs_max = 1
         self._until_s = 0.0
         step = broker.queues_per_session
         groups = [queues[at : at + step] for at in range(0, len(queues), step)]
-        self._receivers = [
-            _Receiver(broker, group, self, counters, clock, waiting=self._waiting, over=self._over)
-            for group in groups
-        ]
-
-    @property
-    def closed(self) -> bool:
-        """True after `close`."""
-        return self._over.is_set()
+        self._receivers = [_Receiver(broker, group, self, counters, clock) for group in groups]
 
     @override
     def wait(self, timeout_s: float, *, jobs_max: int = 1) -> bool:
@@ -266,7 +259,7 @@ class BrokerListener(WakeupListener):
             self._jobs_max = jobs_max
             self._until_s = self._clock.now() + timeout_s
             if not self._ended.is_set():
-                self._waiting.set()
+                self.waiting.set()
         self._clock.sleep(timeout_s, self._ended)
         with self._lock:
             self._want_no_more()
@@ -276,14 +269,19 @@ class BrokerListener(WakeupListener):
 
     @override
     def wake(self) -> None:
-        self._end_wait(jobs_possible=True)
+        with self._lock:
+            self._jobs_possible = True
+            self._ended.set()
+            # Cleared here, not by the waiting thread: until that runs, more would be taken from
+            # others.
+            self._want_no_more()
 
     @override
     def close(self) -> None:
-        if not self._over.is_set():
-            self._over.set()
-            self._waiting.set()
-            self._end_wait(jobs_possible=False)
+        if not self.over.is_set():
+            self.over.set()
+            self.waiting.set()
+            self._ended.set()
         for receiver in self._receivers:
             receiver.connection.interrupt()
         for receiver in self._receivers:
@@ -294,17 +292,9 @@ class BrokerListener(WakeupListener):
         with self._lock:
             return self._jobs_max, max(_TAKE_S_MIN, self._until_s - self._clock.now())
 
-    def _end_wait(self, *, jobs_possible: bool) -> None:
-        with self._lock:
-            self._jobs_possible = self._jobs_possible or jobs_possible
-            self._ended.set()
-            # Cleared here, not by the waiting thread: until that runs, more would be taken from
-            # others.
-            self._want_no_more()
-
     def _want_no_more(self) -> None:
-        if not self._over.is_set():
-            self._waiting.clear()
+        if not self.over.is_set():
+            self.waiting.clear()
 
 
 class _Receiver:
@@ -317,27 +307,24 @@ class _Receiver:
         listener: BrokerListener,
         counters: BrokerCounters,
         clock: Clock,
-        *,
-        waiting: threading.Event,
-        over: threading.Event,
     ) -> None:
         self._listener = listener
-        self._waiting = waiting
-        self._over = over
         self._take_s_max = broker.take_s_max
         self._counters = counters
         self._clock = clock
         self._pace = Pace()
         # Announcements during an outage may be lost, so the waiter must read the ledger.
-        self.connection = BrokerConnection(broker, queues, counters, clock, over, renewed=listener.wake)
+        self.connection = BrokerConnection(
+            broker, queues, counters, clock, listener.over, renewed=listener.wake
+        )
         self.thread = threading.Thread(target=self._run, name=f"headrace-listen-{queues[0]}", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
-        while not self._over.is_set():
-            if self._waiting.is_set():
+        while not self._listener.over.is_set():
+            if self._listener.waiting.is_set():
                 self._take()
-            elif not self._clock.sleep(KEEP_ALIVE_S, self._waiting):
+            elif not self._clock.sleep(KEEP_ALIVE_S, self._listener.waiting):
                 self.connection.keep_alive()
         self.connection.end()
 

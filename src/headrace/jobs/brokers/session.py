@@ -178,11 +178,6 @@ class BrokerConnection:
         self._opened = 0
         self._random = random.Random()  # noqa: S311 - jitter, not a secret
 
-    @property
-    def opened(self) -> int:
-        """The number of sessions opened so far."""
-        return self._opened
-
     def use(self, act: Callable[[BrokerSession], _Result]) -> _Result | None:
         """Return the result of `act`; None during an outage.
 

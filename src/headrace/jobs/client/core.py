@@ -366,7 +366,7 @@ def iterate(values: AsyncGenerator[T, None]) -> Generator[T]:
         while found := run(_step(values)):
             yield found[0]
     finally:
-        run(_close(values))
+        run(values.aclose())
 
 
 async def _step(values: AsyncGenerator[T, None]) -> tuple[T, ...]:
@@ -374,10 +374,6 @@ async def _step(values: AsyncGenerator[T, None]) -> tuple[T, ...]:
     async for value in values:
         return (value,)
     return ()
-
-
-async def _close(values: AsyncGenerator[Any, None]) -> None:
-    await values.aclose()
 
 
 def _stream(response: ApiResponse) -> ApiStream:

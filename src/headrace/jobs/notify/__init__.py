@@ -227,17 +227,14 @@ def decode_secret(secret: str) -> bytes:
     return key
 
 
-def signatures(keys: Iterable[bytes], message_id: str, timestamp_s: int, body: bytes) -> str:
-    """Return the header ``webhook-signature``: one signature per key, separated by spaces."""
-    return " ".join(f"{_VERSION},{_signature(key, message_id, str(timestamp_s), body)}" for key in keys)
-
-
 def signed_headers(keys: Iterable[bytes], message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
-    """Return the three headers of a message."""
+    """Return the three headers of a message, with one signature per key."""
+    timestamp = str(timestamp_s)
+    signatures = [f"{_VERSION},{_signature(key, message_id, timestamp, body)}" for key in keys]
     return {
         "webhook-id": message_id,
-        "webhook-timestamp": str(timestamp_s),
-        "webhook-signature": signatures(keys, message_id, timestamp_s, body),
+        "webhook-timestamp": timestamp,
+        "webhook-signature": " ".join(signatures),
     }
 
 

@@ -59,8 +59,9 @@ class RunningJobs:
         self._returning: set[Attempt] = set()
         """Attempts that are no longer open, and occupy their slots."""
         self._claiming = False
-        self._empty: Final = threading.Event()
-        self._empty.set()
+        self.empty: Final = threading.Event()
+        """Set while no attempt is open and no claim is under way."""
+        self.empty.set()
 
     def add(self, attempt: Attempt) -> None:
         """Add an attempt. An earlier attempt at the same job is stopped as lost."""
@@ -68,7 +69,7 @@ class RunningJobs:
             job_id = attempt.job.id
             earlier = [e.attempt for (known, _), e in self._open.items() if known == job_id]
             self._open[job_id, attempt.job.lease] = _Entry(attempt)
-            self._empty.clear()
+            self.empty.clear()
         for lost in earlier:
             lost.stop(StopReason.LOST)
 
@@ -111,7 +112,7 @@ class RunningJobs:
         """Note that a claim is under way: until `end_claim`, further attempts may be added."""
         with self._lock:
             self._claiming = True
-            self._empty.clear()
+            self.empty.clear()
 
     def end_claim(self) -> None:
         """Note that all claimed jobs were added."""
@@ -180,10 +181,6 @@ class RunningJobs:
                     checks.append(entry.limit_s)
         return min(checks, default=None)
 
-    def wait_until_empty(self, clock: Clock, timeout_s: float) -> bool:
-        """Wait until no attempt is open and no claim is under way. Return False after `timeout_s`."""
-        return clock.sleep(timeout_s, self._empty)
-
     def __len__(self) -> int:
         with self._lock:
             return len(self._open)
@@ -194,7 +191,7 @@ class RunningJobs:
 
     def _set_if_empty(self) -> None:
         if not self._claiming and not self._open:
-            self._empty.set()
+            self.empty.set()
 
 
 class Heartbeats:

@@ -186,7 +186,7 @@ class Worker(Service):
             if not self._started:
                 return
         self._ledger_loop.close()
-        if not drain or not self._running_jobs.wait_until_empty(self._clock, self.settings.drain_grace_s):
+        if not drain or not self._clock.sleep(self.settings.drain_grace_s, self._running_jobs.empty):
             self._release_all()
         with self._lock:
             first, self._ending = not self._ending, True
@@ -205,7 +205,7 @@ class Worker(Service):
         try:
             if self._threads:
                 timeout_s = self.settings.stop_s + _LEDGER_WAIT_S
-                self._running_jobs.wait_until_empty(self._clock, timeout_s)
+                self._clock.sleep(timeout_s, self._running_jobs.empty)
             self._ledger_loop.end()
             self._heartbeats.end()
             self._listening_over.set()
