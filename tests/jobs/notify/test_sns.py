@@ -60,7 +60,7 @@ def listener(moto_server, sns):
 @pytest.fixture
 def notifier(sns):
     return SnsNotifier(
-        sns, region="eu-west-1", read_response=lambda uri, bytes_max: b"read from " + uri.encode_sns_message()
+        sns, region="eu-west-1", read_response=lambda uri, bytes_max: b"read from " + uri.encode()
     )
 
 
@@ -152,7 +152,7 @@ def test_missing_topic_is_retried(notifier):
     ("code", "kind"), [("InvalidParameter", Refused), ("AuthorizationError", RetryLater)]
 )
 def test_invalid_request_is_refused_and_fixable_errors_are_retried(moto_server, code, kind):
-    body = f"<ErrorResponse><Error><Code>{code}</Code><Message>why</Message></Error></ErrorResponse>".encode_sns_message()
+    body = f"<ErrorResponse><Error><Code>{code}</Code><Message>why</Message></Error></ErrorResponse>".encode()
     with Receiver() as receiver:
         receiver.reply = Reply(400, {"Content-Type": "text/xml"}, body)
         client = aws_client("sns", moto_server.environ, endpoint_url=receiver.url)

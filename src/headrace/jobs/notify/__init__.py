@@ -222,7 +222,8 @@ def decode_secret(secret: str) -> bytes:
         key = b""
     if not secret.startswith(WHSEC_PREFIX) or not SECRET_BYTES_MIN <= len(key) <= SECRET_BYTES_MAX:
         raise ConfigError(
-            f"a webhook secret must be {WHSEC_PREFIX} and {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes in base64"
+            f"a webhook secret must be {WHSEC_PREFIX} "
+            f"and {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes in base64"
         )
     return key
 
