@@ -7,8 +7,8 @@ import pytest
 
 from cases import for_each
 from headrace.core import errors
-from headrace.jobs.client.core import ApiCall, ApiOperations, ApiTransport, iterate, run
-from headrace.jobs.client.messages import ApiResponse, ConnectionLostError
+from headrace.jobs.client.core import ApiOperations, ApiTransport, iterate, run
+from headrace.jobs.client.messages import ApiCall, ApiResponse, ConnectionLostError
 from headrace.jobs.documents import job_document
 from headrace.jobs.job import Job, NewJob
 from headrace.jobs.state import JobState

@@ -17,17 +17,10 @@ from typing import Any, Final, Self, Unpack
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.jobs.client.core import (
-    RETRY_S,
-    TIMEOUT_S,
-    ApiCall,
-    ApiOperations,
-    ApiTransport,
-    iterate,
-    run,
-)
+from headrace.jobs.client.core import RETRY_S, TIMEOUT_S, ApiOperations, ApiTransport, iterate, run
 from headrace.jobs.client.messages import (
     UNSET,
+    ApiCall,
     ApiResponse,
     ApiStream,
     ConnectionLostError,

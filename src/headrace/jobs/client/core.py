@@ -6,9 +6,9 @@ end in the calling thread, over a transport that blocks instead of suspending (`
 
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, Unpack
 from urllib.parse import quote
@@ -28,6 +28,7 @@ from headrace.core.retry import RetryPolicy, retry_after_s
 from headrace.jobs.client.messages import (
     INLINE_BYTES_MAX,
     UNSET,
+    ApiCall,
     ApiResponse,
     ApiStream,
     ConnectionLostError,
@@ -57,25 +58,6 @@ _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NOT_BEGUN: Final = frozenset({429, 503})
 _NO_CONTENT: Final = 204
 _PARTIAL: Final = 206
-
-
-@dataclass(frozen=True, slots=True)
-class ApiCall:
-    """An HTTP request.
-
-    `url` is a path of the API, or a full address elsewhere that receives no key.
-
-    `repeatable`: the request may be repeated if its arrival is unknown.
-    """
-
-    method: str
-    url: str
-    params: tuple[tuple[str, str], ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    content: bytes | Path | None = None
-    repeatable: bool = True
-    extra_s: float = 0.0
-    """Seconds that the response may take beyond the usual timeout."""
 
 
 class ApiTransport(Protocol):
@@ -131,16 +113,7 @@ class ApiOperations:
         if order.source is not None and _size(order.source) > INLINE_BYTES_MAX:
             upload = await self.upload(order.source)
             order = replace(order, source=None, upload=upload)
-        request = encode_submit_request(order)
-        call = ApiCall(
-            "POST",
-            "/v1/jobs",
-            request.params,
-            request.headers,
-            request.content,
-            repeatable=order.repeatable,
-        )
-        return _job(await self._request(call))
+        return _job(await self._request(encode_submit_request(order)))
 
     async def get(self, job_id: str) -> Job:
         """Return a job as it is now."""
