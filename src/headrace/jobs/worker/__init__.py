@@ -1,4 +1,4 @@
-"""The worker of the job queue. Here: its settings."""
+"""The worker of the job queue: its settings. `worker.worker` has the worker itself."""
 
 import os
 import secrets
