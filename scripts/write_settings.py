@@ -29,10 +29,10 @@ from headrace.engine.settings import ServeSettings
 from headrace.formats.read import ReadOptions
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.maintenance import Retention
-from headrace.jobs.notify.email import SmtpSettings
-from headrace.jobs.outbound.urls import OutboundPolicy
+from headrace.jobs.notify.notifiers import SmtpSettings
+from headrace.jobs.outbound import OutboundPolicy
 from headrace.jobs.trigger import Trigger
-from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker import WorkerSettings
 from headrace.runners.engines import RayWorkers
 from headrace.runs.settings import (
     FailurePolicy,

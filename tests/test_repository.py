@@ -88,7 +88,7 @@ def _modules_of_adapter(adapter: str) -> list[Path]:
     package, star, _ = adapter.partition(".*")
     path = SRC.parent / package.replace(".", "/")
     if not star:
-        return [path.with_suffix(".py")] if path.with_suffix(".py").is_file() else []
+        return [module for module in (path.with_suffix(".py"), path / "__init__.py") if module.is_file()]
     return sorted(module for module in path.glob("*.py") if module.name != "__init__.py")
 
 
@@ -229,7 +229,8 @@ def test_every_extra_has_an_adapter_module(extra):
         ("headrace.formats.media.image", "PIL", ""),
         ("headrace.formats.media.image", "av", "does not import av"),
         ("headrace.formats.nowhere", "PIL", "does not exist"),
-        ("headrace.formats", "PIL", "does not exist"),
+        ("headrace.formats", "PIL", "does not import PIL"),
+        ("headrace.jobs.client", "httpx", ""),
         ("headrace.formats.media.*", "PIL", ""),
         ("headrace.formats.*", "boto3", "does not import boto3"),
         ("headrace.*", "PIL", "does not import PIL"),

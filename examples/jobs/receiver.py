@@ -9,7 +9,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from headrace.core.errors import UnauthenticatedError
-from headrace.jobs.notify import signing
+from headrace.jobs.notify import decode_secret, verify
 
 seen: set[str] = set()  # a production receiver stores these ids with its own data
 
@@ -21,7 +21,7 @@ class Receiver(BaseHTTPRequestHandler):
         """Receive one notification."""
         body = self.rfile.read(min(int(self.headers["Content-Length"] or 0), 65_536))
         try:
-            event = signing.verify([KEY], dict(self.headers), body, now_s=time.time())
+            event = verify([KEY], dict(self.headers), body, now_s=time.time())
         except UnauthenticatedError as error:
             self.send_error(401, str(error))
             return
@@ -37,7 +37,7 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    KEY = signing.decode_secret(sys.argv[2])
+    KEY = decode_secret(sys.argv[2])
     with ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Receiver) as server:
         print(f"http://127.0.0.1:{server.server_port}/", flush=True)
         server.serve_forever()

@@ -7,7 +7,7 @@ from headrace.config.jobs_file import JobsFile
 from headrace.core.errors import RefusedAddressError
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import WebhookTarget
-from headrace.jobs.outbound.inputs import InputStore
+from headrace.jobs.outbound.client import InputStore
 
 INTERVALS = {"maintain_s": 1.0, "hold_off_s": 0.0}
 

@@ -8,7 +8,7 @@ from headrace.config.jobs_file import JobsFile
 from headrace.core.errors import ModelLoadError, ModelNotFoundError
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.notify.deliverer import Deliverer
-from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker import WorkerSettings
 from integration.command import DOUBLE
 
 

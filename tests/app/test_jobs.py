@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -81,6 +82,18 @@ def test_both_addresses_serve_models_and_jobs_with_the_same_keys(server, keys):
         assert (status, refused["type"]) == (403, "ForbiddenError")
         paths = call(url, "GET", "/openapi.json")[1]["paths"]
         assert {"/v1/jobs", "/v2/models/{model_name}/infer"} <= paths.keys()
+
+
+def test_stop_ends_the_threads_of_the_job_api(tmp_path):
+    def threads():
+        return [t for t in threading.enumerate() if t.name.startswith("headrace-jobs-api")]
+
+    before = threads()
+    locations = JobLocations.folder(tmp_path / "data")
+    with running(lambda: open_jobs([], locations, JobsOptions(port=0))) as opened:
+        assert call(opened.addresses["jobs"], "GET", "/v1/jobs")[0] == 200
+        assert len(threads()) > len(before)
+    assert set(threads()) <= set(before)
 
 
 def test_keys_of_the_file_protect_grpc(server, keys):

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from cases import for_each
 from headrace.cli.job_options import JOB_LOCATION_OPTIONS, WORKER_OPTIONS, worker_settings
-from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker import WorkerSettings
 
 
 def settings_of(*args, **environ):

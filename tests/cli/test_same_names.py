@@ -19,7 +19,7 @@ from headrace.app.serving import ServerOptions, open_server
 from headrace.cli import main
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.maintenance import Retention
-from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker import WorkerSettings
 from headrace.runners.engines import BeamWorkers, RayWorkers
 
 LOGS = {

@@ -7,7 +7,7 @@ from headrace.config.jobs_file import WorkerRegion, anonymous_key, read_jobs_fil
 from headrace.core.api_key import format_digest, hash_key
 from headrace.core.errors import ConfigError, ForbiddenError
 from headrace.jobs.access import Scope
-from headrace.jobs.outbound.urls import parse_network
+from headrace.jobs.outbound import parse_network
 
 KEY = "hr_key-0123456789"
 FILE = f"""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.jobs import Client
-from headrace.jobs.notify.signing import make_secret
+from headrace.jobs.notify import make_secret
 from headrace.jobs.state import JobState
 from servers.served import WAIT_S
 

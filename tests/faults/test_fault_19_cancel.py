@@ -16,7 +16,7 @@ from headrace.jobs.kinds import Attempt, KindRunner
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.state import JobState
-from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.worker import Worker
 from servers.polling import wait_until
 

@@ -11,7 +11,7 @@ from headrace.app.job_worker import open_worker
 from headrace.cli.logs import configure_server_logs
 from headrace.config.jobs_file import read_jobs_file
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker import WorkerSettings
 
 
 def exhaust_memory_on_sigusr1() -> None:

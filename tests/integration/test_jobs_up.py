@@ -13,9 +13,8 @@ from headrace.core.errors import (
     ModelNotFoundError,
     QueueFullError,
 )
-from headrace.jobs.client import Client
+from headrace.jobs.client import Client, ClientSettings
 from headrace.jobs.client.messages import INLINE_BYTES_MAX
-from headrace.jobs.client.transport import ClientSettings
 from headrace.jobs.state import JobState
 from integration.command import headrace
 from integration.jobs_process import WAIT_S, UpProcess, wait_completed, wait_for_state

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 import pytest
 
 from headrace.core.errors import ConfigError, DataError
-from headrace.jobs import event_source
-from headrace.jobs.event_source import SqsEventSource
+from headrace.jobs import aws
+from headrace.jobs.aws import SqsEventSource
 from headrace.protocols.object_events import ObjectEvent
 from headrace.testing import check_service
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def short_polls(monkeypatch):
-    monkeypatch.setattr(event_source, "POLL_S", 1.0)
+    monkeypatch.setattr(aws, "POLL_S", 1.0)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import headrace.jobs
-from headrace.jobs.notify import signing
+from headrace.jobs import notify
 
 
 @pytest.mark.parametrize("old", headrace.jobs._MOVED)
@@ -21,6 +21,6 @@ def test_old_name_imports_the_module_at_its_new_place(old):
 def test_old_attribute_of_the_package_imports_the_module(monkeypatch):
     sys.modules.pop("headrace.jobs.secrets", None)
     monkeypatch.delattr(headrace.jobs, "secrets", raising=False)
-    with pytest.warns(DeprecationWarning, match="headrace.jobs.notify.signing"):
+    with pytest.warns(DeprecationWarning, match="headrace.jobs.notify"):
         from headrace.jobs import secrets
-    assert secrets is signing
+    assert secrets is notify

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError, ForbiddenError, HeadraceError
-from headrace.jobs.outbound.urls import OutboundPolicy, parse_network
+from headrace.jobs.outbound import OutboundPolicy, parse_network
 from headrace.jobs.paths import (
     KEY_NAME_BYTES_MAX,
     URI_CHARS_MAX,

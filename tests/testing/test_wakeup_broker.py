@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.jobs.brokers.listener import Pace
-from headrace.jobs.brokers.message_wakeup_broker import MessageWakeupBroker
+from headrace.jobs.brokers.message_wakeup_broker import MessageWakeupBroker, Pace
 from headrace.testing import wakeup_broker as suite
 from jobs.brokers.memory_broker import MemoryBroker, MemorySession
 

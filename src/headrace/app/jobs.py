@@ -28,6 +28,7 @@ from headrace.jobs.worker.worker import Worker
 from headrace.server.application import WebApp
 from headrace.server.dataplane import Dataplane
 from headrace.server.guard import Guard, check_bind
+from headrace.server.jobs.api import BoundedThreadPool
 from headrace.server.jobs.app import job_routes
 from headrace.server.listen import HttpListener, new_event_loop
 from headrace.server.listener import Listener
@@ -69,11 +70,13 @@ class OpenedJobs:
 class _ServiceGroup:
     """Several services as one: started in order, stopped in reverse order.
 
+    At the end of a stop the thread pool of the API is closed, when its calls can wait for nothing.
     `stop` is thread-safe, so that a second signal can stop without drain while a drain is running.
     """
 
-    def __init__(self, services: Sequence[Service]) -> None:
+    def __init__(self, services: Sequence[Service], thread_pool: BoundedThreadPool) -> None:
         self._services = services
+        self._thread_pool = thread_pool
 
     def start(self) -> None:
         with ExitStack() as started:
@@ -85,6 +88,7 @@ class _ServiceGroup:
 
     def stop(self, *, drain: bool = True) -> None:
         with ExitStack() as stack:
+            stack.callback(self._thread_pool.close)
             for service in self._services:
                 stack.callback(service.stop, drain=drain)
 
@@ -140,10 +144,13 @@ def open_jobs(
         services.append(_open_event_source(options.events_queue_url, event_submitter))
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=False)
     guard = Guard(file.access, bound_to=options.host, allow_hosts=options.allow_hosts)
-    routes = job_routes(service, sagemaker=file.sagemaker, event_submitter=event_submitter)
+    thread_pool = BoundedThreadPool()
+    routes = job_routes(
+        service, thread_pool=thread_pool, sagemaker=file.sagemaker, event_submitter=event_submitter
+    )
     listeners = _open_listeners(options, guard, routes, dataplane if models else None)
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
-    server = Serving(_ServiceGroup(services), dataplane, list(listeners.values()), drain=drain)
+    server = Serving(_ServiceGroup(services, thread_pool), dataplane, list(listeners.values()), drain=drain)
     return OpenedJobs(server, listeners, components, worker)
 
 
@@ -214,6 +221,6 @@ def _read_config(options: JobsOptions, locations: JobLocations) -> JobsFile:
 def _open_event_source(queue_url: str, event_submitter: EventSubmitter | None) -> Service:
     if event_submitter is None:
         raise ConfigError("--events-queue needs [[triggers]] in the file of --config")
-    from headrace.jobs.event_source import SqsEventSource  # noqa: PLC0415 - optional dependency
+    from headrace.jobs.aws import SqsEventSource  # noqa: PLC0415 - optional dependency
 
     return SqsEventSource(queue_url, event_submitter.handle)

@@ -21,8 +21,7 @@ from headrace.jobs.notify import (
     WebhookTarget,
 )
 from headrace.jobs.notify.deliverer import Deliverer
-from headrace.jobs.notify.email import EmailNotifier, SmtpSettings
-from headrace.jobs.notify.webhook import WebhookNotifier
+from headrace.jobs.notify.notifiers import EmailNotifier, SmtpSettings, WebhookNotifier
 from headrace.jobs.outbound.client import OutboundClient
 from headrace.storage.resolve import Stores
 
@@ -69,8 +68,11 @@ class LazySnsNotifier(Notifier):
     def _notifier(self) -> Notifier:
         with self._lock:
             if self._cached is None:
-                from headrace.jobs.aws import AwsFault, aws_client  # noqa: PLC0415 - optional dependency
-                from headrace.jobs.notify.sns import SnsNotifier  # noqa: PLC0415 - imports boto3
+                from headrace.jobs.aws import (  # noqa: PLC0415 - optional dependency
+                    AwsFault,
+                    SnsNotifier,
+                    aws_client,
+                )
 
                 try:
                     client: Any = aws_client("sns", self._environ)

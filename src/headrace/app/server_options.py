@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 from headrace.core.settings import Setting, check
 from headrace.jobs.maintenance import Retention
-from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker import WorkerSettings
 from headrace.server.listener import StreamDialect
 from headrace.server.settings import DrainSettings, RestLimits, TlsFiles
 

@@ -18,7 +18,7 @@ from headrace.cli.options import (
 from headrace.core.errors import ConfigError
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.maintenance import Retention
-from headrace.jobs.worker.settings import DAY_S, WorkerSettings
+from headrace.jobs.worker import DAY_S, WorkerSettings
 
 KEEP_DAYS: Final = 30.0
 _NOT_OF_WORKERS: Final = frozenset({"isolation", "queue_rows_max", "streams_max", "checkpoints"})

@@ -61,12 +61,12 @@ from headrace.core.settings_reader import read_settings, read_table
 from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey, read_keys
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import Target
-from headrace.jobs.notify.email import SmtpSettings
+from headrace.jobs.notify.notifiers import SmtpSettings
 from headrace.jobs.notify.subscription import read_subscriptions
-from headrace.jobs.outbound.urls import OutboundPolicy
+from headrace.jobs.outbound import OutboundPolicy
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.trigger import Trigger, Triggers, read_triggers
-from headrace.jobs.worker.settings import OtherRegions
+from headrace.jobs.worker import OtherRegions
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.storage.regions import RegionRule, RegionRules, require_region
 

@@ -27,7 +27,7 @@ from typing import Any, Final, cast
 
 from headrace.core.api_key import KeyRing, format_digest, parse_digest
 from headrace.core.errors import ConfigError, ForbiddenError, LimitError, QueueFullError
-from headrace.jobs.outbound.urls import OutboundPolicy
+from headrace.jobs.outbound import OutboundPolicy
 from headrace.jobs.paths import ALLOW_NOTHING, UriAllowList
 
 PENDING_MAX_DEFAULT: Final = 10_000

@@ -21,7 +21,7 @@ from headrace.core.service import Service
 from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.follower import FOLLOWERS_MAX
 from headrace.jobs.job import NewJob, new_job_id
-from headrace.jobs.kinds.options import check_options
+from headrace.jobs.kinds.runners import check_options
 from headrace.jobs.known_models import KnownModels
 from headrace.jobs.ledger import JobLedger, SubmitReply
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload

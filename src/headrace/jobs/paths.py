@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from headrace.core.errors import ConfigError, ForbiddenError
-from headrace.jobs.outbound.urls import OutboundPolicy, parse_url
+from headrace.jobs.outbound import OutboundPolicy, parse_url
 from headrace.storage.uri import CLOUD_SCHEMES, KEY_BYTES_MAX, join, object_location, parse, require_text
 
 URI_CHARS_MAX: Final = 2048

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from headrace.core.errors import ConfigError, StoppedError
-from headrace.jobs.wakeup_broker import WakeupBroker, WakeupListener
+from headrace.jobs.brokers import WakeupBroker, WakeupListener
 from headrace.testing.expect import equal, raises, true
 from headrace.testing.service import check_service
 

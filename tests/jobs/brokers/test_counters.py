@@ -2,8 +2,8 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+from headrace.jobs.brokers import WakeupBrokerStatistics
 from headrace.jobs.brokers.session import BrokerCounters
-from headrace.jobs.wakeup_broker import WakeupBrokerStatistics
 
 
 def test_counts_of_many_threads_add_up():
@@ -19,7 +19,7 @@ def test_outage_is_counted_once_and_ends_once():
     counters.outage_began("refused")
     assert counters.snapshot(unsent=0) == WakeupBrokerStatistics(outages=1, away=1, last_error="refused")
     counters.error("refused again")
-    counters.outage_ended()
+    counters.add(away=-1)
     assert counters.snapshot(unsent=0) == WakeupBrokerStatistics(
         outages=1, away=0, last_error="refused again"
     )

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from headrace.core.clock import SystemClock
-from headrace.jobs.brokers.listener import BrokerListener
+from headrace.jobs.brokers.message_wakeup_broker import BrokerListener
 from headrace.jobs.brokers.session import Announcement, BrokerCounters
 from jobs.brokers.memory_broker import MemoryBroker
 
@@ -77,4 +77,4 @@ def test_close_ends_threads_during_an_outage(broker):
     listener = BrokerListener(broker, ["a"], BrokerCounters(), SystemClock())
     assert not listener.wait(0.05)
     listener.close()
-    assert listener.closed
+    assert listener.over.is_set()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs.brokers.listener import AT_ONCE_S, MESSAGES_MAX, Pace
+from headrace.jobs.brokers.message_wakeup_broker import AT_ONCE_S, MESSAGES_MAX, Pace
 
 
 def test_occasional_messages_are_received_for_the_free_slots():

@@ -7,8 +7,8 @@ import pytest
 
 from cases import for_each
 from headrace.core import errors
-from headrace.jobs.client.core import ApiCall, ApiOperations, ApiTransport, iterate, run
-from headrace.jobs.client.messages import ApiResponse, ConnectionLostError
+from headrace.jobs.client.core import ApiOperations, ApiTransport, iterate, run
+from headrace.jobs.client.messages import ApiCall, ApiResponse, ConnectionLostError
 from headrace.jobs.documents import job_document
 from headrace.jobs.job import Job, NewJob
 from headrace.jobs.state import JobState
@@ -84,6 +84,11 @@ def test_transient_failure_is_retried_with_the_same_key():
     assert len({call.headers["idempotency-key"] for call in script.calls}) == 1
     assert all(call.headers["authorization"] == "Bearer hr_key" for call in script.calls)
     assert script.pauses == sorted(script.pauses)
+
+
+def test_first_retry_of_an_unreachable_server_is_logged_once(caplog):
+    submit(Script(REFUSED, LOST, job_response()))
+    assert caplog.messages == ["http://api/v1/jobs: connection refused; retrying for up to 10 s"]
 
 
 def test_submissions_have_distinct_keys():

@@ -5,7 +5,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import NewJob
-from headrace.jobs.kinds.options import check_options, stream_settings, transform_settings
+from headrace.jobs.kinds.runners import check_options, stream_settings, transform_settings
 
 
 def test_options_override_fields_of_the_job():

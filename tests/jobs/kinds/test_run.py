@@ -9,8 +9,7 @@ from cases import for_each
 from headrace.core.errors import ConfigError, DataError, HeadraceError
 from headrace.jobs.job import NewJob
 from headrace.jobs.kinds import Attempt, AttemptStoppedError, StopReason
-from headrace.jobs.kinds.options import stream_settings, transform_settings
-from headrace.jobs.kinds.runners import RunJobs
+from headrace.jobs.kinds.runners import RunJobs, stream_settings, transform_settings
 from headrace.storage.resolve import Stores
 from jobs.support import Doubles, attempt_at, one_model
 

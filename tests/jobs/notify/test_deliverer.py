@@ -8,18 +8,26 @@ import standardwebhooks
 
 from cases import for_each
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.jobs.notify import Delivered, Notification, RetryLater, WebhookTarget, signing
+from headrace.jobs.notify import (
+    Delivered,
+    Notification,
+    RetryLater,
+    WebhookTarget,
+    decode_secret,
+    make_secret,
+    verify,
+)
 from headrace.jobs.notify.deliverer import Deliverer, DelivererSettings, _Run
 from headrace.jobs.notify.delivery import Dead, DeliveryPolicy, Done, RetryDelivery
-from headrace.jobs.notify.webhook import WebhookNotifier
-from headrace.jobs.outbound.client import OutboundClient, OutboundTimeouts
-from headrace.jobs.outbound.urls import OutboundPolicy, parse_network
+from headrace.jobs.notify.notifiers import WebhookNotifier
+from headrace.jobs.outbound import OutboundPolicy, OutboundTimeouts, parse_network
+from headrace.jobs.outbound.client import OutboundClient
 from headrace.testing import ManualClock, check_service
 from jobs.memory_outbox import MemoryOutbox
 from servers.receiver import Receiver, Reply, free_port
 
 START_S = 1_700_000_000
-SECRET = signing.make_secret()
+SECRET = make_secret()
 EXACT = DeliveryPolicy(jitter=0)
 WAIT_S = 20.0
 SELDOM = DelivererSettings(threads=4, poll_s=10**6)
@@ -290,10 +298,7 @@ def test_signature_has_outbox_time_instead_of_host_time(outbox, run, off_s, monk
             put(outbox, "a", url=receiver.url)
             wait_for(outbox, run(WebhookNotifier(client, wall_s=lambda: outbox.now_ms() / 1000)), 1)
     (request,) = receiver.requests
-    assert (
-        signing.verify([signing.decode_secret(SECRET)], request.headers, request.body, now_s=START_S)
-        == "evt_a_0"
-    )
+    assert verify([decode_secret(SECRET)], request.headers, request.body, now_s=START_S) == "evt_a_0"
     with pytest.raises(standardwebhooks.WebhookVerificationError, match="old"):
         standardwebhooks.Webhook(SECRET).verify(request.body, request.headers)
 

@@ -10,7 +10,7 @@ from aiosmtpd.smtp import AuthResult
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.jobs.notify import Delivered, EmailTarget, Notification, Refused, RetryLater, WebhookTarget
-from headrace.jobs.notify.email import EmailNotifier, SmtpSettings, encode, require_mailbox
+from headrace.jobs.notify.notifiers import EmailNotifier, SmtpSettings, encode_email, require_mailbox
 from servers.receiver import free_port
 
 NOTIFICATION = Notification(
@@ -107,7 +107,7 @@ def test_notification_is_a_short_text_with_references(serve, inbox):
 
 
 def test_model_text_cannot_forge_a_line():
-    text = encode(NOTIFICATION, "a@b.example", ("c@d.example",)).get_content()
+    text = encode_email(NOTIFICATION, "a@b.example", ("c@d.example",)).get_content()
     assert "reason: row 3 job: another .\n" in text
     assert text.count("\njob: ") + text.startswith("job: ") == 1
 

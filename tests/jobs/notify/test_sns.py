@@ -7,9 +7,8 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import NotFoundError
-from headrace.jobs.aws import aws_client
+from headrace.jobs.aws import SNS_RESPONSE_BYTES_MAX, SnsNotifier, aws_client, encode_sns_message
 from headrace.jobs.notify import Delivered, Notification, Refused, RetryLater, SnsTarget, WebhookTarget
-from headrace.jobs.notify.sns import RESPONSE_BYTES_MAX, SnsNotifier, encode
 from servers.receiver import Receiver, Reply, free_port
 
 DATA = {
@@ -100,7 +99,7 @@ def test_failure_message_has_its_reason(listener, notifier):
 
 @for_each("type", ["job.expired", "job.cancelled"])
 def test_other_ends_are_failures_with_their_event_type(type):
-    message = encode(Notification("e", type, "job-1", 0), "r")
+    message = encode_sns_message(Notification("e", type, "job-1", 0), "r")
     assert (message["invocationStatus"], message["failureReason"]) == ("Failed", type)
     assert message["inferenceId"] == "job-1"
 
@@ -116,13 +115,13 @@ def test_response_is_included_on_request(listener, notifier, name):
     assert bodies == {"Completed": {"encoding": "base64", "content": content}, "Failed": None}
 
 
-@pytest.mark.parametrize("size", [RESPONSE_BYTES_MAX, RESPONSE_BYTES_MAX + 1])
+@pytest.mark.parametrize("size", [SNS_RESPONSE_BYTES_MAX, SNS_RESPONSE_BYTES_MAX + 1])
 def test_too_large_response_is_left_out(listener, sns, size):
     arn = listener.topic(f"sized-{size}")
     notifier = SnsNotifier(sns, region="r", read_response=lambda uri, bytes_max: bytes(size))
     assert isinstance(notifier.send(COMPLETED, SnsTarget("t", arn, "", frozenset({"success"}))), Delivered)
     (message,) = listener.messages()
-    assert ("responseBody" in message) == (size <= RESPONSE_BYTES_MAX)
+    assert ("responseBody" in message) == (size <= SNS_RESPONSE_BYTES_MAX)
 
 
 def test_unreadable_response_is_left_out(listener, sns):

@@ -17,7 +17,7 @@ from headrace.jobs.notify.subscription import (
     read_subscriptions,
     wants_progress,
 )
-from headrace.jobs.outbound.urls import OutboundPolicy
+from headrace.jobs.outbound import OutboundPolicy
 from headrace.jobs.state import JobState
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="

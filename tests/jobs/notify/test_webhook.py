@@ -26,11 +26,11 @@ from headrace.jobs.notify import (
     Refused,
     RetryLater,
     WebhookTarget,
+    make_secret,
 )
-from headrace.jobs.notify.signing import make_secret
-from headrace.jobs.notify.webhook import FORMATS, WebhookNotifier, encode, result_of_response
-from headrace.jobs.outbound.client import OutboundClient, OutboundResponse, OutboundTimeouts
-from headrace.jobs.outbound.urls import OutboundPolicy, parse_network
+from headrace.jobs.notify.notifiers import FORMATS, WebhookNotifier, encode_webhook, result_of_response
+from headrace.jobs.outbound import OutboundPolicy, OutboundResponse, OutboundTimeouts, parse_network
+from headrace.jobs.outbound.client import OutboundClient
 from servers.receiver import Receiver, Reply, free_port
 
 SECRET = make_secret()
@@ -155,7 +155,7 @@ def test_every_notification_fits_every_format(job_id, format):
         notification = Notification("evt_1", "job.completed", job_id, 0, {"reason": job_id})
     except ConfigError:
         return  # lone surrogates
-    body, headers = encode(notification, format, "/s")
+    body, headers = encode_webhook(notification, format, "/s")
     assert orjson.loads(body)
     assert all(v.isascii() and v.isprintable() for v in headers.values())
 
@@ -163,7 +163,7 @@ def test_every_notification_fits_every_format(job_id, format):
 @for_each("format", sorted(FORMATS))
 def test_largest_notification_is_below_the_standards_limit(format):
     notification = Notification("e" * 128, "t" * 64, "j" * 256, 0, {"x": "a" * (DATA_BYTES_MAX - 300)})
-    assert len(encode(notification, format, "/headrace/jobs")[0]) < NOTIFICATION_BYTES_MAX
+    assert len(encode_webhook(notification, format, "/headrace/jobs")[0]) < NOTIFICATION_BYTES_MAX
 
 
 @for_each("status", [200, 201, 202, 204, 299])

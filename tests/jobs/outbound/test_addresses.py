@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.jobs.outbound.urls import parse_network, refusal
+from headrace.jobs.outbound import parse_network, refusal
 
 REFUSED = [
     "0.0.0.0",

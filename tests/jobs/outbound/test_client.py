@@ -10,15 +10,15 @@ import pytest
 import trustme
 
 from headrace.core.errors import RefusedAddressError
-from headrace.jobs.outbound.client import (
+from headrace.jobs.outbound import (
     OUTBOUND_RESPONSE_BYTES_MAX,
-    OutboundClient,
     OutboundFault,
+    OutboundPolicy,
     OutboundTimeouts,
     UntrustedFault,
-    system_resolve,
+    parse_network,
 )
-from headrace.jobs.outbound.urls import OutboundPolicy, parse_network
+from headrace.jobs.outbound.client import OutboundClient, system_resolve
 from servers.receiver import Receiver, Reply, free_port
 
 LOOPBACK = (parse_network("127.0.0.1/32"),)

@@ -11,9 +11,8 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.core.retry import RetryPolicy
-from headrace.jobs.outbound.client import OutboundClient, OutboundTimeouts
-from headrace.jobs.outbound.inputs import InputStore
-from headrace.jobs.outbound.urls import OutboundPolicy, parse_network
+from headrace.jobs.outbound import OutboundPolicy, OutboundTimeouts, parse_network
+from headrace.jobs.outbound.client import InputStore, OutboundClient
 from headrace.storage.retry import Retrier
 from headrace.testing import ManualClock, check_reading
 from servers.http_files import CUT_NOW, Fault

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import RefusedAddressError
-from headrace.jobs.outbound.urls import OutboundPolicy, Url, parse_network, parse_url
+from headrace.jobs.outbound import OutboundPolicy, Url, parse_network, parse_url
 
 DEFAULT = OutboundPolicy()
 PLAIN = OutboundPolicy(plain_http=True)

@@ -9,9 +9,8 @@ import pytest
 from headrace.jobs.job import Cancelled, JobProgress, NewJob, Settlement
 from headrace.jobs.kinds import Attempt, StopReason
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, ClaimRequest
-from headrace.jobs.worker.heartbeats import MODELS_REPORT_S, Heartbeats
-from headrace.jobs.worker.settings import WorkerSettings
-from headrace.jobs.worker.slots import RunningJobs
+from headrace.jobs.worker import WorkerSettings
+from headrace.jobs.worker.running_jobs import MODELS_REPORT_S, Heartbeats, RunningJobs
 from headrace.testing import ManualClock, ManualWallClock
 from jobs.worker.faulty_ledger import WAIT_S, FaultyLedger, Times, cut
 from servers.polling import wait_until

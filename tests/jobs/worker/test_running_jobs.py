@@ -6,7 +6,7 @@ import pytest
 
 from headrace.jobs.job import NewJob
 from headrace.jobs.kinds import StopReason
-from headrace.jobs.worker.slots import RunningJobs
+from headrace.jobs.worker.running_jobs import RunningJobs
 from headrace.testing import ManualClock
 from jobs.support import attempt_at
 
@@ -112,14 +112,14 @@ def test_attempt_that_ignores_its_stop_becomes_stuck(running_jobs):
 
 def test_empty_means_no_attempt_and_no_claim(running_jobs):
     clock = ManualClock()
-    assert running_jobs.wait_until_empty(clock, 0.0)
+    assert running_jobs.empty.is_set()
     running_jobs.begin_claim()
-    assert not running_jobs.wait_until_empty(clock, 0.0)
+    assert not running_jobs.empty.is_set()
     one = attempt()
     running_jobs.add(one)
     running_jobs.end_claim()
-    assert not running_jobs.wait_until_empty(clock, 0.0)
-    seen = threading.Thread(target=running_jobs.wait_until_empty, args=(clock, 1000.0))
+    assert not running_jobs.empty.is_set()
+    seen = threading.Thread(target=clock.sleep, args=(1000.0, running_jobs.empty))
     seen.start()
     clock.wait_for_sleepers()
     running_jobs.remove(one)
@@ -130,7 +130,7 @@ def test_empty_means_no_attempt_and_no_claim(running_jobs):
 def test_wait_until_empty_times_out(running_jobs):
     clock = ManualClock(auto=True)
     running_jobs.add(attempt())
-    assert not running_jobs.wait_until_empty(clock, 30.0)
+    assert not clock.sleep(30.0, running_jobs.empty)
     assert clock.now() == 30.0
 
 

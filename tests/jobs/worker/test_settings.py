@@ -6,7 +6,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.jobs.worker.settings import CONCURRENCY_MAX, WorkerSettings, new_worker_name
+from headrace.jobs.worker import CONCURRENCY_MAX, WorkerSettings, new_worker_name
 
 
 @for_each(

@@ -13,7 +13,7 @@ from headrace.jobs.job import JobProgress, NewJob
 from headrace.jobs.kinds import StopReason
 from headrace.jobs.ledger import ClaimRequest, JobLedger, QueueSettings
 from headrace.jobs.state import JobState
-from headrace.jobs.worker.settings import WorkerSettings
+from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.worker import Worker
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger, check_service
 from jobs.worker.faulty_ledger import FaultyLedger, Gate, Times, cut

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cases import for_each
-from headrace.jobs.worker.slots import WorkerThreads
+from headrace.jobs.worker.worker import WorkerThreads
 
 WAIT_S = 20.0
 
@@ -76,7 +76,7 @@ def test_stop_after_a_failed_start_ends_the_started_threads(monkeypatch):
 
 def test_endless_task_does_not_block_process_exit():
     code = (
-        "import threading; from headrace.jobs.worker.slots import WorkerThreads\n"
+        "import threading; from headrace.jobs.worker.worker import WorkerThreads\n"
         "threads, begun = WorkerThreads(1, 'c'), threading.Event(); threads.start()\n"
         "threads.submit(lambda: (begun.set(), threading.Event().wait()))\n"
         "assert begun.wait(20) and not threads.stop(0.0); print('left')"

@@ -1,4 +1,7 @@
-"""The wakeup broker over any message broker: one publisher, and listeners with own sessions."""
+"""The wakeup broker over any message broker: a publisher, and listeners with own sessions.
+
+Messages are sent by one thread, and received by others while a worker waits.
+"""
 
 import logging
 import threading
@@ -10,7 +13,12 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, StoppedError
-from headrace.jobs.brokers.listener import BrokerListener
+from headrace.jobs.brokers import (
+    QUEUES_PER_LISTENER_MAX,
+    WakeupBroker,
+    WakeupBrokerStatistics,
+    WakeupListener,
+)
 from headrace.jobs.brokers.session import (
     KEEP_ALIVE_S,
     Announcement,
@@ -18,12 +26,6 @@ from headrace.jobs.brokers.session import (
     BrokerCounters,
     BrokerSession,
     MessageBroker,
-)
-from headrace.jobs.wakeup_broker import (
-    QUEUES_PER_LISTENER_MAX,
-    WakeupBroker,
-    WakeupBrokerStatistics,
-    WakeupListener,
 )
 
 UNSENT_MAX: Final = 10_000
@@ -35,7 +37,12 @@ SEND_MAX: Final = 100
 """The number of messages in one send."""
 DRAIN_S: Final = 5.0
 """Seconds for which a stop sends waiting announcements; polling finds the jobs of the rest."""
-_JOIN_S = 0.2
+MESSAGES_MAX: Final = 256
+"""The largest number of messages that one wait receives."""
+AT_ONCE_S: Final = 0.1
+"""Messages that arrive within this time after the last ones belong to the same run."""
+_TAKE_S_MIN: Final = 0.05
+_DOUBLINGS_MAX: Final = 8
 
 _log = logging.getLogger("headrace.jobs.wakeup_broker")
 
@@ -105,7 +112,7 @@ class MessageWakeupBroker(WakeupBroker):
         with self._life:
             if self._publisher is None:
                 raise StoppedError(f"{self._broker.name}: the wakeup broker is not running; start it first")
-            self._listeners = [each for each in self._listeners if not each.closed]
+            self._listeners = [each for each in self._listeners if not each.over.is_set()]
             listener = BrokerListener(self._broker, queues, self._counters, self._clock)
             self._listeners.append(listener)
             return listener
@@ -173,9 +180,7 @@ class AnnouncementPublisher:
             self._drain_until_s = self._clock.now() + DRAIN_S if drain else None
             self._stop.set()
         self._wake.set()
-        while self._thread.is_alive():
-            self._connection.interrupt()
-            self._thread.join(_JOIN_S)
+        self._connection.interrupt_until_end(self._thread)
         with self._lock:
             self._counters.add(dropped=len(self._unsent))
             self._unsent.clear()
@@ -184,7 +189,8 @@ class AnnouncementPublisher:
         while not self._stop.is_set():
             self._wake.clear()
             if self._send_some() is None and not self._clock.sleep(KEEP_ALIVE_S, self._wake):
-                self._keep_alive()
+                # A failure shows at the next send.
+                self._connection.keep_alive()
         until_s = self._drain_until_s
         while until_s is not None and self._clock.now() < until_s and self._send_some():
             """What is left goes out now, or never."""
@@ -212,11 +218,6 @@ class AnnouncementPublisher:
             self._connection.wait_after_failure()
         return sent
 
-    def _keep_alive(self) -> None:
-        if self._connection.opened:
-            # A failure shows at the next send.
-            self._connection.use(lambda session: session.keep_alive())
-
     def _pop(self) -> list[Announcement]:
         with self._lock:
             batch = list(islice(self._unsent, SEND_MAX))
@@ -230,3 +231,141 @@ class AnnouncementPublisher:
         for announcement in list(islice(self._unsent, max(0, too_many))):
             del self._unsent[announcement]
         self._counters.add(dropped=max(0, too_many))
+
+
+class BrokerListener(WakeupListener):
+    """A listener over as many sessions as its queues need, each with a thread."""
+
+    def __init__(
+        self, broker: MessageBroker, queues: Sequence[str], counters: BrokerCounters, clock: Clock
+    ) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.waiting: Final = threading.Event()
+        """Set while a thread waits, and after `close`."""
+        self.over: Final = threading.Event()
+        """Set by `close`."""
+        self._ended = threading.Event()
+        self._jobs_possible = False
+        self._jobs_max = 1
+        self._until_s = 0.0
+        step = broker.queues_per_session
+        groups = [queues[at : at + step] for at in range(0, len(queues), step)]
+        self._receivers = [_Receiver(broker, group, self, counters, clock) for group in groups]
+
+    @override
+    def wait(self, timeout_s: float, *, jobs_max: int = 1) -> bool:
+        with self._lock:
+            self._jobs_max = jobs_max
+            self._until_s = self._clock.now() + timeout_s
+            if not self._ended.is_set():
+                self.waiting.set()
+        self._clock.sleep(timeout_s, self._ended)
+        with self._lock:
+            self._want_no_more()
+            self._ended.clear()
+            jobs_possible, self._jobs_possible = self._jobs_possible, False
+            return jobs_possible
+
+    @override
+    def wake(self) -> None:
+        with self._lock:
+            self._jobs_possible = True
+            self._ended.set()
+            # Cleared here, not by the waiting thread: until that runs, more would be taken from
+            # others.
+            self._want_no_more()
+
+    @override
+    def close(self) -> None:
+        if not self.over.is_set():
+            self.over.set()
+            self.waiting.set()
+            self._ended.set()
+        for receiver in self._receivers:
+            receiver.connection.interrupt()
+        for receiver in self._receivers:
+            receiver.connection.interrupt_until_end(receiver.thread)
+
+    def terms(self) -> tuple[int, float]:
+        """Return the number of free slots, and the remaining seconds of the wait."""
+        with self._lock:
+            return self._jobs_max, max(_TAKE_S_MIN, self._until_s - self._clock.now())
+
+    def _want_no_more(self) -> None:
+        if not self.over.is_set():
+            self.waiting.clear()
+
+
+class _Receiver:
+    """The session of one group of a listener's queues, and its thread."""
+
+    def __init__(
+        self,
+        broker: MessageBroker,
+        queues: Sequence[str],
+        listener: BrokerListener,
+        counters: BrokerCounters,
+        clock: Clock,
+    ) -> None:
+        self._listener = listener
+        self._take_s_max = broker.take_s_max
+        self._counters = counters
+        self._clock = clock
+        self._pace = Pace()
+        # Announcements during an outage may be lost, so the waiter must read the ledger.
+        self.connection = BrokerConnection(
+            broker, queues, counters, clock, listener.over, renewed=listener.wake
+        )
+        self.thread = threading.Thread(target=self._run, name=f"headrace-listen-{queues[0]}", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while not self._listener.over.is_set():
+            if self._listener.waiting.is_set():
+                self._take()
+            elif not self._clock.sleep(KEEP_ALIVE_S, self._listener.waiting):
+                self.connection.keep_alive()
+        self.connection.end()
+
+    def _take(self) -> None:
+        jobs_max, left_s = self._listener.terms()
+        count = self._pace.count(jobs_max, self._clock.now())
+        timeout_s = min(left_s, self._take_s_max)
+        received = self.connection.use(lambda session: session.take(count, timeout_s))
+        if received is None:
+            self.connection.wait_after_failure()
+            return
+        if not received.messages:
+            return
+        self._pace.record(self._clock.now())
+        self._counters.add(taken=received.messages, redelivered=received.redelivered, wakes=1)
+        self._listener.wake()
+
+
+class Pace:
+    """The receive size of one listener: the free slots, and more if messages outpace work. Pure.
+
+    A worker waits only if the ledger has no job for it. Messages that end one wait directly after
+    another are therefore about jobs that are claimed already. Thousands may be left after a time in
+    which every worker was busy. Each such run is received in steps that double, so that it costs a
+    dozen reads of the ledger instead of thousands. `now_s` is monotonic.
+    """
+
+    def __init__(self) -> None:
+        self._run = 0
+        self._last_s: float | None = None
+
+    def count(self, jobs_max: int, now_s: float) -> int:
+        """Return the largest number of messages to receive, with free slots for `jobs_max` jobs."""
+        if not self._at_once(now_s):
+            self._run = 0
+        return min(MESSAGES_MAX, max(1, jobs_max) << self._run)
+
+    def record(self, now_s: float) -> None:
+        """Note that messages were received."""
+        self._run = min(self._run + 1, _DOUBLINGS_MAX) if self._at_once(now_s) else 0
+        self._last_s = now_s
+
+    def _at_once(self, now_s: float) -> bool:
+        return self._last_s is not None and now_s - self._last_s < AT_ONCE_S

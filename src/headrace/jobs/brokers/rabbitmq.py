@@ -224,28 +224,26 @@ class _RabbitSession(BrokerSession):
             self._open_channel()
         self._declared.add(queue)
 
-    def _send(self, queue: str, announcement: Announcement) -> None:
+    def _send(self, queue: str, announcement: Announcement, *, again: bool = True) -> None:
         self._declare(queue)
         try:
-            self._publish(queue, announcement)
+            self._channel.basic_publish(
+                "",
+                queue,
+                announcement.encoded(),
+                pika.BasicProperties(
+                    content_type="application/json",
+                    delivery_mode=_PERSISTENT,
+                    expiration=str(MESSAGE_AGE_S * 1000),
+                ),
+                mandatory=True,
+            )
         except exceptions.UnroutableError:
+            if not again:
+                raise
             # The queue was deleted meanwhile.
             self._declared.discard(queue)
-            self._declare(queue)
-            self._publish(queue, announcement)
-
-    def _publish(self, queue: str, announcement: Announcement) -> None:
-        self._channel.basic_publish(
-            "",
-            queue,
-            announcement.encoded(),
-            pika.BasicProperties(
-                content_type="application/json",
-                delivery_mode=_PERSISTENT,
-                expiration=str(MESSAGE_AGE_S * 1000),
-            ),
-            mandatory=True,
-        )
+            self._send(queue, announcement, again=False)
 
     def _take(self, count: int, timeout_s: float) -> ReceivedMessages:
         received: list[Any] = []

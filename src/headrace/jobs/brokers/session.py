@@ -1,6 +1,6 @@
 """Sessions with a message broker: the contract of an adapter, and reopening forever.
 
-An adapter only connects, sends and receives. Everything else is here, in `listener` and in
+An adapter only connects, sends and receives. Everything else is here and in
 `message_wakeup_broker`: outages, counters, pace and threads.
 """
 
@@ -17,10 +17,11 @@ import orjson
 
 from headrace.core.clock import Clock
 from headrace.core.retry import RetryPolicy
-from headrace.jobs.wakeup_broker import WakeupBrokerStatistics
+from headrace.jobs.brokers import WakeupBrokerStatistics
 
 KEEP_ALIVE_S = 10.0
 """Seconds between the calls in which an idle connection responds to the broker's heartbeats."""
+_JOIN_S: Final = 0.2
 _COUNTS: Final = ("announced", "sent", "dropped", "taken", "redelivered", "wakes", "outages", "away")
 RETRY_POLICY: Final = RetryPolicy(retry_s=math.inf, first_delay_s=0.1, delay_max_s=5.0)
 """The delays between attempts to connect. There is no limit: long outages are handled like short
@@ -136,10 +137,6 @@ class BrokerCounters:
         self.add(outages=1, away=1)
         self.error(why)
 
-    def outage_ended(self) -> None:
-        """Count the end of a connection's outage."""
-        self.add(away=-1)
-
     def error(self, why: str) -> None:
         """Keep the last error."""
         with self._lock:
@@ -181,11 +178,6 @@ class BrokerConnection:
         self._opened = 0
         self._random = random.Random()  # noqa: S311 - jitter, not a secret
 
-    @property
-    def opened(self) -> int:
-        """The number of sessions opened so far."""
-        return self._opened
-
     def use(self, act: Callable[[BrokerSession], _Result]) -> _Result | None:
         """Return the result of `act`; None during an outage.
 
@@ -219,6 +211,20 @@ class BrokerConnection:
         if session is not None:
             session.interrupt()
 
+    def interrupt_until_end(self, thread: threading.Thread) -> None:
+        """Wait for the end of the connection's thread, which was told to stop.
+
+        It is interrupted again and again, because it may have been about to wait.
+        """
+        while thread.is_alive():
+            self.interrupt()
+            thread.join(_JOIN_S)
+
+    def keep_alive(self) -> None:
+        """Respond to the broker's heartbeats if a session was ever opened."""
+        if self._opened:
+            self.use(lambda session: session.keep_alive())
+
     def close(self) -> None:
         """Close the session; the next `use` opens another."""
         session, self._session = self._session, None
@@ -229,7 +235,7 @@ class BrokerConnection:
         """Close the session for good."""
         self.close()
         if self._failures:
-            self._counters.outage_ended()
+            self._counters.add(away=-1)
             self._failures = 0
 
     def _connect(self) -> BrokerSession:
@@ -257,5 +263,5 @@ class BrokerConnection:
     def _works(self) -> None:
         if self._failures:
             _log.warning("%s is available again after %d attempts", self._broker.name, self._failures + 1)
-            self._counters.outage_ended()
+            self._counters.add(away=-1)
             self._failures = 0

@@ -4,10 +4,11 @@ The operations are coroutines. `AsyncClient` has them as its methods. `Client` r
 end in the calling thread, over a transport that blocks instead of suspending (`run`, `iterate`).
 """
 
+import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, Unpack
 from urllib.parse import quote
@@ -27,6 +28,7 @@ from headrace.core.retry import RetryPolicy, retry_after_s
 from headrace.jobs.client.messages import (
     INLINE_BYTES_MAX,
     UNSET,
+    ApiCall,
     ApiResponse,
     ApiStream,
     ConnectionLostError,
@@ -44,6 +46,8 @@ from headrace.jobs.job import HistoryEntry, Job
 
 T = TypeVar("T")
 
+_log = logging.getLogger("headrace.jobs.client")
+
 RETRY_S: Final = 30.0
 TIMEOUT_S: Final = 60.0
 WAIT_S: Final = 25.0
@@ -54,25 +58,6 @@ _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NOT_BEGUN: Final = frozenset({429, 503})
 _NO_CONTENT: Final = 204
 _PARTIAL: Final = 206
-
-
-@dataclass(frozen=True, slots=True)
-class ApiCall:
-    """An HTTP request.
-
-    `url` is a path of the API, or a full address elsewhere that receives no key.
-
-    `repeatable`: the request may be repeated if its arrival is unknown.
-    """
-
-    method: str
-    url: str
-    params: tuple[tuple[str, str], ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    content: bytes | Path | None = None
-    repeatable: bool = True
-    extra_s: float = 0.0
-    """Seconds that the response may take beyond the usual timeout."""
 
 
 class ApiTransport(Protocol):
@@ -128,16 +113,7 @@ class ApiOperations:
         if order.source is not None and _size(order.source) > INLINE_BYTES_MAX:
             upload = await self.upload(order.source)
             order = replace(order, source=None, upload=upload)
-        request = encode_submit_request(order)
-        call = ApiCall(
-            "POST",
-            "/v1/jobs",
-            request.params,
-            request.headers,
-            request.content,
-            repeatable=order.repeatable,
-        )
-        return _job(await self._request(call))
+        return _job(await self._request(encode_submit_request(order)))
 
     async def get(self, job_id: str) -> Job:
         """Return a job as it is now."""
@@ -270,36 +246,34 @@ class ApiOperations:
 
     async def queue(self, name: str) -> dict[str, Any]:
         """Return one queue."""
-        return await self._queue("GET", name)
+        return read_document(await self._request(_queue_call("GET", name)))
 
     async def pause_queue(self, name: str) -> dict[str, Any]:
         """Stop giving out the queue's jobs."""
-        return await self._queue("POST", name, "/pause")
+        return read_document(await self._request(_queue_call("POST", name, "/pause")))
 
     async def resume_queue(self, name: str) -> dict[str, Any]:
         """Give out the queue's jobs and accept submissions again."""
-        return await self._queue("POST", name, "/resume")
+        return read_document(await self._request(_queue_call("POST", name, "/resume")))
 
     async def drain_queue(self, name: str) -> dict[str, Any]:
         """Refuse further submissions to the queue."""
-        return await self._queue("POST", name, "/drain")
+        return read_document(await self._request(_queue_call("POST", name, "/drain")))
 
     async def bound_queue(self, name: str, pending_max: int | None) -> dict[str, Any]:
         """Limit the queue's pending jobs; None for no limit."""
-        return await self._queue("PATCH", name, content=orjson.dumps({"pending_max": pending_max}))
+        change = replace(
+            _queue_call("PATCH", name),
+            headers={"content-type": "application/json"},
+            content=orjson.dumps({"pending_max": pending_max}),
+        )
+        return read_document(await self._request(change))
 
     async def scale(self, name: str) -> dict[str, Any]:
         """Return the number of workers that a queue needs."""
-        return await self._queue("GET", name, "/scale")
+        return read_document(await self._request(_queue_call("GET", name, "/scale")))
 
     # Shared by all operations
-
-    async def _queue(
-        self, method: str, name: str, what: str = "", *, content: bytes | None = None
-    ) -> dict[str, Any]:
-        headers = {} if content is None else {"content-type": "application/json"}
-        path = f"/v1/queues/{quote(name, safe='')}{what}"
-        return read_document(await self._request(ApiCall(method, path, headers=headers, content=content)))
 
     async def _request(
         self, call: ApiCall, *, stream: bool = False, tries: "list[str] | None" = None
@@ -336,6 +310,8 @@ class ApiOperations:
             delay_s = policy.delay_s(attempt, left_s, self._draw(), retry_after_s=after_s)
             if delay_s is None:
                 raise error
+            if attempt == 1 and isinstance(error, EndpointUnavailableError):
+                _log.warning("%s; retrying for up to %g s", error, self._retry_s)
             await self._transport.pause(delay_s)
 
     def _keyed(self, call: ApiCall) -> ApiCall:
@@ -363,7 +339,7 @@ def iterate(values: AsyncGenerator[T, None]) -> Generator[T]:
         while found := run(_step(values)):
             yield found[0]
     finally:
-        run(_close(values))
+        run(values.aclose())
 
 
 async def _step(values: AsyncGenerator[T, None]) -> tuple[T, ...]:
@@ -371,10 +347,6 @@ async def _step(values: AsyncGenerator[T, None]) -> tuple[T, ...]:
     async for value in values:
         return (value,)
     return ()
-
-
-async def _close(values: AsyncGenerator[Any, None]) -> None:
-    await values.aclose()
 
 
 def _stream(response: ApiResponse) -> ApiStream:
@@ -401,6 +373,10 @@ def _path(job_id: str) -> str:
     # An id may be typed by a person: whatever it is, it must stay one path segment.
     safe = "".join(c if c.isalnum() and c.isascii() else "-" if c == "-" else "_" for c in job_id)
     return f"/v1/jobs/{safe or '_'}"
+
+
+def _queue_call(method: str, name: str, what: str = "") -> ApiCall:
+    return ApiCall(method, f"/v1/queues/{quote(name, safe='')}{what}")
 
 
 def _size(source: bytes | Path) -> int:

@@ -153,12 +153,22 @@ class SubmitRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedSubmitRequest:
-    """The parts of the HTTP request for a submission."""
+class ApiCall:
+    """An HTTP request.
 
-    params: tuple[tuple[str, str], ...]
-    headers: Mapping[str, str]
-    content: bytes | Path
+    `url` is a path of the API, or a full address elsewhere that receives no key.
+
+    `repeatable`: the request may be repeated if its arrival is unknown.
+    """
+
+    method: str
+    url: str
+    params: tuple[tuple[str, str], ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    content: bytes | Path | None = None
+    repeatable: bool = True
+    extra_s: float = 0.0
+    """Seconds that the response may take beyond the usual timeout."""
 
 
 def make_submit_request(model: str, value: Any, options: SubmitOptions) -> SubmitRequest:
@@ -193,31 +203,33 @@ def make_submit_request(model: str, value: Any, options: SubmitOptions) -> Submi
     return _json_order(value, fields, key, headers)
 
 
-def encode_submit_request(order: SubmitRequest) -> EncodedSubmitRequest:
-    """Encode a submission: as a JSON document, or, for a payload of bytes, as a body with a query.
+def encode_submit_request(order: SubmitRequest) -> ApiCall:
+    """Return the request: a JSON document, or, for a payload of bytes, a body with a query.
 
     Raise ConfigError for values that the API's JSON does not have.
     """
     try:
-        return _document_of(order)
+        return _submit_call(order)
     except TypeError as error:
         raise ConfigError(f"an option of the job is not JSON: {error}") from None
 
 
-def _document_of(order: SubmitRequest) -> EncodedSubmitRequest:
+def _submit_call(order: SubmitRequest) -> ApiCall:
     headers = dict(order.headers)
     if order.idempotency_key:
         headers["idempotency-key"] = order.idempotency_key
     if order.source is not None:
         headers["content-type"] = order.fields["content_type"]
-        return EncodedSubmitRequest(_query(order.fields), headers, order.source)
+        params, repeatable = _query(order.fields), order.repeatable
+        return ApiCall("POST", "/v1/jobs", params, headers, order.source, repeatable=repeatable)
     document = dict(order.fields)
     if order.upload:
         document["upload"] = order.upload
     if order.input is not UNSET:
         document["input"] = order.input
     headers["content-type"] = _JSON
-    return EncodedSubmitRequest((), headers, orjson.dumps(document))
+    content = orjson.dumps(document)
+    return ApiCall("POST", "/v1/jobs", (), headers, content, repeatable=order.repeatable)
 
 
 def media_type_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The contract of job kinds (`infer`, `transform`, `stream`): attempts, their runners, and models."""
+"""The contract of job kinds (`infer`, `transform`, `stream`): attempts, runners, models, outcomes."""
 
 import logging
 import threading
@@ -10,17 +10,19 @@ from typing import Any, Final, Protocol, TypeVar
 
 from typing_extensions import override
 
-from headrace.core.errors import CancelledRequestError, HeadraceError
+from headrace.core.errors import CancelledRequestError, ConfigError, HeadraceError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.jobs.cause import Cause, GiveUp, cause_of, decide
 from headrace.jobs.job import (
     Cancelled,
+    Completed,
     Expired,
     Failed,
     Job,
     JobFailure,
     JobProgress,
+    Kind,
     Outcome,
     Released,
     ResultRef,
@@ -30,6 +32,7 @@ T = TypeVar("T")
 
 MESSAGE_CHARS_MAX: Final = 2000
 _CRASHES: Final = frozenset({Cause.CRASH, Cause.OOM})
+_DEFECT_RETRY_MS: Final = 10_000
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -72,7 +75,7 @@ class Attempt:
         self._stopped: StopReason | None = None
         self._stop_callbacks: list[Callable[[], None]] = []
         self._changed = threading.Event()
-        self._read_progress: Callable[[], JobProgress | None] = lambda: None
+        self._read_progress: Callable[[], JobProgress | None] | None = None
 
     def set_progress_source(self, read: Callable[[], JobProgress | None]) -> None:
         """Set the function that returns the current progress.
@@ -85,7 +88,7 @@ class Attempt:
     def progress(self) -> JobProgress | None:
         """The current progress for heartbeats and the settlement; None if reading it failed."""
         try:
-            return self._read_progress()
+            return self._read_progress() if self._read_progress else None
         except Exception:  # noqa: BLE001 - one failure must not stop the heartbeats of others
             _log.exception("the progress of an attempt could not be read", extra={"job": self.job.id})
             return None
@@ -144,60 +147,25 @@ class Attempt:
         return future.result()
 
 
-def outcome_of_error(
-    attempt: Attempt, error: BaseException, *, share: float, hide: str = ""
-) -> Outcome | None:
-    """Return the outcome of an attempt that raised; None if its lease is lost.
+class KindRunner(Protocol):
+    """A runner of the jobs of one kind.
 
-    Args:
-        attempt: The attempt.
-        error: The raised error.
-        share: The position of a retry's delay in the jitter's range, 0 to 1.
-        hide: A URI prefix to hide in messages: the server's own store.
+    Many threads call `run`, once for each attempt. `run` returns when the result is durable, and
+    raises the error that prevented it: AttemptStoppedError if the attempt was stopped. Two runs of
+    a job, even on two workers at once, are harmless: output is written under the lease number, or
+    with equal bytes to the same URI.
     """
-    match attempt.stopped:
-        case StopReason.LOST:
-            return None
-        case StopReason.CANCELLED:
-            return Cancelled()
-        case StopReason.EXPIRED:
-            return Expired()
-        case StopReason.DRAIN:
-            return Released(attempt.cursor)
-        case StopReason.TIME_LIMIT:
-            limit_s = attempt.job.spec.time_limit_s
-            why = f"the attempt took longer than its time limit of {limit_s:g} s, and was stopped"
-            return _failed(attempt, JobFailure(Cause.TIMEOUT, why, "DeadlineError"), share, None)
-        case None:
-            pass
-    cause = cause_of(error)
-    if cause is Cause.CANCELLED:
-        # A request was abandoned, but the job was not cancelled.
-        cause = Cause.DEFECT
-    failure = JobFailure(cause, _message(error, hide), type(error).__name__)
-    return _failed(attempt, failure, share, getattr(error, "retry_after_s", None))
 
+    def run(self, attempt: Attempt) -> ResultRef:
+        """Run one attempt of a job, and return the reference to its result."""
+        ...
 
-def _failed(attempt: Attempt, failure: JobFailure, share: float, retry_after_s: float | None) -> Failed:
-    job = attempt.job
-    crashed = failure.cause in _CRASHES
-    decision = decide(failure.cause, job.attempt, job.spec.attempts_max, share, retry_after_s)
-    if isinstance(decision, GiveUp):
-        return Failed(failure, None, crashed)
-    return Failed(failure, decision.delay_ms, crashed, decision.counts)
+    def discard(self, attempt: Attempt) -> None:
+        """Delete the output of an attempt that does not count.
 
-
-def _message(error: BaseException, hide: str) -> str:
-    """Return a message for the client: headrace's own errors verbatim, others as an internal error."""
-    if not isinstance(error, HeadraceError):
-        return "headrace itself failed; see its log for this job's id"
-    text = str(error)
-    if hide:
-        text = text.replace(hide, "store:")
-    return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"
-
-
-"""The job kinds: `infer` (one payload), `transform` (a batch transform), `stream` (parts)."""
+        Best effort; the sweeper removes the rest.
+        """
+        ...
 
 
 class JobPredictor(Predictor, Protocol):
@@ -239,27 +207,6 @@ class Models(Protocol):
         """Return a string that changes with the model's file or code.
 
         A resumed run needs the same identity.
-        """
-        ...
-
-
-class KindRunner(Protocol):
-    """A runner of the jobs of one kind.
-
-    Many threads call `run`, once for each attempt. `run` returns when the result is durable, and
-    raises the error that prevented it: AttemptStoppedError if the attempt was stopped. Two runs of
-    a job, even on two workers at once, are harmless: output is written under the lease number, or
-    with equal bytes to the same URI.
-    """
-
-    def run(self, attempt: Attempt) -> ResultRef:
-        """Run one attempt of a job, and return the reference to its result."""
-        ...
-
-    def discard(self, attempt: Attempt) -> None:
-        """Delete the output of an attempt that does not count.
-
-        Best effort; the sweeper removes the rest.
         """
         ...
 
@@ -333,3 +280,103 @@ class AttemptPredictor(Predictor):
     @override
     def stop(self, *, drain: bool = True) -> None:
         """Do nothing: the model keeps running for other attempts."""
+
+
+class AttemptRunner:
+    """A runner of attempts by their kinds, which turns every error into an outcome.
+
+    Args:
+        kinds: The runners by kind.
+        hide: A URI prefix to hide in messages; see `outcome_of_error`.
+        share: Draws the jitter of a retry's delay, 0 to 1.
+    """
+
+    def __init__(self, kinds: Mapping[Kind, KindRunner], *, hide: str, share: Callable[[], float]) -> None:
+        self._kinds = kinds
+        self._hide = hide
+        self._share = share
+
+    def run(self, attempt: Attempt) -> Outcome | None:
+        """Run the attempt. Return its outcome; None if it does not count."""
+        try:
+            attempt.raise_if_stopped()
+            result = self._runner(attempt.job.spec.kind).run(attempt)
+        except BaseException as error:  # noqa: BLE001 - every job needs an outcome
+            if not isinstance(error, HeadraceError | AttemptStoppedError):
+                _log.exception("a job failed in headrace itself", extra={"job": attempt.job.id})
+            return self.outcome_of(attempt, error)
+        return None if attempt.stopped is StopReason.LOST else Completed(result)
+
+    def outcome_of(self, attempt: Attempt, error: BaseException) -> Outcome | None:
+        """Return the outcome of an attempt that raised; None if it does not count. Never raise."""
+        try:
+            return outcome_of_error(attempt, error, share=self._share(), hide=self._hide)
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("the outcome of an error could not be determined", extra={"job": attempt.job.id})
+            failure = JobFailure(Cause.DEFECT, "headrace itself failed; see its log for this job's id")
+            return Failed(failure, _DEFECT_RETRY_MS)
+
+    def discard(self, attempt: Attempt) -> None:
+        """Delete the output of an attempt that does not count."""
+        runner = self._kinds.get(attempt.job.spec.kind)
+        if runner is not None:
+            runner.discard(attempt)
+
+    def _runner(self, kind: Kind) -> KindRunner:
+        runner = self._kinds.get(kind)
+        if runner is None:
+            raise ConfigError(f"this worker runs no jobs of kind {kind!r} (it runs {', '.join(self._kinds)})")
+        return runner
+
+
+def outcome_of_error(
+    attempt: Attempt, error: BaseException, *, share: float, hide: str = ""
+) -> Outcome | None:
+    """Return the outcome of an attempt that raised; None if its lease is lost.
+
+    Args:
+        attempt: The attempt.
+        error: The raised error.
+        share: The position of a retry's delay in the jitter's range, 0 to 1.
+        hide: A URI prefix to hide in messages: the server's own store.
+    """
+    match attempt.stopped:
+        case StopReason.LOST:
+            return None
+        case StopReason.CANCELLED:
+            return Cancelled()
+        case StopReason.EXPIRED:
+            return Expired()
+        case StopReason.DRAIN:
+            return Released(attempt.cursor)
+        case StopReason.TIME_LIMIT:
+            limit_s = attempt.job.spec.time_limit_s
+            why = f"the attempt took longer than its time limit of {limit_s:g} s, and was stopped"
+            return _failed(attempt, JobFailure(Cause.TIMEOUT, why, "DeadlineError"), share, None)
+        case None:
+            pass
+    cause = cause_of(error)
+    if cause is Cause.CANCELLED:
+        # A request was abandoned, but the job was not cancelled.
+        cause = Cause.DEFECT
+    failure = JobFailure(cause, _message(error, hide), type(error).__name__)
+    return _failed(attempt, failure, share, getattr(error, "retry_after_s", None))
+
+
+def _failed(attempt: Attempt, failure: JobFailure, share: float, retry_after_s: float | None) -> Failed:
+    job = attempt.job
+    crashed = failure.cause in _CRASHES
+    decision = decide(failure.cause, job.attempt, job.spec.attempts_max, share, retry_after_s)
+    if isinstance(decision, GiveUp):
+        return Failed(failure, None, crashed)
+    return Failed(failure, decision.delay_ms, crashed, decision.counts)
+
+
+def _message(error: BaseException, hide: str) -> str:
+    """Return a message for the client: headrace's own errors verbatim, others as an internal error."""
+    if not isinstance(error, HeadraceError):
+        return "headrace itself failed; see its log for this job's id"
+    text = str(error)
+    if hide:
+        text = text.replace(hide, "store:")
+    return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"

@@ -1,4 +1,4 @@
-"""The runners of the job kinds: `infer`, and `transform` and `stream`.
+"""The runners of the job kinds: `infer`, and `transform` and `stream`; their options as settings.
 
 `infer`: one payload in, one result out. A payload that is a request of the Open Inference
 Protocol goes to the model unchanged, together with those of other jobs; so does other JSON, as
@@ -7,19 +7,23 @@ read as a stream, record by record. Its size therefore does not matter, and ever
 prediction or its failure.
 
 `transform` and `stream`: runs that any attempt can resume, by their own ledger.
+
+Options of every kind are those of a transform's spec file.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, DataError, EmptySourceError, LimitError
-from headrace.core.tensor import InferResponse, ModelMetadata
+from headrace.core.settings import declared_settings
+from headrace.core.settings_reader import read_value
+from headrace.core.tensor import ModelMetadata
 from headrace.jobs.job import JobProgress, NewJob, ResultRef
 from headrace.jobs.kinds import Attempt, AttemptPredictor, JobPredictor, KindRunner, Models
-from headrace.jobs.kinds.options import transform_settings
 from headrace.jobs.paths import JobPaths
 from headrace.protocols.oip_json import JsonWireRequest, decode_request, encode_response, parse_header_length
 from headrace.protocols.plain_json import request_from_json
@@ -28,8 +32,9 @@ from headrace.runs.media_types import bare_type
 from headrace.runs.parts import check_folder
 from headrace.runs.run import Run
 from headrace.runs.runner import InProcessRunner, Locality
-from headrace.runs.settings import RunSettings
-from headrace.storage.contract import Store
+from headrace.runs.sagemaker import FIELDS
+from headrace.runs.settings import OutputSettings, RunSettings, StreamSettings, TransformSettings
+from headrace.runs.spec import EXTENSION_TABLE, spec_of
 from headrace.storage.local import LocalStore, remove_folder
 from headrace.storage.resolve import Stores
 
@@ -39,6 +44,16 @@ JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 HEADER_PARAMETER: Final = "inference-header-content-length"
 """The content type parameter with the length of the JSON before binary tensors."""
+_PARTS: Final = {
+    declared.name: declared
+    for declared in declared_settings(OutputSettings)
+    if declared.name.startswith("part_")
+}
+_WHERE: Final = "options"
+_JOB_FIELDS: Final = frozenset(
+    {"source", "output", "model", "job_name", "instances", "in_flight_max", "max_concurrent"}
+)
+"""Options of a spec file that are fields of the job instead."""
 
 
 class InferKind(KindRunner):
@@ -63,19 +78,16 @@ class InferKind(KindRunner):
     @override
     def discard(self, attempt: Attempt) -> None:
         """Delete the attempt's folder."""
-        folder = self._folder(attempt)
+        folder = self._paths.attempt(attempt.job.id, attempt.job.lease)
         remove_folder(self._stores.for_uri(folder), folder)
-
-    def _folder(self, attempt: Attempt) -> str:
-        return self._paths.attempt(attempt.job.id, attempt.job.lease)
 
     # Requests
 
     def _wire_request(self, spec: NewJob, predictor: JobPredictor) -> JsonWireRequest | None:
         """Return the payload as a request, of the protocol or of plain JSON; None for records."""
-        media_type, parameters = _media_type(spec.content_type)
-        if media_type == OCTETS and HEADER_PARAMETER in parameters:
-            return decode_request(self._body(spec), parse_header_length(parameters[HEADER_PARAMETER]))
+        media_type = bare_type(spec.content_type)
+        if media_type == OCTETS and (length := _header_length(spec.content_type)) is not None:
+            return decode_request(self._body(spec), parse_header_length(length))
         is_json = media_type == JSON or (not media_type and spec.input_uri.lower().endswith(".json"))
         # Options concern records; a request has its own parameters.
         if not is_json or spec.options:
@@ -83,27 +95,32 @@ class InferKind(KindRunner):
         body = self._body(spec)
         if b'"inputs"' in body:
             return decode_request(body, None)
-        if _media_type(spec.accept)[0] not in {"", JSON, "*/*"}:
+        if bare_type(spec.accept) not in {"", JSON, "*/*"}:
             return None
         return _plain_request(body, predictor.metadata)
 
     def _body(self, spec: NewJob) -> bytes:
-        return _bounded(self._stores.for_uri(spec.input_uri), spec.input_uri)
+        """Return the whole payload. Raise LimitError if it is larger than a request may be."""
+        pieces: list[bytes] = []
+        size = 0
+        for piece in self._stores.for_uri(spec.input_uri).stream(spec.input_uri):
+            size += len(piece)
+            if size > REQUEST_BYTES_MAX:
+                raise LimitError(
+                    f"the payload is a request of more than {REQUEST_BYTES_MAX >> 20} MiB: submit its rows "
+                    "as JSON Lines or CSV, which are streamed"
+                )
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _request(self, attempt: Attempt, predictor: JobPredictor, wire: JsonWireRequest) -> ResultRef:
         request = wire.request if predictor.metadata.whole_requests else wire.request.with_row_axes()
         # The error decides about a retry: rows that a model refuses stay refused; an error that it
         # raises may pass.
         response = attempt.wait_for(predictor.submit(request, strict=True), predictor.abandon)
-        return self._write(attempt, response, wire, predictor)
-
-    def _write(
-        self, attempt: Attempt, response: InferResponse, wire: JsonWireRequest, predictor: JobPredictor
-    ) -> ResultRef:
         datatypes = {spec.name: spec.datatype for spec in predictor.metadata.outputs}
         body = encode_response(response, binary=wire.binary, datatypes=datatypes)
-        folder = self._folder(attempt)
-        uri = folder + "result.out"
+        uri = self._paths.attempt(attempt.job.id, attempt.job.lease) + "result.out"
         store = self._stores.for_uri(uri)
         if isinstance(store, LocalStore):
             # The settling thread makes it durable, together with the results of other jobs.
@@ -118,7 +135,7 @@ class InferKind(KindRunner):
     def _records(self, attempt: Attempt, predictor: JobPredictor) -> ResultRef:
         spec = attempt.job.spec
         watched = AttemptPredictor(predictor)
-        folder = self._folder(attempt)
+        folder = self._paths.attempt(attempt.job.id, attempt.job.lease)
         run = Run(
             spec.input_uri,
             folder,
@@ -153,12 +170,7 @@ class InferKind(KindRunner):
             lambda: JobProgress(total, total, "records", failed_note(report.rows_failed))
         )
         store = self._stores.for_uri(uri)
-        return ResultRef(uri, store.head(uri).size_bytes, content_type_of(spec))
-
-
-def content_type_of(spec: NewJob) -> str:
-    """Return the content type of a result of records: as requested, or as the payload's."""
-    return spec.accept or spec.content_type
+        return ResultRef(uri, store.head(uri).size_bytes, spec.accept or spec.content_type)
 
 
 def _plain_request(body: bytes, metadata: ModelMetadata) -> JsonWireRequest | None:
@@ -175,26 +187,14 @@ def _plain_request(body: bytes, metadata: ModelMetadata) -> JsonWireRequest | No
     return JsonWireRequest(request_from_json(value, metadata), binary_default=False, binary_by_name={})
 
 
-def _media_type(content_type: str) -> tuple[str, dict[str, str]]:
-    """Return a content type's name, in lower case, and its parameters."""
-    _, *rest = content_type.split(";")
-    pairs = (part.partition("=") for part in rest)
-    return bare_type(content_type), {key.strip().lower(): value.strip().strip('"') for key, _, value in pairs}
-
-
-def _bounded(store: Store, uri: str) -> bytes:
-    """Return a whole payload. Raise LimitError if it is larger than a request may be."""
-    pieces: list[bytes] = []
-    size = 0
-    for piece in store.stream(uri):
-        size += len(piece)
-        if size > REQUEST_BYTES_MAX:
-            raise LimitError(
-                f"the payload is a request of more than {REQUEST_BYTES_MAX >> 20} MiB: submit its rows as "
-                "JSON Lines or CSV, which are streamed"
-            )
-        pieces.append(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+def _header_length(content_type: str) -> str | None:
+    """Return the length in a content type of JSON and binary tensors; None if it has none."""
+    length = None
+    for parameter in content_type.split(";")[1:]:
+        key, _, value = parameter.partition("=")
+        if key.strip().lower() == HEADER_PARAMETER:
+            length = value.strip().strip('"')
+    return length
 
 
 class RunJobs(KindRunner):
@@ -283,3 +283,67 @@ def _refuse_without_output(report: Report) -> None:
             f"{report.objects_suppressed} of {report.objects} objects have no output because some "
             f"of their records failed; see {report.output}{REPORT_NAME}"
         )
+
+
+def check_options(spec: NewJob) -> None:
+    """Raise ConfigError, as its worker would, for a job whose options would make it fail."""
+    if spec.kind != "infer" and not spec.output_uri:
+        raise ConfigError(f"output_uri: a {spec.kind} needs one: a folder or prefix for its output")
+    if spec.kind == "stream":
+        stream_settings(spec)
+    elif spec.kind == "transform" or spec.options:
+        transform_settings(spec)
+
+
+def transform_settings(spec: NewJob) -> TransformSettings:
+    """Return the settings of an `infer` or `transform` job.
+
+    Raise ConfigError for an invalid option.
+
+    Options are those of a spec file's ``headrace`` table; for a `transform`, also a whole document
+    with SageMaker's tables. ``content_type`` and ``accept`` are the job's own, unless the options
+    set them too.
+    """
+    options = dict(spec.options)
+    if any(field in options for field in FIELDS):
+        return _without_manifest(spec_of(options, _WHERE).settings)
+    elsewhere = sorted(_JOB_FIELDS & options.keys())
+    if elsewhere:
+        raise ConfigError(f"{_WHERE}: {elsewhere[0]!r} is a field of the job, not an option")
+    own: dict[str, Any] = {
+        **({"content_type": spec.content_type} if spec.content_type else {}),
+        **({"accept": spec.accept} if spec.accept else {}),
+        **options,
+    }
+    return _without_manifest(spec_of({EXTENSION_TABLE: own}, _WHERE).settings)
+
+
+def stream_settings(spec: NewJob) -> StreamSettings:
+    """Return the settings of a `stream` job: the same options, and limits of parts.
+
+    Raise ConfigError.
+    """
+    options = {key: value for key, value in spec.options.items() if key not in _PARTS}
+    settings = transform_settings(replace(spec, options=options))
+    limits = {
+        declared.field: read_value(declared, spec.options[key], f"{_WHERE}: {key}")
+        for key, declared in _PARTS.items()
+        if key in spec.options
+    }
+    return StreamSettings(
+        read=settings.read,
+        mapping=settings.mapping,
+        flow=settings.flow,
+        output=replace(settings.output, **limits),
+        failures=settings.failures,
+    )
+
+
+def _without_manifest(settings: TransformSettings) -> TransformSettings:
+    """Refuse manifests: the objects that one names were not checked against the key's permissions."""
+    if settings.data_type == "manifest":
+        raise ConfigError(
+            f"{_WHERE}: a job's input is an object or a prefix, never a manifest: "
+            "submit a job for each, or name their prefix"
+        )
+    return settings

@@ -1,19 +1,29 @@
-"""The contract of notifiers, which deliver events of jobs.
+"""Notifications about jobs: events, targets, results of deliveries, and signatures of webhooks.
 
 A notification holds references instead of payloads: the receiver fetches an output by its URI.
 Notifications may arrive more than once and out of order. `Notification.event_id` is the same each
 time and identifies repetitions.
+
+Signatures are those of Standard Webhooks, version 1 (HMAC-SHA256). A secret is ``whsec_`` and 24 to
+64 random bytes in base64. The signed content is the message id, the attempt's time and the exact
+body, joined by dots.
 """
 
+import base64
+import binascii
+import hashlib
+import hmac
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import orjson
 from typing_extensions import override
 
-from headrace.core.errors import ConfigError, LimitError
+from headrace.core.errors import ConfigError, LimitError, UnauthenticatedError
 
 NOTIFICATION_BYTES_MAX: Final = 20_000
 DATA_BYTES_MAX: Final = 19_000
@@ -28,6 +38,17 @@ _EVENT_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TYPE: Final = re.compile(r"[a-z0-9_]+(?:\.[a-z0-9_]+)*")
 _TYPE_CHARS_MAX: Final = 64
 _JOB_ID_CHARS_MAX: Final = 256
+
+WHSEC_PREFIX: Final = "whsec_"
+SECRET_BYTES: Final = 32
+SECRET_BYTES_MIN: Final = 24
+SECRET_BYTES_MAX: Final = 64
+TOLERANCE_S: Final = 300
+SIGNATURES_MAX: Final = 16
+"""The number of signatures of a message that are checked."""
+
+_VERSION: Final = "v1"
+_TIMESTAMP: Final = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,3 +201,82 @@ class Notifiers(Notifier):
         if notifier is None:
             return Refused(f"{type(target).__name__}: notifications of this kind are not configured")
         return notifier.send(notification, target)
+
+
+def iso_time(at_ms: int) -> str:
+    """Return a time since the epoch as notifications show it: in UTC, with milliseconds."""
+    at = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def make_secret() -> str:
+    """Return a new secret of `SECRET_BYTES` random bytes."""
+    return WHSEC_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+
+
+def decode_secret(secret: str) -> bytes:
+    """Return the bytes of a secret. Raise ConfigError, which does not quote the secret."""
+    try:
+        key = base64.b64decode(secret.removeprefix(WHSEC_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not secret.startswith(WHSEC_PREFIX) or not SECRET_BYTES_MIN <= len(key) <= SECRET_BYTES_MAX:
+        raise ConfigError(
+            f"a webhook secret must be {WHSEC_PREFIX} "
+            f"and {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes in base64"
+        )
+    return key
+
+
+def signed_headers(keys: Iterable[bytes], message_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
+    """Return the three headers of a message, with one signature per key."""
+    timestamp = str(timestamp_s)
+    signatures = [f"{_VERSION},{_signature(key, message_id, timestamp, body)}" for key in keys]
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": " ".join(signatures),
+    }
+
+
+def verify(
+    keys: Iterable[bytes],
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    now_s: float,
+    tolerance_s: float = TOLERANCE_S,
+) -> str:
+    """Return the id of a message that one of `keys` signed within `tolerance_s` of now.
+
+    For receivers.
+
+    A repeated message verifies again within that time; the receiver remembers the ids. Raise
+    UnauthenticatedError for a missing or malformed header, another time, and a wrong signature.
+    """
+    found = {name.lower(): value for name, value in headers.items()}
+    message_id = found.get("webhook-id", "")
+    timestamp = found.get("webhook-timestamp", "")
+    claimed = found.get("webhook-signature", "").split(" ")[:SIGNATURES_MAX]
+    if not message_id or not _TIMESTAMP.fullmatch(timestamp):
+        raise UnauthenticatedError("webhook-id or webhook-timestamp is missing or malformed")
+    if abs(now_s - int(timestamp)) > tolerance_s:
+        raise UnauthenticatedError(
+            f"the message was signed {now_s - int(timestamp):+.0f} s ago, and {tolerance_s:g} s are allowed: "
+            "it is old, or a clock is wrong"
+        )
+    expected_signatures = [f"{_VERSION},{_signature(key, message_id, timestamp, body)}" for key in keys]
+    # All are compared, each in constant time, so that the response time reveals nothing.
+    fits = [
+        hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace"))
+        for expected in expected_signatures
+        for signature in claimed
+    ]
+    if not any(fits):
+        raise UnauthenticatedError("no signature of the message is valid")
+    return message_id
+
+
+def _signature(key: bytes, message_id: str, timestamp: str, body: bytes) -> str:
+    content = b".".join((message_id.encode(), timestamp.encode(), body))
+    return base64.b64encode(hmac.digest(key, content, hashlib.sha256)).decode()

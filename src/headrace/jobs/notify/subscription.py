@@ -22,11 +22,9 @@ import orjson
 from headrace.core.errors import ConfigError
 from headrace.jobs import paths
 from headrace.jobs.job import Job, JobProgress
-from headrace.jobs.notify import EmailTarget, SnsTarget, Target, WebhookTarget
-from headrace.jobs.notify.email import require_mailbox
-from headrace.jobs.notify.signing import decode_secret
-from headrace.jobs.notify.webhook import FORMATS, STANDARD
-from headrace.jobs.outbound.urls import OutboundPolicy, parse_url
+from headrace.jobs.notify import EmailTarget, SnsTarget, Target, WebhookTarget, decode_secret
+from headrace.jobs.notify.notifiers import FORMATS, STANDARD, require_mailbox
+from headrace.jobs.outbound import OutboundPolicy, parse_url
 from headrace.jobs.state import JobState
 
 ENDS: Final = tuple(state.value for state in JobState if state.ended)

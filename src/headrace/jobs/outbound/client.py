@@ -5,6 +5,8 @@ checked, and the connection goes to an address that passed. The certificate and 
 still the name's. There is no second look-up with another result (DNS rebinding). Nothing is taken
 from the environment: no proxy, no netrc. Redirects are not followed, nothing is decompressed, no
 cookie is kept, and a connection serves one request.
+
+`InputStore` reads inputs at such addresses.
 """
 
 import logging
@@ -13,20 +15,41 @@ import ssl
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, Final, Self
 
+from typing_extensions import override
+
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import MissingExtraError, RefusedAddressError
-from headrace.jobs.outbound.urls import OutboundPolicy, Url, parse_url, refusal
+from headrace.core.errors import (
+    LimitError,
+    MissingExtraError,
+    RefusedAddressError,
+    StorageError,
+    UnavailableError,
+)
+from headrace.jobs.outbound import (
+    OUTBOUND_RESPONSE_BYTES_MAX,
+    OutboundFault,
+    OutboundPolicy,
+    OutboundResponse,
+    OutboundTimeouts,
+    StreamedOutboundResponse,
+    UntrustedFault,
+    Url,
+    parse_url,
+    refusal,
+)
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.http import HttpStore, HttpTransport, StreamedHttpResponse
+from headrace.storage.retry import Retrier
 
 try:
     import httpcore
 except ImportError as error:
     raise MissingExtraError("jobs", "webhooks and inputs over HTTP") from error
 
-OUTBOUND_RESPONSE_BYTES_MAX: Final = 64 << 10
 ADDRESSES_MAX: Final = 4
 """The number of a name's addresses that are tried, in the resolver's order."""
 RESOLVERS_MAX: Final = 8
@@ -36,55 +59,9 @@ thread.
 
 Resolve = Callable[[str, int], Sequence[str]]
 """Returns the IP addresses of a host and port, best first; raises OSError."""
+STREAM_S_MAX: Final = 3600.0
 
 _log = logging.getLogger("headrace.jobs.outbound")
-
-
-class OutboundFault(Exception):  # noqa: N818 - internal: never leaves the package
-    """No response came, for a reason that may pass: not reached, lost, or too slow."""
-
-
-class UntrustedFault(OutboundFault):
-    """The server's certificate is not trusted."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutboundTimeouts:
-    """The time limits of a request: for each connection step, for each read, and in total.
-
-    The connection steps are the name, the connection and TLS.
-    """
-
-    connect_s: float = 5.0
-    read_s: float = 10.0
-    total_s: float = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class OutboundResponse:
-    """A response, read up to `OUTBOUND_RESPONSE_BYTES_MAX`. Header names are in lower case.
-
-    `complete` is False for a body that was too long, too slow or cut off; the part that came is
-    kept, since its status is known. The body is for logs and is never shown to the client that
-    named the address.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-    complete: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedOutboundResponse:
-    """A response whose body is read in chunks.
-
-    `pieces` raises OutboundFault if it breaks or is too slow.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    pieces: Iterator[bytes]
 
 
 def system_resolve(host: str, port: int) -> Sequence[str]:
@@ -207,6 +184,66 @@ class OutboundClient:
             raise OutboundFault("the client is closed") from None
         except (OSError, UnicodeError) as error:
             raise OutboundFault(f"{url.host} could not be resolved") from error
+
+
+class InputStore(HttpStore):
+    """A store that reads what the client's policy permits.
+
+    Writing raises ConfigError, listing NotFoundError.
+
+    Besides the errors of `Store`, every operation raises RefusedAddressError for an address that
+    may not be reached, and LimitError for an object of more than `bytes_max` bytes, at the latest
+    once that many arrived.
+
+    Args:
+        client: The HTTP client; owned by the caller.
+        retrier: Retries transient failures.
+        bytes_max: The largest object.
+        stream_s: The time limit of one `stream` including retries; then UnavailableError.
+        read_s: The time limit of each read.
+    """
+
+    def __init__(
+        self,
+        client: OutboundClient,
+        retrier: Retrier,
+        *,
+        bytes_max: int,
+        stream_s: float = STREAM_S_MAX,
+        read_s: float = 30.0,
+    ) -> None:
+        timeouts = OutboundTimeouts(client.timeouts.connect_s, read_s, stream_s)
+        super().__init__(retrier, transport=_GuardedTransport(client, timeouts))
+        self._clock = retrier
+        self._bytes_max = bytes_max
+        self._stream_s = stream_s
+
+    @override
+    def stream(self, uri: str, *, start: int = 0, etag: str = "") -> Iterator[bytes]:
+        at, until_s = start, self._clock.now() + self._stream_s
+        for chunk in super().stream(uri, start=start, etag=etag):
+            at += len(chunk)
+            self._check_size(uri, at)
+            yield chunk
+            if self._clock.now() > until_s:
+                raise UnavailableError(uri, f"was not read within {self._stream_s:g} s; {at} bytes arrived")
+
+    @override
+    def get_range(self, uri: str, start: int, length: int, *, etag: str = "") -> bytes:
+        self._check_size(uri, start + length)
+        return super().get_range(uri, start, length, etag=etag)
+
+    @override
+    def head(self, uri: str) -> ObjectInfo:
+        info = super().head(uri)
+        self._check_size(uri, info.size_bytes or 0)
+        return info
+
+    def _check_size(self, uri: str, size_bytes: int) -> None:
+        if size_bytes > self._bytes_max:
+            raise LimitError(
+                f"{uri.partition('?')[0]}: the object exceeds the limit of {self._bytes_max} bytes"
+            )
 
 
 class _Deadline:
@@ -369,3 +406,33 @@ def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__context__
     return error
+
+
+class _GuardedTransport(HttpTransport):
+    """The transport of `HttpStore` over the guarded client."""
+
+    def __init__(self, client: OutboundClient, timeouts: OutboundTimeouts) -> None:
+        self._client = client
+        self._timeouts = timeouts
+
+    @contextmanager
+    @override
+    def open(self, method: str, uri: str, headers: Mapping[str, str]) -> Generator[StreamedHttpResponse]:
+        try:
+            with self._client.open(method, uri, headers=headers, timeouts=self._timeouts) as response:
+                yield StreamedHttpResponse(
+                    response.status,
+                    _phrase(response.status),
+                    response.headers,
+                    response.pieces,
+                )
+        except UntrustedFault as fault:
+            raise StorageError(uri, str(fault)) from fault
+
+
+def _phrase(status: int) -> str:
+    """Return the standard phrase of a status: the server's own words are not shown to clients."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

@@ -6,7 +6,6 @@ commits, and a single job waits for nothing.
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,8 +17,8 @@ from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, Settlement
 from headrace.jobs.ledger import ClaimRequest, JobLedger, SettleAndClaimReply
 from headrace.jobs.state import JobState
-from headrace.jobs.worker.settings import WorkerSettings
-from headrace.jobs.worker.slots import RunningJobs
+from headrace.jobs.worker import WorkerSettings
+from headrace.jobs.worker.running_jobs import RunningJobs
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -96,9 +95,13 @@ class LedgerLoop:
         self._may_claim = may_claim
         self._clock = clock
         self._share = share
+        self._waits_for_idleness = settings.waits_for_idleness
+        self._claim = ClaimRequest(settings.name, settings.queues, 1, settings.lease_ms, settings.region)
+        """A claim of one job, to copy."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._pending: deque[Settlement] = deque()
+        self._pending: dict[tuple[str, int], Settlement] = {}
+        """The settlements to record, by job and lease, oldest first."""
         self._may_have_jobs = True
         """True if a claim may return jobs."""
         self._skipped_regions = False
@@ -125,7 +128,7 @@ class LedgerLoop:
     def settle(self, settlement: Settlement) -> None:
         """Record a settlement with the next transaction."""
         with self._lock:
-            self._pending.append(settlement)
+            self._pending[settlement.job_id, settlement.lease] = settlement
         self._wake.set()
 
     def notify(self) -> None:
@@ -212,7 +215,7 @@ class LedgerLoop:
     def _next(self) -> tuple[Settlement, ...]:
         """Return the settlements to record now."""
         with self._lock:
-            pending = tuple(self._pending)
+            pending = tuple(self._pending.values())
         self._apart = bool(self._singly) and not self._apart
         if self._apart:
             return ()
@@ -229,8 +232,8 @@ class LedgerLoop:
             singly, self._singly = self._singly, max(self._singly, len(self._pending) + 1)
             if not singly or self._apart or not self._pending:
                 return
-            first = self._pending.popleft()
-            self._pending.append(self._plainer(first))
+            key = next(iter(self._pending))
+            self._pending[key] = self._plainer(self._pending.pop(key))
 
     def _plainer(self, settlement: Settlement) -> Settlement:
         """Return the settlement, or a plain failure once it alone failed often enough."""
@@ -263,7 +266,7 @@ class LedgerLoop:
             return None
         # Reset before the claim, so that a notification during the claim is kept.
         self._may_have_jobs = False
-        self._skipped_regions = self._settings.waits_for_idleness and not claim.other_regions
+        self._skipped_regions = self._waits_for_idleness and not claim.other_regions
         return claim
 
     def _claim_request(self, pending: Sequence[Settlement]) -> ClaimRequest | None:
@@ -274,7 +277,7 @@ class LedgerLoop:
         now_s = self._clock.now()
         if now_s >= self._poll_at_s:
             self._may_have_jobs = True
-            self._poll_at_s = now_s + self._poll_s()
+            self._poll_at_s = now_s + self._settings.poll_s * (0.75 + self._share() / 4)
         if self._closed or not (self._may_have_jobs or self._skipped_regions) or not self._may_claim():
             return None
         if self._singly and pending:
@@ -283,17 +286,8 @@ class LedgerLoop:
         free_slots = self._settings.concurrency - used_slots
         if free_slots <= 0 or alone or (used_slots and not self._may_have_jobs):
             return None
-        return ClaimRequest(
-            self._settings.name,
-            self._settings.queues,
-            free_slots,
-            self._settings.lease_ms,
-            self._settings.region,
-            other_regions=not used_slots and self._settings.waits_for_idleness,
-        )
-
-    def _poll_s(self) -> float:
-        return self._settings.poll_s * (0.75 + self._share() / 4)
+        other_regions = not used_slots and self._waits_for_idleness
+        return replace(self._claim, jobs_max=free_slots, other_regions=other_regions)
 
     def _secured(self, pending: Sequence[Settlement]) -> Sequence[Settlement]:
         """Return the settlements to record, one for one."""
@@ -311,7 +305,7 @@ class LedgerLoop:
     def _resolve(self) -> None:
         """Find out if a failed transaction was committed, and apply its results."""
         with self._lock:
-            pending = tuple(self._pending)
+            pending = tuple(self._pending.values())
         for job in self._ledger.list_running(self._settings.name):
             if self._running_jobs.get(job.id, job.lease) is None:
                 self._begin(job)
@@ -327,9 +321,9 @@ class LedgerLoop:
         self, pending: Sequence[Settlement], settlements: Sequence[Settlement], accepted: Sequence[bool]
     ) -> None:
         """Apply the ledger's reply; `pending` are the settlements before `secure`."""
-        done = {(s.job_id, s.lease) for s in pending}
         with self._lock:
-            self._pending = deque(s for s in self._pending if (s.job_id, s.lease) not in done)
+            for settlement in pending:
+                self._pending.pop((settlement.job_id, settlement.lease), None)
         for settlement, counted in zip(settlements, accepted, strict=True):
             self._refused.pop((settlement.job_id, settlement.lease), None)
             self._settled(settlement, counted)

@@ -4,10 +4,13 @@ The models belong to the caller.
 """
 
 import logging
+import queue
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -15,16 +18,14 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import HeadraceError
 from headrace.core.service import Service
-from headrace.jobs.cause import Cause
-from headrace.jobs.job import Completed, Failed, Job, JobFailure, JobProgress, Kind, Outcome, Settlement
-from headrace.jobs.kinds import Attempt, AttemptStoppedError, KindRunner, StopReason, outcome_of_error
+from headrace.jobs.job import Job, JobProgress, Kind, Outcome, Settlement
+from headrace.jobs.kinds import Attempt, AttemptRunner, AttemptStoppedError, KindRunner, StopReason
 from headrace.jobs.ledger import JobLedger, Wakeup
-from headrace.jobs.worker.heartbeats import Heartbeats
+from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.ledger_loop import LedgerLoop
-from headrace.jobs.worker.settings import WorkerSettings
-from headrace.jobs.worker.slots import BackgroundTasks, RunningJobs, WorkerThreads
+from headrace.jobs.worker.running_jobs import Heartbeats, RunningJobs
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -35,11 +36,11 @@ _BACKGROUND_STOP_S: Final = 30.0
 """Seconds for which a stopping worker waits for background tasks; the sweepers do the rest."""
 _LEDGER_WAIT_S: Final = 10.0
 """Seconds beyond `stop_s` for which a stopping worker waits for the ledger."""
-_DEFECT_RETRY_MS: Final = 10_000
 
 Secure = Callable[[Sequence[Settlement]], Sequence[Settlement]]
 Ended = Callable[[Attempt, Settlement], None]
 Listen = Callable[[Sequence[str]], Wakeup]
+Task = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,53 +57,6 @@ class WorkerStatistics:
     """Attempts with a lost lease or a late settlement."""
     stuck: int = 0
     """Attempts that were settled although they had not stopped."""
-
-
-class AttemptRunner:
-    """A runner of attempts by their kinds, which turns every error into an outcome.
-
-    Args:
-        kinds: The runners by kind.
-        hide: A URI prefix to hide in messages; see `outcome_of_error`.
-        share: Draws the jitter of a retry's delay, 0 to 1.
-    """
-
-    def __init__(self, kinds: Mapping[Kind, KindRunner], *, hide: str, share: Callable[[], float]) -> None:
-        self._kinds = kinds
-        self._hide = hide
-        self._share = share
-
-    def run(self, attempt: Attempt) -> Outcome | None:
-        """Run the attempt. Return its outcome; None if it does not count."""
-        try:
-            attempt.raise_if_stopped()
-            result = self._runner(attempt.job.spec.kind).run(attempt)
-        except BaseException as error:  # noqa: BLE001 - every job needs an outcome
-            if not isinstance(error, HeadraceError | AttemptStoppedError):
-                _log.exception("a job failed in headrace itself", extra={"job": attempt.job.id})
-            return self.outcome_of(attempt, error)
-        return None if attempt.stopped is StopReason.LOST else Completed(result)
-
-    def outcome_of(self, attempt: Attempt, error: BaseException) -> Outcome | None:
-        """Return the outcome of an attempt that raised; None if it does not count. Never raise."""
-        try:
-            return outcome_of_error(attempt, error, share=self._share(), hide=self._hide)
-        except Exception:  # noqa: BLE001 - as above
-            _log.exception("the outcome of an error could not be determined", extra={"job": attempt.job.id})
-            failure = JobFailure(Cause.DEFECT, "headrace itself failed; see its log for this job's id")
-            return Failed(failure, _DEFECT_RETRY_MS)
-
-    def discard(self, attempt: Attempt) -> None:
-        """Delete the output of an attempt that does not count."""
-        runner = self._kinds.get(attempt.job.spec.kind)
-        if runner is not None:
-            runner.discard(attempt)
-
-    def _runner(self, kind: Kind) -> KindRunner:
-        runner = self._kinds.get(kind)
-        if runner is None:
-            raise ConfigError(f"this worker runs no jobs of kind {kind!r} (it runs {', '.join(self._kinds)})")
-        return runner
 
 
 class Worker(Service):
@@ -175,7 +129,6 @@ class Worker(Service):
         self._lifecycle = threading.Lock()
         self._started = self._ending = self._releasing = False
         self._over = threading.Event()
-        self._listening = True
         self._listening_over = threading.Event()
         self._threads: list[threading.Thread] = []
         self._slots = WorkerThreads(settings.concurrency, "headrace-job")
@@ -222,13 +175,6 @@ class Worker(Service):
             thread.start()
             self._threads.append(thread)
 
-    def close(self) -> None:
-        """Claim no more, and continue with the running attempts.
-
-        For a signal handler; `stop` does the rest.
-        """
-        self._ledger_loop.close()
-
     @override
     def stop(self, *, drain: bool = True) -> None:
         """Stop, as the class docstring says.
@@ -240,7 +186,7 @@ class Worker(Service):
             if not self._started:
                 return
         self._ledger_loop.close()
-        if not drain or not self._running_jobs.wait_until_empty(self._clock, self.settings.drain_grace_s):
+        if not drain or not self._clock.sleep(self.settings.drain_grace_s, self._running_jobs.empty):
             self._release_all()
         with self._lock:
             first, self._ending = not self._ending, True
@@ -259,10 +205,9 @@ class Worker(Service):
         try:
             if self._threads:
                 timeout_s = self.settings.stop_s + _LEDGER_WAIT_S
-                self._running_jobs.wait_until_empty(self._clock, timeout_s)
+                self._clock.sleep(timeout_s, self._running_jobs.empty)
             self._ledger_loop.end()
             self._heartbeats.end()
-            self._listening = False
             self._listening_over.set()
             for wakeup in self._wakeups:
                 wakeup.wake()
@@ -284,7 +229,7 @@ class Worker(Service):
     # Notifications
 
     def _listen(self, wakeup: Wakeup) -> None:
-        while self._listening:
+        while not self._listening_over.is_set():
             try:
                 changed = wakeup.wait(self.settings.poll_s)
             except Exception:  # noqa: BLE001 - without this thread, jobs wait for polling
@@ -390,3 +335,87 @@ class Worker(Service):
         with self._lock:
             if what in self._counts:
                 self._counts[what] += 1
+
+
+class WorkerThreads:
+    """A fixed number of daemon threads over one queue whose length the caller bounds. Use it once.
+
+    A task that never returns does not keep the process from exiting. (The interpreter waits at exit
+    for the threads of `concurrent.futures`, however they were shut down.)
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._leaving = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True) for number in range(size)
+        ]
+
+    def start(self) -> None:
+        """Start the threads.
+
+        Raise RuntimeError if a thread cannot be created; then `stop` ends the others.
+        """
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, task: Task) -> None:
+        """Queue a task for the next free thread.
+
+        Never block and never raise; tasks after `stop` are dropped.
+        """
+        self._tasks.put(task)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Finish queued tasks; after `timeout_s`, begin no more.
+
+        Return True if all threads have ended.
+        """
+        for _ in self._threads:
+            self._tasks.put(None)
+        until_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until_s - time.monotonic()))
+        self._leaving.set()
+        with suppress(queue.Empty):
+            while True:
+                self._tasks.get_nowait()
+        for _ in self._threads:
+            self._tasks.put(None)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        while not self._leaving.is_set():
+            task = self._tasks.get()
+            if task is None:
+                return
+            try:
+                task()
+            except BaseException:  # noqa: BLE001 - the thread must continue
+                _log.exception("a task failed in a worker thread, the thread continues")
+
+
+class BackgroundTasks(WorkerThreads):
+    """Threads for work that the sweepers would do later: at most `waiting_max` tasks wait."""
+
+    def __init__(self, size: int, name: str, *, waiting_max: int) -> None:
+        super().__init__(size, name)
+        self._lock = threading.Lock()
+        self._waiting_max = waiting_max
+
+    @override
+    def submit(self, task: Task) -> None:
+        """Queue a task; drop it if too many wait."""
+        with self._lock:
+            if self._tasks.qsize() < self._waiting_max:
+                super().submit(partial(_try, task))
+
+
+def _try(task: Task) -> None:
+    try:
+        task()
+    except HeadraceError as error:
+        _log.warning("left to the sweepers: %s", error)
+    except Exception:  # noqa: BLE001 - the thread must continue
+        _log.exception("left to the sweepers")

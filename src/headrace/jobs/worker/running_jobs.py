@@ -1,8 +1,9 @@
-"""The heartbeat thread of a worker: extends leases, reports progress, stops attempts."""
+"""The attempts under the leases of a worker, and the heartbeats that keep and watch them."""
 
 import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -12,8 +13,10 @@ from headrace.jobs.job import JobProgress
 from headrace.jobs.kinds import Attempt, StopReason
 from headrace.jobs.ledger import Heartbeat, JobLedger
 from headrace.jobs.notify.subscription import wants_progress
-from headrace.jobs.worker.settings import WorkerSettings
-from headrace.jobs.worker.slots import RunningJobs
+from headrace.jobs.worker import WorkerSettings
+
+LeaseKey = tuple[str, int]
+"""A job's id and a lease number."""
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -25,6 +28,170 @@ MODELS_REPORT_S: Final = 3600.0
 """Seconds between two reports of the worker's models, which the ledger keeps much longer."""
 _CANCEL_CHECK_S: Final = 0.1
 """The shortest time between two checks for cancellations."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An open attempt."""
+
+    attempt: Attempt
+    limit_s: float | None = None
+    """The end of its time limit, on the worker's clock."""
+    stop_seen_s: float | None = None
+    """The time at which its stop was first seen."""
+    finished: bool = False
+    """True once its outcome is known."""
+    working: bool = False
+    """True while a thread works on it, or will."""
+
+
+class RunningJobs:
+    """The worker's attempts by job and lease. Thread-safe.
+
+    An attempt is open from its claim until the ledger has replied to its settlement. An attempt
+    whose thread continues after that, because it ignores `stop`, is no longer open. It occupies its
+    slot until its thread returns.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[LeaseKey, _Entry] = {}
+        self._returning: set[Attempt] = set()
+        """Attempts that are no longer open, and occupy their slots."""
+        self._claiming = False
+        self.empty: Final = threading.Event()
+        """Set while no attempt is open and no claim is under way."""
+        self.empty.set()
+
+    def add(self, attempt: Attempt) -> None:
+        """Add an attempt. An earlier attempt at the same job is stopped as lost."""
+        with self._lock:
+            job_id = attempt.job.id
+            earlier = [e.attempt for (known, _), e in self._open.items() if known == job_id]
+            self._open[job_id, attempt.job.lease] = _Entry(attempt)
+            self.empty.clear()
+        for lost in earlier:
+            lost.stop(StopReason.LOST)
+
+    def begin(self, attempt: Attempt, limit_s: float | None = None) -> None:
+        """Note that a thread works on the attempt; its time limit ends at `limit_s`."""
+        with self._lock:
+            entry = self._entry(attempt)
+            if entry is not None:
+                entry.working, entry.limit_s = True, limit_s
+
+    def mark_finished(self, attempt: Attempt) -> bool:
+        """Note that the attempt's outcome is known. Return True for the first call only."""
+        with self._lock:
+            entry = self._entry(attempt)
+            if entry is None or entry.finished:
+                return False
+            entry.finished = True
+            return True
+
+    def thread_returned(self, attempt: Attempt) -> None:
+        """Note that the attempt's thread is free."""
+        with self._lock:
+            self._returning.discard(attempt)
+            entry = self._entry(attempt)
+            if entry is not None:
+                entry.working = False
+
+    def remove(self, attempt: Attempt) -> None:
+        """Close an attempt that is settled or lost. It occupies its slot until its thread is free."""
+        with self._lock:
+            entry = self._entry(attempt)
+            if entry is None:
+                return
+            del self._open[attempt.job.id, attempt.job.lease]
+            if entry.working:
+                self._returning.add(attempt)
+            self._set_if_empty()
+
+    def begin_claim(self) -> None:
+        """Note that a claim is under way: until `end_claim`, further attempts may be added."""
+        with self._lock:
+            self._claiming = True
+            self.empty.clear()
+
+    def end_claim(self) -> None:
+        """Note that all claimed jobs were added."""
+        with self._lock:
+            self._claiming = False
+            self._set_if_empty()
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Return all open attempts."""
+        with self._lock:
+            return tuple(entry.attempt for entry in self._open.values())
+
+    def get(self, job_id: str, lease: int) -> Attempt | None:
+        """Return the open attempt under a lease, or None."""
+        with self._lock:
+            entry = self._open.get((job_id, lease))
+            return None if entry is None else entry.attempt
+
+    def slots_after(self, ending: Iterable[LeaseKey] = ()) -> tuple[int, bool]:
+        """Return the slots in use once `ending` are settled, and True if one job must run alone."""
+        gone = set(ending)
+        with self._lock:
+            taken = [e.attempt.job for key, e in self._open.items() if e.working or key not in gone]
+            return len(taken) + len(self._returning), any(job.alone for job in taken)
+
+    def stop_all(self, reason: StopReason) -> None:
+        """Stop all open attempts."""
+        for attempt in self.attempts():
+            attempt.stop(reason)
+
+    def overdue(self, now_s: float) -> tuple[Attempt, ...]:
+        """Return the attempts past their time limit that were not stopped."""
+        with self._lock:
+            return tuple(
+                e.attempt
+                for e in self._open.values()
+                if not e.finished
+                and e.attempt.stopped is None
+                and e.limit_s is not None
+                and e.limit_s <= now_s
+            )
+
+    def stuck(self, now_s: float, stop_s: float) -> tuple[Attempt, ...]:
+        """Return the attempts that have not stopped `stop_s` after their stop was first seen here."""
+        stuck: list[Attempt] = []
+        with self._lock:
+            for entry in self._open.values():
+                if entry.finished or entry.attempt.stopped is None:
+                    continue
+                if entry.stop_seen_s is None:
+                    entry.stop_seen_s = now_s
+                if now_s - entry.stop_seen_s >= stop_s:
+                    stuck.append(entry.attempt)
+        return tuple(stuck)
+
+    def next_check_s(self, now_s: float, stop_s: float) -> float | None:
+        """Return when the next attempt will be overdue or stuck; None if none can be."""
+        checks: list[float] = []
+        with self._lock:
+            for entry in self._open.values():
+                if entry.finished:
+                    continue
+                if entry.attempt.stopped is not None:
+                    checks.append(now_s if entry.stop_seen_s is None else entry.stop_seen_s + stop_s)
+                elif entry.limit_s is not None:
+                    checks.append(entry.limit_s)
+        return min(checks, default=None)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._open)
+
+    def _entry(self, attempt: Attempt) -> _Entry | None:
+        entry = self._open.get((attempt.job.id, attempt.job.lease))
+        return entry if entry is not None and entry.attempt is attempt else None
+
+    def _set_if_empty(self) -> None:
+        if not self._claiming and not self._open:
+            self.empty.set()
 
 
 class Heartbeats:
