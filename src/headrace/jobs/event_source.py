@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.predictor import Service
 from headrace.core.retry import RetryPolicy
-from headrace.core.service import Service
 from headrace.jobs.aws import AwsFault, aws_client, aws_faults
 from headrace.protocols.object_events import ObjectEvent, object_events
 

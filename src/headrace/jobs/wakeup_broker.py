@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 
 QUEUES_PER_LISTENER_MAX: Final = 64
 """More than any worker needs; each may cost a thread."""

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, JobProgress, Kind, Outcome, Settlement
 from headrace.jobs.kinds import Attempt, AttemptStoppedError, KindRunner, StopReason, outcome_of_error
