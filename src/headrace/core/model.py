@@ -297,7 +297,6 @@ class _NoCall:
 
 
 NO_CALL: Final = _NoCall()
-
 CALL: ContextVar[Call] = ContextVar("headrace_call", default=NO_CALL)
 """The running call, set by the engine around every call of a model."""
 
