@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.formats.parquet_decode import values_dtype
+from headrace.formats.column_decode import values_dtype
 from headrace.formats.parquet_rows import rows_text
 
 UTC = dt.UTC

@@ -9,8 +9,7 @@ from cases import for_each
 from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, ModelContractError
 from headrace.formats.contract import BlockSelection
-from headrace.formats.encode import output_columns
-from headrace.formats.text_encode import TextEncoder
+from headrace.formats.encode import TextEncoder, output_columns
 
 
 def selections_of(rows: int) -> list[BlockSelection]:

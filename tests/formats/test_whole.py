@@ -2,7 +2,7 @@
 
 from cases import for_each
 from headrace.core.block import RAW_BYTES_KEPT_MAX, FailureKind, Position
-from headrace.formats.whole import WholeFormat
+from headrace.formats.line import WholeFormat
 
 
 @for_each("chunks", [[], [b""], [b"\0ab\n", memoryview(b"c\r\n")], [b"x"] * 10])

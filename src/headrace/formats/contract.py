@@ -5,18 +5,24 @@ resulting records do not depend on the cuts (`headrace.testing.check_format` che
 holds at most one unfinished record and one block.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.block import Block, Failure, Position
+from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array
 
 AudioChannels = Literal["mono", "keep"]
 """The treatment of audio channels: their mean, or all of them."""
+
+
+ImageMode = Literal["RGB", "L"]
+"""Channels of an image: three (RGB) or one (L, grey)."""
 Buffer = bytes | memoryview
 """A chunk of bytes. A memoryview is valid until the next chunk is requested, unless it views bytes."""
 
@@ -102,3 +108,13 @@ class Encoder(Protocol):
     def finish(self) -> bytes:
         """Return the bytes after the last record, such as a footer; by default none."""
         return b""
+
+
+def check_pixels(mode: str, size_px: tuple[int, int] | None, pixels_max: int) -> None:
+    """Raise ConfigError for an unknown mode or an invalid (height, width)."""
+    if mode not in get_args(ImageMode):
+        raise ConfigError(f"image mode {mode!r}: choose {' or '.join(get_args(ImageMode))}")
+    if size_px is not None and (min(size_px) < 1 or math.prod(size_px) > pixels_max):
+        raise ConfigError(
+            f"size_px {size_px}: (height, width) must be positive, and their product at most {pixels_max}"
+        )

@@ -1,11 +1,16 @@
-"""Text with one record per line: any text, and JSON Lines."""
+"""Records that need no parser: the lines of a text, and whole objects or archive members.
+
+JSON records are such lines or wholes, too. The decoder checks that they are JSON.
+"""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
+import numpy as np
 from typing_extensions import override
 
-from headrace.core.block import Block, Position
+from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
 from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer, Format
 from headrace.formats.lines import NewlineScanner, RangeStop, cut_text
 
@@ -54,3 +59,74 @@ class JsonLinesFormat(LineFormat):
     """
 
     format_name: str = "JSON Lines"
+
+
+_BOM_UTF8: Final = b"\xef\xbb\xbf"
+_SPACE: Final = b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeFormat(Format):
+    """A format with one record: all bytes unchanged. An empty member is one empty record.
+
+    More than `record_bytes_max` bytes are a failure (kind FORMAT) that keeps the first bytes. The
+    remaining bytes are read and discarded.
+    """
+
+    record_bytes_max: int = RECORD_BYTES_MAX
+
+    @override
+    def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
+        """Yield one block after the last byte."""
+        held: list[bytes] = []
+        size = 0
+        raw = b""
+        for chunk in chunks:
+            size += len(chunk)
+            if size <= self.record_bytes_max:
+                held.append(bytes(chunk))
+            elif held or not raw:
+                # Join no more than a failure keeps: the chunk may be far larger than a record.
+                raw = b"".join((*held, bytes(memoryview(chunk)[:RAW_BYTES_KEPT_MAX])))
+                raw = raw[: min(self.record_bytes_max, RAW_BYTES_KEPT_MAX)]
+                held = []
+        if size > self.record_bytes_max:
+            why = f"{size} bytes, longer than record_bytes_max={self.record_bytes_max}"
+            yield Block(first, failures=(Failure(first, FailureKind.FORMAT, why, raw),))
+            return
+        yield Block(first, b"".join(held), np.zeros(1, np.int64), np.array([size], np.int64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonFormat(Format):
+    """A format of one record: the JSON text without surrounding white space and byte order mark.
+
+    The decoder checks that the text is JSON. An empty member is an empty record, and so not JSON. A
+    member of more than `record_bytes_max` bytes is a failure (kind FORMAT) that keeps its first
+    bytes.
+    """
+
+    record_bytes_max: int = RECORD_BYTES_MAX
+
+    @override
+    def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
+        for block in WholeFormat(record_bytes_max=self.record_bytes_max).blocks(chunks, first):
+            yield _trim(block) if len(block) else block
+
+
+def _trim(block: Block) -> Block:
+    data = block.data
+    bom = len(_BOM_UTF8) if data.startswith(_BOM_UTF8) else 0
+    text = data[bom:].lstrip(_SPACE)
+    if not text:
+        return block
+    start = len(data) - len(text)
+    first = replace(
+        block.first, byte=block.first.byte + start, line=block.first.line + data.count(b"\n", 0, start)
+    )
+    return replace(
+        block,
+        first=first,
+        starts=np.array([start], np.int64),
+        ends=np.array([start + len(text.rstrip(_SPACE))], np.int64),
+    )

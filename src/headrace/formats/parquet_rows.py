@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from headrace.core.errors import MissingExtraError
 from headrace.core.tensor import Array, text_array
 from headrace.formats import arrow
+from headrace.formats.column_decode import nullable_array
 from headrace.formats.encode import json_text
-from headrace.formats.parquet_decode import nullable_array
 
 _pa, _ = arrow.parquet_modules()
 _types: Any = _pa.types
