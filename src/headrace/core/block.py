@@ -134,6 +134,11 @@ class Block:
         """Return a copy of the raw bytes of one record. Too slow for hot paths."""
         return self.data[int(self.starts[index]) : int(self.ends[index])]
 
+    def texts(self) -> list[bytes]:
+        """Return copies of the raw bytes of all records."""
+        data = self.data
+        return [data[s:e] for s, e in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
+
     def position(self, index: int) -> Position:
         """Return the position of record `index`.
 

@@ -10,10 +10,10 @@ import orjson
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from headrace.core.block import Block, Failure, FailureKind
+from headrace.core.block import Block, FailureKind
 from headrace.core.errors import ModelInputError
 from headrace.core.tensor import Array, TensorSpec, dtype_of
-from headrace.formats.contract import DecodedBlock, Decoder
+from headrace.formats.contract import DecodedBlock, Decoder, FailureReasons
 from headrace.formats.json_decode import JsonDecoder, JsonField
 
 
@@ -137,39 +137,33 @@ class ParquetDecoder(Decoder):
 
     @override
     def decode(self, block: Block) -> DecodedBlock:
-        failures: dict[int, Failure] = {}
-        tensors = {name: _input_tensor(block, spec, failures) for name, spec in self._inputs.items()}
-        if not failures:
-            return DecodedBlock(tensors)
-        rows = np.setdiff1d(np.arange(len(block)), list(failures), assume_unique=True)
-        decoded_tensors = {name: data[rows] for name, data in tensors.items()}
-        return DecodedBlock(decoded_tensors, rows, tuple(failures[index] for index in sorted(failures)))
+        reasons: FailureReasons = {}
+        tensors = {name: _input_tensor(block, spec, reasons) for name, spec in self._inputs.items()}
+        return DecodedBlock.with_failures(tensors, block, reasons, all_rows=True)
 
 
-def _input_tensor(block: Block, spec: ColumnsInput, failures: dict[int, Failure]) -> Array:
+def _input_tensor(block: Block, spec: ColumnsInput, reasons: FailureReasons) -> Array:
     """Return the tensor of one input over all rows. Its values in failed rows are undefined."""
     single = spec.columns[0] if len(spec.columns) == 1 else None
     if single is not None and (single not in block.columns or prod(spec.shape) != 1):
         # The column is missing, or it holds lists or another shape; the row's JSON yields the
         # reason.
-        return _from_json(block, single, spec.dtype, spec.shape, failures)
-    parts = [_column_tensor(block, column, spec.dtype, failures) for column in spec.columns]
+        return _from_json(block, single, spec.dtype, spec.shape, reasons)
+    parts = [_column_tensor(block, column, spec.dtype, reasons) for column in spec.columns]
     stacked = parts[0] if single is not None else np.stack(parts, axis=1)
     return stacked.reshape(len(block), *spec.shape)
 
 
-def _column_tensor(
-    block: Block, column: str, dtype: np.dtype[Any] | None, failures: dict[int, Failure]
-) -> Array:
+def _column_tensor(block: Block, column: str, dtype: np.dtype[Any] | None, reasons: FailureReasons) -> Array:
     values = block.columns.get(column)
     if values is None:
-        return _from_json(block, column, dtype, (), failures)
+        return _from_json(block, column, dtype, (), reasons)
     result, bad = _cast(values, dtype)
     for index in bad:
-        if index not in failures:
+        if index not in reasons:
             type_name = "text" if dtype is None else str(dtype)
             why = f'column "{column}" is not {type_name}, but {_excerpt(values[index])}'
-            failures[index] = block.failure(index, FailureKind.DECODE, why)
+            reasons[index] = (FailureKind.DECODE, why)
     return result
 
 
@@ -178,12 +172,12 @@ def _from_json(
     column: str,
     dtype: np.dtype[Any] | None,
     shape: tuple[int, ...],
-    failures: dict[int, Failure],
+    reasons: FailureReasons,
 ) -> Array:
     reader = JsonDecoder({column: JsonField(column, "text" if dtype is None else dtype, shape)})
     decoded = reader.decode(block)
     for failure in decoded.failures:
-        failures.setdefault(failure.position.record - block.first.record, failure)
+        reasons.setdefault(failure.position.record - block.first.record, (failure.kind, failure.why))
     result = np.zeros((len(block), *shape), object if dtype is None else dtype)
     if len(decoded.tensors[column]):
         result[slice(None) if decoded.rows is None else decoded.rows] = decoded.tensors[column]

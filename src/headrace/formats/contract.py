@@ -13,7 +13,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.block import Block, Failure, Position
+from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array
 
@@ -49,6 +49,10 @@ class Format(Protocol):
         ...
 
 
+FailureReasons = dict[int, tuple[FailureKind, str]]
+"""The failure kind and message by index of the record in its block."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodedBlock:
     """The records of a block as inputs of a model.
@@ -61,6 +65,22 @@ class DecodedBlock:
     tensors: Mapping[str, Array]
     rows: NDArray[np.int64] | None = None
     failures: tuple[Failure, ...] = ()
+
+    @classmethod
+    def with_failures(
+        cls, tensors: Mapping[str, Array], block: Block, reasons: FailureReasons, *, all_rows: bool = False
+    ) -> "DecodedBlock":
+        """Return the result for a block of which the records in `reasons` failed.
+
+        With `all_rows`, the tensors have a row for each record of the block, also for the failed
+        ones.
+        """
+        if not reasons:
+            return cls(tensors)
+        rows = np.setdiff1d(np.arange(len(block)), list(reasons), assume_unique=True)
+        if all_rows:
+            tensors = {name: data[rows] for name, data in tensors.items()}
+        return cls(tensors, rows, tuple(block.failure(row, *reasons[row]) for row in sorted(reasons)))
 
 
 class Decoder(Protocol):

@@ -30,8 +30,7 @@ from headrace.formats.encode import (
     selection_text,
 )
 from headrace.formats.json_path import JsonPath
-from headrace.formats.json_path_grammar import ElementSelector, MemberSelector
-from headrace.formats.json_text import BLANKS, members
+from headrace.formats.json_select import BLANKS, ElementSelector, MemberSelector, members
 
 INPUT_BASE64 = "input_base64"
 """The key of a joined record in base64, because it is not UTF-8."""

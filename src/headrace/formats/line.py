@@ -3,7 +3,7 @@
 JSON records are such lines or wholes, too. The decoder checks that they are JSON.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,7 +11,16 @@ import numpy as np
 from typing_extensions import override
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
-from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer, Format
+from headrace.core.tensor import text_array
+from headrace.formats.contract import (
+    BLOCK_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    Buffer,
+    DecodedBlock,
+    Decoder,
+    FailureReasons,
+    Format,
+)
 from headrace.formats.lines import NewlineScanner, RangeStop, cut_text
 
 
@@ -130,3 +139,41 @@ def _trim(block: Block) -> Block:
         starts=np.array([start], np.int64),
         ends=np.array([start + len(text.rstrip(_SPACE))], np.int64),
     )
+
+
+class RawDecoder(Decoder):
+    """A decoder of whole records into an object array ``[n]`` of bytes or str.
+
+    With `text`, a record that is not UTF-8 is a failure (kind DECODE); without it, no record fails.
+    With `as_column_vector` the array is ``[n, 1]``. `select` returns the part of a record to use. A
+    record for which `select` raises ValueError is a failure (kind DECODE).
+    """
+
+    def __init__(
+        self,
+        input_name: str,
+        *,
+        text: bool = False,
+        as_column_vector: bool = False,
+        select: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self._name = input_name
+        self._select = select
+        self._text = text
+        self._as_column_vector = as_column_vector
+
+    @override
+    def decode(self, block: Block) -> DecodedBlock:
+        reasons: FailureReasons = {}
+        values: list[bytes | str] = []
+        for index, record in enumerate(block.texts()):
+            try:
+                selected = record if self._select is None else self._select(record)
+                values.append(selected.decode() if self._text else selected)
+            except UnicodeDecodeError as error:
+                reasons[index] = (FailureKind.DECODE, f"not UTF-8 at byte {error.start} of the record")
+            except ValueError as error:
+                reasons[index] = (FailureKind.DECODE, str(error))
+        array = text_array(values)
+        tensors = {self._name: array[:, None] if self._as_column_vector else array}
+        return DecodedBlock.with_failures(tensors, block, reasons)

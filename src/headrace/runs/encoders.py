@@ -13,7 +13,7 @@ from headrace.formats.csv_encode import CsvEncoder, TransformCsvEncoder
 from headrace.formats.encode import INPUT, TextEncoder, output_columns
 from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.json_path import JsonPath, compile_path
-from headrace.formats.json_path_grammar import ElementSelector, MemberSelector
+from headrace.formats.json_select import ElementSelector, MemberSelector
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import JSON_KINDS, Mapper
