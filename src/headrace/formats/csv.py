@@ -207,19 +207,13 @@ class CsvFormat(Format):
             block_bytes_max=self.block_bytes_max,
             range_stop=range_stop,
         )
-        return blocks if self.header == "none" else self._skip_header(blocks, self._dialect, range_stop)
-
-    @property
-    def _dialect(self) -> CsvDialect:
-        return CsvDialect.from_strings(self.delimiter, self.quote)
+        return blocks if self.header == "none" else self._skip_header(blocks, range_stop)
 
     def scanner(self) -> RecordEndScanner:
         """Return the scanner that finds the ends of the records."""
-        return _scanner(self._dialect)
+        return _scanner(CsvDialect.from_strings(self.delimiter, self.quote))
 
-    def _skip_header(
-        self, blocks: Iterator[Block], dialect: CsvDialect, range_stop: RangeStop | None
-    ) -> Iterator[Block]:
+    def _skip_header(self, blocks: Iterator[Block], range_stop: RangeStop | None) -> Iterator[Block]:
         header_block = next(blocks, None)
         if header_block is None:
             return
@@ -227,6 +221,7 @@ class CsvFormat(Format):
         reason = header_block.failures[0].why if header_block.failures else ""
         if self.header == "names" and not reason:
             try:
+                dialect = CsvDialect.from_strings(self.delimiter, self.quote)
                 names = dialect.header_names(header_block.record(0))
             except ValueError as error:
                 reason = str(error)

@@ -183,7 +183,26 @@ _COLUMNS_PER_REQUESTED_MAX = 8
 """Whole blocks are parsed only if at least one column in this number is requested."""
 
 
-class CsvMatrixDecoder(Decoder):
+class _CsvDecoder(Decoder):
+    """A decoder of the columns that `_columns` finds."""
+
+    _columns: ColumnFinder
+
+    def bind(self, column_names: Sequence[str]) -> None:
+        """Resolve the columns by a header before the first block.
+
+        Raise ConfigError if one is missing.
+        """
+        self._columns.bind(tuple(column_names))
+
+    def _fail_all(self, block: Block, tensors: Mapping[str, Array], why: str) -> DecodedBlock:
+        """Return the result for a block without records, or with missing columns."""
+        return DecodedBlock.with_failures(
+            tensors, block, dict.fromkeys(range(len(block)), (FailureKind.FORMAT, why))
+        )
+
+
+class CsvMatrixDecoder(_CsvDecoder):
     """A decoder of some or all columns into one input: a tensor ``[n, F]`` of `dtype`.
 
     A number is any text that Python's `float` accepts, with or without quotes. For integer dtypes
@@ -232,20 +251,13 @@ class CsvMatrixDecoder(Decoder):
             dtype, self._dialect, flat_numbers=flat_numbers, delimited_numbers=delimited_numbers
         )
 
-    def bind(self, column_names: Sequence[str]) -> None:
-        """Resolve the columns by a header before the first block.
-
-        Raise ConfigError if one is missing.
-        """
-        self._columns.bind(tuple(column_names))
-
     @override
     def decode(self, block: Block) -> DecodedBlock:
         """Raise ConfigError if the first block shows that a requested column is missing."""
         bound = self._columns.find_in(block) if len(block) else "no records"
         if isinstance(bound, str):
             empty = np.empty((0, self._columns.count), self._parser.dtype)
-            return DecodedBlock.with_failures({self._name: empty}, block, _fail_all(block, bound))
+            return self._fail_all(block, {self._name: empty}, bound)
         rows = TextRows(block.data, block.starts, block.ends)
         if bound.all_in_order:
             parsed = self._parser.parse(rows, bound.width)
@@ -282,7 +294,7 @@ class CsvMatrixDecoder(Decoder):
         return None if matrix is None else matrix.take(bound.indices, axis=1)
 
 
-class CsvColumnsDecoder(Decoder):
+class CsvColumnsDecoder(_CsvDecoder):
     """A decoder of one column per input: numbers, or text as an object array of str.
 
     Tensors are ``[n]``, or ``[n, 1]`` with `as_column_vectors`. Numbers are parsed and fail as in
@@ -337,20 +349,12 @@ class CsvColumnsDecoder(Decoder):
             for dtype in dict.fromkeys(d for d in types if d is not None)
         ]
 
-    def bind(self, column_names: Sequence[str]) -> None:
-        """Resolve the columns by a header before the first block.
-
-        Raise ConfigError if one is missing.
-        """
-        self._columns.bind(tuple(column_names))
-
     @override
     def decode(self, block: Block) -> DecodedBlock:
         """Raise ConfigError if the first block shows that a requested column is missing."""
         bound = self._columns.find_in(block) if len(block) else "no records"
         if isinstance(bound, str):
-            empty = self._by_input_name(self._empty_arrays())
-            return DecodedBlock.with_failures(empty, block, _fail_all(block, bound))
+            return self._fail_all(block, self._by_input_name(self._empty_arrays()), bound)
         grid = cell_grid(TextRows(block.data, block.starts, block.ends), self._dialect, bound.width)
         reasons = bound.ragged_reasons(grid)
         by_input: dict[int, tuple[Array, Offsets]] = {}
@@ -401,7 +405,3 @@ class CsvColumnsDecoder(Decoder):
                     why = (FailureKind.DECODE, f"{bound.label(column)}: not UTF-8")
                     reasons.setdefault(int(grid.rows[row]), why)
         return texts, grid.rows
-
-
-def _fail_all(block: Block, why: str) -> FailureReasons:
-    return dict.fromkeys(range(len(block)), (FailureKind.FORMAT, why))

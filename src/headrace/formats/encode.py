@@ -36,17 +36,16 @@ def output_columns(outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
     The outputs are the first ones of a part. Shapes are ``(-1, ...)``. Raise ConfigError for a
     dtype that cannot be written (complex, dates).
     """
-    return tuple(_output_column(name, data) for name, data in outputs.items())
-
-
-def _output_column(name: str, data: Array) -> TensorSpec:
-    try:
-        datatype = datatype_of(data.dtype)
-    except TypeError as error:
-        raise ConfigError(
-            f"output {name!r} cannot be written: {error}; convert it in the model's predict"
-        ) from error
-    return TensorSpec(name, datatype, (-1, *data.shape[1:]))
+    columns: list[TensorSpec] = []
+    for name, data in outputs.items():
+        try:
+            datatype = datatype_of(data.dtype)
+        except TypeError as error:
+            raise ConfigError(
+                f"output {name!r} cannot be written: {error}; convert it in the model's predict"
+            ) from error
+        columns.append(TensorSpec(name, datatype, (-1, *data.shape[1:])))
+    return tuple(columns)
 
 
 def row_shape(column: TensorSpec) -> tuple[int, ...]:

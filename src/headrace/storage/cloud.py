@@ -292,6 +292,7 @@ def _entry(meta: Any) -> Entry:
 
 def _s3_client(name: str, aws: AwsSettings, options: "ClientConfig", retries: "RetryConfig") -> "ObjectStore":
     config: dict[str, Any] = {"region": aws.region, "disable_bulk_delete": True}
+    provider: Any = None
     if aws.endpoint:
         config["endpoint"] = aws.endpoint
         options["allow_http"] = aws.endpoint.startswith("http://")
@@ -307,13 +308,6 @@ def _s3_client(name: str, aws: AwsSettings, options: "ClientConfig", retries: "R
             config["skip_signature"] = True
         case CredentialSource.SDK:
             provider = _sdk_credentials(f"s3://{name}", aws.profile)
-            return S3Store(
-                name,
-                config=config,  # pyright: ignore[reportArgumentType] - a TypedDict, built step by step
-                client_options=options,
-                retry_config=retries,
-                credential_provider=provider,
-            )
         case CredentialSource.MACHINE:
             pass
         case CredentialSource.NONE:
@@ -328,6 +322,7 @@ def _s3_client(name: str, aws: AwsSettings, options: "ClientConfig", retries: "R
         config=config,  # pyright: ignore[reportArgumentType] - a TypedDict, built step by step
         client_options=options,
         retry_config=retries,
+        credential_provider=provider,
     )
 
 

@@ -93,13 +93,10 @@ class Stores:
         self.close()
 
     def _make(self, scheme: str) -> Store:
-        if scheme in CLOUD_SCHEMES:
-            return self._cloud(scheme)
         if scheme in HTTP_SCHEMES:
             return HttpStore(self._retrier, timeout_s=self.timeout_s)
-        return MemoryStore() if scheme == "memory" else LocalStore()
-
-    def _cloud(self, scheme: str) -> Store:
+        if scheme not in CLOUD_SCHEMES:
+            return MemoryStore() if scheme == "memory" else LocalStore()
         # The client library is slow to import, and local runs never need it.
         from headrace.storage.cloud import Bucket, CloudSettings  # noqa: PLC0415
         from headrace.storage.cloud_store import CloudStore  # noqa: PLC0415
