@@ -124,7 +124,8 @@ class ColumnsInput:
 class ParquetDecoder(Decoder):
     """A decoder of columns of Parquet to tensors ``[n, *shape]``, one per input.
 
-    Flat columns are converted as arrays, without an object per value. Text becomes object arrays of str or bytes.
+    Flat columns are converted as arrays, without an object per value. Text becomes object arrays of
+    str or bytes.
 
     Numbers are cast to floating types as numpy casts them; NaN stays NaN. Only integers in range
     are cast to integer types, and true and false become 1 and 0. A row in which a required column

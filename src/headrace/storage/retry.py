@@ -58,6 +58,10 @@ class Retrier:
             except TransientFault as fault:
                 attempts.record_failure(fault)
 
+    def now(self) -> float:
+        """Return the seconds of the clock."""
+        return self.clock.now()
+
 
 class Attempts:
     """The failures of one operation since its last progress."""
@@ -76,7 +80,7 @@ class Attempts:
     def record_failure(self, fault: TransientFault) -> None:
         """Wait before the next attempt. Raises UnavailableError if the budget is spent."""
         retrier, policy = self._retrier, self._retrier.policy
-        now_s = retrier.clock.now()
+        now_s = retrier.now()
         if self._count == 0:
             self._since_s = now_s
         self._count += 1
