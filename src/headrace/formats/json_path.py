@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 from headrace.core.errors import ConfigError
 from headrace.formats.json_select import (
+    NAMES_SHOWN,
     ElementSelector,
     MemberSelector,
     Segment,
@@ -21,6 +22,7 @@ from headrace.formats.json_select import (
     WildcardSelector,
     select_parsed,
     select_text,
+    shorten,
 )
 
 SliceEnd = Literal["exclusive", "inclusive"]
@@ -42,9 +44,6 @@ _UNSUPPORTED: Final = {
     "(": "script expressions are not supported",
     "@": "script expressions are not supported",
 }
-
-_NAMES_SHOWN = 20
-_NAME_CHARACTERS_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +123,8 @@ def format_names(names: Sequence[str]) -> str:
 
     The list is repeated for every record below a header that does not match, so it is bounded.
     """
-    shortened = [
-        n if len(n) <= _NAME_CHARACTERS_MAX else n[:_NAME_CHARACTERS_MAX] + "…" for n in names[:_NAMES_SHOWN]
-    ]
-    more = f", … ({len(names)} in all)" if len(names) > _NAMES_SHOWN else ""
+    shortened = [shorten(name) for name in names[:NAMES_SHOWN]]
+    more = f", … ({len(names)} in all)" if len(names) > NAMES_SHOWN else ""
     return ", ".join(shortened) + more
 
 

@@ -37,6 +37,259 @@ _TYPE_NAMES: Final = {
     0x66: "false",
     0x6E: "null",
 }
+NAMES_SHOWN: Final = 20
+"""The number of names that a message lists."""
+_NAME_CHARACTERS_MAX: Final = 50
+
+_T = TypeVar("_T")
+
+
+class Slice(NamedTuple):
+    """The elements from `start` up to and excluding `stop`.
+
+    Either may be None, and negative numbers count from the end.
+    """
+
+    start: int | None
+    stop: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSelector:
+    """A selector of members by name. `prefix` is the text of the path before it."""
+
+    names: tuple[str, ...]
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ElementSelector:
+    """A selector of elements by indices and slices, in the written order."""
+
+    selectors: tuple[int | Slice, ...]
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class WildcardSelector:
+    """A selector of all elements of an array, or of the values of all members of an object."""
+
+    prefix: str
+
+
+Segment = MemberSelector | ElementSelector | WildcardSelector
+
+
+def select_parsed(segments: Sequence[Segment], value: Any) -> Any:
+    """Select from a parsed value. Raise ValueError, worded for one record, if a part is missing."""
+    return _select(_PARSED_FORM, segments, value)
+
+
+def select_text(segments: Sequence[Segment], text: bytes) -> bytes:
+    """Select from the text of a value.
+
+    Raise ValueError as `select_parsed` does, and for text found not to be JSON.
+    """
+    return _select(_TEXT_FORM, segments, text.strip(BLANKS))
+
+
+class _JsonForm(Protocol[_T]):
+    """Access to JSON values in one form: parsed objects or texts."""
+
+    def type_name(self, value: _T) -> str: ...
+
+    def object_members(self, value: _T) -> Mapping[str, _T] | None:
+        """Return the members of an object, or None for other values."""
+        ...
+
+    def array_elements(self, value: _T) -> Sequence[_T] | None:
+        """Return the elements of an array, or None for other values."""
+        ...
+
+    def select_members(self, value: _T, segment: MemberSelector) -> _T:
+        """Return an object with the named members of an object."""
+        ...
+
+    def make_array(self, values: list[_T]) -> _T: ...
+
+
+class _ParsedForm(_JsonForm[Any]):
+    """Values from a JSON parser."""
+
+    @override
+    def type_name(self, value: Any) -> str:
+        match value:
+            case None:
+                return "null"
+            case bool():
+                return "true" if value else "false"
+            case str():
+                return "a string"
+            case dict():
+                return "an object"
+            case list():
+                return "an array"
+            case _:
+                return "a number"
+
+    @override
+    def object_members(self, value: Any) -> Mapping[str, Any] | None:
+        return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+    @override
+    def array_elements(self, value: Any) -> Sequence[Any] | None:
+        return cast("list[Any]", value) if isinstance(value, list) else None
+
+    @override
+    def select_members(self, value: Any, segment: MemberSelector) -> Any:
+        fields = self.object_members(value)
+        return {name: _select_member(self, value, fields, name, segment.prefix) for name in segment.names}
+
+    @override
+    def make_array(self, values: list[Any]) -> Any:
+        return values
+
+
+class _TextForm(_JsonForm[bytes]):
+    """Values as JSON texts."""
+
+    @override
+    def type_name(self, value: bytes) -> str:
+        return json_type_name(value)
+
+    @override
+    def object_members(self, value: bytes) -> Mapping[str, bytes] | None:
+        if not value.startswith(b"{"):
+            return None
+        return {member.name: value[member.start : member.end] for member in members(value)}
+
+    @override
+    def array_elements(self, value: bytes) -> Sequence[bytes] | None:
+        return elements(value) if value.startswith(b"[") else None
+
+    @override
+    def select_members(self, value: bytes, segment: MemberSelector) -> bytes:
+        # Members are copied with their keys, so that the keys keep their bytes too.
+        fields = (
+            {member.name: value[member.key : member.end] for member in members(value)}
+            if value.startswith(b"{")
+            else None
+        )
+        member_texts = (
+            _select_member(self, value, fields, name, segment.prefix) for name in dict.fromkeys(segment.names)
+        )
+        return b"{" + b",".join(member_texts) + b"}"
+
+    @override
+    def make_array(self, values: list[bytes]) -> bytes:
+        return b"[" + b",".join(values) + b"]"
+
+
+_PARSED_FORM: Final = _ParsedForm()
+_TEXT_FORM: Final = _TextForm()
+
+
+def _select(form: _JsonForm[_T], segments: Sequence[Segment], value: _T) -> _T:
+    for depth, segment in enumerate(segments):
+        match segment:
+            case MemberSelector((name,), prefix):
+                value = _select_member(form, value, form.object_members(value), name, prefix)
+            case ElementSelector((int() as index,), prefix):
+                value = _select_element(form, value, form.array_elements(value), index, prefix)
+            case MemberSelector() if depth == len(segments) - 1:
+                return form.select_members(value, segment)
+            case _:
+                return form.make_array(_select_all(form, segments[depth:], value))
+    return value
+
+
+def _select_all(form: _JsonForm[_T], segments: Sequence[Segment], value: _T) -> list[_T]:
+    """Return all values that the segments select."""
+    current = [value]
+    for depth, segment in enumerate(segments):
+        if isinstance(segment, MemberSelector) and len(segment.names) > 1 and depth == len(segments) - 1:
+            return [form.select_members(node, segment) for node in current]
+        current = [child for node in current for child in _select_children(form, segment, node)]
+    return current
+
+
+def _select_children(form: _JsonForm[_T], segment: Segment, value: _T) -> Sequence[_T]:
+    match segment:
+        case MemberSelector(names, prefix):
+            fields = form.object_members(value)
+            return [_select_member(form, value, fields, name, prefix) for name in names]
+        case ElementSelector(selectors, prefix):
+            items = form.array_elements(value)
+            selected: list[_T] = []
+            for selector in selectors:
+                if isinstance(selector, Slice):
+                    selected += _require_array(form, value, items, "a slice", prefix)[
+                        selector.start : selector.stop
+                    ]
+                else:
+                    selected.append(_select_element(form, value, items, selector, prefix))
+            return selected
+        case WildcardSelector(prefix):
+            fields = form.object_members(value)
+            if fields is not None:
+                return list(fields.values())
+            return _require_array(
+                form, value, form.array_elements(value), "[*]", prefix, expected="an array or object"
+            )
+
+
+def _select_member(
+    form: _JsonForm[_T], value: _T, fields: Mapping[str, _T] | None, name: str, prefix: str
+) -> _T:
+    if fields is None:
+        raise ValueError(
+            f'"{shorten(name)}" is missing: {_path_text(prefix)} is {form.type_name(value)}, not an object'
+        )
+    try:
+        return fields[name]
+    except KeyError:
+        has = ", ".join(f'"{shorten(other)}"' for other in list(fields)[:NAMES_SHOWN])
+        more = f", … ({len(fields)} in all)" if len(fields) > NAMES_SHOWN else ""
+        raise ValueError(
+            f'"{shorten(name)}" is missing; {_path_text(prefix)} has {has or "no members"}{more}'
+        ) from None
+
+
+def _select_element(
+    form: _JsonForm[_T], value: _T, items: Sequence[_T] | None, index: int, prefix: str
+) -> _T:
+    items = _require_array(form, value, items, f"element {index}", prefix)
+    try:
+        return items[index]
+    except IndexError:
+        raise ValueError(
+            f"there is no element {index}; {_path_text(prefix)} has {len(items)} elements, counted from 0"
+        ) from None
+
+
+def _require_array(
+    form: _JsonForm[_T],
+    value: _T,
+    items: Sequence[_T] | None,
+    selector_text: str,
+    prefix: str,
+    *,
+    expected: str = "an array",
+) -> Sequence[_T]:
+    if items is None:
+        raise ValueError(
+            f"{selector_text} needs {expected}, but {_path_text(prefix)} is {form.type_name(value)}"
+        )
+    return items
+
+
+def _path_text(prefix: str) -> str:
+    return "the value" if prefix == "$" else prefix
+
+
+def shorten(name: str) -> str:
+    """Return a name for a message, cut to a few words."""
+    return name if len(name) <= _NAME_CHARACTERS_MAX else name[:_NAME_CHARACTERS_MAX] + "…"
 
 
 class JsonMember(NamedTuple):
@@ -145,9 +398,6 @@ def _skip_container(text: bytes, start: int) -> tuple[int, bytes, int]:
     return offset, next_token[1], next_token.end()
 
 
-_T = TypeVar("_T")
-
-
 def _check_closing(results: list[_T], next_token: bytes, closing: bytes, offset: int) -> list[_T]:
     """Return the results. Raise ValueError if the closing bracket is not as expected."""
     if next_token != closing:
@@ -157,250 +407,3 @@ def _check_closing(results: list[_T], next_token: bytes, closing: bytes, offset:
 
 def _syntax_error(offset: int) -> ValueError:
     return ValueError(f"not JSON at byte {offset} of the value")
-
-
-class Slice(NamedTuple):
-    """The elements from `start` up to and excluding `stop`.
-
-    Either may be None, and negative numbers count from the end.
-    """
-
-    start: int | None
-    stop: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class MemberSelector:
-    """A selector of members by name. `prefix` is the text of the path before it."""
-
-    names: tuple[str, ...]
-    prefix: str
-
-
-@dataclass(frozen=True, slots=True)
-class ElementSelector:
-    """A selector of elements by indices and slices, in the written order."""
-
-    selectors: tuple[int | Slice, ...]
-    prefix: str
-
-
-@dataclass(frozen=True, slots=True)
-class WildcardSelector:
-    """A selector of all elements of an array, or of the values of all members of an object."""
-
-    prefix: str
-
-
-Segment = MemberSelector | ElementSelector | WildcardSelector
-
-
-_NAMES_SHOWN = 20
-_NAME_CHARACTERS_MAX = 50
-
-
-def select_parsed(segments: Sequence[Segment], value: Any) -> Any:
-    """Select from a parsed value. Raise ValueError, worded for one record, if a part is missing."""
-    return _select(_ParsedForm(), segments, value)
-
-
-def select_text(segments: Sequence[Segment], text: bytes) -> bytes:
-    """Select from the text of a value.
-
-    Raise ValueError as `select_parsed` does, and for text found not to be JSON.
-    """
-    return _select(_TextForm(), segments, text.strip(BLANKS))
-
-
-class _JsonForm(Protocol[_T]):
-    """Access to JSON values in one form: parsed objects or texts."""
-
-    def type_name(self, value: _T) -> str: ...
-
-    def object_members(self, value: _T) -> Mapping[str, _T] | None:
-        """Return the members of an object, or None for other values."""
-        ...
-
-    def array_elements(self, value: _T) -> Sequence[_T] | None:
-        """Return the elements of an array, or None for other values."""
-        ...
-
-    def select_members(self, value: _T, segment: MemberSelector) -> _T:
-        """Return an object with the named members of an object."""
-        ...
-
-    def make_array(self, values: list[_T]) -> _T: ...
-
-
-class _ParsedForm(_JsonForm[Any]):
-    """Values from a JSON parser."""
-
-    @override
-    def type_name(self, value: Any) -> str:
-        match value:
-            case None:
-                return "null"
-            case bool():
-                return "true" if value else "false"
-            case str():
-                return "a string"
-            case dict():
-                return "an object"
-            case list():
-                return "an array"
-            case _:
-                return "a number"
-
-    @override
-    def object_members(self, value: Any) -> Mapping[str, Any] | None:
-        return cast("dict[str, Any]", value) if isinstance(value, dict) else None
-
-    @override
-    def array_elements(self, value: Any) -> Sequence[Any] | None:
-        return cast("list[Any]", value) if isinstance(value, list) else None
-
-    @override
-    def select_members(self, value: Any, segment: MemberSelector) -> Any:
-        fields = self.object_members(value)
-        return {name: _select_member(self, value, fields, name, segment.prefix) for name in segment.names}
-
-    @override
-    def make_array(self, values: list[Any]) -> Any:
-        return values
-
-
-class _TextForm(_JsonForm[bytes]):
-    """Values as JSON texts."""
-
-    @override
-    def type_name(self, value: bytes) -> str:
-        return json_type_name(value)
-
-    @override
-    def object_members(self, value: bytes) -> Mapping[str, bytes] | None:
-        if not value.startswith(b"{"):
-            return None
-        return {member.name: value[member.start : member.end] for member in members(value)}
-
-    @override
-    def array_elements(self, value: bytes) -> Sequence[bytes] | None:
-        return elements(value) if value.startswith(b"[") else None
-
-    @override
-    def select_members(self, value: bytes, segment: MemberSelector) -> bytes:
-        # Members are copied with their keys, so that the keys keep their bytes too.
-        fields = (
-            {member.name: value[member.key : member.end] for member in members(value)}
-            if value.startswith(b"{")
-            else None
-        )
-        member_texts = (
-            _select_member(self, value, fields, name, segment.prefix) for name in dict.fromkeys(segment.names)
-        )
-        return b"{" + b",".join(member_texts) + b"}"
-
-    @override
-    def make_array(self, values: list[bytes]) -> bytes:
-        return b"[" + b",".join(values) + b"]"
-
-
-def _select(form: _JsonForm[_T], segments: Sequence[Segment], value: _T) -> _T:
-    for depth, segment in enumerate(segments):
-        match segment:
-            case MemberSelector((name,), prefix):
-                value = _select_member(form, value, form.object_members(value), name, prefix)
-            case ElementSelector((int() as index,), prefix):
-                value = _select_element(form, value, form.array_elements(value), index, prefix)
-            case MemberSelector() if depth == len(segments) - 1:
-                return form.select_members(value, segment)
-            case _:
-                return form.make_array(_select_all(form, segments[depth:], value))
-    return value
-
-
-def _select_all(form: _JsonForm[_T], segments: Sequence[Segment], value: _T) -> list[_T]:
-    """Return all values that the segments select."""
-    current = [value]
-    for depth, segment in enumerate(segments):
-        if isinstance(segment, MemberSelector) and len(segment.names) > 1 and depth == len(segments) - 1:
-            return [form.select_members(node, segment) for node in current]
-        current = [child for node in current for child in _select_children(form, segment, node)]
-    return current
-
-
-def _select_children(form: _JsonForm[_T], segment: Segment, value: _T) -> Sequence[_T]:
-    match segment:
-        case MemberSelector(names, prefix):
-            fields = form.object_members(value)
-            return [_select_member(form, value, fields, name, prefix) for name in names]
-        case ElementSelector(selectors, prefix):
-            items = form.array_elements(value)
-            selected: list[_T] = []
-            for selector in selectors:
-                if isinstance(selector, Slice):
-                    selected += _require_array(form, value, items, "a slice", prefix)[
-                        selector.start : selector.stop
-                    ]
-                else:
-                    selected.append(_select_element(form, value, items, selector, prefix))
-            return selected
-        case WildcardSelector(prefix):
-            fields = form.object_members(value)
-            if fields is not None:
-                return list(fields.values())
-            return _require_array(
-                form, value, form.array_elements(value), "[*]", prefix, expected="an array or object"
-            )
-
-
-def _select_member(
-    form: _JsonForm[_T], value: _T, fields: Mapping[str, _T] | None, name: str, prefix: str
-) -> _T:
-    if fields is None:
-        raise ValueError(
-            f'"{_shorten(name)}" is missing: {_path_text(prefix)} is {form.type_name(value)}, not an object'
-        )
-    try:
-        return fields[name]
-    except KeyError:
-        has = ", ".join(f'"{_shorten(other)}"' for other in list(fields)[:_NAMES_SHOWN])
-        more = f", … ({len(fields)} in all)" if len(fields) > _NAMES_SHOWN else ""
-        raise ValueError(
-            f'"{_shorten(name)}" is missing; {_path_text(prefix)} has {has or "no members"}{more}'
-        ) from None
-
-
-def _select_element(
-    form: _JsonForm[_T], value: _T, items: Sequence[_T] | None, index: int, prefix: str
-) -> _T:
-    items = _require_array(form, value, items, f"element {index}", prefix)
-    try:
-        return items[index]
-    except IndexError:
-        raise ValueError(
-            f"there is no element {index}; {_path_text(prefix)} has {len(items)} elements, counted from 0"
-        ) from None
-
-
-def _require_array(
-    form: _JsonForm[_T],
-    value: _T,
-    items: Sequence[_T] | None,
-    selector_text: str,
-    prefix: str,
-    *,
-    expected: str = "an array",
-) -> Sequence[_T]:
-    if items is None:
-        raise ValueError(
-            f"{selector_text} needs {expected}, but {_path_text(prefix)} is {form.type_name(value)}"
-        )
-    return items
-
-
-def _path_text(prefix: str) -> str:
-    return "the value" if prefix == "$" else prefix
-
-
-def _shorten(name: str) -> str:
-    return name if len(name) <= _NAME_CHARACTERS_MAX else name[:_NAME_CHARACTERS_MAX] + "…"
