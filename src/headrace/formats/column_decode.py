@@ -16,6 +16,9 @@ from headrace.core.tensor import Array, TensorSpec, dtype_of
 from headrace.formats.contract import DecodedBlock, Decoder, FailureReasons
 from headrace.formats.json_decode import JsonDecoder, JsonField
 
+_DTYPE: Final = "dtype"
+_EXCERPT_CHARS: Final = 80
+
 
 class ColumnDecoder(Decoder):
     """A decoder of column `column`, of media that their format decoded, into the input `spec`.
@@ -84,10 +87,6 @@ def _shape_fits(actual: tuple[Any, ...], expected: tuple[int, ...]) -> bool:
         expected_size in (-1, actual_size)
         for actual_size, expected_size in zip(actual, expected, strict=True)
     )
-
-
-_DTYPE: Final = "dtype"
-_EXCERPT_CHARS: Final = 80
 
 
 def nullable_array(values: Sequence[Any], dtype: np.dtype[Any]) -> Array:

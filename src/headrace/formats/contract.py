@@ -19,8 +19,6 @@ from headrace.core.tensor import Array
 
 AudioChannels = Literal["mono", "keep"]
 """The treatment of audio channels: their mean, or all of them."""
-
-
 ImageMode = Literal["RGB", "L"]
 """Channels of an image: three (RGB) or one (L, grey)."""
 Buffer = bytes | memoryview

@@ -1,4 +1,4 @@
-"""CSV according to RFC 4180: text becomes blocks of records with unchanged bytes, and records cells.
+"""CSV according to RFC 4180: text is cut into records with unchanged bytes, and records into cells.
 
 Input that violates the RFC (`5" disk` unquoted, text after a closing quote) has the meaning that
 Python's `csv.reader` gives it: a quote opens only at the start of a field, and is an ordinary

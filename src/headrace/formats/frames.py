@@ -1,8 +1,8 @@
 """Cut framed binary records (header with the length, record, trailer), such as those of MXNet RecordIO.
 
 A `Framing` describes the frame layout. `FramedFormat` implements the rest for all framings: buffering
-between chunks of any size, records split over several frames, size limits, positions, skipping, and truncated
-input.
+between chunks of any size, records split over several frames, size limits, positions, skipping, and
+truncated input.
 
 Each byte is copied once, or twice if it arrives before its record is complete. A record is examined
 once it is complete, so its cost does not depend on the chunk size.
@@ -314,8 +314,8 @@ class FrameCutter:
         )
 
 
-MAGIC: Final = 0xCED7230A
-_HEADER: Final = Struct("<II")
+RECORDIO_MAGIC: Final = 0xCED7230A
+_RECORDIO_HEADER: Final = Struct("<II")
 _LENGTH_BITS: Final = 29
 _LENGTH_MASK: Final = (1 << _LENGTH_BITS) - 1
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
@@ -341,22 +341,27 @@ class RecordIOFormat(FramedFormat):
 
 class _RecordIOFraming(Framing):
     format_name = "RecordIO"
-    header_bytes = _HEADER.size
-    separator = MAGIC.to_bytes(4, "little")
+    header_bytes = _RECORDIO_HEADER.size
+    separator = RECORDIO_MAGIC.to_bytes(4, "little")
 
     @override
     def scan(self, data: bytes, bounds: ScanBounds) -> tuple[list[int], list[int], int]:
         starts: list[int] = []
         ends: list[int] = []
-        at, unpack_from = bounds.start, _HEADER.unpack_from
-        last_header = len(data) - _HEADER.size
+        at, unpack_from = bounds.start, _RECORDIO_HEADER.unpack_from
+        last_header = len(data) - _RECORDIO_HEADER.size
         # The bits above the length are zero in the frame of a whole record.
         longest = min(bounds.record_bytes_max, _LENGTH_MASK)
         while at <= last_header and len(starts) < RECORDS_MAX:
             magic, length = unpack_from(data, at)
-            start = at + _HEADER.size
+            start = at + _RECORDIO_HEADER.size
             stop = start + (length + 3 & ~3)
-            if magic != MAGIC or length > longest or stop > len(data) or (stop > bounds.stop and starts):
+            if (
+                magic != RECORDIO_MAGIC
+                or length > longest
+                or stop > len(data)
+                or (stop > bounds.stop and starts)
+            ):
                 break
             starts.append(start)
             ends.append(start + length)
@@ -365,13 +370,13 @@ class _RecordIOFraming(Framing):
 
     @override
     def parse_header(self, data: bytes) -> FrameHeader | str:
-        magic, length_word = _HEADER.unpack(data)
-        if magic != MAGIC:
-            return f"a frame begins with 0x{magic:08x} instead of the magic number 0x{MAGIC:08x}"
+        magic, length_word = _RECORDIO_HEADER.unpack(data)
+        if magic != RECORDIO_MAGIC:
+            return f"a frame begins with 0x{magic:08x} instead of the magic number 0x{RECORDIO_MAGIC:08x}"
         length, part = length_word & _LENGTH_MASK, length_word >> _LENGTH_BITS
         if part > _LAST:
             return f"a frame has part number {part}, but only {_WHOLE} to {_LAST} are defined"
-        size = _HEADER.size + (length + 3 & ~3)
+        size = _RECORDIO_HEADER.size + (length + 3 & ~3)
         return FrameHeader(length, size, begins=part in (_WHOLE, _FIRST), ends=part in (_WHOLE, _LAST))
 
     @override

@@ -23,6 +23,9 @@ from headrace.formats.contract import (
 )
 from headrace.formats.lines import NewlineScanner, RangeStop, cut_text
 
+_BOM_UTF8: Final = b"\xef\xbb\xbf"
+_SPACE: Final = b" \t\r\n"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineFormat(Format):
@@ -68,10 +71,6 @@ class JsonLinesFormat(LineFormat):
     """
 
     format_name: str = "JSON Lines"
-
-
-_BOM_UTF8: Final = b"\xef\xbb\xbf"
-_SPACE: Final = b" \t\r\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

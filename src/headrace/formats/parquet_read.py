@@ -30,6 +30,9 @@ _BUFFER_BYTES: Final = 4 << 20
 Columns of smaller row groups are read in one call.
 """
 
+
+_NULL: Final = b"null"
+
 ReadAt = Callable[[int, int], bytes]
 """Read bytes of the file, given the start offset and the number of bytes."""
 
@@ -51,7 +54,7 @@ class ParquetReader:
     """A reader of one Parquet file.
 
     Rows are JSON objects, one per line, so every consumer of JSON Lines accepts them.
-    `Block.columns` holds the flat columns as arrays; `parquet_rows.rows_text` describes both
+    `Block.columns` holds the flat columns as arrays; `rows_text` describes both
     representations. `Block.column_names` lists all columns in order. The lines and bytes of
     positions refer to the rows as JSON text.
 
@@ -271,9 +274,6 @@ def _load_pyarrow() -> tuple[Any, Any]:
     return arrow.parquet_modules()
 
 
-_NULL: Final = b"null"
-
-
 def rows_text(columns: Sequence[tuple[str, Any]]) -> tuple[list[bytes], dict[str, Array]]:
     """Return each row as a JSON object, and the flat columns as arrays ``[rows]``.
 
@@ -286,7 +286,7 @@ def rows_text(columns: Sequence[tuple[str, Any]]) -> tuple[list[bytes], dict[str
 
     Arrays: numbers and booleans have their dtype (decimals float64). Text, dates and times are
     objects of str; bytes are objects of bytes. Columns with nulls are arrays of objects with None
-    (`parquet_decode.nullable_array`).
+    (`column_decode.nullable_array`).
 
     Raises MissingExtraError for nested times of nanoseconds, which need pandas.
     """

@@ -38,10 +38,8 @@ PART_BYTES = 8 << 20
 PARTS_AT_ONCE = 2
 ONE_REQUEST_BYTES_MAX = 64 << 20
 """The longest object that `put` writes in one request; longer ones are written in parts."""
-
-
 RUN_ENTRIES_MAX = 50_000
-"""Entries in memory at once, about 15 MB."""
+"""Entries of an unsorted listing in memory at once, about 15 MB."""
 _ROWS_PER_LINE = 1_000
 
 _Row = tuple[str, int | None, str, float]

@@ -31,11 +31,10 @@ COPY_BYTES: Final = 16 << 20
 FLUSH_BYTES: Final = 32 << 20
 """The growth after which a file is flushed in the background."""
 _NO_KERNEL_COPY_ERRNOS: Final = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-
-
 THREADS: Final = 16
+"""The threads of a `DraftPublisher`."""
 PENDING_MAX: Final = 64
-"""The limit of objects queued or being written."""
+"""The limit of objects queued or being written by a `DraftPublisher`."""
 PENDING_BYTES_MAX: Final = 64 << 20
 
 

@@ -25,8 +25,6 @@ WINDOWS_MAX = 64
 """Maximum number of windows in one block. BLOCK_BYTES_MAX may lower the number, down to one window."""
 WINDOW_BYTES_MAX = 64 << 20
 """Maximum size of one window: 64 MiB of float32, nearly six minutes of 48 kHz mono."""
-
-
 WAV_MAGICS = (b"RIFF", b"RF64", b"BW64")
 READ_BYTES = 64 * 1024
 """Approximate number of sample bytes that are read and converted in one step."""

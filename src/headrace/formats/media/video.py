@@ -26,8 +26,6 @@ BLOCK_PIXEL_BYTES_MAX = 8 << 20
 """Maximum pixel bytes of one block. A 1080p frame has 6.2 million bytes, a 224 x 224 frame 150 thousand."""
 PIXELS_MAX = 40_000_000
 """Maximum number of pixels of a decoded frame. An 8K frame has 33 million."""
-
-
 HELD_BYTES_MAX = 64 << 20
 """Maximum size of an MP4 index and of one Matroska element. The decoder holds both in memory."""
 
