@@ -15,7 +15,7 @@ from headrace.formats.contract import BlockSelection
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import output_columns
-from headrace.formats.jsonl_encode import JsonLinesEncoder
+from headrace.formats.json_encode import JsonLinesEncoder
 from headrace.formats.parquet import ParquetEncoder
 
 ROWS = 65_536

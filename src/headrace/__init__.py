@@ -32,7 +32,7 @@ from headrace.core import (
     UndoneStep,
     current_call,
 )
-from headrace.core.platform import WINDOWS_REFUSAL
+from headrace.core.errors import WINDOWS_REFUSAL
 
 if TYPE_CHECKING:
     from headrace.app.predictors import PredictorOptions as PredictorOptions

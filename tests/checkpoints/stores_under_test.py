@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.checkpoints.memory import MemoryCheckpointStore
 from headrace.checkpoints.redis import RedisCheckpointStore
 from headrace.checkpoints.sqlite import SqliteCheckpointStore
+from headrace.checkpoints.store import MemoryCheckpointStore
 from headrace.testing import CheckpointBench, ManualClock, ManualWallClock
 
 

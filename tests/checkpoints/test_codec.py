@@ -16,8 +16,7 @@ from hypothesis.extra import numpy as hnp
 import levels
 from cases import for_each
 from headrace.checkpoints import codec
-from headrace.checkpoints.codec import decode_state, encode_state
-from headrace.checkpoints.layout import DEPTH_MAX
+from headrace.checkpoints.codec import DEPTH_MAX, decode_state, encode_state
 from headrace.core.sequence import SequenceState
 
 NUMBERS = [np.dtype(order + code) for code in "?bBhHiIlLqQefdFD" for order in "<>"]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from headrace.checkpoints import layout
-from headrace.checkpoints.layout import NATIVE, decode_layout, dtype_name, encode_layout
+from headrace.checkpoints import codec
+from headrace.checkpoints.codec import NATIVE, decode_layout, dtype_name, encode_layout
 
 
 def test_equal_layouts_are_cached():
@@ -19,11 +19,11 @@ def test_equal_layouts_are_cached():
 
 def test_growing_list_does_not_evict_cached_layouts():
     cached = encode_layout(("h", "q"))
-    before = layout._cached_encode.cache_info().misses
+    before = codec._cached_encode.cache_info().misses
     for count in range(600, 900):
         data, _, pack = encode_layout(("x", "[", count, *["q"] * count))
         assert len(pack(*range(count))) == decode_layout(data).numbers_bytes == 8 * count
-    assert layout._cached_encode.cache_info().misses == before
+    assert codec._cached_encode.cache_info().misses == before
     assert encode_layout(("h", "q")) is cached
 
 

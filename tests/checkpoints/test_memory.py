@@ -1,7 +1,6 @@
 """The memory store, beyond the conformance suite in tests/conformance/."""
 
-from headrace.checkpoints.memory import MemoryCheckpointStore
-from headrace.checkpoints.store import SequenceCheckpoint
+from headrace.checkpoints.store import MemoryCheckpointStore, SequenceCheckpoint
 from headrace.testing import ManualClock
 
 

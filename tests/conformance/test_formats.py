@@ -22,16 +22,15 @@ from headrace.core.tensor import TensorSpec
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import Buffer
 from headrace.formats.csv import CsvFormat
-from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
+from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder
+from headrace.formats.frames import RecordIOFormat
 from headrace.formats.json_decode import JsonDecoder, JsonField
-from headrace.formats.line import JsonLinesFormat, LineFormat
+from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, RawDecoder, WholeFormat
 from headrace.formats.media.audio import AudioFormat
 from headrace.formats.media.image import ImageFormat
 from headrace.formats.media.video import VideoFormat
 from headrace.formats.read import ReadOptions, read_object
-from headrace.formats.recordio import RecordIOFormat
 from headrace.formats.tfrecord import TfRecordFormat
-from headrace.formats.whole import JsonFormat, WholeFormat
 from headrace.testing import FORMAT_CHECKS, FormatSample
 
 RNG = np.random.default_rng(11)

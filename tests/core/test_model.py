@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from headrace.core import Model, RowError
+from headrace.core import Model, RowError, current_call
+from headrace.core.model import CALL
 
 
 def test_row_error_has_one_or_several_rows():
@@ -20,3 +21,23 @@ def test_model_without_predict_raises():
 
     with pytest.raises(NotImplementedError, match="Empty has no predict"):
         Empty().predict(np.zeros(1))
+
+
+class _EndingCall:
+    deadline_s = 0.5
+    cancelled = True
+
+
+def test_no_deadline_outside_of_calls():
+    assert current_call().deadline_s is None
+    assert not current_call().cancelled
+
+
+def test_current_call_is_the_one_that_the_engine_set():
+    token = CALL.set(_EndingCall())
+    try:
+        assert current_call().cancelled
+        assert current_call().deadline_s == 0.5
+    finally:
+        CALL.reset(token)
+    assert not current_call().cancelled

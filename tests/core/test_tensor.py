@@ -1,9 +1,13 @@
+import copy
+import pickle
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 
 from cases import for_each
 from headrace.core.errors import ModelInputError
-from headrace.core.tensor import InferRequest, Tensor, datatype_of, dtype_of, text_array
+from headrace.core.tensor import InferRequest, Tensor, datatype_of, dtype_of, statically_frozen, text_array
 
 
 @for_each("dtype", ["bool", "uint8", "int16", "uint32", "int64", "float16", "float32", "float64"])
@@ -36,3 +40,23 @@ def test_rows_must_agree():
         _ = InferRequest((Tensor("a", np.zeros((3, 2))), Tensor("b", np.zeros(2)))).rows
     with pytest.raises(ModelInputError, match="at least one"):
         _ = InferRequest(()).rows
+
+
+@statically_frozen
+class Point:
+    """A class with two numbers."""
+
+    x: int
+    y: int = 0
+
+
+def test_class_is_a_dataclass_with_slots():
+    point = Point(1)
+    assert (point, [f.name for f in fields(point)]) == (Point(1, 0), ["x", "y"])
+    assert replace(point, y=2) == Point(1, 2)
+    assert not hasattr(point, "__dict__")
+
+
+def test_instance_can_be_copied_and_pickled():
+    point = Point(1, 2)
+    assert copy.deepcopy(point) == pickle.loads(pickle.dumps(point)) == point

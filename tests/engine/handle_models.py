@@ -1,7 +1,7 @@
 """Models with `handle`, importable by other processes."""
 
 from headrace.core import HandleResponse, Model, RowError
-from headrace.core.call import current_call
+from headrace.core.model import current_call
 
 
 def _twice(request):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headrace.core.call import Call
+from headrace.core.model import Call
 from headrace.engine.backend import Backend
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.process.parent import ProcessBackend

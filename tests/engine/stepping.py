@@ -12,8 +12,8 @@ import numpy as np
 
 from engine.support import serving
 from headrace.core import InferRequest, InferResponse, Model, RowError, SequenceEnd, Tensor
-from headrace.core.call import current_call
 from headrace.core.errors import RefusedRowsError, SequenceGoneError
+from headrace.core.model import current_call
 from headrace.core.sequence import SequenceControl
 from headrace.engine.backend import CallInputs
 from headrace.engine.local_backend import LocalBackend

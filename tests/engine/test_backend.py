@@ -9,7 +9,6 @@ import pytest
 from cases import for_each
 from engine.step_models import Declared
 from headrace.core import InferRequest, Model, Tensor, TensorSpec
-from headrace.core.call import current_call
 from headrace.core.clock import SystemClock
 from headrace.core.errors import (
     CancelledRequestError,
@@ -18,6 +17,7 @@ from headrace.core.errors import (
     PredictError,
     StoppedError,
 )
+from headrace.core.model import current_call
 from headrace.core.sequence import SequenceEnd
 from headrace.engine.backend import CallInputs
 from headrace.engine.local_backend import LocalBackend

@@ -12,7 +12,6 @@ import pytest
 from cases import for_each
 from engine.support import WAIT_S, InstantClock, in_thread, request, rows, serving, values, wait_until
 from headrace.core import InferRequest, InferResponse, Model, RowError, Tensor, TensorSpec
-from headrace.core.call import current_call
 from headrace.core.errors import (
     CancelledRequestError,
     ConfigError,
@@ -26,6 +25,7 @@ from headrace.core.errors import (
     RefusedRowsError,
     StoppedError,
 )
+from headrace.core.model import current_call
 from headrace.core.tensor import text_array
 from headrace.engine import Engine
 from headrace.engine.session import EngineSession

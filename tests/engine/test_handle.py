@@ -11,7 +11,6 @@ from cases import for_each
 from engine.handle_models import Both, Twice, TwiceAsync
 from engine.support import WAIT_S, request, serving, wait_until
 from headrace.core import HandleRequest, HandleResponse, Model
-from headrace.core.call import current_call
 from headrace.core.errors import (
     DeadlineError,
     ModelContractError,
@@ -21,6 +20,7 @@ from headrace.core.errors import (
     RefusedRowsError,
     UnsupportedError,
 )
+from headrace.core.model import current_call
 from headrace.engine import Engine
 from headrace.engine.backend import CallInputs
 from headrace.engine.process.wire import FrameKind, Wire

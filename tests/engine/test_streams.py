@@ -13,7 +13,6 @@ import pytest
 from cases import for_each
 from engine.support import WAIT_S, in_thread, request, rows, serving, values, wait_until
 from headrace.core import InferResponse, Model, Tensor, TensorSpec
-from headrace.core.call import current_call
 from headrace.core.errors import (
     CancelledRequestError,
     DeadlineError,
@@ -24,6 +23,7 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
+from headrace.core.model import current_call
 from headrace.engine.open_streams import ResponseStream
 from headrace.engine.session import SessionState
 from headrace.engine.streams import ITEMS_MAX, StreamCall

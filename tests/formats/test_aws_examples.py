@@ -13,10 +13,10 @@ from headrace.formats.contract import BlockSelection
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_encode import TransformCsvEncoder
 from headrace.formats.encode import output_columns
+from headrace.formats.json_encode import TransformJsonEncoder
 from headrace.formats.json_path import compile_path
 from headrace.formats.line import JsonLinesFormat
 from headrace.formats.read import ReadOptions
-from headrace.formats.transform_json import TransformJsonEncoder
 from headrace.runs.mapping import Mapper
 from headrace.runs.settings import MappingOptions
 

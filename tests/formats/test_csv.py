@@ -376,7 +376,7 @@ def test_invalid_options_are_rejected_at_once(options):
     st.integers(1, 50),
 )
 def test_output_of_csv_writer_is_read_back(rows, size):
-    from headrace.formats.csv_cells import CsvDialect
+    from headrace.formats.csv import CsvDialect
 
     out = io.StringIO()
     csv.writer(out).writerows(rows)
@@ -388,7 +388,7 @@ def test_output_of_csv_writer_is_read_back(rows, size):
 @given(TEXTS.map(lambda t: t.replace("\r", "").replace("\n", "|")))
 def test_cells_equal_csv_readers(text):
     """Stray quotes are included."""
-    from headrace.formats.csv_cells import CsvDialect
+    from headrace.formats.csv import CsvDialect
 
     expected = next(csv.reader([text]), [])
     found = [c.decode() for c in CsvDialect.from_strings(",", '"').cells(text.encode())]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.formats.csv_cells import CsvDialect, TextRows, cell_grid, column_texts, select_columns
+from headrace.formats.csv import CsvDialect, TextRows, cell_grid, column_texts, select_columns
 
 COMMA = CsvDialect.from_strings(",", '"')
 # Records as a format yields them: all quotes are closed, and newlines stand only inside quotes.

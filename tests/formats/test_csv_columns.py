@@ -6,8 +6,8 @@ import pytest
 from cases import for_each
 from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import ConfigError
-from headrace.formats.csv_cells import CsvDialect
-from headrace.formats.csv_columns import BoundColumns, ColumnFinder
+from headrace.formats.csv import CsvDialect
+from headrace.formats.csv_decode import BoundColumns, ColumnFinder
 from headrace.formats.json_path import compile_path
 from headrace.formats.matrix import InvalidCell
 

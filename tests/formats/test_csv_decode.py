@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import ConfigError
-from headrace.formats.csv import CsvFormat
-from headrace.formats.csv_cells import CsvDialect
-from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder, RawDecoder
+from headrace.formats.csv import CsvDialect, CsvFormat
+from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder
 from headrace.formats.json_path import compile_path
+from headrace.formats.line import RawDecoder
 from headrace.formats.matrix import NumberParser, orjson_flat_numbers
 
 ENGINES = {

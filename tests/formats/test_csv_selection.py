@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.formats.csv_columns import ColumnSelection, format_names
-from headrace.formats.json_path import compile_path
-from headrace.formats.json_path_grammar import Slice
+from headrace.formats.json_path import ColumnSelection, compile_path, format_names
+from headrace.formats.json_select import Slice
 
 ends = st.none() | st.integers(-7, 7)
 selectors = st.lists(st.integers(-7, 7) | st.builds(Slice, ends, ends), min_size=1, max_size=3).map(tuple)

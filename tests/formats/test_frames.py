@@ -6,8 +6,7 @@ from cases import for_each
 from formats.framed_files import recordio
 from headrace.core.block import Position
 from headrace.core.errors import ConfigError
-from headrace.formats.frames import RECORDS_MAX, FrameCutter
-from headrace.formats.recordio import RecordIOFormat, _RecordIOFraming
+from headrace.formats.frames import RECORDS_MAX, FrameCutter, RecordIOFormat, _RecordIOFraming
 
 
 @for_each("wrong", [{"record_bytes_max": 0}, {"block_bytes_max": 0}])

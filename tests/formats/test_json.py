@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.block import FailureKind, Position
 from headrace.formats.json_decode import JsonDecoder, JsonField
-from headrace.formats.whole import JsonFormat
+from headrace.formats.line import JsonFormat
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),

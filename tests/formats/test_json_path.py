@@ -11,9 +11,8 @@ import levels
 from cases import for_each
 from formats.json_texts import texts
 from headrace.core.errors import ConfigError
-from headrace.formats.csv_columns import ColumnSelection
-from headrace.formats.json_path import compile_path
-from headrace.formats.json_path_grammar import Slice
+from headrace.formats.json_path import ColumnSelection, compile_path
+from headrace.formats.json_select import Slice
 
 ORACLE = jsonpath.JSONPathEnvironment(strict=True)
 

@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.formats.json_path_grammar import MemberSelector, Slice, WildcardSelector, parse_path
+from headrace.formats.json_path import compile_path
+from headrace.formats.json_select import MemberSelector, Slice, WildcardSelector
 
 
 def parse_bare(text, slice_end="exclusive"):
     """Return the segments without their prefixes."""
-    segments = parse_path(text, slice_end)
+    segments = compile_path(text, slice_end=slice_end).segments
     return [
         "*" if isinstance(s, WildcardSelector) else s.names if isinstance(s, MemberSelector) else s.selectors
         for s in segments
@@ -55,7 +56,7 @@ def test_supported_syntax(text, segments):
 
 
 def test_segments_keep_the_path_before_them():
-    assert [s.prefix for s in parse_path("$.a [0].b", "exclusive")] == ["$", "$.a", "$.a [0]"]
+    assert [s.prefix for s in compile_path("$.a [0].b").segments] == ["$", "$.a", "$.a [0]"]
 
 
 @for_each(
@@ -112,18 +113,18 @@ def test_inclusive_slice_ends_one_later(text, place):
 )
 def test_unsupported_syntax_raises_with_its_character(text, character, why):
     with pytest.raises(ConfigError, match=f"character {character} .*{why}.*; allowed are [$], .name"):
-        parse_path(text, "exclusive")
+        compile_path(text)
 
 
 def test_path_over_63_characters_is_rejected():
     with pytest.raises(ConfigError, match="has 64 characters; the limit is 63"):
-        parse_path("$." + "a" * 62, "exclusive")
+        compile_path("$." + "a" * 62)
 
 
 @given(st.text("$.[]*'\"\\,:-019ab u?@(){}\t\né\ud800", max_size=12))
 def test_any_text_is_a_path_or_a_config_error(text):
     try:
-        parse_path("$" + text, "exclusive")
+        compile_path("$" + text)
     except ConfigError:
         return
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import levels
 from cases import for_each
 from formats.json_texts import member, separated, texts
-from headrace.formats.json_text import elements, json_type_name, members
+from headrace.formats.json_select import elements, json_type_name, members
 
 
 @settings(max_examples=levels.examples(4))

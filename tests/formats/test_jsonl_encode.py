@@ -15,9 +15,8 @@ from headrace.core.block import Position
 from headrace.core.errors import ConfigError, ModelContractError
 from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import output_columns
-from headrace.formats.jsonl_encode import JsonLinesEncoder
-from headrace.formats.line import JsonLinesFormat
-from headrace.formats.whole import JsonFormat
+from headrace.formats.json_encode import JsonLinesEncoder
+from headrace.formats.line import JsonFormat, JsonLinesFormat
 
 
 def selections_of(text):

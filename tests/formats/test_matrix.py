@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.formats.csv_cells import CsvDialect, TextRows
+from headrace.formats.csv import CsvDialect, TextRows
 from headrace.formats.matrix import (
     InvalidCell,
     NumberParser,

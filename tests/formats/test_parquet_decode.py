@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from formats.parquet_files import read_single_block
 from headrace.core.block import FailureKind
-from headrace.formats.parquet_decode import ColumnsInput, ParquetDecoder, nullable_array, values_dtype
+from headrace.formats.column_decode import ColumnsInput, ParquetDecoder, nullable_array, values_dtype
 
 F4 = np.dtype(np.float32)
 

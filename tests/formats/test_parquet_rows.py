@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.formats.parquet_decode import values_dtype
-from headrace.formats.parquet_rows import rows_text
+from headrace.formats.column_decode import values_dtype
+from headrace.formats.parquet_read import rows_text
 
 UTC = dt.UTC
 NOON = dt.datetime(2020, 1, 2, 12, 30, 15, 250_000)  # noqa: DTZ001 - the case has no zone
@@ -121,7 +121,7 @@ if sys.argv[1] == "without":
     sys.meta_path.insert(0, WithoutPandas())
 import pyarrow as pa
 from headrace.core.errors import MissingExtraError
-from headrace.formats.parquet_rows import rows_text
+from headrace.formats.parquet_read import rows_text
 try:
     print(rows_text([("x", pa.array([[1]], pa.list_(pa.timestamp("ns"))))])[0][0].decode())
 except MissingExtraError as error:

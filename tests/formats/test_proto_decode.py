@@ -8,9 +8,9 @@ from cases import for_each
 from formats.framed_files import recordio, tfrecord
 from formats.proto_messages import example, record
 from headrace.core.block import FailureKind, Position
+from headrace.formats.frames import RecordIOFormat
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
 from headrace.formats.proto_messages import EXAMPLE, RECORD
-from headrace.formats.recordio import RecordIOFormat
 from headrace.formats.tfrecord import TfRecordFormat
 
 F4, F8 = np.dtype(np.float32), np.dtype(np.float64)

@@ -18,7 +18,7 @@ from cases import for_each
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, EmptySourceError, TruncatedError
 from headrace.formats.csv import CsvFormat
-from headrace.formats.line import JsonLinesFormat, LineFormat
+from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, WholeFormat
 from headrace.formats.read import (
     ReadOptions,
     csv_delimiter,
@@ -29,7 +29,6 @@ from headrace.formats.read import (
     read_object,
     unreadable_reason,
 )
-from headrace.formats.whole import JsonFormat, WholeFormat
 
 COMPRESS = {
     "": bytes,

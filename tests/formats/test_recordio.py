@@ -9,8 +9,8 @@ from cases import for_each
 from formats.framed_files import MAGIC, recordio, recordio_frame, recordio_part
 from headrace.core.block import FailureKind, Position
 from headrace.core.errors import CorruptError, TruncatedError
+from headrace.formats.frames import RecordIOFormat
 from headrace.formats.read import position_after
-from headrace.formats.recordio import RecordIOFormat
 
 RECORDS = st.lists(
     st.lists(st.sampled_from([MAGIC, b"a", b"bcd\n", b"\0" * 4, b"efghij"]), max_size=8).map(b"".join),

@@ -11,8 +11,7 @@ from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, DataError
 from headrace.formats import csv_encode as transform_csv
 from headrace.formats.contract import BlockSelection
-from headrace.formats.csv import CsvFormat
-from headrace.formats.csv_cells import CsvDialect
+from headrace.formats.csv import CsvDialect, CsvFormat
 from headrace.formats.csv_encode import CsvEncoder, TransformCsvEncoder
 from headrace.formats.encode import output_columns
 from headrace.formats.json_path import compile_path

@@ -12,13 +12,12 @@ from cases import for_each
 from formats.json_texts import texts
 from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, DataError, ModelContractError
-from headrace.formats import transform_json
+from headrace.formats import json_encode
 from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import output_columns
+from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.json_path import compile_path
-from headrace.formats.jsonl_encode import JsonLinesEncoder
 from headrace.formats.line import JsonLinesFormat
-from headrace.formats.transform_json import TransformJsonEncoder
 
 
 def selections_of(text):
@@ -144,7 +143,7 @@ def test_output_equals_the_reference_join_and_selection(records, line_end, path,
 )
 def test_plain_records_are_joined_as_one_text(line_end, records, expected, monkeypatch):
     """No record is cut out of its block."""
-    monkeypatch.setattr(transform_json, "raw_records", None)
+    monkeypatch.setattr(json_encode, "raw_records", None)
     selections = selections_of(line_end.join(records) + line_end)
     outputs = {"y": np.arange(2), "z": np.array([[5], [6]])}
     assert encode_part(selections, outputs, join="input") == expected

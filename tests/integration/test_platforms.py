@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.core.platform import WINDOWS_REFUSAL
+from headrace.core.errors import WINDOWS_REFUSAL
 from integration.command import predictions
 from integration.jobs_process import UpProcess, wait_completed
 from servers.polling import wait_until
@@ -29,7 +29,7 @@ WITHOUT_LINUX = {
 _PROCESS = """
 import os, signal, sys
 import numpy as np
-from headrace.core.call import current_call
+from headrace.core.model import current_call
 from headrace.core.errors import ConfigError, InstanceLostError
 from headrace.core.model import ModelRecipe
 from headrace.engine.backend import CallInputs

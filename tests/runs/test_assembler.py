@@ -16,7 +16,7 @@ from headrace.runs.settings import StreamSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import PersistedRange, discard, open_draft
 from headrace.storage.local import LocalStore
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 from runs.support import FailOnceStore, make_settings
 
 OUT = "memory://out/"

@@ -13,7 +13,7 @@ from headrace.core.model import Model
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.contract import BlockSelection
 from headrace.formats.csv_encode import CsvEncoder
-from headrace.formats.jsonl_encode import JsonLinesEncoder
+from headrace.formats.json_encode import JsonLinesEncoder
 from headrace.formats.parquet import ParquetEncoder
 from headrace.formats.read import ReadOptions
 from headrace.reports.report import Report

@@ -13,7 +13,7 @@ from headrace.runs.records import Counts, PartRecord, PlannedObject, ShardRecord
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import open_draft
 from headrace.storage.local import LocalStore
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 
 OUT = "memory://out/run/"
 IDENTITY = {"source": "memory://in/", "model": "m", "settings": {"columns": (1, 2)}}

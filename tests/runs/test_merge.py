@@ -9,7 +9,7 @@ from headrace.formats.failures import FailedRecord, read_failed_records
 from headrace.runs.retry_records import RecoveredRecord, ordered_outcomes, select_retryable, write_merged
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import open_draft
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 
 URI = "memory://out/a.out"
 TEXTS = st.binary(max_size=5).map(lambda text: text + b"\n")

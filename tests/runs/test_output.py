@@ -15,8 +15,8 @@ from headrace.runs.items import ScoredSpan
 from headrace.runs.output import OTHER_REASONS, REASONS_MAX, RecordOutput, SpooledOutput, suppresses_output
 from headrace.runs.records import Counts
 from headrace.runs.settings import FailurePolicy
-from headrace.storage.memory import MemoryStore
-from headrace.storage.publisher import DraftPublisher
+from headrace.storage.draft import DraftPublisher
+from headrace.storage.resolve import MemoryStore
 from runs.support import make_settings
 
 OUT = "memory://out/"

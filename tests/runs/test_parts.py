@@ -17,7 +17,7 @@ from headrace.runs.parts import PART_NAME, PART_SUFFIXES, PartsSink, part_names
 from headrace.runs.records import Counts
 from headrace.runs.settings import TABLES, FailurePolicy, OutputSettings, StreamSettings
 from headrace.runs.totals import part_totals
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 from headrace.testing import ManualClock
 
 OUT = "memory://out/"

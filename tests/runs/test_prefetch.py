@@ -6,8 +6,7 @@ from headrace.core.errors import ChangedError, NotFoundError
 from headrace.runs.prefetch import LOCAL_RANGE_BYTES, Extent, Prefetch
 from headrace.runs.settings import FlowSettings
 from headrace.storage.contract import ObjectInfo
-from headrace.storage.memory import MemoryStore
-from headrace.storage.resolve import Stores
+from headrace.storage.resolve import MemoryStore, Stores
 
 KIB = 1024
 

@@ -8,7 +8,7 @@ from headrace.runs.records import RetriedOutput
 from headrace.runs.retried_run import RetryLedger
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import PersistedDraft, open_draft
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 
 OUT = "memory://out/run/"
 

@@ -21,8 +21,7 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.runs.ledger import Ledger
-from headrace.storage.memory import MemoryStore
-from headrace.storage.resolve import Stores
+from headrace.storage.resolve import MemoryStore, Stores
 from headrace.testing import FlakyStore
 from runs.support import (
     IN,

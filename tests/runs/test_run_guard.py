@@ -4,7 +4,7 @@ from cases import for_each
 from headrace.core.errors import LedgerError
 from headrace.runs.ledger import Ledger
 from headrace.runs.work import CHECK_INTERVAL_S, RunGuard
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 from headrace.testing import ManualClock
 
 OUT = "memory://out/"

@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.runs import output as module
 from headrace.runs.output import SpooledOutput
-from headrace.storage.draft import read_range
+from headrace.storage.draft import DraftPublisher, read_range
 from headrace.storage.local import LocalStore
-from headrace.storage.memory import MemoryStore
-from headrace.storage.publisher import DraftPublisher
+from headrace.storage.resolve import MemoryStore
 
 OUT = "memory://out/"
 

@@ -18,8 +18,7 @@ from headrace.formats.read import ReadOptions
 from headrace.runs.run import Run
 from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 from headrace.storage.contract import ObjectInfo
-from headrace.storage.memory import MemoryStore
-from headrace.storage.resolve import Stores
+from headrace.storage.resolve import MemoryStore, Stores
 from headrace.testing import ManualClock
 from runs.stream_support import ScriptedPredictor, SummingPredictor
 

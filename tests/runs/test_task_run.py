@@ -7,7 +7,7 @@ from headrace.core.tensor import InferRequest
 from headrace.runs.ledger import Ledger
 from headrace.runs.task_run import TaskRun
 from headrace.runs.work import RunWork
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 from runs.support import (
     IN,
     OUT,

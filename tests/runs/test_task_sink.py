@@ -19,8 +19,7 @@ from headrace.runs.settings import TABLES, StreamSettings
 from headrace.runs.task_run import TaskRun
 from headrace.runs.work import RunWork
 from headrace.storage.local import LocalStore
-from headrace.storage.memory import MemoryStore
-from headrace.storage.resolve import Stores
+from headrace.storage.resolve import MemoryStore, Stores
 from headrace.testing import ManualClock
 from runs.support import (
     IN,

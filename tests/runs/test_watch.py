@@ -5,8 +5,7 @@ import pytest
 from headrace.runs.run import Run
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
 from headrace.runs.watch import SourceWatcher
-from headrace.storage.memory import MemoryStore
-from headrace.storage.resolve import Stores
+from headrace.storage.resolve import MemoryStore, Stores
 from headrace.testing import ManualClock
 from runs.stream_support import ScriptedPredictor
 

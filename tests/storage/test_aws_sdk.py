@@ -6,7 +6,8 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import AccessDeniedError, MissingExtraError
-from headrace.storage.aws_sdk import bucket_region, sdk_session
+from headrace.storage.cloud_credentials import sdk_session
+from headrace.storage.regions import bucket_region
 from servers.receiver import Receiver, Reply, free_port
 
 

@@ -20,7 +20,7 @@ from headrace.storage.draft import (
     read_range,
 )
 from headrace.storage.local import LocalStore
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 from headrace.testing import FlakyStore
 
 SEGMENT_BYTES = 10

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.storage.cloud_store import sort_by_uri
 from headrace.storage.contract import ObjectInfo
-from headrace.storage.external_sort import sort_by_uri
 
 _infos = st.lists(
     st.builds(

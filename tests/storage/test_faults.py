@@ -10,7 +10,7 @@ from headrace.core.errors import (
     StorageError,
 )
 from headrace.core.retry import TransientFault
-from headrace.storage.faults import EmptyRangeError, RangeIgnoredError, translate_error
+from headrace.storage.cloud import EmptyRangeError, RangeIgnoredError, translate_error
 
 
 def _message(status: int, code: str = "") -> str:

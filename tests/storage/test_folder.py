@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.storage.local import LocalStore, prune_folder, remove_folder
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 
 
 @pytest.fixture(params=["memory", "disk"])

@@ -3,10 +3,10 @@ import threading
 import pytest
 
 from headrace.core.errors import StorageError, UnavailableError
-from headrace.storage import publisher as publisher_module
+from headrace.storage import draft as publisher_module
+from headrace.storage.draft import DraftPublisher
 from headrace.storage.local import LocalStore
-from headrace.storage.memory import MemoryStore
-from headrace.storage.publisher import DraftPublisher
+from headrace.storage.resolve import MemoryStore
 from headrace.testing import FlakyStore
 
 OUT = "memory://out/"

@@ -9,7 +9,7 @@ from headrace.core.errors import AccessDeniedError, ConfigError, MissingExtraErr
 from headrace.storage import Stores
 from headrace.storage.http import HttpStore
 from headrace.storage.local import LocalStore
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 from headrace.testing import ManualClock
 
 NO_CREDENTIALS = {"HOME": "/nonexistent", "AWS_EC2_METADATA_DISABLED": "true"}

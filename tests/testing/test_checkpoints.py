@@ -7,7 +7,7 @@ import pytest
 from cases import for_each
 from checkpoints.stores_under_test import memory_bench, redis_bench, sqlite_bench
 from headrace.checkpoints import redis, sqlite
-from headrace.checkpoints.memory import MemoryCheckpointStore
+from headrace.checkpoints.store import MemoryCheckpointStore
 from headrace.core.errors import ConfigError, HeadraceError, UnavailableError
 from headrace.testing import CHECKPOINT_CHECKS, SHARED_CHECKPOINT_CHECKS, CheckpointBench
 from headrace.testing.checkpoints import check_previous_steps

@@ -13,8 +13,8 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import CorruptError
 from headrace.formats.contract import DecodedBlock
 from headrace.formats.csv_decode import CsvMatrixDecoder
+from headrace.formats.frames import RecordIOFormat
 from headrace.formats.line import JsonLinesFormat
-from headrace.formats.recordio import RecordIOFormat
 from headrace.testing import FORMAT_CHECKS, FormatSample, check_format
 
 CHECKS = {check.__name__: check for check in FORMAT_CHECKS}

@@ -4,7 +4,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import HeadraceError, UnavailableError
-from headrace.storage.memory import MemoryStore
+from headrace.storage.resolve import MemoryStore
 from headrace.testing import STORE_CHECKS, check_reading
 
 PREFIX = "memory://a/"

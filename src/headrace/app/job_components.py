@@ -9,8 +9,8 @@ from headrace.app.notifications import open_deliverer
 from headrace.app.server_options import JobLocations
 from headrace.config.jobs_file import JobsFile
 from headrace.core.clock import SystemClock
+from headrace.core.predictor import Service
 from headrace.core.retry import RetryPolicy
-from headrace.core.service import Service
 from headrace.jobs.brokers import WakeupBroker, open_wakeup_broker
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.ledgers.sql import SqlJobLedger

@@ -15,7 +15,7 @@ from headrace.app.server_options import JobLocations, JobsOptions
 from headrace.config.jobs_file import JobsFile, anonymous_key, read_jobs_file
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 from headrace.engine.repository import ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import Access

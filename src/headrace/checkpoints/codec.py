@@ -5,31 +5,40 @@
     version       1 byte
     checksum      4 bytes, CRC-32 of all following bytes
     layout size   4 bytes
-    layout        JSON: a flat list that describes the values; see `headrace.checkpoints.layout`
+    layout        a flat JSON list of the keys, types and shapes, without the values
     numbers       8 bytes for each int and float, 1 for each bool, 8 for each size that the layout omits
     pieces        array elements in C order, text, bytes; one after the other, without gaps
 
 All numbers are little-endian, except for the elements of arrays in another byte order. The layout
-is mostly the same from step to step, so it is encoded and decoded once and cached.
+is mostly the same from step to step, so it is encoded and decoded once and cached. For each value of
+the state, it has the key, then a code with its arguments:
+
+========================== ============================================ ========================
+code                       stands for                                   numbers, pieces
+========================== ============================================ ========================
+``"<f4", [2, 128]``        an array: its numpy dtype name and shape     its elements
+``"O", [3]``               an array of str and bytes                    the sizes; the elements
+``"g", "<f4"``             a numpy scalar                               its bytes
+``"n"``                    None
+``"?"``, ``"q"``, ``"d"``  a bool, an int of 64 bits, a float           the value
+``"c"``                    a complex number                             its two parts
+``"i"``, ``"s"``, ``"b"``  a larger int, a str, bytes                   the size; the bytes
+``"[", 2``, ``"(", 2``     a list, a tuple with the number of values
+``"{", 2``                 a dict with the number of key-value pairs
+========================== ============================================ ========================
 """
 
+import json
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any, Final, cast
 
 import numpy as np
 
-from headrace.checkpoints.layout import (
-    DEPTH_MAX,
-    NATIVE,
-    RAW_KINDS,
-    Layout,
-    ValueSpec,
-    decode_layout,
-    dtype_name,
-    encode_layout,
-)
 from headrace.core.tensor import Array
 
 VERSION: Final = 1
@@ -37,12 +46,38 @@ STATE_BYTES_MAX: Final = 256 << 20
 """Size limit of one encoded state in bytes. Several states are written in one call, and stores have
 limits of their own.
 """
-
 _PREFIX: Final = struct.Struct("<BII")
 _CHECKED_FROM: Final = 5
 _SIZE: Final = struct.Struct("<I")
 _INT64_MIN: Final = -(1 << 63)
 _INT64_MAX: Final = (1 << 63) - 1
+DEPTH_MAX: Final = 32
+RAW_KINDS: Final = "biufcmMSU"
+"""Kinds of dtypes whose elements are fully described by their bytes."""
+_CACHED_LAYOUTS_MAX: Final = 256
+_CACHED_WORDS_MAX: Final = 512
+_CACHED_BYTES_MAX: Final = 4096
+"""Size limit of a cached layout: a growing list of numbers would evict all other layouts."""
+_CONTAINERS: Final = ("[", "(", "{")
+_NUMBERS: Final = {"?": "?", "q": "q", "d": "d", "c": "dd", "i": "Q", "s": "Q", "b": "Q"}
+_LONG: Final = f":{np.finfo(np.longdouble).nmant}"
+"""Suffix with the precision of this machine's long double, which differs between machines under the
+same name.
+"""
+Signature = tuple[Any, ...]
+EncodedLayout = tuple[bytes, int, Callable[..., bytes]]
+"""The encoded layout, the checksum up to its end, and the packing function of the numbers."""
+ValueSpec = tuple[Any, ...]
+"""A code with its decoding arguments; ``"#"`` is one number, ``"a"`` an array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A decoded layout: each key with its value's specification, and the format of the numbers."""
+
+    values: tuple[tuple[str, ValueSpec], ...]
+    unpack_from: Callable[..., tuple[Any, ...]]
+    numbers_bytes: int
 
 
 def encode_state(state: Mapping[str, Any]) -> bytes:
@@ -126,17 +161,19 @@ class _StateEncoder:
     def put(self, key: object, value: Any, depth: int) -> None:
         """Add a value that belongs to `key` of the state."""
         kind = cast("type[Any]", type(value))
-        writer = _WRITERS.get(kind)
-        if writer is not None:
+        if value is None:
+            self.signature.append("n")
+        elif kind is str:
+            self._put_piece("s", value.encode(errors="surrogatepass"))
+        elif kind is bytes:
+            self._put_piece("b", value)
+        elif (writer := _WRITERS.get(kind)) is not None:
             writer(self, key, value, depth)
         elif issubclass(kind, np.generic):
             self._put_scalar(key, value)
         else:
             hint = "; convert it by np.asarray" if issubclass(kind, np.ndarray) else ""
             raise TypeError(f"the state's {key!r} has a {kind.__qualname__}, an unsupported type{hint}")
-
-    def put_none(self, _key: object, _value: None, _depth: int) -> None:
-        self.signature.append("n")
 
     def put_number(self, _key: object, value: bool | float, _depth: int) -> None:
         self.signature.append("?" if type(value) is bool else "d")
@@ -152,12 +189,6 @@ class _StateEncoder:
     def put_complex(self, _key: object, value: complex, _depth: int) -> None:
         self.signature.append("c")
         self.numbers += (value.real, value.imag)
-
-    def put_text(self, _key: object, value: str, _depth: int) -> None:
-        self._put_piece("s", value.encode(errors="surrogatepass"))
-
-    def put_bytes(self, _key: object, value: bytes, _depth: int) -> None:
-        self._put_piece("b", value)
 
     def put_list(self, key: object, value: list[Any] | tuple[Any, ...], depth: int) -> None:
         self._enter(key, depth)
@@ -232,13 +263,10 @@ class _StateEncoder:
 
 
 _WRITERS: Final[dict[type, Callable[[_StateEncoder, object, Any, int], None]]] = {
-    type(None): _StateEncoder.put_none,
     bool: _StateEncoder.put_number,
     float: _StateEncoder.put_number,
     int: _StateEncoder.put_int,
     complex: _StateEncoder.put_complex,
-    str: _StateEncoder.put_text,
-    bytes: _StateEncoder.put_bytes,
     list: _StateEncoder.put_list,
     tuple: _StateEncoder.put_list,
     dict: _StateEncoder.put_dict,
@@ -267,28 +295,23 @@ class _StateDecoder:
         return values
 
     def _value(self, value: ValueSpec) -> Any:
-        return _READERS[value[0]](self, *value[1:])
+        code = value[0]
+        if code in "isb":
+            return self._piece(code)
+        if code == "#":
+            return next(self._numbers)
+        return None if code == "n" else _READERS[code](self, *value[1:])
 
-    def read_number(self) -> Any:
-        return next(self._numbers)
-
-    def read_none(self) -> None:
-        return None
+    def _piece(self, code: str) -> int | str | bytes:
+        at = self._take(next(self._numbers))
+        piece = self._data[at : self._at]
+        if code == "i":
+            return int.from_bytes(piece, "little", signed=True)
+        return piece.decode(errors="surrogatepass") if code == "s" else piece
 
     def read_complex(self) -> complex:
         real = next(self._numbers)
         return complex(real, next(self._numbers))
-
-    def read_large(self) -> int:
-        return int.from_bytes(self.read_bytes(), "little", signed=True)
-
-    def read_text(self) -> str:
-        return self.read_bytes().decode(errors="surrogatepass")
-
-    def read_bytes(self) -> bytes:
-        size = next(self._numbers)
-        at = self._take(size)
-        return self._data[at : at + size]
 
     def read_list(self, values: Sequence[ValueSpec]) -> list[Any]:
         return [self._value(value) for value in values]
@@ -325,12 +348,7 @@ class _StateDecoder:
 
 
 _READERS: Final[dict[str, Callable[..., Any]]] = {
-    "#": _StateDecoder.read_number,
-    "n": _StateDecoder.read_none,
     "c": _StateDecoder.read_complex,
-    "i": _StateDecoder.read_large,
-    "s": _StateDecoder.read_text,
-    "b": _StateDecoder.read_bytes,
     "[": _StateDecoder.read_list,
     "(": _StateDecoder.read_tuple,
     "{": _StateDecoder.read_dict,
@@ -338,3 +356,128 @@ _READERS: Final[dict[str, Callable[..., Any]]] = {
     "a": _StateDecoder.read_array,
     "O": _StateDecoder.read_objects,
 }
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the layout's name of a dtype whose kind is one of `RAW_KINDS`."""
+    return dtype.str + _LONG if _is_long(dtype) else dtype.str
+
+
+def _is_long(dtype: np.dtype[Any]) -> bool:
+    return dtype.type is np.longdouble or dtype.type is np.clongdouble
+
+
+# Keyed by numpy's type numbers: a lookup costs a third of `dtype.str`. Only dtypes without unit or
+# length, in native byte order.
+NATIVE: Final[dict[int, str]] = {
+    dtype.num: dtype_name(dtype) for dtype in map(np.dtype, np.typecodes["All"]) if dtype.kind in "biufc"
+}
+
+
+def encode_layout(signature: Signature) -> EncodedLayout:
+    """Return the encoded layout of a state from its signature.
+
+    Raise TypeError for a key that is not a str.
+    """
+    return _cached_encode(signature) if len(signature) <= _CACHED_WORDS_MAX else _encode(signature)
+
+
+def decode_layout(data: bytes) -> Layout:
+    """Return a decoded layout.
+
+    Raise ValueError, TypeError, KeyError or IndexError for invalid bytes.
+    """
+    return _cached_decode(data) if len(data) <= _CACHED_BYTES_MAX else _decode(data)
+
+
+def _encode(signature: Signature) -> EncodedLayout:
+    data = json.dumps(signature, separators=(",", ":"), default=_refuse_key).encode()
+    numbers = _LayoutParser(json.loads(data)).numbers
+    return data, zlib.crc32(data, zlib.crc32(struct.pack("<I", len(data)))), struct.Struct(numbers).pack
+
+
+def _decode(data: bytes) -> Layout:
+    words = _LayoutParser(json.loads(data))
+    numbers = struct.Struct(words.numbers)
+    return Layout(words.values, numbers.unpack_from, numbers.size)
+
+
+_cached_encode = lru_cache(_CACHED_LAYOUTS_MAX)(_encode)
+
+_cached_decode = lru_cache(_CACHED_LAYOUTS_MAX)(_decode)
+
+
+def _refuse_key(key: object) -> None:
+    raise TypeError(f"the state has the key {key!r:.40}; keys are str")
+
+
+class _LayoutParser:
+    """A parser of a layout's JSON list: collects the values, and the format of the numbers."""
+
+    def __init__(self, words: Any) -> None:
+        if type(words) is not list:
+            raise TypeError("its layout is not a list")
+        self._words = cast("list[Any]", words)
+        self._at = 0
+        self._numbers = ["<"]
+        values: list[tuple[str, ValueSpec]] = []
+        while self._at < len(self._words):
+            values.append((self._key(), self._value(0)))
+        self.values = tuple(values)
+        self.numbers = "".join(self._numbers)
+
+    def _next(self) -> Any:
+        self._at += 1
+        return self._words[self._at - 1]
+
+    def _key(self) -> str:
+        key = self._next()
+        if type(key) is not str:
+            _refuse_key(key)
+        return key
+
+    def _value(self, depth: int) -> ValueSpec:
+        code = self._next()
+        if type(code) is not str:
+            raise ValueError(f"{code!r:.40} is not a code")
+        if code in _NUMBERS:
+            self._numbers.append(_NUMBERS[code])
+            return ("#",) if code in "?qd" else (code,)
+        if code == "n":
+            return ("n",)
+        if code in _CONTAINERS:
+            return self._container(code, depth)
+        if code == "g":
+            dtype = _dtype(self._next())
+            return "g", dtype, dtype.itemsize
+        shape = self._shape()
+        if code == "O":
+            return "O", shape, prod(shape)
+        dtype = _dtype(code)
+        return "a", dtype, shape, prod(shape) * dtype.itemsize
+
+    def _container(self, code: str, depth: int) -> ValueSpec:
+        if depth >= DEPTH_MAX:
+            raise ValueError(f"lists more than {DEPTH_MAX} deep")
+        count = self._count(self._next()) * (2 if code == "{" else 1)
+        return code, tuple([self._value(depth + 1) for _ in range(count)])
+
+    def _shape(self) -> tuple[int, ...]:
+        return tuple([self._count(size) for size in self._next()])
+
+    @staticmethod
+    def _count(word: Any) -> int:
+        if type(word) is not int or word < 0:
+            raise ValueError(f"{word!r:.40} is not a size")
+        return word
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a name. Refuse object dtypes, whose bytes numpy would read as addresses."""
+    plain, _, precision = name.partition(":")
+    dtype = np.dtype(plain)
+    if dtype.kind not in RAW_KINDS:
+        raise ValueError(f"dtype {dtype} is not allowed")
+    if dtype_name(dtype) != name:
+        raise ValueError(f"{plain} with {precision or 'no'} bits of fraction is from another kind of machine")
+    return dtype

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from headrace.checkpoints.memory import MemoryCheckpointStore
-from headrace.checkpoints.store import KEEP_MS, CheckpointStore
+from headrace.checkpoints.store import KEEP_MS, CheckpointStore, MemoryCheckpointStore
 from headrace.core.address import REDIS_SCHEMES, ServerAddress, redis_options
 from headrace.core.errors import ConfigError
 

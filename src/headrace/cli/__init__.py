@@ -2,7 +2,7 @@
 
 import sys
 
-from headrace.core.platform import WINDOWS_REFUSAL
+from headrace.core.errors import WINDOWS_REFUSAL
 
 if sys.platform == "win32":
     # Here, since the commands import modules that Windows does not have.

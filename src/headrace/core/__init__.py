@@ -3,16 +3,12 @@
 No module here reads a clock, waits, or opens anything. `core.clock` is the only access to time.
 """
 
-from headrace.core.block import Block, Failure, FailureKind, Position
-from headrace.core.call import current_call
+from headrace.core.block import Block, Failure, FailureKind, Outcome, Position, Prediction
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError
-from headrace.core.handle import HandleRequest, HandleResponse
-from headrace.core.model import Model, ModelRecipe, RowError
-from headrace.core.outcome import Outcome, Prediction
-from headrace.core.predictor import Predictor
+from headrace.core.model import HandleRequest, HandleResponse, Model, ModelRecipe, RowError, current_call
+from headrace.core.predictor import Predictor, Service
 from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States, UndoneStep
-from headrace.core.service import Service
 from headrace.core.tensor import (
     InferRequest,
     InferResponse,

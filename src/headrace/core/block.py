@@ -1,4 +1,4 @@
-"""Records on their way through a run: blocks of records in one buffer, and failures as values."""
+"""Records on their way through a run: blocks of records in one buffer, and their outcomes as values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -67,16 +67,26 @@ class Failure:
     ok: ClassVar[Literal[False]] = False
 
 
-def _no_columns() -> dict[str, NDArray[Any]]:
-    return {}
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The outputs of one record by name: numpy scalars for 1-D outputs, else arrays of one row.
+
+    `record` has the raw bytes of the input. It is empty for media, whose bytes are not kept.
+    """
+
+    position: Position
+    outputs: Mapping[str, Any]
+    record: bytes = b""
+
+    ok: ClassVar[Literal[True]] = True
 
 
-def _no_offsets() -> NDArray[np.int64]:
-    return np.empty(0, np.int64)
+Outcome = Prediction | Failure
+"""A prediction or a failure. A stream raises exceptions only for itself, never for a record.
 
-
-def _no_newline_offsets() -> list[NDArray[np.int64]]:
-    return []
+``isinstance(outcome, Prediction)`` tells them apart for every type checker. mypy also narrows by
+``if outcome.ok``; pyright, by design, needs ``if outcome.ok is True``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +109,15 @@ class Block:
 
     first: Position
     data: bytes = b""
-    starts: NDArray[np.int64] = field(default_factory=_no_offsets)
-    ends: NDArray[np.int64] = field(default_factory=_no_offsets)
-    columns: Mapping[str, NDArray[Any]] = field(default_factory=_no_columns)
+    starts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     failures: tuple[Failure, ...] = ()
     column_names: tuple[str, ...] | None = None
     line_end: bytes = b""
     header_bytes: int | None = None
     _newline_offsets: list[NDArray[np.int64]] = field(
-        default_factory=_no_newline_offsets, init=False, repr=False, compare=False
+        default_factory=list[NDArray[np.int64]], init=False, repr=False, compare=False
     )
     """Offsets of the newlines in `data`, filled at the first use."""
 
@@ -123,6 +133,11 @@ class Block:
     def record(self, index: int) -> bytes:
         """Return a copy of the raw bytes of one record. Too slow for hot paths."""
         return self.data[int(self.starts[index]) : int(self.ends[index])]
+
+    def texts(self) -> list[bytes]:
+        """Return copies of the raw bytes of all records."""
+        data = self.data
+        return [data[s:e] for s, e in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
 
     def position(self, index: int) -> Position:
         """Return the position of record `index`.

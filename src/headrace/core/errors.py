@@ -63,7 +63,10 @@ are attributes. Only the server maps errors to status codes. `RowError`, which a
 single rows, is in `headrace.core.model`: it becomes a `Failure`, not an error.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
+
+WINDOWS_REFUSAL: Final = "headrace runs on Linux, and on macOS for development: on Windows, run it in WSL"
+"""The message of the ImportError, and of the command line, on Windows."""
 
 DeathCause = Literal["crash", "oom", "killed", "timeout", "exit", "unrecoverable"]
 """How a model process died; see `InstanceLostError`."""

@@ -1,14 +1,18 @@
-"""The contract of a user's model: one class, numpy arrays in, numpy arrays out."""
+"""The contract of a user's model: one class, numpy arrays in, numpy arrays out.
+
+A model can also read opaque requests itself (`HandleRequest`), and learn about its running call
+(`current_call`).
+"""
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from headrace.core.errors import InstanceLostError, PredictorError
-from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States, UndoneStep
-from headrace.core.tensor import Array, InferResponse, TensorSpec
+from headrace.core.tensor import DEFAULT_PRIORITY, Array, InferResponse, TensorSpec
 
 Isolation = Literal["auto", "inline", "thread", "process"]
 """Isolation of an instance in a server; see `Model.isolation`."""
@@ -18,6 +22,47 @@ BytesAs = Literal["str", "bytes", "sent"]
 
 StreamItem = InferResponse | Array | Mapping[str, Any]
 """An item of `predict_stream`: a response, one array, or a mapping by output name."""
+
+
+BODY: Final = "body"
+"""The name of a request's bytes, unless it is a multipart form, which names its parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandleRequest:
+    """A request that the model reads itself."""
+
+    parts: Mapping[str, bytes]
+    """Bytes by name: the fields and files of a multipart form. Any other body is named ``body``."""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Headers by lower-case name, without ``authorization``."""
+    id: str = ""
+    deadline: float | None = None
+    """Time of the clock at which the request expires, or None."""
+    priority: int = DEFAULT_PRIORITY
+    """Lower values are called first."""
+
+    @property
+    def body(self) -> bytes:
+        """The bytes of a request that is no form; empty if it has none."""
+        return self.parts.get(BODY, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class HandleResponse:
+    """A response that the model writes itself."""
+
+    body: bytes | Iterator[bytes] | AsyncIterator[bytes] = b""
+    """The whole body, or an iterator of its chunks, each of which is sent at once.
+
+    A generator is closed when the client disconnects. Chunks of an async iterator need an
+    ``async def handle``.
+    """
+    status: int = 200
+    """The HTTP status, 200 to 599."""
+    content_type: str = "application/octet-stream"
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further headers, without those of the connection."""
 
 
 class RowError(Exception):
@@ -222,6 +267,52 @@ class ModelRecipe:
 
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Call(Protocol):
+    """A running call of `Model.predict`, `Model.predict_stream` or `Model.step`."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds until the last deadline of the call's requests.
+
+        Negative when it has passed; None if a request has no deadline.
+        """
+        ...
+
+    @property
+    def cancelled(self) -> bool:
+        """True if no client waits for the result any more.
+
+        Each client has disconnected or cancelled, or its deadline has passed.
+        """
+        ...
+
+
+class _NoCall:
+    """The value outside of any call."""
+
+    deadline_s = None
+    cancelled = False
+
+
+NO_CALL: Final = _NoCall()
+CALL: ContextVar[Call] = ContextVar("headrace_call", default=NO_CALL)
+"""The running call, set by the engine around every call of a model."""
+
+
+def current_call() -> Call:
+    """Return the model call in which this code runs, or outside of calls a call without a deadline.
+
+    A thread cannot be stopped from outside, so a model with long steps should check from time to
+    time::
+
+        for step in range(steps):
+            if headrace.current_call().cancelled:
+                raise TimeoutError("no client waits for this call")  # seen by no client either
+            ...
+    """
+    return CALL.get()
 
 
 def has_predict(model: Model) -> bool:

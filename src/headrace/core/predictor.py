@@ -1,11 +1,37 @@
-"""The contract of a predictor: an engine in this process, or a remote endpoint."""
+"""The contracts of running components: a service, and the predictor, a service that answers requests.
+
+A predictor is an engine in this process, or a remote endpoint.
+"""
 
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headrace.core.service import Service
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
+
+
+class Service(Protocol):
+    """A component with threads, processes or connections of its own.
+
+    Every implementation guarantees (`headrace.testing.check_service` verifies this):
+
+    - A second `start` does nothing.
+    - `stop` before `start`, and a second `stop`, do nothing.
+    - After `stop` returns, no thread of the service runs.
+
+    Ordinary threads call these methods; they may block.
+    """
+
+    def start(self) -> None:
+        """Start, and return when ready. On an error, raise it and leave nothing running."""
+        ...
+
+    def stop(self, *, drain: bool = True) -> None:
+        """Stop.
+
+        With `drain`, finish accepted work first; without, accepted work fails with `StoppedError`.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from headrace.core.errors import (
     SequenceError,
     StoppedError,
 )
-from headrace.core.handle import HandleRequest, HandleResponse
-from headrace.core.model import BytesAs
+from headrace.core.model import BytesAs, HandleRequest, HandleResponse
 from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, Tensor, text_array
 from headrace.engine.backend import Backend
 from headrace.engine.inline_caller import NO_CALLBACK, InlineCaller

@@ -4,10 +4,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from headrace.core.call import current_call
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, ModelLoadError
-from headrace.core.model import Isolation, Model
+from headrace.core.model import Isolation, Model, current_call
 from headrace.engine.backend import Backend, CallInputs
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import ProcessFault, describe_error

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from headrace.batching.bisect import Bisection, Group, MemoryLimit, Piece
-from headrace.core.call import Call
 from headrace.core.clock import Clock
 from headrace.core.errors import (
     CancelledRequestError,
@@ -22,7 +21,7 @@ from headrace.core.errors import (
     ModelInputError,
     StoppedError,
 )
-from headrace.core.model import RowError
+from headrace.core.model import Call, RowError
 from headrace.core.tensor import Array, RowFailure
 from headrace.engine.backend import Backend, CallInputs, CallResult
 from headrace.engine.counters import EngineCounters
@@ -58,7 +57,7 @@ def end_error(entry: PendingRequest, before_call: BeforeCall) -> HeadraceError |
 
 
 class RunningCall(Call):
-    """The call in progress, as its model sees it (`headrace.core.call.Call`)."""
+    """The call in progress, as its model sees it (`headrace.core.model.Call`)."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

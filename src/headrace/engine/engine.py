@@ -21,8 +21,7 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
-from headrace.core.handle import HandleRequest, HandleResponse
-from headrace.core.model import Model
+from headrace.core.model import HandleRequest, HandleResponse, Model
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.sequence import SequenceInfo, SequenceLimits
 from headrace.core.statistics import ModelStatistics

@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 from typing_extensions import override
 
-from headrace.core.call import CALL, Call
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     ConfigError,
@@ -21,8 +20,18 @@ from headrace.core.errors import (
     ModelLoadError,
     StoppedError,
 )
-from headrace.core.handle import HandleRequest, HandleResponse
-from headrace.core.model import Model, has_handle, has_predict, has_predict_stream, has_step, is_device_broken
+from headrace.core.model import (
+    CALL,
+    Call,
+    HandleRequest,
+    HandleResponse,
+    Model,
+    has_handle,
+    has_predict,
+    has_predict_stream,
+    has_step,
+    is_device_broken,
+)
 from headrace.core.sequence import SequenceEnd, States
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.backend import Backend, CallInputs, CallResult

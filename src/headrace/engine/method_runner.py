@@ -12,9 +12,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final
 
-from headrace.core.call import CALL, NO_CALL
 from headrace.core.errors import CancelledRequestError, ConfigError, ModelLoadError, PredictError
-from headrace.core.model import Model, has_handle, has_predict, has_predict_stream, has_step
+from headrace.core.model import CALL, NO_CALL, Model, has_handle, has_predict, has_predict_stream, has_step
 from headrace.engine.model_errors import RemoteError, describe_error
 
 

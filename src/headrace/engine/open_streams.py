@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
 from headrace.core.errors import CancelledRequestError, DeadlineError
-from headrace.core.handle import HandleRequest
+from headrace.core.model import HandleRequest
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.engine.admission import convert_inputs
 from headrace.engine.backend import Backend

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from headrace.core.errors import ModelContractError, ModelInputError
-from headrace.core.handle import HandleResponse
+from headrace.core.model import HandleResponse
 from headrace.core.tensor import (
     Array,
     InferRequest,

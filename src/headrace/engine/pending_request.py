@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from typing_extensions import override
 
 from headrace.core.errors import CancelledRequestError
-from headrace.core.handle import HandleRequest, HandleResponse
+from headrace.core.model import HandleRequest, HandleResponse
 from headrace.core.predictor import complete_future
 from headrace.core.tensor import InferRequest, InferResponse, Tensor
 from headrace.engine.outputs import ChunkedResponse

@@ -14,7 +14,7 @@ from typing_extensions import override
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, ModelNotFoundError, ModelNotReadyError
 from headrace.core.model import Model
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 from headrace.core.statistics import ModelIndexEntry, ModelState, ModelStatistics
 from headrace.engine.engine import Engine
 from headrace.engine.settings import ServeSettings

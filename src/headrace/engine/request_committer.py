@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, InstanceLostError
-from headrace.core.handle import HandleRequest
+from headrace.core.model import HandleRequest
 from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import BeforeCall, CallItem, ModelCall, end_error
 from headrace.engine.batch_loop import Committer, TakenBatch

@@ -14,7 +14,7 @@ from typing_extensions import override
 from headrace.batching.adaptive import WaitCondition
 from headrace.core.clock import Clock
 from headrace.core.errors import StoppedError
-from headrace.core.frozen import statically_frozen
+from headrace.core.tensor import statically_frozen
 from headrace.engine.pending_request import PendingRequest, RequestResult
 from headrace.engine.stepper import SequenceEnding
 

@@ -16,7 +16,7 @@ from headrace.core.errors import (
     StoppedError,
     TooManySequencesError,
 )
-from headrace.core.handle import HandleRequest
+from headrace.core.model import HandleRequest
 from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest
 from headrace.engine.backend import Backend

@@ -16,14 +16,13 @@ from typing import Any, Final, TypeVar, cast
 import numpy as np
 from typing_extensions import override
 
-from headrace.core.call import CALL, Call
 from headrace.core.clock import Clock
 from headrace.core.errors import (
     CancelledRequestError,
     HeadraceError,
     ModelContractError,
 )
-from headrace.core.model import Model
+from headrace.core.model import CALL, Call, Model
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, datatype_of, text_array
 from headrace.engine.model_errors import reported_error
 from headrace.engine.pipe import Pipe
@@ -37,7 +36,7 @@ YIELD_INTERVAL_S: Final = 0.001
 
 
 class StreamCall(Call):
-    """One open stream: its pipes, and the call as its model sees it (`headrace.core.call.Call`)."""
+    """One open stream: its pipes, and the call as its model sees it (`headrace.core.model.Call`)."""
 
     def __init__(self, clock: Clock, *, deadline: float | None, id: str) -> None:
         self.requests: Pipe[InferRequest] = Pipe(ITEMS_MAX)

@@ -5,18 +5,22 @@ resulting records do not depend on the cuts (`headrace.testing.check_format` che
 holds at most one unfinished record and one block.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.block import Block, Failure, Position
+from headrace.core.block import Block, Failure, FailureKind, Position
+from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array
 
 AudioChannels = Literal["mono", "keep"]
 """The treatment of audio channels: their mean, or all of them."""
+ImageMode = Literal["RGB", "L"]
+"""Channels of an image: three (RGB) or one (L, grey)."""
 Buffer = bytes | memoryview
 """A chunk of bytes. A memoryview is valid until the next chunk is requested, unless it views bytes."""
 
@@ -43,6 +47,10 @@ class Format(Protocol):
         ...
 
 
+FailureReasons = dict[int, tuple[FailureKind, str]]
+"""The failure kind and message by index of the record in its block."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodedBlock:
     """The records of a block as inputs of a model.
@@ -55,6 +63,22 @@ class DecodedBlock:
     tensors: Mapping[str, Array]
     rows: NDArray[np.int64] | None = None
     failures: tuple[Failure, ...] = ()
+
+    @classmethod
+    def with_failures(
+        cls, tensors: Mapping[str, Array], block: Block, reasons: FailureReasons, *, all_rows: bool = False
+    ) -> "DecodedBlock":
+        """Return the result for a block of which the records in `reasons` failed.
+
+        With `all_rows`, the tensors have a row for each record of the block, also for the failed
+        ones.
+        """
+        if not reasons:
+            return cls(tensors)
+        rows = np.setdiff1d(np.arange(len(block)), list(reasons), assume_unique=True)
+        if all_rows:
+            tensors = {name: data[rows] for name, data in tensors.items()}
+        return cls(tensors, rows, tuple(block.failure(row, *reasons[row]) for row in sorted(reasons)))
 
 
 class Decoder(Protocol):
@@ -102,3 +126,13 @@ class Encoder(Protocol):
     def finish(self) -> bytes:
         """Return the bytes after the last record, such as a footer; by default none."""
         return b""
+
+
+def check_pixels(mode: str, size_px: tuple[int, int] | None, pixels_max: int) -> None:
+    """Raise ConfigError for an unknown mode or an invalid (height, width)."""
+    if mode not in get_args(ImageMode):
+        raise ConfigError(f"image mode {mode!r}: choose {' or '.join(get_args(ImageMode))}")
+    if size_px is not None and (min(size_px) < 1 or math.prod(size_px) > pixels_max):
+        raise ConfigError(
+            f"size_px {size_px}: (height, width) must be positive, and their product at most {pixels_max}"
+        )

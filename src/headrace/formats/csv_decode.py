@@ -1,17 +1,21 @@
-"""CSV records as inputs of a model: one matrix, or one input per column, or whole records."""
+"""CSV records as inputs of a model: one matrix, or one input per column.
+
+Columns are requested by number, by header name, or by a JSONPath, and named in failures.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
 from typing_extensions import override
 
-from headrace.core.block import Block, Failure, FailureKind
+from headrace.core.block import Block, FailureKind
 from headrace.core.errors import ConfigError
-from headrace.core.tensor import Array, text_array
-from headrace.formats.contract import DecodedBlock, Decoder
-from headrace.formats.csv_cells import (
+from headrace.core.tensor import Array
+from headrace.formats.contract import DecodedBlock, Decoder, FailureReasons
+from headrace.formats.csv import (
     CellGrid,
     CsvDialect,
     Offsets,
@@ -20,15 +24,155 @@ from headrace.formats.csv_cells import (
     column_texts,
     select_columns,
 )
-from headrace.formats.csv_columns import BoundColumns, Column, ColumnFinder, ColumnSelection, FailureReasons
+from headrace.formats.json_path import ColumnSelection, column_index, format_names
 from headrace.formats.matrix import (
     DelimitedNumbers,
     FlatNumbers,
+    InvalidCell,
     Matrix,
     NumberParser,
     load_delimited_numbers,
     number_dtype,
 )
+
+Column = str | int
+"""A column by its header name, or by its index from 0 (negative indices count from the end)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundColumns:
+    """The requested columns, resolved for records of `width` columns, with names if known."""
+
+    indices: tuple[int, ...]
+    width: int
+    names: tuple[str, ...] | None
+
+    @property
+    def all_in_order(self) -> bool:
+        """Return True if the columns are all columns of the records, in their order."""
+        return self.indices == tuple(range(self.width))
+
+    def label(self, column: int) -> str:
+        """Return the number and the name of a column for messages."""
+        return f"column {column}" if self.names is None else f'column {column} ("{self.names[column]}")'
+
+    def ragged_reasons(self, grid: CellGrid) -> FailureReasons:
+        """Return the failure reasons of the records whose number of columns is not `width`."""
+        return {row: self.failure_reason(cells, ()) for row, cells in grid.ragged.items()}
+
+    def failure_reason(self, invalid: InvalidCell | int, indices: Sequence[int]) -> tuple[FailureKind, str]:
+        """Return the kind and the message of a failure; `indices` are the columns that were read."""
+        if isinstance(invalid, int):
+            columns = "column" if invalid == 1 else "columns"
+            return FailureKind.FORMAT, f"has {invalid} {columns}, {self.width} expected"
+        label = self.label(indices[invalid.column])
+        if invalid.text is None:
+            return FailureKind.DECODE, f"{label}: not UTF-8"
+        if not invalid.text.strip():
+            return FailureKind.DECODE, f"{label}: empty, expected {invalid.expected}"
+        text = invalid.text if len(invalid.text) <= 80 else invalid.text[:80] + "…"
+        return FailureKind.DECODE, f'{label}: "{text}" is not {invalid.expected}'
+
+
+class ColumnFinder:
+    """A resolver of the requested columns: once without a header, else once for each header.
+
+    `requested` is a list of columns, a selection of columns, or None for all. With
+    `input_selection`, columns are counted and named among the columns of that selection.
+
+    A column that the very first records lack is a ConfigError, because the request was wrong. After
+    a first success the data differ, and the records fail.
+    """
+
+    def __init__(
+        self,
+        requested: Sequence[Column] | ColumnSelection | None,
+        width: int | None,
+        dialect: CsvDialect,
+        *,
+        input_selection: ColumnSelection | None = None,
+    ) -> None:
+        if width is not None and width < 1:
+            raise ConfigError(f"width must be at least 1, not {width}")
+        if isinstance(requested, ColumnSelection):
+            if input_selection is not None:
+                raise ConfigError(
+                    f"two selections of columns, {input_selection.text} and {requested.text}: pass one"
+                )
+            requested, input_selection = None, requested
+        self._requested = requested
+        self._input_selection = input_selection
+        self._width = width
+        self._dialect = dialect
+        self._last_bound: BoundColumns | None = None
+
+    @property
+    def count(self) -> int:
+        """Return the number of requested columns, or 0 while it is unknown."""
+        if self._requested is not None:
+            return len(self._requested)
+        if self._last_bound is not None:
+            return len(self._last_bound.indices)
+        return self._width or 0 if self._input_selection is None else 0
+
+    def bind(self, names: tuple[str, ...] | None) -> BoundColumns:
+        """Resolve the columns by this header.
+
+        Raise ConfigError with the existing columns if one is missing.
+        """
+        bound = self._resolve(names)
+        if isinstance(bound, str):
+            raise ConfigError(bound)
+        self._last_bound = bound
+        return bound
+
+    def find_in(self, block: Block) -> BoundColumns | str:
+        """Return the columns in the records of this block, or the reason why they are missing."""
+        names = block.column_names
+        last_bound = self._last_bound
+        if last_bound is not None and last_bound.names == names:
+            return last_bound
+        if self._width is None and names is None:
+            # The width is kept: every later record without a header must match the first record.
+            self._width = len(self._dialect.cells(block.record(0)))
+        if last_bound is None:
+            self.bind(names)
+            assert self._last_bound is not None, "bind raises or sets it"
+            return self._last_bound
+        bound = self._resolve(names)
+        if isinstance(bound, BoundColumns):
+            self._last_bound = bound
+        return bound
+
+    def _resolve(self, names: tuple[str, ...] | None) -> BoundColumns | str:
+        width = self._width
+        if width is None:
+            if names is None:
+                return "the records have no header, so their number of columns is not known yet"
+            width = len(names)
+        if names is not None and len(names) != width:
+            return f"the header has {len(names)} columns, {width} expected: {format_names(names)}"
+        if self._input_selection is None:
+            available = tuple(range(width))
+        else:
+            try:
+                available = self._input_selection.indices(width, names)
+            except ValueError as error:
+                return str(error)
+        if self._requested is None:
+            return BoundColumns(available, width, names)
+        available_names = None if names is None else tuple(names[index] for index in available)
+        indices: list[int] = []
+        for column in self._requested:
+            try:
+                index = column_index(column, len(available), available_names)
+            except ValueError as error:
+                return (
+                    str(error) if self._input_selection is None else f"{self._input_selection.text}: {error}"
+                )
+            indices.append(available[index])
+        return BoundColumns(tuple(indices), width, names)
+
 
 CellType = DTypeLike | Literal["text"]
 """The type that the cells of a column become: a boolean, integer or floating dtype, or str."""
@@ -39,7 +183,26 @@ _COLUMNS_PER_REQUESTED_MAX = 8
 """Whole blocks are parsed only if at least one column in this number is requested."""
 
 
-class CsvMatrixDecoder(Decoder):
+class _CsvDecoder(Decoder):
+    """A decoder of the columns that `_columns` finds."""
+
+    _columns: ColumnFinder
+
+    def bind(self, column_names: Sequence[str]) -> None:
+        """Resolve the columns by a header before the first block.
+
+        Raise ConfigError if one is missing.
+        """
+        self._columns.bind(tuple(column_names))
+
+    def _fail_all(self, block: Block, tensors: Mapping[str, Array], why: str) -> DecodedBlock:
+        """Return the result for a block without records, or with missing columns."""
+        return DecodedBlock.with_failures(
+            tensors, block, dict.fromkeys(range(len(block)), (FailureKind.FORMAT, why))
+        )
+
+
+class CsvMatrixDecoder(_CsvDecoder):
     """A decoder of some or all columns into one input: a tensor ``[n, F]`` of `dtype`.
 
     A number is any text that Python's `float` accepts, with or without quotes. For integer dtypes
@@ -88,30 +251,23 @@ class CsvMatrixDecoder(Decoder):
             dtype, self._dialect, flat_numbers=flat_numbers, delimited_numbers=delimited_numbers
         )
 
-    def bind(self, column_names: Sequence[str]) -> None:
-        """Resolve the columns by a header before the first block.
-
-        Raise ConfigError if one is missing.
-        """
-        self._columns.bind(tuple(column_names))
-
     @override
     def decode(self, block: Block) -> DecodedBlock:
         """Raise ConfigError if the first block shows that a requested column is missing."""
         bound = self._columns.find_in(block) if len(block) else "no records"
         if isinstance(bound, str):
             empty = np.empty((0, self._columns.count), self._parser.dtype)
-            return _build_result(block, {self._name: empty}, _fail_all(block, bound))
+            return self._fail_all(block, {self._name: empty}, bound)
         rows = TextRows(block.data, block.starts, block.ends)
         if bound.all_in_order:
             parsed = self._parser.parse(rows, bound.width)
             reasons = {
                 row: bound.failure_reason(invalid, bound.indices) for row, invalid in parsed.invalid.items()
             }
-            return _build_result(block, {self._name: parsed.matrix}, reasons)
+            return DecodedBlock.with_failures({self._name: parsed.matrix}, block, reasons)
         matrix = self._decode_all_columns(rows, bound)
         if matrix is not None:
-            return _build_result(block, {self._name: matrix}, {})
+            return DecodedBlock.with_failures({self._name: matrix}, block, {})
         grid = cell_grid(rows, self._dialect, bound.width)
         parsed = self._parser.parse(
             select_columns(grid, bound.indices, self._dialect.delimiter), len(bound.indices)
@@ -121,7 +277,7 @@ class CsvMatrixDecoder(Decoder):
             int(grid.rows[row]): bound.failure_reason(invalid, bound.indices)
             for row, invalid in parsed.invalid.items()
         }
-        return _build_result(block, {self._name: parsed.matrix}, reasons)
+        return DecodedBlock.with_failures({self._name: parsed.matrix}, block, reasons)
 
     def _decode_all_columns(self, rows: TextRows, bound: BoundColumns) -> Matrix | None:
         """Take the requested columns from a matrix of all columns, or return None.
@@ -138,7 +294,7 @@ class CsvMatrixDecoder(Decoder):
         return None if matrix is None else matrix.take(bound.indices, axis=1)
 
 
-class CsvColumnsDecoder(Decoder):
+class CsvColumnsDecoder(_CsvDecoder):
     """A decoder of one column per input: numbers, or text as an object array of str.
 
     Tensors are ``[n]``, or ``[n, 1]`` with `as_column_vectors`. Numbers are parsed and fail as in
@@ -193,19 +349,12 @@ class CsvColumnsDecoder(Decoder):
             for dtype in dict.fromkeys(d for d in types if d is not None)
         ]
 
-    def bind(self, column_names: Sequence[str]) -> None:
-        """Resolve the columns by a header before the first block.
-
-        Raise ConfigError if one is missing.
-        """
-        self._columns.bind(tuple(column_names))
-
     @override
     def decode(self, block: Block) -> DecodedBlock:
         """Raise ConfigError if the first block shows that a requested column is missing."""
         bound = self._columns.find_in(block) if len(block) else "no records"
         if isinstance(bound, str):
-            return _build_result(block, self._by_input_name(self._empty_arrays()), _fail_all(block, bound))
+            return self._fail_all(block, self._by_input_name(self._empty_arrays()), bound)
         grid = cell_grid(TextRows(block.data, block.starts, block.ends), self._dialect, bound.width)
         reasons = bound.ragged_reasons(grid)
         by_input: dict[int, tuple[Array, Offsets]] = {}
@@ -226,7 +375,7 @@ class CsvColumnsDecoder(Decoder):
             array, rows = by_input[i]
             kept = array if good_rows is None else array[np.searchsorted(rows, good_rows)]
             arrays.append(np.ascontiguousarray(kept))
-        return _build_result(block, self._by_input_name(arrays), reasons)
+        return DecodedBlock.with_failures(self._by_input_name(arrays), block, reasons)
 
     def _empty_arrays(self) -> list[Array]:
         dtypes = {i: parser.dtype for inputs, parser in self._number_groups for i in inputs}
@@ -256,57 +405,3 @@ class CsvColumnsDecoder(Decoder):
                     why = (FailureKind.DECODE, f"{bound.label(column)}: not UTF-8")
                     reasons.setdefault(int(grid.rows[row]), why)
         return texts, grid.rows
-
-
-class RawDecoder(Decoder):
-    """A decoder of whole records into an object array ``[n]`` of bytes or str.
-
-    With `text`, a record that is not UTF-8 is a failure (kind DECODE); without it, no record fails.
-    With `as_column_vector` the array is ``[n, 1]``. `select` returns the part of a record to use. A
-    record for which `select` raises ValueError is a failure (kind DECODE).
-    """
-
-    def __init__(
-        self,
-        input_name: str,
-        *,
-        text: bool = False,
-        as_column_vector: bool = False,
-        select: Callable[[bytes], bytes] | None = None,
-    ) -> None:
-        self._name = input_name
-        self._select = select
-        self._text = text
-        self._as_column_vector = as_column_vector
-
-    @override
-    def decode(self, block: Block) -> DecodedBlock:
-        records = TextRows(block.data, block.starts, block.ends).texts(np.arange(len(block)))
-        reasons: FailureReasons = {}
-        values: list[bytes | str] = []
-        for index, record in enumerate(records):
-            try:
-                selected = record if self._select is None else self._select(record)
-                values.append(selected.decode() if self._text else selected)
-            except UnicodeDecodeError as error:
-                reasons[index] = (FailureKind.DECODE, f"not UTF-8 at byte {error.start} of the record")
-            except ValueError as error:
-                reasons[index] = (FailureKind.DECODE, str(error))
-        array = text_array(values)
-        return _build_result(
-            block, {self._name: array[:, None] if self._as_column_vector else array}, reasons
-        )
-
-
-def _fail_all(block: Block, why: str) -> FailureReasons:
-    return dict.fromkeys(range(len(block)), (FailureKind.FORMAT, why))
-
-
-def _build_result(block: Block, tensors: Mapping[str, Any], reasons: FailureReasons) -> DecodedBlock:
-    """Return the tensors with the failures in order and the indices of the decoded records."""
-    if not reasons:
-        return DecodedBlock(tensors)
-    failed = sorted(reasons)
-    failures: tuple[Failure, ...] = tuple(block.failure(row, *reasons[row]) for row in failed)
-    rows = np.setdiff1d(np.arange(len(block)), failed, assume_unique=True)
-    return DecodedBlock(tensors, rows, failures)

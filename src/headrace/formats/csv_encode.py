@@ -13,9 +13,7 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
-from headrace.formats.csv import QuoteScanner
-from headrace.formats.csv_cells import CsvDialect, TextRows, cell_grid, select_columns
-from headrace.formats.csv_columns import ColumnSelection
+from headrace.formats.csv import CsvDialect, QuoteScanner, TextRows, cell_grid, select_columns
 from headrace.formats.encode import (
     INPUT,
     Join,
@@ -31,7 +29,7 @@ from headrace.formats.encode import (
     selections_text,
     text_bytes,
 )
-from headrace.formats.json_path import JsonPath
+from headrace.formats.json_path import ColumnSelection, JsonPath
 from headrace.formats.lines import QUOTE_MAY_OPEN
 
 _PART_BYTES = 1 << 20

@@ -1,5 +1,7 @@
 """The parts that the encoders share: columns, values as text, and records joined with predictions.
 
+`TextEncoder` needs no more than them.
+
 Where a block can be taken as one text, no Python object is made per record. The line ends of the
 block are replaced by a template, and the predictions are filled in, in one pass.
 """
@@ -13,11 +15,12 @@ from typing import Any, Final, Literal, cast
 
 import numpy as np
 import orjson
+from typing_extensions import override
 
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError, ModelContractError
 from headrace.core.tensor import Array, TensorSpec, datatype_of
-from headrace.formats.contract import BlockSelection
+from headrace.formats.contract import BlockSelection, Encoder
 
 Join = Literal["none", "input"]
 
@@ -33,17 +36,16 @@ def output_columns(outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
     The outputs are the first ones of a part. Shapes are ``(-1, ...)``. Raise ConfigError for a
     dtype that cannot be written (complex, dates).
     """
-    return tuple(_output_column(name, data) for name, data in outputs.items())
-
-
-def _output_column(name: str, data: Array) -> TensorSpec:
-    try:
-        datatype = datatype_of(data.dtype)
-    except TypeError as error:
-        raise ConfigError(
-            f"output {name!r} cannot be written: {error}; convert it in the model's predict"
-        ) from error
-    return TensorSpec(name, datatype, (-1, *data.shape[1:]))
+    columns: list[TensorSpec] = []
+    for name, data in outputs.items():
+        try:
+            datatype = datatype_of(data.dtype)
+        except TypeError as error:
+            raise ConfigError(
+                f"output {name!r} cannot be written: {error}; convert it in the model's predict"
+            ) from error
+        columns.append(TensorSpec(name, datatype, (-1, *data.shape[1:])))
+    return tuple(columns)
 
 
 def row_shape(column: TensorSpec) -> tuple[int, ...]:
@@ -316,3 +318,31 @@ def _source_names(block: Block, indices: Sequence[int]) -> list[bytes]:
     if times_ms is None:
         return [name.encode(errors="surrogateescape")] * len(indices)
     return [f"{name}#t={round(times_ms[i] / 1000, 6)}".encode(errors="surrogateescape") for i in indices]
+
+
+class TextEncoder(Encoder):
+    """An encoder of the model's one output, byte for byte (strings as UTF-8).
+
+    For models that format their own lines.
+
+    Each text is followed by `separator`. Nothing is quoted or escaped, so the model must not write
+    the separator within a text. Raises ConfigError for a model with several outputs, an output that
+    is not text, or several texts per record. `encode` raises ModelContractError if outputs change
+    their names or shapes.
+    """
+
+    def __init__(self, columns: Sequence[TensorSpec], *, separator: bytes = b"\n") -> None:
+        if len(columns) != 1 or columns[0].datatype != "BYTES" or row_width(columns[0]) != 1:
+            outputs = ", ".join(f"{c.name} ({c.datatype})" for c in columns) or "none"
+            raise ConfigError(
+                "accept text needs a model with one text output per record, "
+                f"but the model's outputs are {outputs}: choose csv or jsonl"
+            )
+        self._columns = tuple(columns)
+        self._separator = separator
+
+    @override
+    def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
+        rows, (data,) = check_outputs(self._columns, selections, outputs)
+        texts = [text_bytes(value) for value in data.reshape(rows).tolist()]
+        return self._separator.join([*texts, b""]) if texts else b""

@@ -5,9 +5,9 @@ The format is stable: every line contains its version ``v``, and `read_failures`
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -15,6 +15,7 @@ from headrace.core.block import RAW_BYTES_KEPT_MAX, Failure, FailureKind, Positi
 from headrace.core.errors import DataError
 
 VERSION: Final = 1
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,9 @@ def read_failed_records(lines: Iterable[bytes]) -> Iterator[FailedRecord]:
     Raise DataError as `read_failures` does, and for lines without ``output_row`` or
     ``output_byte``.
     """
-    for number, line in enumerate(lines, 1):
-        try:
-            fields = _parse_line(line)
-            yield FailedRecord(_failure_from_fields(fields), fields["output_row"], fields["output_byte"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise _line_error(number, line, error) from error
+    return _read_lines(
+        lines, lambda f: FailedRecord(_failure_from_fields(f), f["output_row"], f["output_byte"])
+    )
 
 
 def failure_line(failure: Failure) -> bytes:
@@ -101,16 +99,18 @@ def read_failures(lines: Iterable[bytes]) -> Iterator[Failure]:
     `lines` may be an open binary file. Unknown keys are ignored. Raise DataError with the line
     number for a line that is not a failure, or whose version is newer than this program.
     """
+    return _read_lines(lines, _failure_from_fields)
+
+
+def _read_lines(lines: Iterable[bytes], read: Callable[[Mapping[str, Any]], _T]) -> Iterator[_T]:
     for number, line in enumerate(lines, 1):
         try:
-            yield _failure_from_fields(_parse_line(line))
+            yield read(_parse_line(line))
         except (ValueError, KeyError, TypeError) as error:
-            raise _line_error(number, line, error) from error
-
-
-def _line_error(number: int, line: bytes, error: Exception) -> DataError:
-    cause = f"{type(error).__name__}: {error}"
-    return DataError(f"line {number} is not a failed record written by headrace ({cause}): {line[:100]!r}")
+            raise DataError(
+                f"line {number} is not a failed record written by headrace "
+                f"({type(error).__name__}: {error}): {line[:100]!r}"
+            ) from error
 
 
 def _parse_line(line: bytes) -> Mapping[str, Any]:

@@ -10,11 +10,11 @@ import orjson
 from numpy.typing import DTypeLike
 from typing_extensions import override
 
-from headrace.core.block import Block, Failure, FailureKind
+from headrace.core.block import Block, FailureKind
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array, text_array
-from headrace.formats.contract import DecodedBlock, Decoder
-from headrace.formats.csv_cells import CsvDialect, TextRows
+from headrace.formats.contract import DecodedBlock, Decoder, FailureReasons
+from headrace.formats.csv import CsvDialect, TextRows
 from headrace.formats.matrix import FlatNumbers, NumberParser, number_dtype
 
 _INTEGERS: Final = frozenset({int, bool})
@@ -84,25 +84,21 @@ class JsonDecoder(Decoder):
         matrix = self._decode_matrix(block)
         if matrix is not None:
             return DecodedBlock(dict.fromkeys(self._fields, matrix))
-        records = TextRows(block.data, block.starts, block.ends).texts(np.arange(len(block)))
         values: list[Any] = []
         rows: list[int] = []
-        failures: dict[int, Failure] = {}
-        for index, record in enumerate(records):
+        reasons: FailureReasons = {}
+        for index, record in enumerate(block.texts()):
             try:
                 values.append(self._parse_record(record))
                 rows.append(index)
             except orjson.JSONDecodeError as error:
-                failures[index] = block.failure(index, FailureKind.FORMAT, f"not JSON: {error}")
+                reasons[index] = (FailureKind.FORMAT, f"not JSON: {error}")
             except ValueError as error:
-                failures[index] = block.failure(index, FailureKind.DECODE, str(error))
+                reasons[index] = (FailureKind.DECODE, str(error))
         tensors = self._decode_together(values)
         if tensors is None:
-            tensors, rows = self._decode_each(block, values, rows, failures)
-        if not failures:
-            return DecodedBlock(tensors)
-        ordered = tuple(failures[index] for index in sorted(failures))
-        return DecodedBlock(tensors, np.array(rows, np.int64), ordered)
+            tensors = self._decode_each(values, rows, reasons)
+        return DecodedBlock.with_failures(tensors, block, reasons)
 
     def _decode_matrix(self, block: Block) -> Array | None:
         """Decode a block of flat number arrays of equal length without a Python object per number.
@@ -137,29 +133,24 @@ class JsonDecoder(Decoder):
                 self._fields[name].shape = shape
         return tensors
 
-    def _decode_each(
-        self, block: Block, values: list[Any], rows: list[int], failures: dict[int, Failure]
-    ) -> tuple[dict[str, Array], list[int]]:
-        """Return the tensors of the valid records and their indices; add the others to `failures`."""
+    def _decode_each(self, values: list[Any], rows: list[int], reasons: FailureReasons) -> dict[str, Array]:
+        """Return the tensors of the valid records; add the others to `reasons`."""
         parts: dict[str, list[Array]] = {name: [] for name in self._fields}
-        decoded_rows: list[int] = []
         for index, value in zip(rows, values, strict=True):
             row: dict[str, Array] = {}
             try:
                 for name, field in self._fields.items():
                     row[name] = field.tensor([field.value(value)])
             except ValueError as error:
-                failures[index] = block.failure(index, FailureKind.DECODE, str(error))
+                reasons[index] = (FailureKind.DECODE, str(error))
                 continue
-            decoded_rows.append(index)
             for name, tensor in row.items():
                 parts[name].append(tensor)
                 self._fields[name].shape = tensor.shape[1:]
-        tensors = {
-            name: np.concatenate(parts[name]) if decoded_rows else field.empty_tensor()
+        return {
+            name: np.concatenate(parts[name]) if parts[name] else field.empty_tensor()
             for name, field in self._fields.items()
         }
-        return tensors, decoded_rows
 
 
 class _FieldReader:

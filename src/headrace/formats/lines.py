@@ -100,6 +100,8 @@ class RecordCutter:
     """A cutter of the text of one member into blocks. Feed it chunks, then call `finish`.
 
     It holds no more than `record_bytes_max` bytes of an unfinished record, and one block.
+    `next_position` is the start of the unfinished record, or of the next one; after `finish`, the end
+    of the text. `done` is true once a record begins at `stop_byte` or beyond.
     """
 
     def __init__(
@@ -120,19 +122,13 @@ class RecordCutter:
         self._record_bytes_max = record_bytes_max
         self._block_bytes_max = block_bytes_max
         self._window_bytes = block_bytes_max
-        # The start of the unfinished record, or of the next one.
-        self._next_position = first
+        self.next_position = first
         self._held_parts: list[bytes] = []
         self._held_bytes = 0
         self._state = QUOTE_MAY_OPEN
         self._skipping = False
         self._stop_byte = stop_byte
         self.done = stop_byte is not None and first.byte >= stop_byte
-
-    @property
-    def next_position(self) -> Position:
-        """Return the start of the unfinished or next record; after `finish`, the end of the text."""
-        return self._next_position
 
     def feed(self, chunk: Buffer) -> Iterator[Block]:
         """Yield blocks of the records that end in this chunk, and of the records that are too long."""
@@ -160,7 +156,7 @@ class RecordCutter:
             return
         # A newline is appended, so that the end of the input and a line end share one code path.
         block = self._make_block(text + b"\n", np.array([len(text)], np.int64))
-        self._next_position = replace(self._next_position, byte=self._next_position.byte - 1)
+        self.next_position = replace(self.next_position, byte=self.next_position.byte - 1)
         if block is not None:
             yield replace(block, data=text)
 
@@ -181,13 +177,13 @@ class RecordCutter:
         newline = part.find(b"\n")
         self._skipping = newline < 0
         consumed = newline + 1 or len(part)
-        self._next_position = replace(
-            self._next_position,
-            byte=self._next_position.byte + consumed,
-            line=self._next_position.line + (newline >= 0),
+        self.next_position = replace(
+            self.next_position,
+            byte=self.next_position.byte + consumed,
+            line=self.next_position.line + (newline >= 0),
         )
         self.done = (
-            not self._skipping and self._stop_byte is not None and self._next_position.byte >= self._stop_byte
+            not self._skipping and self._stop_byte is not None and self.next_position.byte >= self._stop_byte
         )
         return consumed, None
 
@@ -225,7 +221,7 @@ class RecordCutter:
 
     def _ends_before_stop(self, ends: Offsets, stop_byte: int) -> Offsets:
         """Return the ends up to and including that of the last record that begins before the stop."""
-        last = int(np.searchsorted(ends, stop_byte - self._next_position.byte - self._held_bytes - 1))
+        last = int(np.searchsorted(ends, stop_byte - self.next_position.byte - self._held_bytes - 1))
         self.done = last < len(ends)
         return ends[: last + 1]
 
@@ -255,7 +251,7 @@ class RecordCutter:
 
     def _fail_record(self, text: bytes, why: str) -> Block:
         """Return a block with the unfinished record as a failure; `text` is its text so far."""
-        first = self._next_position
+        first = self.next_position
         self._advance(len(text), text.count(b"\n"), 1)
         return Block(first, failures=(Failure(first, FailureKind.FORMAT, why, text[:RAW_BYTES_KEPT_MAX]),))
 
@@ -282,7 +278,7 @@ class RecordCutter:
         if not has_blanks and lines == len(ends):
             only_returns = has_returns and bool((stops < ends).all())
             line_end = b"\r\n" if only_returns else b"" if has_returns else b"\n"
-        first = self._next_position
+        first = self.next_position
         self._advance(consumed, lines, len(starts))
         if not len(starts):
             return None
@@ -292,8 +288,8 @@ class RecordCutter:
         return Block(first, text, starts, stops, line_end=line_end)
 
     def _advance(self, consumed: int, lines: int, records: int) -> None:
-        position = self._next_position
-        self._next_position = replace(
+        position = self.next_position
+        self.next_position = replace(
             position,
             byte=position.byte + consumed,
             line=position.line + lines,

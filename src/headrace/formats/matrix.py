@@ -4,7 +4,7 @@ A block of numeric CSV with commas for newlines is the content of one JSON array
 are by far the fastest readers of numbers. JSON numbers are a strict subset of the texts that
 `float` and `int` accept. So a JSON parser may reject a row, but never returns a wrong number.
 Accepted rows have the values of ``float(cell)``. The other rows are found by bisection and parsed
-one by one.
+one by one. The adapter module of simdjson (extra `fast`), which reads them without Python objects.
 """
 
 import re
@@ -18,11 +18,18 @@ import orjson
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.formats.csv_cells import CsvDialect, TextRows
+from headrace.formats.csv import CsvDialect, TextRows
+
+try:
+    import simdjson as _simdjson  # pyright: ignore[reportMissingImports]
+except ImportError:
+    _simdjson = None
+
+simdjson: Any = _simdjson  # The library has no types.
 
 Matrix = NDArray[Any]
 FlatNumbers = Callable[[bytes, str], NDArray[Any] | None]
-"""A parser of the text of a JSON array into numbers of a kind, such as `simd.FlatNumberReader`."""
+"""A parser of the text of a JSON array into numbers of a kind, such as `FlatNumberReader`."""
 DelimitedNumbers = Callable[[bytes, int, int, bytes, bytes], NDArray[np.float64] | None]
 """A parser of delimited text, such as `arrow.delimited_numbers`: text, rows, width, delimiter, quote."""
 
@@ -54,7 +61,7 @@ def number_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def orjson_flat_numbers(text: bytes, kind: str) -> NDArray[Any] | None:
-    """Parse numbers as `simd.FlatNumberReader` does, without simdjson."""
+    """Parse numbers as `FlatNumberReader` does, without simdjson."""
     # numpy would also convert true, false and strings to numbers.
     if b"r" in text or b"l" in text or b'"' in text:
         return None
@@ -70,16 +77,44 @@ def orjson_flat_numbers(text: bytes, kind: str) -> NDArray[Any] | None:
     return numbers if numbers.ndim == 1 else None
 
 
+_DTYPES = {"d": np.dtype(np.float64), "i": np.dtype(np.int64), "u": np.dtype(np.uint64)}
+
+
+class FlatNumberReader:
+    """A parser of flat JSON arrays of numbers. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        # A parser keeps its memory for the next text, and serves one call at a time. Popping and
+        # appending are atomic, so no two threads ever hold the same parser.
+        self._idle_parsers: list[Any] = []
+
+    def __call__(self, text: bytes, kind: str) -> NDArray[Any] | None:
+        """Return the numbers of a text such as ``[1, 2.5]``.
+
+        Return None if the text is not JSON or has other values. `kind` is "d" for any number as the
+        nearest float64, "i" for integers in the range of int64, or "u" for integers in the range of
+        uint64. Nested arrays are flattened silently: the caller must check for brackets.
+        """
+        parser: Any = self._idle_parsers.pop() if self._idle_parsers else simdjson.Parser()
+        array: Any = None
+        numbers: NDArray[Any] | None = None
+        try:
+            array = parser.parse(text)
+            numbers = np.frombuffer(array.as_buffer(of_type=kind), _DTYPES[kind])
+        except (ValueError, TypeError, RuntimeError):
+            numbers = None
+        # A parser with a live document would reject the next text.
+        array = None
+        self._idle_parsers.append(parser)
+        return numbers
+
+
 def load_flat_numbers() -> FlatNumbers:
     """Return the simdjson parser if the extra `fast` is installed, else orjson's.
 
     Both return the same numbers.
     """
-    try:
-        from headrace.formats.simd import FlatNumberReader  # noqa: PLC0415  an optional extra
-    except MissingExtraError:
-        return orjson_flat_numbers
-    return FlatNumberReader()
+    return orjson_flat_numbers if simdjson is None else FlatNumberReader()
 
 
 def load_delimited_numbers() -> DelimitedNumbers | None:

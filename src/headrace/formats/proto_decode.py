@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from headrace.core.block import Block, Failure, FailureKind
+from headrace.core.block import Block, FailureKind
 from headrace.core.tensor import Array
-from headrace.formats.contract import DecodedBlock, Decoder
+from headrace.formats.contract import DecodedBlock, Decoder, FailureReasons
 from headrace.formats.proto_messages import (
     BYTES,
     KEYS,
@@ -63,28 +63,24 @@ class ProtoDecoder(Decoder):
 
     @override
     def decode(self, block: Block) -> DecodedBlock:
-        columns = {name: self._empty_column(spec, len(block)) for name, spec in self._inputs.items()}
-        failures: dict[int, Failure] = {}
+        columns = {
+            name: np.empty((len(block), *spec.shape), object if spec.dtype is None else spec.dtype)
+            for name, spec in self._inputs.items()
+        }
+        reasons: FailureReasons = {}
         for index in self._decode_uniform_rows(block, columns):
             try:
                 row = self._decode_record(block.record(index))
             except WireError as error:
                 why = f"invalid {self._kind.name} message: {error}"
-                failures[index] = block.failure(index, FailureKind.DECODE, why)
+                reasons[index] = (FailureKind.DECODE, why)
                 continue
             except ValueError as error:
-                failures[index] = block.failure(index, FailureKind.DECODE, str(error))
+                reasons[index] = (FailureKind.DECODE, str(error))
                 continue
             for name, value in row.items():
                 columns[name][index] = value
-        if not failures:
-            return DecodedBlock(columns)
-        rows = np.setdiff1d(np.arange(len(block)), list(failures), assume_unique=True)
-        decoded_columns = {name: column[rows] for name, column in columns.items()}
-        return DecodedBlock(decoded_columns, rows, tuple(failures[index] for index in sorted(failures)))
-
-    def _empty_column(self, spec: ProtoInput, rows: int) -> Array:
-        return np.empty((rows, *spec.shape), object if spec.dtype is None else spec.dtype)
+        return DecodedBlock.with_failures(columns, block, reasons, all_rows=True)
 
     def _decode_uniform_rows(self, block: Block, columns: dict[str, Array]) -> list[int]:
         """Decode the records that have the remembered layout.

@@ -16,12 +16,10 @@ from headrace.core.errors import ConfigError, CorruptError, DataError, EmptySour
 from headrace.core.settings import Setting, check
 from headrace.formats import tar
 from headrace.formats.compression import Compression, decompress
-from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format
+from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format, ImageMode
 from headrace.formats.csv import CsvFormat
-from headrace.formats.line import JsonLinesFormat, LineFormat
-from headrace.formats.media.pixels import ImageMode
-from headrace.formats.recordio import RecordIOFormat
-from headrace.formats.whole import JsonFormat, WholeFormat
+from headrace.formats.frames import RecordIOFormat
+from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, WholeFormat
 
 FormatName = Literal[
     "csv",

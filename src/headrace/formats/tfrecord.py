@@ -4,9 +4,10 @@ This module is the adapter for google-crc32c (extra `tfrecord`), which computes 
 instruction.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from typing_extensions import override
 
@@ -18,13 +19,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("tfrecord", "reading TFRecord files") from error
 
-# The library has no types; Any is confined to this name.
-_library: Any = google_crc32c
-
-
-def crc32c(data: bytes) -> int:
-    """Return the CRC-32C (Castagnoli) of `data`."""
-    return _library.value(data)
+crc32c: Callable[[bytes], int] = cast("Any", google_crc32c).value  # The library has no types.
+"""The CRC-32C (Castagnoli) of bytes."""
 
 
 _HEADER: Final = Struct("<QI")

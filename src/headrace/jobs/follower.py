@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import JobLedgerUnavailableError, JobNotFoundError, OverloadedError, StoppedError
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 from headrace.jobs.job import Job
 from headrace.jobs.ledger import JobLedger, Wakeup
 

@@ -17,7 +17,7 @@ from headrace.core.errors import (
     ModelNotFoundError,
     QueueFullError,
 )
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.follower import FOLLOWERS_MAX
 from headrace.jobs.job import NewJob, new_job_id

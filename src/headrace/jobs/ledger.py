@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Protocol
 
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 from headrace.core.settings import Setting
 from headrace.jobs.job import HistoryEntry, Job, JobProgress, NewJob, Settlement
 from headrace.jobs.state import JobState

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, JobLedgerUnavailableError
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 from headrace.core.settings import Setting, check
 from headrace.jobs.job import Job, is_job_id
 from headrace.jobs.ledger import JobFilter, JobLedger

@@ -14,7 +14,7 @@ from typing import Final
 from typing_extensions import override
 
 from headrace.core.errors import JobLedgerUnavailableError, OverloadedError, StoppedError
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import JobLedger, SubmitReply
 

@@ -16,9 +16,15 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.errors import DataError, ModelContractError, ModelInputError, UnsupportedError
-from headrace.core.frozen import statically_frozen
 from headrace.core.sequence import may_omit_inputs
-from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
+from headrace.core.tensor import (
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    Tensor,
+    TensorSpec,
+    statically_frozen,
+)
 from headrace.protocols.oip_json_fast import fast_decode_request, fast_encode_response
 from headrace.protocols.tensors import (
     Bf16,

@@ -10,9 +10,8 @@ from typing import Any, Final
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
-from headrace.formats.csv_columns import ColumnSelection
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder
-from headrace.formats.json_path import JsonPath
+from headrace.formats.json_path import ColumnSelection, JsonPath
 from headrace.runs.sequence_mapping import other_columns
 from headrace.runs.settings import MappingOptions
 

@@ -10,13 +10,11 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.csv_encode import CsvEncoder, TransformCsvEncoder
-from headrace.formats.encode import INPUT, output_columns
+from headrace.formats.encode import INPUT, TextEncoder, output_columns
+from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.json_path import JsonPath, compile_path
-from headrace.formats.json_path_grammar import ElementSelector, MemberSelector
-from headrace.formats.jsonl_encode import JsonLinesEncoder
+from headrace.formats.json_select import ElementSelector, MemberSelector
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
-from headrace.formats.text_encode import TextEncoder
-from headrace.formats.transform_json import TransformJsonEncoder
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import JSON_KINDS, Mapper
 from headrace.runs.settings import OutputFormat, RunSettings

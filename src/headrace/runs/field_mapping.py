@@ -16,10 +16,10 @@ import orjson
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
+from headrace.formats.column_decode import ColumnsInput, ParquetDecoder, values_dtype
 from headrace.formats.contract import DecodedBlock, Decoder
-from headrace.formats.csv_decode import RawDecoder
 from headrace.formats.json_decode import JsonDecoder, JsonField
-from headrace.formats.parquet_decode import ColumnsInput, ParquetDecoder, values_dtype
+from headrace.formats.line import RawDecoder
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
 from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
 from headrace.runs.csv_mapping import FIRST_RECORDS, one_input

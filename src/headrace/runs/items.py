@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.block import Block, Failure, FailureKind, Position
-from headrace.core.outcome import Outcome, Prediction
+from headrace.core.block import Block, Failure, FailureKind, Outcome, Position, Prediction
 from headrace.core.tensor import Array
 from headrace.formats.contract import BlockSelection, DecodedBlock
 from headrace.formats.read import position_after

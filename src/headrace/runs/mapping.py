@@ -14,9 +14,9 @@ from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import DecodedBlock, Decoder
-from headrace.formats.csv_cells import CsvDialect
-from headrace.formats.csv_decode import RawDecoder
+from headrace.formats.csv import CsvDialect
 from headrace.formats.json_path import compile_path
+from headrace.formats.line import RawDecoder
 from headrace.formats.read import ReadOptions, csv_delimiter, format_name
 from headrace.runs.csv_mapping import CsvMapping, one_input
 from headrace.runs.field_mapping import FRAMED_KINDS, JsonMapping, ParquetMapping, framed_decoder

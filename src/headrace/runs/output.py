@@ -19,8 +19,7 @@ from headrace.runs.items import ScoredSpan, selected_rows
 from headrace.runs.records import Counts
 from headrace.runs.settings import FailurePolicy, RunSettings
 from headrace.storage.contract import Store
-from headrace.storage.draft import Draft, PersistedDraft, PersistedRange, open_draft
-from headrace.storage.publisher import DraftPublisher
+from headrace.storage.draft import Draft, DraftPublisher, PersistedDraft, PersistedRange, open_draft
 
 EncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
 """A function that makes an output's encoder from its first predictions and their block."""

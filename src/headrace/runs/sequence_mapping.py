@@ -13,9 +13,8 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.core.sequence import SEQUENCE_ID_CHARS_MAX, parse_sequence_id
 from headrace.core.tensor import Array, text_array
 from headrace.formats.contract import DecodedBlock
-from headrace.formats.csv_cells import CsvDialect
-from headrace.formats.csv_columns import ColumnFinder
-from headrace.formats.csv_decode import CellType, CsvColumnsDecoder
+from headrace.formats.csv import CsvDialect
+from headrace.formats.csv_decode import CellType, ColumnFinder, CsvColumnsDecoder
 from headrace.runs.settings import BY_MEMBER, MappingOptions
 
 _ID: Final = "id"

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-from headrace.core.outcome import Outcome
+from headrace.core.block import Outcome
 from headrace.core.predictor import Predictor
 from headrace.runs.flow import Flow
 from headrace.runs.items import ScoredBatch

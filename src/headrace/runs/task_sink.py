@@ -23,8 +23,7 @@ from headrace.runs.settings import TABLES
 from headrace.runs.source import ShardSource
 from headrace.runs.task_outputs import OpenOutput, OpenOutputs
 from headrace.runs.work import RunWork
-from headrace.storage.draft import PersistedDraft, discard
-from headrace.storage.publisher import DraftPublisher
+from headrace.storage.draft import DraftPublisher, PersistedDraft, discard
 
 
 class TaskSink:

@@ -22,7 +22,7 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
-from headrace.core.handle import HandleRequest, HandleResponse
+from headrace.core.model import HandleRequest, HandleResponse
 from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics, SequenceStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from headrace.core.handle import BODY, HandleRequest
+from headrace.core.model import BODY, HandleRequest
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.jobs.access import Scope
 from headrace.protocols import generate, oip_json, sse

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from headrace.core.errors import StoppedError
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 from headrace.server.dataplane import Dataplane
 from headrace.server.listener import Listener
 from headrace.server.settings import DrainSettings

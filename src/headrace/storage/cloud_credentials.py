@@ -1,4 +1,4 @@
-"""Find the credentials of cloud providers, without network access.
+"""Find the credentials of cloud providers, without network access. The adapter module of boto3.
 
 S3: credentials, region and endpoint from the AWS environment and ``~/.aws``, in the order of the AWS
 tools: keys in the environment; keys in the profile; credentials that only the AWS SDK can obtain
@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from headrace.core.errors import AccessDeniedError, ConfigError
+from headrace.core.errors import AccessDeniedError, ConfigError, MissingExtraError
 
 EC2_VENDOR_FILE = Path("/sys/devices/virtual/dmi/id/sys_vendor")
 _SDK_SETTINGS = (
@@ -123,6 +124,20 @@ def aws_settings(environ: Mapping[str, str], *, ec2_vendor_file: Path = EC2_VEND
         searched_sources="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the environment, "
         f"profile {profile_name!r} in {files.names}",
     )
+
+
+def sdk_session(needed_for: str, **settings: str | None) -> Any:
+    """Return a boto3 session with these settings.
+
+    Raises MissingExtraError without boto3. Exceptions of the SDK propagate.
+    """
+    try:
+        # boto3 takes longer to import than everything else here.
+        import boto3 as _boto3  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError("aws", needed_for) from error
+    boto3: Any = _boto3  # boto3 ships no types
+    return boto3.session.Session(**settings)
 
 
 def truthy(text: str | None) -> bool:

@@ -1,12 +1,19 @@
-"""The store of cloud objects: adds retries, resumed reads and sorted listings to `Bucket`."""
+"""The store of cloud objects: adds retries, resumed reads and sorted listings to `Bucket`.
 
+Most S3-compatible servers list in the order of a directory tree (``a/x`` before ``a-x``), not in the
+order of the keys. Their listings are sorted in bounded memory: sorted runs on disk, then a merge.
+"""
+
+import heapq
+import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import IO, Literal
 
+import orjson
 from typing_extensions import override
 
 from headrace.core.errors import (
@@ -17,10 +24,8 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.core.retry import TransientFault
-from headrace.storage.cloud import Bucket, Entry
+from headrace.storage.cloud import Bucket, Entry, RangeIgnoredError
 from headrace.storage.contract import ObjectInfo, Store, UrlSigner, Writer
-from headrace.storage.external_sort import sort_by_uri
-from headrace.storage.faults import RangeIgnoredError
 from headrace.storage.multipart import PartWriter
 from headrace.storage.retry import Retrier
 from headrace.storage.uri import Location, object_location, prefix_location
@@ -33,6 +38,11 @@ PART_BYTES = 8 << 20
 PARTS_AT_ONCE = 2
 ONE_REQUEST_BYTES_MAX = 64 << 20
 """The longest object that `put` writes in one request; longer ones are written in parts."""
+RUN_ENTRIES_MAX = 50_000
+"""Entries of an unsorted listing in memory at once, about 15 MB."""
+_ROWS_PER_LINE = 1_000
+
+_Row = tuple[str, int | None, str, float]
 
 
 class CloudStore(Store, UrlSigner):
@@ -344,3 +354,45 @@ def _key_before(folder: str, start_of_name: str) -> str:
     if not (before.isascii() and before[-1].isalnum()):
         return ""
     return f"{folder}/{before}" if folder else before
+
+
+def sort_by_uri(
+    infos: Iterable[ObjectInfo], *, run_entries_max: int = RUN_ENTRIES_MAX
+) -> Iterator[ObjectInfo]:
+    """Yield the infos sorted by URI, without duplicate URIs.
+
+    Reads all of `infos` before the first yield.
+    """
+    with ExitStack() as files:
+        runs: list[IO[bytes]] = []
+        rows: list[_Row] = []
+        for info in infos:
+            rows.append((info.uri, info.size_bytes, info.etag, info.modified_s))
+            if len(rows) >= run_entries_max:
+                runs.append(files.enter_context(_spill(rows)))
+                rows.clear()
+        rows.sort(key=_row_uri)
+        last: str | None = None
+        for row in heapq.merge(*(_read(run) for run in runs), rows, key=_row_uri):
+            if row[0] != last:
+                last = row[0]
+                yield ObjectInfo(*row)
+
+
+def _row_uri(row: _Row) -> str:
+    return row[0]
+
+
+def _spill(rows: list[_Row]) -> IO[bytes]:
+    """Return one sorted run in an anonymous file, `_ROWS_PER_LINE` rows a line."""
+    run: IO[bytes] = tempfile.TemporaryFile(prefix="headrace-list-")  # noqa: SIM115 - the caller closes it
+    rows.sort(key=_row_uri)
+    for start in range(0, len(rows), _ROWS_PER_LINE):
+        run.write(orjson.dumps(rows[start : start + _ROWS_PER_LINE], option=orjson.OPT_APPEND_NEWLINE))
+    run.seek(0)
+    return run
+
+
+def _read(run: IO[bytes]) -> Iterator[_Row]:
+    for line in run:
+        yield from orjson.loads(line)

@@ -82,8 +82,10 @@ class LocalStore(Store):
     @override
     def put(self, uri: str, data: bytes) -> None:
         """Write a file, and create its parent folders."""
-        with self.writer(uri) as writer:
-            writer.write(data)
+        path = _target_path(uri)
+        with translate_os_errors(uri), _TemporaryFile(path) as temporary:
+            temporary.write(data)
+            temporary.publish(path)
 
     def put_unflushed(self, uri: str, data: bytes, *, drafts: str) -> None:
         """Write an object atomically but not durably, until `flush` has returned.
@@ -114,12 +116,7 @@ class LocalStore(Store):
         with translate_os_errors(uri):
             with _TemporaryFile(path) as temporary:
                 temporary.write(data)
-                temporary.flush()
-                with contextlib.suppress(FileExistsError):
-                    os.link(
-                        temporary.path, path
-                    )  # a link fails if the name exists; a rename would replace it
-                    flush_folder(path)
+                if temporary.publish_new(path):
                     return
             if self.get(uri) != data:
                 raise AlreadyExistsError(uri, "exists already with other bytes")
@@ -295,12 +292,9 @@ class _TemporaryFile:
         while rest:
             rest = rest[os.write(self._file, rest) :]
 
-    def flush(self) -> None:
-        os.fsync(self._file)
-
     def publish(self, path: str, *, flush: bool = True) -> None:
         if flush:
-            self.flush()
+            os.fsync(self._file)
         try:
             os.replace(self.path, path)
         except FileNotFoundError:
@@ -309,6 +303,16 @@ class _TemporaryFile:
         self._published = True
         if flush:
             flush_folder(path)
+
+    def publish_new(self, path: str) -> bool:
+        """Publish the file as `path` unless that exists. Return False if it does."""
+        os.fsync(self._file)
+        try:
+            os.link(self.path, path)  # a link fails if the name exists; a rename would replace it
+        except FileExistsError:
+            return False
+        flush_folder(path)
+        return True
 
     def remove(self) -> None:
         """Close the file. Delete it unless it was published."""

@@ -2,7 +2,7 @@
 
 A region is a label: a cloud's name such as ``eu-west-1``, or a name that the user chose such as
 ``hall-2``. A region only makes work cheaper and never affects results, so a region that cannot be
-found is None.
+found is None. The query of a bucket needs boto3.
 """
 
 import logging
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ConfigError, HeadraceError
-from headrace.storage.aws_sdk import bucket_region
+from headrace.core.errors import AccessDeniedError, ConfigError, HeadraceError
+from headrace.storage.cloud_credentials import AwsSettings, CredentialSource, aws_settings, sdk_session
 from headrace.storage.uri import absolute, parse
 
 LOOKUP_TIMEOUT_S: Final = 5.0
@@ -210,3 +210,82 @@ def _normalize(uri: str) -> str:
     location = parse(absolute(uri))
     key = location.key.lstrip("/") if location.scheme == "file" else location.key
     return f"{location.scheme}://{location.bucket}/{key}"
+
+
+_REGION_HEADER: Final = "x-amz-bucket-region"
+_FIRST_REGION: Final = "us-east-1"
+
+
+def bucket_region(name: str, environ: Mapping[str, str], *, timeout_s: float) -> str | None:
+    """Return the region that the server of an S3 bucket reports, or None if it reports none.
+
+    Usually one request, never retried. Connecting and the response have `timeout_s` seconds each.
+    The endpoint and the credentials are those that read the bucket.
+
+    Raises:
+        MissingExtraError: boto3 is not installed.
+        AccessDeniedError: There are no credentials to sign with.
+        ConfigError: A setting is invalid.
+        Exception: The SDK raised one of its dozens of exception types.
+    """
+    aws = aws_settings(environ)
+    if aws.source is CredentialSource.NONE:
+        raise AccessDeniedError(f"s3://{name}", f"no credentials found; searched {aws.searched_sources}")
+    client = _s3_client(aws, timeout_s)
+    try:
+        return _region_from_head(client, name) or _region_from_location(
+            client, name, of_amazon=not aws.endpoint
+        )
+    finally:
+        client.close()
+
+
+def _region_from_head(client: Any, name: str) -> str | None:
+    from botocore.exceptions import ClientError  # noqa: PLC0415 - of boto3
+
+    try:
+        response: Any = client.head_bucket(Bucket=name)
+    except ClientError as error:
+        # Amazon sends the header also with 403 and with redirects from another region.
+        if region := _region_from_headers(error.response):
+            return region
+        raise
+    return _region_from_headers(response)
+
+
+def _region_from_headers(response: Any) -> str | None:
+    return response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(_REGION_HEADER) or None
+
+
+def _region_from_location(client: Any, name: str, *, of_amazon: bool) -> str | None:
+    constraint = client.get_bucket_location(Bucket=name).get("LocationConstraint")
+    if not constraint:
+        # Amazon omits the constraint for its first region. Other servers omit it because they know
+        # no regions.
+        return _FIRST_REGION if of_amazon else None
+    return "eu-west-1" if constraint == "EU" else str(constraint)
+
+
+def _s3_client(aws: AwsSettings, timeout_s: float) -> Any:
+    session = sdk_session(
+        "asking S3 for a bucket's region",
+        profile_name=aws.profile if aws.source is CredentialSource.SDK else None,
+        region_name=aws.region,
+        aws_access_key_id=aws.access_key_id or None,
+        aws_secret_access_key=aws.secret_access_key or None,
+        aws_session_token=aws.session_token or None,
+    )
+    from botocore import UNSIGNED  # noqa: PLC0415 - of boto3
+    from botocore.config import Config  # noqa: PLC0415
+
+    unsigned = aws.source is CredentialSource.ANONYMOUS
+    config = Config(
+        connect_timeout=timeout_s,
+        read_timeout=timeout_s,
+        retries={"total_max_attempts": 1},
+        s3={"addressing_style": "path"} if aws.endpoint else None,
+        **({"signature_version": UNSIGNED} if unsigned else {}),
+    )
+    return session.client(
+        "s3", endpoint_url=aws.endpoint or None, verify=aws.ca_bundle or None, config=config
+    )

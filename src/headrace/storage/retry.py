@@ -37,10 +37,10 @@ class Retrier:
         seed: int | None = None,
         wake: threading.Event | None = None,
     ) -> None:
+        self.clock = clock
         self.policy = policy
-        self._clock = clock
-        self._random = random.Random(seed)  # noqa: S311 - jitter, not a secret
-        self._wake = wake
+        self.random = random.Random(seed)  # noqa: S311 - jitter, not a secret
+        self.wake = wake
 
     def begin(self, uri: str, verb: str) -> "Attempts":
         """Return a failure counter for one operation on one object.
@@ -60,15 +60,7 @@ class Retrier:
 
     def now(self) -> float:
         """Return the seconds of the clock."""
-        return self._clock.now()
-
-    def draw_jitter(self) -> float:
-        """Return a random number for the jitter, 0 to 1."""
-        return self._random.random()
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep. Return True if the owner is closing."""
-        return self._clock.sleep(seconds, self._wake)
+        return self.clock.now()
 
 
 class Attempts:
@@ -87,16 +79,16 @@ class Attempts:
 
     def record_failure(self, fault: TransientFault) -> None:
         """Wait before the next attempt. Raises UnavailableError if the budget is spent."""
-        now_s = self._retrier.now()
+        retrier, policy = self._retrier, self._retrier.policy
+        now_s = retrier.now()
         if self._count == 0:
             self._since_s = now_s
         self._count += 1
         elapsed_s = now_s - self._since_s
-        policy = self._retrier.policy
         delay_s = policy.delay_s(
             self._count,
             policy.retry_s - elapsed_s,
-            self._retrier.draw_jitter(),
+            retrier.random.random(),
             retry_after_s=fault.retry_after_s,
         )
         tries = f"{self._count} attempts over {elapsed_s:.1f} s"
@@ -106,7 +98,7 @@ class Attempts:
         # The first failure is a warning; repetitions appear only in a detailed log.
         level = logging.WARNING if self._count == 1 else logging.INFO
         _log.log(level, "%s: %s failed, retrying in %.1f s: %s", self._uri, self._verb, delay_s, fault)
-        if self._retrier.wait(delay_s):
+        if retrier.clock.sleep(delay_s, retrier.wake):
             raise UnavailableError(
                 self._uri, f"{self._verb} was abandoned after {tries}, on closing: {fault}"
             ) from fault

@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.core.errors import HeadraceError, StoppedError
-from headrace.core.predictor import Predictor
-from headrace.core.service import Service
+from headrace.core.predictor import Predictor, Service
 from headrace.core.tensor import InferRequest, InferResponse
 
 _ROUNDS = 5

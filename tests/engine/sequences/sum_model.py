@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.sequences.batch_loops import start_with_loops
-from headrace.checkpoints.memory import MemoryCheckpointStore
+from headrace.checkpoints.store import MemoryCheckpointStore
 from headrace.core import InferRequest, Model, RowError, Tensor
 from headrace.core.errors import UnavailableError
 from headrace.engine import Engine

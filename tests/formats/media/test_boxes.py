@@ -6,7 +6,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import CorruptError, TruncatedError
-from headrace.formats.media.boxes import HELD_BYTES_MAX, MatroskaElements, Mp4Boxes
+from headrace.formats.media.video import HELD_BYTES_MAX, MatroskaElements, Mp4Boxes
 
 
 def box(name, body=b"", size=None):

@@ -15,9 +15,9 @@ from PIL import Image, ImageOps
 from cases import for_each
 from headrace.core.block import FailureKind, Position
 from headrace.core.errors import ConfigError, MissingExtraError, StorageError, TruncatedError
+from headrace.formats.contract import check_pixels
 from headrace.formats.media import image as image_module
 from headrace.formats.media.image import RAW_HEAD_BYTES, ImageFormat
-from headrace.formats.media.pixels import check_pixels
 
 RNG = np.random.default_rng(7)
 FIRST = Position("memory://a.png", member="x", record=0, line=1)

@@ -10,8 +10,8 @@ import soundfile
 
 from cases import for_each
 from headrace.core.errors import CorruptError, TruncatedError
+from headrace.formats.media.audio import READ_BYTES, read_wav_header, read_wav_samples
 from headrace.formats.media.chunkfile import ChunkFile
-from headrace.formats.media.wav import READ_BYTES, read_header, read_samples
 
 NOISE = np.random.default_rng(3).uniform(-0.9, 0.9, (1001, 2))
 
@@ -24,8 +24,10 @@ def encode(subtype, samples=NOISE, rate_hz=8000, kind="WAV"):
 
 def decode(data):
     file = ChunkFile([data])
-    header = read_header(file)
-    return header, np.concatenate([np.empty((0, header.channels), np.float32), *read_samples(file, header)])
+    header = read_wav_header(file)
+    return header, np.concatenate(
+        [np.empty((0, header.channels), np.float32), *read_wav_samples(file, header)]
+    )
 
 
 def riff(data, *, data_size=None, riff_size=None, before=b"", fmt=None):
@@ -84,7 +86,7 @@ def test_samples_before_a_cut_are_yielded():
     file = ChunkFile([data])
     parts = []
     with pytest.raises(TruncatedError, match="1001 bytes early") as caught:
-        parts.extend(read_samples(file, read_header(file)))
+        parts.extend(read_wav_samples(file, read_wav_header(file)))
     assert sum(len(p) for p in parts) == READ_BYTES - 501
     assert caught.value.byte == len(data)
 
@@ -93,7 +95,7 @@ def test_cut_within_a_sample_is_truncated():
     fmt = struct.pack("<HHIIHH", 1, 2, 8000, 32000, 4, 16)
     file = ChunkFile([riff(b"\0" * 10, data_size=0xFFFFFFFF, fmt=fmt)])
     with pytest.raises(TruncatedError, match="middle"):
-        list(read_samples(file, read_header(file)))
+        list(read_wav_samples(file, read_wav_header(file)))
 
 
 def test_padding_byte_after_an_unknown_size_is_ignored():
@@ -105,7 +107,7 @@ def test_padding_byte_after_an_unknown_size_is_ignored():
 @for_each("length", [0, 5, 11, 14, 30, 40])
 def test_cut_in_the_header_is_truncated(length):
     with pytest.raises(TruncatedError, match="before any sample"):
-        read_header(ChunkFile([riff(b"\0" * 100)[:length]]))
+        read_wav_header(ChunkFile([riff(b"\0" * 100)[:length]]))
 
 
 @for_each(
@@ -125,4 +127,4 @@ def test_cut_in_the_header_is_truncated(length):
 )
 def test_unsupported_files_are_corrupt(data, why):
     with pytest.raises(CorruptError, match=why):
-        read_header(ChunkFile([data]))
+        read_wav_header(ChunkFile([data]))

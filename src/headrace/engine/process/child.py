@@ -21,9 +21,9 @@ from typing import Any, Final
 import orjson
 from typing_extensions import override
 
-from headrace.core.call import Call
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import DataError, ModelContractError
+from headrace.core.model import Call
 from headrace.core.tensor import Array, InferRequest, InferResponse
 from headrace.engine.backend import CallInputs
 from headrace.engine.local_backend import LocalBackend
@@ -89,7 +89,7 @@ class _WireHandler(logging.Handler):
 
 
 class _Call(Call):
-    """A call of `predict` or `step`, as its model sees it (`headrace.core.call.Call`)."""
+    """A call of `predict` or `step`, as its model sees it (`headrace.core.model.Call`)."""
 
     def __init__(self, number: int, deadline: float | None, clock: Clock, control: mmap.mmap) -> None:
         self._number = number

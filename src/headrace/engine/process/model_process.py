@@ -25,7 +25,7 @@ from headrace.core.errors import (
     ModelLoadError,
     StoppedError,
 )
-from headrace.core.handle import HandleResponse
+from headrace.core.model import HandleResponse
 from headrace.core.tensor import InferRequest
 from headrace.engine.outputs import ChunkedResponse
 from headrace.engine.process.call_socket import CallSocket

@@ -14,10 +14,9 @@ from math import inf
 
 from typing_extensions import override
 
-from headrace.core.call import Call, current_call
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, DataError, InstanceLostError, ModelInputError, StoppedError
-from headrace.core.model import ModelRecipe
+from headrace.core.model import Call, ModelRecipe, current_call
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.backend import Backend, CallInputs, CallResult, InputParts

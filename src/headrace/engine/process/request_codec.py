@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from headrace.core.handle import HandleRequest, HandleResponse
+from headrace.core.model import HandleRequest, HandleResponse
 from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
 from headrace.engine.process.messages import OpaqueHeader, ResponseHeader
 from headrace.engine.process.shared_arrays import decode_objects, encode_objects

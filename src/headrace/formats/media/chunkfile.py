@@ -1,10 +1,11 @@
-"""A file-like reader over chunks, for decoders that request a number of bytes.
+"""The input of media decoders: a file-like reader over chunks, and the contract of its checkers.
 
 Each read returns exactly the requested bytes regardless of the chunk boundaries. A decoder above
 therefore sees the same reads and produces the same records for any chunking.
 """
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from headrace.formats.contract import Buffer
 
@@ -90,3 +91,15 @@ class ChunkFile:
             except BaseException as error:  # noqa: BLE001 - raised by the read that finds no bytes before it
                 self.error, self._ended = error, True
         return bool(self._chunk)
+
+
+class BoxScanner(Protocol):
+    """A checker of the structure of a stream."""
+
+    def feed(self, data: bytes) -> None:
+        """Check the next bytes. Raise `CorruptError` at an invalid header."""
+        ...
+
+    def check_end(self) -> None:
+        """Raise `TruncatedError` if the bytes so far end inside a part."""
+        ...

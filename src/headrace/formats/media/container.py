@@ -17,9 +17,8 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from headrace.core.errors import CorruptError, TruncatedError
-from headrace.formats.media.boxes import BoxScanner
-from headrace.formats.media.chunkfile import ChunkFile
-from headrace.formats.media.pixels import ImageMode
+from headrace.formats.contract import ImageMode
+from headrace.formats.media.chunkfile import BoxScanner, ChunkFile
 
 Samples = NDArray[np.float32]
 

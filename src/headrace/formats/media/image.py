@@ -17,9 +17,8 @@ from typing_extensions import override
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.formats.contract import Buffer, Format
+from headrace.formats.contract import Buffer, Format, ImageMode, check_pixels
 from headrace.formats.media.chunkfile import ChunkFile
-from headrace.formats.media.pixels import ImageMode, check_pixels
 
 try:
     from PIL import Image, ImageFile

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from headrace.core.address import REDIS_SCHEMES, ServerAddress, redis_options
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 
 if TYPE_CHECKING:
     from headrace.jobs.brokers.session import MessageBroker

@@ -19,9 +19,15 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError
-from headrace.core.service import Service
+from headrace.core.predictor import Service
 from headrace.jobs.job import Job, JobProgress, Kind, Outcome, Settlement
-from headrace.jobs.kinds import Attempt, AttemptRunner, AttemptStoppedError, KindRunner, StopReason
+from headrace.jobs.kinds import (
+    Attempt,
+    AttemptRunner,
+    AttemptStoppedError,
+    KindRunner,
+    StopReason,
+)
 from headrace.jobs.ledger import JobLedger, Wakeup
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.ledger_loop import LedgerLoop

@@ -1,10 +1,15 @@
-"""Predictions as JSON, joined with their records under batch transform's names, and filtered."""
+"""Predictions as JSON: one object per record with its outputs by name, and perhaps the record.
+
+`JsonLinesEncoder` writes JSON Lines. `TransformJsonEncoder` uses batch transform's names, and filters.
+"""
 
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
+import orjson
 from typing_extensions import override
 
 from headrace.core.block import Block
@@ -12,33 +17,180 @@ from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.encode import (
+    INPUT,
     Join,
     RecordJoiner,
     check_join,
     check_outputs,
+    is_text,
     join_selections,
     json_text,
+    number_text,
     raw_records,
     selection_text,
 )
 from headrace.formats.json_path import JsonPath
-from headrace.formats.json_path_grammar import ElementSelector, MemberSelector
-from headrace.formats.json_text import BLANKS, members
-from headrace.formats.jsonl_encode import encode_fields, encode_values, output_keys
+from headrace.formats.json_select import BLANKS, ElementSelector, MemberSelector, members
 
-INPUT: Final = "SageMakerInput"
-"""The member for a record that is not an object."""
-OUTPUT: Final = "SageMakerOutput"
+INPUT_BASE64 = "input_base64"
+"""The key of a joined record in base64, because it is not UTF-8."""
+
+
+SAGEMAKER_OUTPUT: Final = "SageMakerOutput"
 """The member for the prediction."""
-
 _OUTPUT_KEY = b'"SageMakerOutput":'
 _INPUT_KEY = b'"SageMakerInput":'
+"""The member for a record that is not an object."""
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7][0-9A-Fa-f]")
 _EMPTY = re.compile(rb"^\{[ \t\r]*\}$", re.MULTILINE)
 _BRACE, _BRACE_END, _QUOTE, _SPACE, _COMMA = b'{}" ,'
 _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
 
 _T = TypeVar("_T")
+
+
+class JsonLinesEncoder(Encoder):
+    """An encoder of JSON lines such as ``{"y":0.5,"scores":[0.1,0.9]}``.
+
+    A line has a key for each output, and arrays are nested by shape. Numbers have the fewest digits
+    that read back to the same value of their dtype. JSON has no NaN and no infinities: they become
+    null. Strings are unchanged. Bytes become strings if they are UTF-8, else ``{"base64": "..."}``.
+
+    With ``join="input"`` a first key ``input`` holds the record as a string. If `input_is_json`
+    returns True for a block, its records are spliced in byte for byte, except that line breaks
+    become spaces. A record that is not UTF-8 is stored under ``input_base64`` instead, without
+    loss.
+
+    Raises ConfigError if an output has the name of the joined record. `encode` raises
+    ModelContractError if outputs change their names or shapes within a part.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[TensorSpec],
+        *,
+        join: Join = "none",
+        input_is_json: Callable[[Block], bool] = lambda _: False,
+    ) -> None:
+        check_join(join)
+        self._columns = tuple(columns)
+        self._joins_input = join == "input"
+        self._input_is_json = input_is_json
+        self._keys = output_keys(self._columns)
+        conflicts = {INPUT, INPUT_BASE64} & {column.name for column in self._columns}
+        if self._joins_input and conflicts:
+            raise ConfigError(
+                f"output {conflicts.pop()!r} has the reserved name of the joined record: "
+                "rename the output in the model, omit the input, or write CSV"
+            )
+
+    @override
+    def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
+        rows, arrays = check_outputs(self._columns, selections, outputs)
+        if not rows:
+            return b""
+        opening, fields, closing = encode_fields(self._keys, arrays, rows)
+        closing += b"}\n"
+        if not self._joins_input:
+            return RecordJoiner(b"{" + opening, b"", closing).prediction_lines(fields)
+        middle = b"," + opening if self._columns else b""
+        json_joiner = RecordJoiner(b'{"input":', middle, closing)
+        quoted_joiner = RecordJoiner(b'{"input":"', b'"' + middle, closing)
+        field_joiner = RecordJoiner(b"{", middle, closing)
+
+        def join(selection: BlockSelection, predictions: Sequence[bytes]) -> bytes:
+            # The choice is made per block, because a source may mix JSON and other text.
+            if self._input_is_json(selection.block):
+                return _join_json(json_joiner, selection, predictions)
+            return _join_text(quoted_joiner, field_joiner, selection, predictions)
+
+        return join_selections(selections, fields, join)
+
+
+def output_keys(columns: Sequence[TensorSpec]) -> list[bytes]:
+    """Return the text before the value of each output in an object."""
+    return [json_text(column.name) + b":" for column in columns]
+
+
+def encode_fields(
+    keys: Sequence[bytes], arrays: Sequence[Array], rows: int
+) -> tuple[bytes, Sequence[bytes], bytes]:
+    """Return the common start of the rows, the rest of each row, and the common end.
+
+    A row is the keys and values of one record, without the braces of the object.
+    """
+    columns = [encode_values(data) for data in arrays]
+    if not columns:
+        return b"", [b""] * rows, b""
+    if len(columns) == 1:
+        opening, values, closing = columns[0]
+        return keys[0] + opening, values, closing
+    template = b",".join(
+        key.replace(b"%", b"%%") + opening + b"%b" + closing
+        for key, (opening, _, closing) in zip(keys, columns, strict=True)
+    )
+    rows_of_values = zip(*(values for _, values, _ in columns), strict=True)
+    return b"", [template % values for values in rows_of_values], b""
+
+
+def encode_values(data: Array) -> tuple[bytes, Sequence[bytes], bytes]:
+    """Return the common start of the rows, the rest of each row, and the common end, as JSON.
+
+    The common parts are the brackets that all rows start and end with.
+    """
+    if is_text(data):
+        return b"", [json_text(row) for row in data.tolist()], b""
+    if not data.size:
+        return b"", [orjson.dumps(data[0].tolist())] * len(data), b""
+    text = number_text(data, nonfinite_names=False)
+    depth = data.ndim - 1
+    opening, closing = b"[" * depth, b"]" * depth
+    # Brackets of this depth close and open again only between rows.
+    values = text[depth + 1 : len(text) - depth - 1].split(closing + b"," + opening)
+    return opening, values, closing
+
+
+def _join_json(joiner: RecordJoiner, selection: BlockSelection, fields: Sequence[bytes]) -> bytes:
+    text = selection_text(selection)
+    if text is None:
+        return joiner.join_records([_replace_newlines(record) for record in raw_records(selection)], fields)
+    return joiner.join_text(text, fields)
+
+
+def _replace_newlines(record: bytes) -> bytes:
+    """Return the JSON text on one line. Line breaks in JSON stand between tokens only."""
+    return record.replace(b"\n", b" ") if b"\n" in record else record
+
+
+def _join_text(
+    quoted_joiner: RecordJoiner,
+    field_joiner: RecordJoiner,
+    selection: BlockSelection,
+    fields: Sequence[bytes],
+) -> bytes:
+    """Join records as JSON strings.
+
+    `quoted_joiner` holds the quotes around the record in its constants; `field_joiner` does not.
+    """
+    text = selection_text(selection)
+    if text is not None and _needs_no_escapes(text, len(selection)):
+        return quoted_joiner.join_text(text, fields)
+    return field_joiner.join_records([_input_field(record) for record in raw_records(selection)], fields)
+
+
+def _needs_no_escapes(text: bytes, lines: int) -> bool:
+    """Return True if every line can stand unchanged between the quotes of a JSON string."""
+    if not text.isascii() or b'"' in text or b"\\" in text:
+        return False
+    controls = np.frombuffer(text, np.uint8) < 0x20
+    return np.count_nonzero(controls) == lines  # The newlines.
+
+
+def _input_field(record: bytes) -> bytes:
+    try:
+        return b'"input":' + orjson.dumps(record.decode())
+    except UnicodeDecodeError:
+        return b'"input_base64":"%b"' % b64encode(record)
 
 
 class TransformJsonEncoder(Encoder):
@@ -72,7 +224,7 @@ class TransformJsonEncoder(Encoder):
         check_join(join)
         if separator not in {b"\n", b""}:
             raise ConfigError(f"separator must be a newline or nothing, not {separator!r}")
-        remaining = output_filter.relative_to(OUTPUT) if join == "input" else None
+        remaining = output_filter.relative_to(SAGEMAKER_OUTPUT) if join == "input" else None
         if remaining is not None:
             # The filter selects the prediction alone, and every record has one, so the records are
             # not read.
@@ -80,7 +232,7 @@ class TransformJsonEncoder(Encoder):
         if output_filter.segments and isinstance(output_filter.segments[0], ElementSelector):
             raise ConfigError(
                 f"the output filter {output_filter.text} selects elements of an array, but predictions "
-                f"and joined records are objects: use names, such as $['id','{OUTPUT}'] with a join"
+                f"and joined records are objects: use names, such as $['id','{SAGEMAKER_OUTPUT}'] with a join"
             )
         self._joins_input = join == "input"
         self._separator = separator
@@ -166,9 +318,14 @@ class TransformJsonEncoder(Encoder):
             text = _join_as_text(selection, fields, opening, closing + b"}" + self._separator)
             if text is not None:
                 return text
-        write = self._encode_record if is_json else self._encode_text_record
-        pairs = zip(raw_records(selection), fields, strict=True)
-        return self._write_each(selection, pairs, lambda pair: write(pair[0], opening + pair[1] + closing))
+
+        def write(pair: tuple[bytes, bytes]) -> bytes:
+            record, prediction = pair[0], opening + pair[1] + closing
+            if is_json:
+                return self._encode_record(record, prediction)
+            return self._path.raw(_wrap_record(json_text(record), prediction))
+
+        return self._write_each(selection, zip(raw_records(selection), fields, strict=True), write)
 
     def _normalized(self, record: bytes) -> bytes:
         """Return the record without surrounding white space.
@@ -190,15 +347,11 @@ class TransformJsonEncoder(Encoder):
             # constructor.
             return self._path.raw(record)
         texts = {member.name: record[member.key : member.end] for member in members(record)}
-        texts[OUTPUT] = _OUTPUT_KEY + prediction
+        texts[SAGEMAKER_OUTPUT] = _OUTPUT_KEY + prediction
         try:
             return b"{" + b",".join([texts[name] for name in self._selected_members]) + b"}"
         except KeyError:
             return self._path.raw(_join_record(record, prediction))
-
-    def _encode_text_record(self, record: bytes, prediction: bytes) -> bytes:
-        """Return the same for a record that is not JSON."""
-        return self._path.raw(_wrap_record(json_text(record), prediction))
 
     def _write_each(
         self, selection: BlockSelection, values: Iterable[_T], write: Callable[[_T], bytes]
@@ -271,15 +424,15 @@ def _join_record(record: bytes, prediction: bytes) -> bytes:
     inside = record[:-1]
     if _may_have_output(record):
         found = members(record)
-        kept = [record[member.key : member.end] for member in found if member.name != OUTPUT]
+        kept = [record[member.key : member.end] for member in found if member.name != SAGEMAKER_OUTPUT]
         if len(kept) < len(found):
             inside = b"{" + b",".join(kept)
     comma = b"" if inside.rstrip(BLANKS) == b"{" else b","
-    return b"".join((inside, comma, _OUTPUT_KEY, prediction, b"}"))
+    return b"%b%b%b%b}" % (inside, comma, _OUTPUT_KEY, prediction)
 
 
 def _wrap_record(record: bytes, prediction: bytes) -> bytes:
-    return b"".join((b"{", _INPUT_KEY, record, b",", _OUTPUT_KEY, prediction, b"}"))
+    return b"{%b%b,%b%b}" % (_INPUT_KEY, record, _OUTPUT_KEY, prediction)
 
 
 def _may_have_output(text: bytes) -> bool:
