@@ -10,7 +10,7 @@ from string import Template
 
 import click
 
-from headrace.cli.reports import print_error
+from headrace.cli.commands import print_error
 from headrace.core.errors import ConfigError, HeadraceError
 
 _EPILOG = """\b
@@ -22,7 +22,7 @@ Examples:
 """
 
 
-@click.command("init", epilog=_EPILOG, short_help="Create a model project with a test.")
+@click.command("init", epilog=_EPILOG)
 @click.argument("name")
 @click.option("--stream", "streams", is_flag=True, help="Create a model that streams its responses.")
 def init_command(name: str, streams: bool) -> None:

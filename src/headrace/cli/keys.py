@@ -5,7 +5,7 @@ import sys
 import click
 import orjson
 
-from headrace.cli.reports import print_error
+from headrace.cli.commands import print_error
 from headrace.core.api_key import format_digest, hash_key, new_key
 from headrace.core.errors import HeadraceError
 from headrace.jobs.access import Scope, key_lines
@@ -23,7 +23,7 @@ Examples:
 """
 
 
-@click.group("keys", epilog=_EPILOG, short_help="Create API keys of models and jobs.")
+@click.group("keys", epilog=_EPILOG)
 def keys_command() -> None:
     """Create API keys of models and jobs.
 
