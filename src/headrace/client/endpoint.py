@@ -4,10 +4,9 @@ import os
 from collections.abc import Mapping
 
 from headrace.client.address import TOKEN_VARIABLE, resolve_address
-from headrace.client.oip_rest import OipRestProtocol
 from headrace.client.predictor import EndpointPredictor
-from headrace.client.refusals import RefusalGuard
-from headrace.client.torchserve_rest import TorchServeProtocol
+from headrace.client.rest_protocols import OipRestProtocol, TorchServeProtocol
+from headrace.client.rows import RefusalGuard
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
 

@@ -10,8 +10,7 @@ from typing_extensions import override
 from headrace.batching.bisect import Bisection
 from headrace.client.model_server import ModelAddress, ModelServerClient
 from headrace.client.model_server_grpc import EndpointRefusedError
-from headrace.client.outputs import join_outputs, require_rows, select_rows
-from headrace.client.refusals import RefusalGuard
+from headrace.client.rows import RefusalGuard, join_outputs, require_rows, select_rows
 from headrace.core.errors import ModelInputError, StoppedError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor
