@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.app.predictors import PredictorOptions, open_predictor
-from headrace.contrib.beam.handler_mixin import HandlerMixin
-from headrace.contrib.beam.library import base
-from headrace.contrib.beam.loaded_model import LoadedModel
-from headrace.contrib.beam.model_download import download_model, is_remote
-from headrace.contrib.beam.results import NAMESPACE, Failures
+from headrace.contrib.beam.handler_base import NAMESPACE, Failures, HandlerMixin, base
+from headrace.contrib.beam.loaded_model import LoadedModel, download_model, is_remote
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.model import Model
 

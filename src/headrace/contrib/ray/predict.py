@@ -11,9 +11,15 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 
 from headrace.app.predictors import ModelLike, PredictorOptions, open_predictor
-from headrace.contrib.ray.column_batch import ColumnBatch, as_column_batch
 from headrace.contrib.ray.column_values import text_type_for
-from headrace.contrib.ray.inputs import Columns, InputColumns, RowsRequest, check_columns
+from headrace.contrib.ray.inputs import (
+    ColumnBatch,
+    Columns,
+    InputColumns,
+    RowsRequest,
+    as_column_batch,
+    check_columns,
+)
 from headrace.contrib.ray.outputs import OutputColumns, Outputs, check_outputs, check_response
 from headrace.core.errors import ConfigError, RefusedRowsError
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor

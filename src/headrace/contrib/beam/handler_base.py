@@ -1,29 +1,91 @@
-"""Elements of a batch to Beam's results, for both handlers, and the treatment of failures."""
+"""The common part of both Beam handlers: results, failures and metrics. The module that imports Beam.
+
+The import takes some seconds: Beam is large. Beam without its extra `gcp` logs a warning about
+BigQuery, which headrace does not suppress.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from headrace.contrib.beam.elements import ElementFailure, Inference, build_batch, inferences
-from headrace.contrib.beam.library import base, beam
-from headrace.contrib.beam.loaded_model import BatchResponses
-from headrace.core.errors import ConfigError, RefusedRowsError
+from headrace.contrib.beam.elements import ElementFailure, Inference, build_batch, element_bytes, inferences
+from headrace.contrib.beam.loaded_model import BatchResponses, LoadedModel
+from headrace.core.errors import ConfigError, MissingExtraError, RefusedRowsError
 from headrace.core.tensor import InferRequest, InferResponse
+
+try:
+    import apache_beam as _beam
+    from apache_beam.ml.inference import base as _base
+except ImportError as _error:
+    raise MissingExtraError("beam", "Apache Beam's RunInference") from _error
+
+
+beam: Any = _beam
+
+base: Any = _base
 
 Failures = Literal["raise", "return"]
 """Treatment of elements without a prediction, see `ModelHandler`."""
 
 NAMESPACE: Final = "Headrace"
 """Default namespace of metrics."""
+
 FAILED_INFERENCES: Final = "failed_inferences"
 """Counter of elements without a prediction, with ``failures="return"``."""
+
 _PARAMETERS: Final = (bool, int, float, str)
+
 _NAMED_MAX: Final = 8
 
 
-def check_failures(failures: str) -> None:
-    """Raise ConfigError for an unknown value of `failures`."""
-    if failures not in get_args(Failures):
-        raise ConfigError(f'failures must be "raise" or "return", not {failures!r}')
+class HandlerMixin:
+    """A mixin that precedes Beam's own class among a handler's bases, and overrides its methods.
+
+    Args:
+        failures: The treatment of elements without a prediction.
+        namespace: The metrics namespace if RunInference names none.
+
+    Raises ConfigError for an unknown value of `failures`.
+    """
+
+    def __init__(self, failures: Failures, namespace: str) -> None:
+        if failures not in get_args(Failures):
+            raise ConfigError(f'failures must be "raise" or "return", not {failures!r}')
+        self._failures: Failures = failures
+        self._own_namespace = self._namespace = namespace
+
+    def _predict(
+        self, batch: Sequence[Any], model: LoadedModel, inference_args: Mapping[str, Any] | None
+    ) -> list[Any]:
+        """Return a PredictionResult for each element, in order.
+
+        All are computed before Beam sees one.
+
+        Beam then counts a failing batch correctly.
+        """
+        return predict_elements(
+            batch,
+            model.infer,
+            inference_args=inference_args,
+            failures=self._failures,
+            namespace=self._namespace,
+        )
+
+    def get_num_bytes(self, batch: Sequence[Any]) -> int:
+        """Return the bytes of the elements' arrays."""
+        return sum(map(element_bytes, batch))
+
+    def get_metrics_namespace(self) -> str:
+        """Return the namespace for a RunInference that names none."""
+        return self._own_namespace
+
+    def override_metrics(self, metrics_namespace: str = "") -> bool:
+        """Store the namespace that Beam passes. Return False: Beam itself counts."""
+        self._namespace = metrics_namespace or self._own_namespace
+        return False
+
+    def validate_inference_args(self, inference_args: Mapping[str, Any] | None) -> None:
+        """Raise ConfigError for values that cannot be a request's parameters."""
+        check_parameters(inference_args)
 
 
 def check_parameters(inference_args: Mapping[str, Any] | None) -> None:
