@@ -17,9 +17,13 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import Array, InferRequest, TensorSpec, text_array
-from headrace.runtimes.huggingface_folder import read_sentence_settings, read_task
-from headrace.runtimes.text import decode_text, encode_json_texts, summarize_error
-from headrace.runtimes.token_stream import TokenQueue, decode_token_stream
+from headrace.runtimes.huggingface_parts import (
+    TokenQueue,
+    decode_token_stream,
+    read_sentence_settings,
+    read_task,
+)
+from headrace.runtimes.model_io import decode_text, encode_json_texts, summarize_error
 
 try:
     import transformers as _transformers

@@ -21,7 +21,7 @@ from headrace.core.errors import (
 )
 from headrace.core.model import Model
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, TensorSpec, dtype_of, text_array
-from headrace.runtimes.text import summarize_error
+from headrace.runtimes.model_io import summarize_error
 
 try:
     import mlserver as _mlserver  # pyright: ignore[reportMissingImports] - it needs an environment of its own

@@ -24,11 +24,13 @@ from headrace.core.errors import (
 )
 from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec
-from headrace.runtimes.classes import load_class
-from headrace.runtimes.fixed_rows import run_in_fixed_batches
-from headrace.runtimes.options import tensor_specs
-from headrace.runtimes.tensor_names import outputs_by_name, predict_with_signature
-from headrace.runtimes.text import summarize_error
+from headrace.runtimes.classes import load_class, tensor_specs
+from headrace.runtimes.model_io import (
+    outputs_by_name,
+    predict_with_signature,
+    run_in_fixed_batches,
+    summarize_error,
+)
 
 try:
     import safetensors.torch as _safetensors
