@@ -183,7 +183,7 @@ def test_a_class_of_a_module(write):
 
 
 def test_headrace_models_are_found_by_module():
-    source = model_factory("headrace.testing.models:EchoModel")
+    source = model_factory("headrace.testing.doubles:EchoModel")
     assert isinstance(source.make(), Model)
 
 

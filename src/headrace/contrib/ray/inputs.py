@@ -1,4 +1,4 @@
-"""Columns of a batch of Ray Data to requests: the column of each input, and the rows of each request."""
+"""Columns of a Ray Data batch to requests: the column of each input, and the rows of each request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class ColumnBatch:
-    """The columns of a batch, numpy arrays or those of an Arrow table, unchanged, and the number of its rows."""
+    """The unchanged columns of a batch, as numpy arrays or of an Arrow table, and the number of its rows."""
 
     columns: Mapping[str, Any]
     rows: int
