@@ -1,5 +1,8 @@
 """The base of all commands: groups, help and completion, exit statuses, errors and required extras."""
 
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -86,6 +89,15 @@ def print_error(error: HeadraceError, *, json_lines: bool, exit_code: int = _EXI
         click.echo(orjson.dumps(line))
     click.echo(f"{click.style('error:', fg='red', bold=True)} {text}", err=True)
     return exit_code
+
+
+@contextmanager
+def exit_on_error(*, json_lines: bool = False) -> Generator[None]:
+    """Print a HeadraceError of the context as one line, and exit with status 1."""
+    try:
+        yield
+    except HeadraceError as error:
+        sys.exit(print_error(error, json_lines=json_lines))
 
 
 _JOBS: Final = (

@@ -87,7 +87,9 @@ def read_input(text: str, *, read_stdin: Callable[[], bytes] | None = None) -> I
     Raises DataError for an invalid value and LimitError for a file above the size limit.
     """
     name, literal = _split_name(text)
-    return InputValue(name, _parse_value(literal, read_stdin or _read_stdin))
+    return InputValue(
+        name, _parse_value(literal, read_stdin or (lambda: sys.stdin.buffer.read(FILE_BYTES_MAX + 1)))
+    )
 
 
 def _split_name(text: str) -> tuple[str | None, str]:
@@ -132,10 +134,6 @@ def _read_file(path: Path) -> Value:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     _check_size(size, str(path))
     return reader(data, str(path))
-
-
-def _read_stdin() -> bytes:
-    return sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
 
 
 def _check_size(size: int, where: str) -> None:
@@ -235,18 +233,12 @@ def build_request(
     if not tensors:
         raise DataError(f"no input: give --input or --text. {describe_inputs(metadata)}")
     missing = [s.name for s in metadata.inputs if s.name not in tensors]
-    if missing and len(tensors) < len(metadata.inputs) and _needs_all_inputs(metadata):
+    # A Python model may have default values and reports missing inputs itself.
+    needs_all = metadata.platform.startswith(("onnx", "tensorrt", "tensorflow"))
+    if needs_all and missing and len(tensors) < len(metadata.inputs):
         raise DataError(f"input {', '.join(map(repr, missing))} is missing. {describe_inputs(metadata)}")
     made = tuple(Tensor(name, array) for name, array in tensors.items())
     return InferRequest(made, parameters=dict(parameters or {}))
-
-
-def _needs_all_inputs(metadata: ModelMetadata) -> bool:
-    """Return True for platforms whose models need all inputs.
-
-    A Python model may have default values and reports missing inputs itself.
-    """
-    return metadata.platform.startswith(("onnx", "tensorrt", "tensorflow"))
 
 
 def _arrays(item: InputValue, metadata: ModelMetadata) -> dict[str, Array]:
@@ -263,9 +255,7 @@ def _arrays(item: InputValue, metadata: ModelMetadata) -> dict[str, Array]:
     if isinstance(value, Mapping):
         if item.name is not None:
             if len(value) != 1:
-                raise DataError(
-                    f"input {item.name!r}: the file has {len(value)} arrays ({_name_list(value)})"
-                )
+                raise DataError(f"input {item.name!r}: the file has {len(value)} arrays ({', '.join(value)})")
             value = {item.name: next(iter(value.values()))}
         return {
             name: _from_array(name, array, find_input_spec(name, metadata)) for name, array in value.items()
@@ -304,10 +294,6 @@ def _text_input(metadata: ModelMetadata) -> str:
         # A Python model without declared inputs has numeric metadata but accepts any type.
         return metadata.inputs[0].name
     raise DataError(f"the model has no single text input for --text. {describe_inputs(metadata)}")
-
-
-def _name_list(names: Mapping[str, Any]) -> str:
-    return ", ".join(names)
 
 
 # Values

@@ -1,6 +1,5 @@
 """``headrace serve``, ``headrace up`` and ``headrace work``: run servers and job workers."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -15,7 +14,7 @@ from headrace.app.server_options import (
     ServerOptions,
     TlsFiles,
 )
-from headrace.cli.commands import complete_files, job_extras, print_error, require_extras
+from headrace.cli.commands import complete_files, exit_on_error, job_extras, require_extras
 from headrace.cli.logs import configure_server_logs
 from headrace.cli.options import (
     MODEL_OPTIONS_OPTION,
@@ -28,7 +27,7 @@ from headrace.cli.options import (
     setting_options,
     settings_from,
 )
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import ConfigError
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker.settings import DAY_S, WorkerSettings
@@ -111,7 +110,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
     reports "not ready", finishes running requests and exits with status 0.
     """
     configure_server_logs(params["log_format"], params["verbose"], access=params["access_log"])
-    try:
+    with exit_on_error():
         asgi = params["grpc_carrier"] == "asgi"
         require_extras("headrace serve", "serve", *(["http2"] if asgi else []))
         # Serving is an optional dependency: the other commands work without it.
@@ -128,8 +127,6 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
             model_options=key_values(params["model_options"], "--option"),
         )
         server.run(lambda: _print_addresses(server.addresses, 9))
-    except HeadraceError as error:
-        sys.exit(print_error(error, json_lines=False))
 
 
 def _tls_files(params: dict[str, Any]) -> TlsFiles | None:
@@ -241,7 +238,7 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
     queues, and the exit status is 0.
     """
     configure_server_logs(params["log_format"], params["verbose"])
-    try:
+    with exit_on_error():
         _require_up_extras(models, params)
         # Jobs are an optional dependency: the other commands work without it.
         from headrace.app.jobs import open_jobs  # noqa: PLC0415
@@ -255,8 +252,6 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
             isolation=params["isolation"],
         )
         opened.run(lambda: _print_addresses(opened.addresses, 5))
-    except HeadraceError as error:
-        sys.exit(print_error(error, json_lines=False))
 
 
 def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
@@ -310,7 +305,7 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
     jobs return to their queues, and the exit status is 0.
     """
     configure_server_logs(params["log_format"], params["verbose"])
-    try:
+    with exit_on_error():
         require_extras("headrace work", *job_extras(params))
         # Jobs are an optional dependency: the other commands work without it.
         from headrace.app.job_worker import open_worker  # noqa: PLC0415
@@ -330,5 +325,3 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
             else read_jobs_file(config, store_uri=at.store_uri, reserved=at.reserved_uris),
         )
         worker.run(lambda: click.echo(f"ready: {worker.worker.settings.name}", err=True))
-    except HeadraceError as error:
-        sys.exit(print_error(error, json_lines=False))

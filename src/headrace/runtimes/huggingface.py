@@ -29,7 +29,7 @@ try:
     import transformers as _transformers
 
     # This module has an extra of its own, which would be named first and is included in this one.
-    from headrace.runtimes.torch import inference_mode, parse_device, parse_dtype, to_numpy
+    from headrace.runtimes.torch import parse_device, parse_dtype, to_numpy, torch
 except (ImportError, MissingExtraError) as _error:
     raise MissingExtraError("huggingface", "a Hugging Face model") from _error
 
@@ -226,7 +226,7 @@ class HuggingFaceModel(Model):
             inputs = self._tokenizer(
                 texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"
             ).to(self._device)
-            with inference_mode():
+            with torch.inference_mode():
                 tokens = self._model(**inputs).last_hidden_state
                 mask = inputs["attention_mask"]
                 if as_json:

@@ -99,11 +99,6 @@ def parse_dtype(name: str | None, option: str, model: str) -> Any:
     return None if name is None else getattr(torch, name)
 
 
-def inference_mode() -> AbstractContextManager[Any]:
-    """Return a context without gradients."""
-    return torch.inference_mode()
-
-
 def to_numpy(tensor: Any) -> Array:
     """Return a tensor's values as numpy.
 
@@ -229,7 +224,11 @@ class TorchModel(Model):
         if self._path.suffix == ".pt2":
             return self._exported()
         if self._class is not None:
-            return self._module(self._read_weights)
+            return self._module(
+                lambda module: module.load_state_dict(
+                    torch.load(self._path, map_location="cpu", weights_only=True)
+                )
+            )
         return self._script()
 
     def _script(self) -> _LoadedModule:
@@ -245,7 +244,7 @@ class TorchModel(Model):
         # The first argument is the module itself, whatever its name.
         parameters = module.forward.schema.arguments[1:]
         return _LoadedModule(
-            self._prepare(module),
+            module.to(device=self._device, dtype=self._dtype),
             tuple(a.name for a in parameters if not a.has_default_value()),
             tuple(a.name for a in parameters if a.has_default_value()),
         )
@@ -259,16 +258,10 @@ class TorchModel(Model):
         parameters = list(inspect.signature(module.forward).parameters.values())
         plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         return _LoadedModule(
-            self._prepare(module.eval()),
+            module.eval().to(device=self._device, dtype=self._dtype),
             tuple(p.name for p in plain if p.default is p.empty),
             tuple(p.name for p in plain if p.default is not p.empty),
         )
-
-    def _read_weights(self, module: Any) -> None:
-        module.load_state_dict(torch.load(self._path, map_location="cpu", weights_only=True))
-
-    def _prepare(self, module: Any) -> Any:
-        return module.to(device=self._device, dtype=self._dtype)
 
     def _exported(self) -> _LoadedModule:
         program = torch.export.load(str(self._path))
