@@ -21,29 +21,28 @@ second ledgers.
 from collections.abc import Callable
 from typing import Final
 
+from headrace.testing.job_checks import (
+    claiming,
+    job_actions,
+    listing,
+    maintenance,
+    regions,
+    settling,
+    submitting,
+    wakeups,
+)
 from headrace.testing.job_checks.bench import LedgerBench, NewLedgers
-from headrace.testing.job_checks.claiming import CLAIMING_CHECKS
-from headrace.testing.job_checks.job_actions import JOB_ACTION_CHECKS
-from headrace.testing.job_checks.listing import LISTING_CHECKS
-from headrace.testing.job_checks.maintenance import MAINTENANCE_CHECKS
-from headrace.testing.job_checks.regions import REGION_CHECKS
-from headrace.testing.job_checks.settling import SETTLING_CHECKS
-from headrace.testing.job_checks.submitting import SUBMITTING_CHECKS
-from headrace.testing.job_checks.wakeups import WAKEUP_CHECKS
 
 JobLedgerCheck = Callable[[LedgerBench], None]
 
-JOB_LEDGER_CHECKS: Final[tuple[JobLedgerCheck, ...]] = (
-    *SUBMITTING_CHECKS,
-    *CLAIMING_CHECKS,
-    *REGION_CHECKS,
-    *SETTLING_CHECKS,
-    *MAINTENANCE_CHECKS,
-    *JOB_ACTION_CHECKS,
-    *LISTING_CHECKS,
-    *WAKEUP_CHECKS,
+_SUBJECTS: Final = (submitting, claiming, regions, settling, maintenance, job_actions, listing, wakeups)
+JOB_LEDGER_CHECKS: Final[tuple[JobLedgerCheck, ...]] = tuple(
+    found
+    for module in _SUBJECTS
+    for name, found in vars(module).items()
+    if name.startswith("check_") and found.__module__ == module.__name__
 )
-"""Every check of a job ledger."""
+"""Every check of a job ledger: all functions ``check_…`` of the modules, in their order."""
 
 
 def check_job_ledger(new_ledgers: NewLedgers) -> None:

@@ -294,20 +294,3 @@ def check_reports_expire(bench: LedgerBench) -> None:
     equal(bench.ledger.reported_models(), {}, "the models after the time of all reports")
     bench.ledger.report_models(["default"], ["old"])
     equal(bench.ledger.reported_models(), {"default": {"old"}}, "the models after a new report")
-
-
-LISTING_CHECKS = (
-    check_get,
-    check_get_by_key,
-    check_tenant_isolation,
-    check_find_filters,
-    check_pages,
-    check_pages_during_changes,
-    check_queue_settings,
-    check_submit_keeps_queue_settings,
-    check_counts,
-    check_count_pending,
-    check_states_account_for_all_jobs,
-    check_reports_add_up,
-    check_reports_expire,
-)

@@ -385,25 +385,3 @@ def check_settlement_records_progress(bench: LedgerBench) -> None:
     equal(reply.accepted, (True, True), "the accepted settlements")
     equal(bench.reload(with_progress).progress, reported, "the progress of the settlement")
     equal(bench.reload(without_progress).progress, JobProgress(1, 7), "the progress of the last heartbeat")
-
-
-MAINTENANCE_CHECKS = (
-    check_lost_leases,
-    check_delay_after_lost_leases_grows,
-    check_last_attempt_lost,
-    check_lost_lease_of_cancelled_jobs,
-    check_valid_leases_are_kept,
-    check_expiry,
-    check_waking,
-    check_repeated_maintenance,
-    check_maintenance_limit,
-    check_concurrent_maintenance,
-    check_heartbeat_and_maintenance_race,
-    check_lost_leases_make_job_run_alone,
-    check_failure_after_lost_lease,
-    check_list_running,
-    check_cancel_requests,
-    check_list_unpublished,
-    check_uncounted_retries,
-    check_settlement_records_progress,
-)
