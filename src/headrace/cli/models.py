@@ -80,7 +80,7 @@ def load_command(name: str, **params: Any) -> None:
     async def call() -> None:
         async with open_server(params) as server:
             await server.load(name)
-        _print_done({"name": name}, "loaded", json_lines=params["json_lines"])
+        _print_done("name", name, "loaded", json_lines=params["json_lines"])
 
     run_server_command(call, json_lines=params["json_lines"])
 
@@ -95,7 +95,7 @@ def unload_command(name: str, **params: Any) -> None:
     async def call() -> None:
         async with open_server(params) as server:
             await server.unload(name)
-        _print_done({"name": name}, "unloaded", json_lines=params["json_lines"])
+        _print_done("name", name, "unloaded", json_lines=params["json_lines"])
 
     run_server_command(call, json_lines=params["json_lines"])
 
@@ -174,10 +174,9 @@ def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     print_table(table)
 
 
-def _print_done(subject: dict[str, str], action: str, *, json_lines: bool) -> None:
-    """Print that an action on the subject, a model's name or a sequence's id by its JSON member, is done."""
-    text = f"{next(iter(subject.values()))} {action}"
-    click.echo(orjson.dumps({**subject, action: True}) if json_lines else text)
+def _print_done(member: str, value: str, action: str, *, json_lines: bool) -> None:
+    """Print that an action is done. `member` is the JSON member of the model's name or sequence's id."""
+    click.echo(orjson.dumps({member: value, action: True}) if json_lines else f"{value} {action}")
 
 
 @click.command("sequences", epilog=_SEQUENCES_EPILOG)
@@ -208,7 +207,7 @@ def sequences_command(model: str, **params: Any) -> None:
             raise ConfigError("--cancel needs MODEL")
         async with open_server(params) as server:
             await server.cancel_sequence(ModelAddress(model, params["version"]), params["cancel_id"])
-        _print_done({"id": params["cancel_id"]}, "cancelled", json_lines=params["json_lines"])
+        _print_done("id", params["cancel_id"], "cancelled", json_lines=params["json_lines"])
 
     run_server_command(call, json_lines=params["json_lines"])
 

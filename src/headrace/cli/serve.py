@@ -1,6 +1,7 @@
 """``headrace serve``, ``headrace up`` and ``headrace work``: run servers and job workers."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -14,7 +15,7 @@ from headrace.app.server_options import (
     ServerOptions,
     TlsFiles,
 )
-from headrace.cli.commands import complete_files, exit_on_error, job_extras, require_extras
+from headrace.cli.commands import complete_files, exit_on_error
 from headrace.cli.logs import configure_server_logs
 from headrace.cli.options import (
     MODEL_OPTIONS_OPTION,
@@ -27,7 +28,8 @@ from headrace.cli.options import (
     setting_options,
     settings_from,
 )
-from headrace.core.errors import ConfigError
+from headrace.core.address import REDIS_SCHEMES
+from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker.settings import DAY_S, WorkerSettings
@@ -112,7 +114,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
     configure_server_logs(params["log_format"], params["verbose"], access=params["access_log"])
     with exit_on_error():
         asgi = params["grpc_carrier"] == "asgi"
-        require_extras("headrace serve", "serve", *(["http2"] if asgi else []))
+        _require_extras("headrace serve", "serve", *(["http2"] if asgi else []))
         # Serving is an optional dependency: the other commands work without it.
         from headrace.app.serving import open_server  # noqa: PLC0415
 
@@ -257,9 +259,9 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
 def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
     if models and not params["no_serve"]:
         hint = "with --no-serve, 'headrace[jobs]' is enough"
-        require_extras("headrace up MODEL", *job_extras(params, "up"), hint=hint)
+        _require_extras("headrace up MODEL", *_job_extras(params, "up"), hint=hint)
     else:
-        require_extras("headrace up", *job_extras(params))
+        _require_extras("headrace up", *_job_extras(params))
 
 
 def _jobs_options(params: dict[str, Any]) -> JobsOptions:
@@ -306,7 +308,7 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
     """
     configure_server_logs(params["log_format"], params["verbose"])
     with exit_on_error():
-        require_extras("headrace work", *job_extras(params))
+        _require_extras("headrace work", *_job_extras(params))
         # Jobs are an optional dependency: the other commands work without it.
         from headrace.app.job_worker import open_worker  # noqa: PLC0415
         from headrace.config.jobs_file import read_jobs_file  # noqa: PLC0415
@@ -325,3 +327,75 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
             else read_jobs_file(config, store_uri=at.store_uri, reserved=at.reserved_uris),
         )
         worker.run(lambda: click.echo(f"ready: {worker.worker.settings.name}", err=True))
+
+
+_JOBS: Final = (
+    "sqlalchemy",
+    "uvicorn",
+    "httptools",
+    "uvloop",
+    "python_multipart",
+    "httpx",
+    "httpcore",
+)
+_SERVE: Final = (
+    "grpc",
+    "google.protobuf",
+    "uvicorn",
+    "httptools",
+    "uvloop",
+    "prometheus_client",
+    "python_multipart",
+    "aiohttp",
+)
+PACKAGES: Final = {
+    "jobs": _JOBS,
+    "serve": _SERVE,
+    "up": tuple(dict.fromkeys((*_SERVE, *_JOBS))),
+    "postgres": (*_JOBS, "psycopg"),
+    "http2": ("zttp",),
+    "redis": ("redis",),
+    "rabbitmq": ("pika",),
+    "aws": ("boto3",),
+}
+"""The packages that headrace imports by the extra that installs them.
+
+Each adapter module of an optional dependency reports its own extra when it is imported. A command that
+needs several of them would report one after the other, each after another installation.
+"""
+_BROKERS: Final = {
+    **dict.fromkeys(REDIS_SCHEMES, "redis"),
+    **dict.fromkeys(("amqp", "amqps"), "rabbitmq"),
+    "sqs": "aws",
+}
+
+
+def _require_extras(needed_for: str, *extras: str, hint: str = "") -> None:
+    """Raise one MissingExtraError that names all of the extras whose packages are not installed."""
+    missing = [extra for extra in extras if not all(map(_is_installed, PACKAGES[extra]))]
+    if missing:
+        raise MissingExtraError(",".join(missing), needed_for, hint=hint)
+
+
+def _job_extras(params: dict[str, Any], base: str = "jobs") -> list[str]:
+    """Return the extras of a command with the ledger, wakeup broker and event queue of its options.
+
+    `base` is left out if another extra includes it.
+    """
+    ledger: str = params["ledger"] or ""
+    dispatcher: str = params["dispatcher"] or ""
+    extras = [base]
+    if ledger.startswith("postgres"):
+        extras = ["postgres"] if base == "jobs" else [base, "postgres"]
+    if (scheme := dispatcher.partition("://")[0]) in _BROKERS:
+        extras.append(_BROKERS[scheme])
+    if params.get("events_queue"):
+        extras.append("aws")
+    return list(dict.fromkeys(extras))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
