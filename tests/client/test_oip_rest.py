@@ -10,7 +10,7 @@ import pytest
 from cases import for_each
 from client.support import ScriptedPool, client_over, predicting, request_of, run, status
 from headrace.client.address import resolve_address
-from headrace.client.rest_protocols import OipRestProtocol
+from headrace.client.endpoint import OipRestProtocol
 from headrace.client.rows import RefusalGuard, join_outputs
 from headrace.core import InferRequest, RowError, Tensor, TensorSpec
 from headrace.core.errors import (

@@ -6,7 +6,7 @@ import pytest
 from cases import for_each
 from client.support import ScriptedPool, client_over, predicting, request_of, run, status
 from headrace.client.address import resolve_address
-from headrace.client.rest_protocols import TorchServeProtocol, classify_torchserve_response
+from headrace.client.endpoint import TorchServeProtocol, classify_torchserve_response
 from headrace.client.retry import HttpResponse, ResponseKind
 from headrace.client.rows import RefusalGuard
 from headrace.core import InferRequest, RowError, Tensor

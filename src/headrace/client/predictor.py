@@ -1,7 +1,7 @@
 """A Predictor of a remote endpoint: many requests in flight, in one event loop on one thread.
 
 Any thread submits requests and receives futures. An `EndpointProtocol` (see
-`rest_protocols`) defines the messages, and `retrying_client` the retries.
+`endpoint`) defines the messages, and `retrying_client` the retries.
 """
 
 import asyncio

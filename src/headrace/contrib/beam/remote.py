@@ -15,7 +15,7 @@ from headrace.batching.bisect import Bisection
 from headrace.client.address import TOKEN_VARIABLE, resolve_address
 from headrace.client.model_server import ModelAddress, ModelServerClient
 from headrace.client.rows import RefusalGuard, join_outputs, require_rows, select_rows
-from headrace.contrib.beam.handler_base import NAMESPACE, Failures, HandlerMixin, base
+from headrace.contrib.beam.handler import NAMESPACE, Failures, HandlerMixin, base
 from headrace.contrib.beam.loaded_model import LoadedModel
 from headrace.core.errors import (
     EndpointRefusedError,
