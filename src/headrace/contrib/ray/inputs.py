@@ -126,7 +126,7 @@ class InputColumns:
             return {name: (name,) for name in self._specs}
         if len(self._specs) > 1:
             raise ConfigError(
-                f"model {self._model} takes {_quoted(self._specs)}: name the columns of each, as in "
+                f"model {self._model} takes {quoted(self._specs)}: name the columns of each, as in "
                 f"columns={{'{next(iter(self._specs))}': '{columns[0]}', ...}}"
             )
         return {name: tuple(columns) for name in self._specs}
@@ -136,13 +136,12 @@ class InputColumns:
             name: (names,) if isinstance(names, str) else tuple(names) for name, names in columns.items()
         }
         if empty := [name for name, names in selected.items() if not names]:
-            raise ConfigError(f"columns names no column for input {_quoted(empty)}")
+            raise ConfigError(f"columns names no column for input {quoted(empty)}")
         if not self._specs:
             return selected
         if unknown := selected.keys() - self._specs.keys():
             raise ConfigError(
-                f"model {self._model} has no input {_quoted(sorted(unknown))} "
-                f"(it takes {_quoted(self._specs)})"
+                f"model {self._model} has no input {quoted(sorted(unknown))} (it takes {quoted(self._specs)})"
             )
         return {name: selected.get(name, (name,)) for name in self._specs}
 
@@ -176,9 +175,9 @@ class InputColumns:
         if missing := [column for column in wanted if column not in batch.columns]:
             raise ModelInputError(
                 self._model,
-                f"it takes {_quoted(self._columns_by_input)}, "
-                f"and the batch has no column {_quoted(missing)} "
-                f"(it has {_quoted(batch.columns)}): name the columns with columns=",
+                f"it takes {quoted(self._columns_by_input)}, "
+                f"and the batch has no column {quoted(missing)} "
+                f"(it has {quoted(batch.columns)}): name the columns with columns=",
             )
 
     def _input(
@@ -198,7 +197,7 @@ class InputColumns:
         )
         if len({part.dtype.kind == "O" for part in parts_taken}) > 1:
             raise ModelInputError(
-                self._model, f"input {name!r} gets text and numbers from columns {_quoted(columns)}"
+                self._model, f"input {name!r} gets text and numbers from columns {quoted(columns)}"
             )
         for index, part in enumerate(parts_taken):
             joined[valid_rows, index] = part
@@ -284,5 +283,6 @@ def _shape_fits(wanted: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(wanted) == len(shape) and all(w in (-1, s) for w, s in zip(wanted, shape, strict=True))
 
 
-def _quoted(names: object) -> str:
+def quoted(names: object) -> str:
+    """Return names for a message."""
     return ", ".join(map(repr, names)) or "none"  # type: ignore[call-overload]
