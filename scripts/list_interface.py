@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 import headrace
-from headrace.cli import main
-from headrace.cli.groups import DefaultCommandGroup
+from headrace.cli.commands import DefaultCommandGroup
+from headrace.cli.main import load_all
 from headrace.cli.options import SettingOption
 from headrace.runs.spec_extension import EXTENSION_FIELDS
 from headrace.server.jobs.app import job_routes
@@ -57,6 +57,6 @@ def routes() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    lines = [*commands(main, "headrace"), *python_names(), *routes()]
+    lines = [*commands(load_all(), "headrace"), *python_names(), *routes()]
     lines += [f"spec headrace.{name}" for name in EXTENSION_FIELDS]
     print("\n".join(sorted(set(lines))))

@@ -17,8 +17,8 @@ import click
 from headrace.app.predictors import PredictorOptions
 from headrace.app.runners import DataRegions
 from headrace.app.server_options import JobLocations, JobsOptions, ServerOptions
-from headrace.cli import main
-from headrace.cli.groups import DefaultCommandGroup
+from headrace.cli.commands import DefaultCommandGroup
+from headrace.cli.main import load_all
 from headrace.cli.options import SettingOption, default_text
 from headrace.config.jobs_file import JOBS_TABLES
 from headrace.config.model_file import MODEL_KEYS
@@ -133,7 +133,7 @@ def settings_page() -> str:
     parts = [TEXT]
     parts += [_section(group) for group in GROUPS]
     rows: dict[tuple[str, str, str], list[str]] = {}
-    for path, option in options(main):
+    for path, option in options(load_all()):
         if option.declared is None:
             rows.setdefault((option.opts[0], option.help or "", option.variable), []).append(path)
     parts.append(
@@ -155,7 +155,7 @@ def _section(group: Group) -> str:
 
 
 def _row(kind: type, declared: DeclaredSetting, group: Group) -> str:
-    found = {path: option for path, option in options(main) if option.declared == declared}
+    found = {path: option for path, option in options(load_all()) if option.declared == declared}
     keyed = bool(group.table) and not declared.setting.python_only
     if group.table == "headrace":
         keyed = declared.name in EXTENSION_SETTINGS

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from cases import for_each
-from headrace.cli.extras import PACKAGES
+from headrace.cli.serve import PACKAGES
 from integration.command import headrace
 
 OPTIONAL = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"][

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cases import for_each
-from headrace.cli import inputs as module
-from headrace.cli.inputs import CsvTable, InputValue, JsonValue, RequestDocument, read_input
+from headrace.cli import request_builder as module
+from headrace.cli.request_builder import CsvTable, InputValue, JsonValue, RequestDocument, read_input
 from headrace.core.errors import DataError, LimitError
 
 REQUEST = b'{"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}'

@@ -4,7 +4,7 @@ import click
 from click.testing import CliRunner
 
 from cases import for_each
-from headrace.cli.job_options import JOB_LOCATION_OPTIONS, WORKER_OPTIONS, worker_settings
+from headrace.cli.serve import JOB_LOCATION_OPTIONS, WORKER_OPTIONS, worker_settings
 from headrace.jobs.worker import WorkerSettings
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import click
 
 from cases import for_each
-from headrace.cli import main
 from headrace.cli.logs import JsonFormatter, TextFormatter, configure_logs, configure_server_logs
+from headrace.cli.main import load_all
 
 
 def json_line(message: str, *args, **more) -> dict:
@@ -142,7 +142,7 @@ def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Co
 def test_commands_that_log_have_the_same_format_option():
     found = {
         path: {p.name: p for p in command.params if p.name in ("log_format", "verbose")}
-        for path, command in commands(main)
+        for path, command in commands(load_all())
     }
     logging_commands = {path: options for path, options in found.items() if options}
     assert set(logging_commands) == {

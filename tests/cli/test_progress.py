@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from cases import for_each
-from headrace.cli import progress as module
-from headrace.cli.progress import ProgressDisplay, choose_style
+from headrace.cli import run_display as module
+from headrace.cli.run_display import ProgressDisplay, choose_style
 from headrace.core.predictor import PredictorStatistics
 from headrace.runs.progress import RunProgress
 

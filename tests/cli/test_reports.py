@@ -1,7 +1,8 @@
 import json
 
 from cases import for_each
-from headrace.cli.reports import exit_status, print_error, print_report
+from headrace.cli.commands import print_error
+from headrace.cli.run_display import exit_status, print_report
 from headrace.core.block import Failure, FailureKind, Position
 from headrace.core.errors import ConfigError
 from headrace.reports.report import Report

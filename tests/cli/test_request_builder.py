@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from cases import for_each
-from headrace.cli.inputs import CsvTable, InputValue, JsonValue, RequestDocument
-from headrace.cli.request_builder import build_request
+from headrace.cli.request_builder import CsvTable, InputValue, JsonValue, RequestDocument, build_request
 from headrace.core.errors import DataError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 

@@ -8,8 +8,14 @@ from click.testing import CliRunner
 
 from cases import for_each
 from headrace.app.runners import DataRegions, Workers
-from headrace.cli.run_options import STREAM_OPTIONS, stream_settings
-from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, stream_workers_from, workers_from
+from headrace.cli.run_options import (
+    RUNNER_OPTIONS,
+    STREAM_OPTIONS,
+    regions_from,
+    stream_settings,
+    stream_workers_from,
+    workers_from,
+)
 from headrace.runners.engines import BeamWorkers, RayWorkers
 from headrace.storage.regions import RegionRules
 

@@ -16,7 +16,7 @@ from headrace.app.jobs import JobsOptions, open_jobs
 from headrace.app.runners import DataRegions, Workers
 from headrace.app.runs import dry_run, open_watch
 from headrace.app.serving import ServerOptions, open_server
-from headrace.cli import main
+from headrace.cli.main import load_all
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker import WorkerSettings
@@ -110,7 +110,7 @@ def classes_in(hint: Any) -> Iterator[type]:
 
 
 def command_of(path: str) -> click.Command:
-    command: click.Command = main
+    command: click.Command = load_all()
     for name in path.split():
         assert isinstance(command, click.Group)
         command = command.commands[name]

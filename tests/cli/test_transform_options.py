@@ -11,13 +11,14 @@ from cases import for_each
 from headrace.app.predictors import PredictorOptions
 from headrace.app.runners import Workers
 from headrace.cli.run_options import (
+    RUNNER_OPTIONS,
     SPEC_BYTES_MAX,
     TRANSFORM_OPTIONS,
     spec_from,
     transform_predictor_options,
     with_option_names,
+    workers_from,
 )
-from headrace.cli.runner_options import RUNNER_OPTIONS, workers_from
 from headrace.core.errors import ConfigError
 from headrace.runs.settings import FailurePolicy, TransformSettings
 from headrace.runs.spec import TransformSpec

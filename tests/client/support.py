@@ -2,8 +2,7 @@
 
 import asyncio
 
-from headrace.client.circuit_breaker import CircuitBreaker
-from headrace.client.retry import HttpResponse
+from headrace.client.retry import CircuitBreaker, HttpResponse
 from headrace.client.retrying_client import RetryingClient
 from headrace.core.retry import RetryPolicy
 

@@ -1,6 +1,6 @@
 """The circuit breaker and its phases."""
 
-from headrace.client.circuit_breaker import Admission, CircuitBreaker
+from headrace.client.retry import Admission, CircuitBreaker
 
 
 def opened(failures_max: int = 3) -> CircuitBreaker:

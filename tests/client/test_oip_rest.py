@@ -10,9 +10,8 @@ import pytest
 from cases import for_each
 from client.support import ScriptedPool, client_over, predicting, request_of, run, status
 from headrace.client.address import resolve_address
-from headrace.client.oip_rest import OipRestProtocol
-from headrace.client.outputs import join_outputs
-from headrace.client.refusals import RefusalGuard
+from headrace.client.endpoint import OipRestProtocol
+from headrace.client.rows import RefusalGuard, join_outputs
 from headrace.core import InferRequest, RowError, Tensor, TensorSpec
 from headrace.core.errors import (
     EndpointError,
@@ -115,7 +114,7 @@ def test_bf16_is_reported_and_accepted_as_float32():
     protocol, client, pool = oip(status(200, metadata), status(404), status(500))
     metadata = run(protocol.fetch_metadata(client))
     assert metadata.inputs == (TensorSpec("x", "FP32", (-1, 2)),)
-    protocol._encoding.binary = True
+    protocol._binary = True
     run(protocol.infer(client_over(pool), request_of(1), 1))
     sent_request = pool.requests[-1]
     assert b'"datatype":"BF16"' in sent_request.body

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.client.outputs import message_prefix, require_outputs, require_rows
+from headrace.client.rows import message_prefix, require_outputs, require_rows
 from headrace.core.errors import ModelContractError
 from headrace.core.tensor import InferRequest, Tensor
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.client.refusals import REFUSED_ROWS_MAX, RefusalGuard
+from headrace.client.rows import REFUSED_ROWS_MAX, RefusalGuard
 from headrace.core.errors import EndpointRefusedError
 
 

@@ -6,9 +6,9 @@ import pytest
 from cases import for_each
 from client.support import ScriptedPool, client_over, predicting, request_of, run, status
 from headrace.client.address import resolve_address
-from headrace.client.refusals import RefusalGuard
+from headrace.client.endpoint import TorchServeProtocol, classify_torchserve_response
 from headrace.client.retry import HttpResponse, ResponseKind
-from headrace.client.torchserve_rest import TorchServeProtocol, classify_torchserve_response
+from headrace.client.rows import RefusalGuard
 from headrace.core import InferRequest, RowError, Tensor
 from headrace.core.errors import EndpointRefusedError, EndpointUnavailableError, ModelContractError
 from headrace.protocols.torchserve import encode_error_body

@@ -6,7 +6,7 @@ import pytest
 
 from conformance.check_tables import run_each
 from headrace.testing import JOB_LEDGER_CHECKS, LedgerBench, check_job_ledger
-from headrace.testing.job_ledger import JobLedgerCheck
+from headrace.testing.job_checks import JobLedgerCheck
 from jobs.ledger_fixtures import LEDGERS, memory
 
 GROUPS: dict[str, list[JobLedgerCheck]] = defaultdict(list)

@@ -33,7 +33,7 @@ for module in (headrace, headrace.jobs):
 _HELP = """
 import click
 from click.testing import CliRunner
-from headrace.cli.main import main
+from headrace.cli.main import load_all, main
 
 def show(command, path):
     done = CliRunner().invoke(main, [*path, "--help"], catch_exceptions=False)
@@ -42,7 +42,7 @@ def show(command, path):
     for name in sorted(getattr(command, "commands", {})):
         show(command.commands[name], [*path, name])
 
-show(main, [])
+show(load_all(), [])
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cases import for_each
 from headrace.batching.dynamic import CloseReason
-from headrace.cli.reports import print_report
+from headrace.cli.run_display import print_report
 from headrace.core.predictor import PredictorStatistics
 from headrace.reports.report import Report
 from headrace.runs.progress import RunProgress

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ModelContractError
-from headrace.runtimes.fixed_rows import run_in_fixed_batches
+from headrace.runtimes.model_io import run_in_fixed_batches
 
 
 @given(st.integers(1, 40), st.integers(1, 9))

@@ -6,7 +6,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError, ModelLoadError
-from headrace.runtimes.huggingface_folder import read_sentence_settings, read_task
+from headrace.runtimes.huggingface_parts import read_sentence_settings, read_task
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
 from headrace.core.model import Model
-from headrace.runtimes.load import model_factory
+from headrace.runtimes.load import model_candidates, model_factory
 
 ONE = """
     import numpy as np
@@ -183,7 +183,7 @@ def test_a_class_of_a_module(write):
 
 
 def test_headrace_models_are_found_by_module():
-    source = model_factory("headrace.testing.models:EchoModel")
+    source = model_factory("headrace.testing.doubles:EchoModel")
     assert isinstance(source.make(), Model)
 
 
@@ -435,3 +435,26 @@ def test_spec_makes_the_model_in_another_process(write):
     )
     made = subprocess.run([sys.executable, "-c", code, recipe], capture_output=True, check=True, text=True)
     assert json.loads(made.stdout) == [[1, 3, 5], source.fingerprint]
+
+
+@for_each(
+    ("files", "expected"),
+    [
+        (["model.onnx", "weights.safetensors"], ["model.onnx"]),
+        (["model.py", "scaler.pkl", "model.toml"], ["model.py"]),
+        (["model.joblib"], ["model.joblib"]),
+        (["model.safetensors", "config.json"], ["."]),
+        (["model.pkl", "MLmodel"], ["."]),
+        (["model.py", "MLmodel"], ["model.py"]),
+        (["model-settings.json"], ["."]),
+        (["a.py", "b.onnx", "c.pkl"], ["a.py", "b.onnx"]),
+        (["a.joblib", "b.pkl"], ["a.joblib", "b.pkl"]),
+        (["model.toml", "notes.txt"], []),
+    ],
+)
+def test_candidates_in_a_folder(tmp_path, files, expected):
+    folder = tmp_path / "+".join(files)
+    folder.mkdir()
+    for name in files:
+        (folder / name).touch()
+    assert model_candidates(folder) == [folder / name for name in expected]

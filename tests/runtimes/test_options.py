@@ -8,7 +8,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import TensorSpec
-from headrace.runtimes.options import keyword_arguments, option_names, plain_options, tensor_specs
+from headrace.runtimes.classes import keyword_arguments, option_names, plain_options, tensor_specs
 
 
 def test_options_become_plain_copies():

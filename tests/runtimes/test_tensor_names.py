@@ -10,7 +10,7 @@ from cases import for_each
 from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec
 from headrace.engine.inputs import ModelInputs
-from headrace.runtimes.tensor_names import outputs_by_name, predict_with_signature
+from headrace.runtimes.model_io import outputs_by_name, predict_with_signature
 
 
 class Pair(NamedTuple):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.core.model import RowError
 from headrace.core.tensor import text_array
-from headrace.runtimes.text import WHY_CHARS_MAX, decode_text, encode_json_texts, summarize_error
+from headrace.runtimes.model_io import WHY_CHARS_MAX, decode_text, encode_json_texts, summarize_error
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runtimes.token_stream import TokenQueue, decode_token_stream
+from headrace.runtimes.huggingface_parts import TokenQueue, decode_token_stream
 
 
 class ByteTokenizer:

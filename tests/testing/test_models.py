@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core import RowError
 from headrace.testing import EchoModel, HeldModel, PickyModel
-from headrace.testing import models as testing_models
+from headrace.testing import doubles as testing_models
 
 X = np.array([[1.0], [2.0], [3.0]], np.float32)
 

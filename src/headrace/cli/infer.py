@@ -7,7 +7,10 @@ from typing import Any, Final
 import click
 
 from headrace.cli.options import key_values
+from headrace.cli.request_builder import build_request, read_input
+from headrace.cli.responses import StreamPrinter, check_output, print_response, save_response
 from headrace.cli.servers import open_server, run_server_command, server_options
+from headrace.client.model_server import ModelAddress
 
 _EPILOG = """\b
 Examples:
@@ -32,7 +35,7 @@ BINARY_VALUES_MIN: Final = 4096
 """Number of tensor values from which requests carry raw bytes by default."""
 
 
-@click.command("infer", epilog=_EPILOG, short_help="Send a request to a model.")
+@click.command("infer", epilog=_EPILOG)
 @click.argument("model")
 @click.option(
     "--input",
@@ -92,17 +95,6 @@ def infer_command(model: str, **params: Any) -> None:
 
 
 async def _infer(model: str, params: dict[str, Any]) -> None:
-    # Imported here, since the other commands do not need these modules.
-    from headrace.cli.inputs import read_input  # noqa: PLC0415
-    from headrace.cli.request_builder import build_request  # noqa: PLC0415
-    from headrace.cli.responses import (  # noqa: PLC0415
-        StreamPrinter,
-        check_output,
-        print_response,
-        save_response,
-    )
-    from headrace.client.model_server import ModelAddress  # noqa: PLC0415
-
     output: Path | None = params["output"]
     if output is not None:
         check_output(output)

@@ -2,7 +2,6 @@
 
 import keyword
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -10,8 +9,8 @@ from string import Template
 
 import click
 
-from headrace.cli.reports import print_error
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.cli.commands import exit_on_error
+from headrace.core.errors import ConfigError
 
 _EPILOG = """\b
 Examples:
@@ -22,16 +21,14 @@ Examples:
 """
 
 
-@click.command("init", epilog=_EPILOG, short_help="Create a model project with a test.")
+@click.command("init", epilog=_EPILOG)
 @click.argument("name")
 @click.option("--stream", "streams", is_flag=True, help="Create a model that streams its responses.")
 def init_command(name: str, streams: bool) -> None:
     """Create a folder NAME with a model, a model.toml and a test. Existing files are never overwritten."""
-    try:
+    with exit_on_error():
         project = starter_project(Path(name).name, streams=streams)
         write_new(Path(name), project.files)
-    except HeadraceError as error:
-        sys.exit(print_error(error, json_lines=False))
     for file in project.files:
         click.echo(f"wrote {Path(name) / file}", err=True)
     click.echo("Next:", err=True)

@@ -8,11 +8,12 @@ from typing import Any, Final
 import click
 import orjson
 
-from headrace.cli.groups import DefaultListGroup, examples
+from headrace.cli.commands import DefaultListGroup, examples, print_error
+from headrace.cli.job_display import exit_status, fetch_result, follow, print_job, print_job_json, print_jobs
 from headrace.cli.options import combined_options, name_value_pairs
-from headrace.cli.reports import print_error
 from headrace.cli.servers import JOB_SERVER_OPTIONS, run_job_command
 from headrace.core.errors import HeadraceError
+from headrace.jobs.documents import history_document, job_document
 from headrace.jobs.job import Job
 from headrace.jobs.state import JobState
 
@@ -56,7 +57,7 @@ _FILTER_OPTIONS = combined_options(
 )
 
 
-@click.group("jobs", cls=DefaultListGroup, epilog=_EPILOG, short_help="List and control jobs.")
+@click.group("jobs", cls=DefaultListGroup, epilog=_EPILOG)
 def jobs_command() -> None:
     """List and control the jobs of a running job API."""
 
@@ -80,8 +81,6 @@ def list_command(**params: Any) -> None:
     """List jobs, newest first. The default of `headrace jobs`."""
 
     def call(client: Any) -> None:
-        from headrace.cli.job_display import print_job_json, print_jobs  # noqa: PLC0415
-
         jobs = islice(client.list(**_list_filters(params), states=params["states"]), params["limit"])
         if not params["json_lines"]:
             print_jobs(jobs)
@@ -99,9 +98,6 @@ def show_command(job_id: str, **params: Any) -> None:
     """Show a job with its history of failures."""
 
     def call(client: Any) -> None:
-        from headrace.cli.job_display import print_job  # noqa: PLC0415
-        from headrace.jobs.documents import history_document, job_document  # noqa: PLC0415
-
         job, history = client.get(job_id), client.history(job_id)
         if params["json_lines"]:
             document = {**job_document(job), "history": list(map(history_document, history))}
@@ -119,8 +115,6 @@ def watch_command(job_id: str, **params: Any) -> None:
     """Follow a job until it ends. Exit with status 0 if it completed, else 1."""
 
     def call(client: Any) -> int:
-        from headrace.cli.job_display import exit_status, follow  # noqa: PLC0415
-
         json_lines = params["json_lines"]
         job = follow(client.events(job_id), json_lines=json_lines) or client.get(job_id)
         if not json_lines:
@@ -141,8 +135,6 @@ def result_command(job_id: str, output: Path | None, wait: bool, **params: Any) 
     """Print or save the result of a completed job."""
 
     def call(client: Any) -> int:
-        from headrace.cli.job_display import exit_status, fetch_result  # noqa: PLC0415
-
         job = client.wait(job_id) if wait else client.get(job_id)
         if wait and (status := exit_status(job)):
             return status
@@ -217,8 +209,6 @@ def requeue_command(dry_run: bool, yes: bool, **params: Any) -> None:
     """Retry all selected jobs that ended without a result."""
 
     def call(client: Any) -> int:
-        from headrace.cli.job_display import print_job_json, print_jobs  # noqa: PLC0415
-
         jobs: list[Job] = list(
             islice(client.list(**_list_filters(params), states=params["states"]), params["limit"])
         )

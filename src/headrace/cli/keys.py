@@ -1,13 +1,10 @@
 """``headrace keys``: create API keys of models and jobs."""
 
-import sys
-
 import click
 import orjson
 
-from headrace.cli.reports import print_error
+from headrace.cli.commands import exit_on_error
 from headrace.core.api_key import format_digest, hash_key, new_key
-from headrace.core.errors import HeadraceError
 from headrace.jobs.access import Scope, key_lines
 
 _EPILOG = """\b
@@ -23,7 +20,7 @@ Examples:
 """
 
 
-@click.group("keys", epilog=_EPILOG, short_help="Create API keys of models and jobs.")
+@click.group("keys", epilog=_EPILOG)
 def keys_command() -> None:
     """Create API keys of models and jobs.
 
@@ -54,10 +51,8 @@ def new_command(name: str, tenant: str, scopes: tuple[str, ...], json_lines: boo
     """
     key = new_key()
     digest = hash_key(key)
-    try:
+    with exit_on_error(json_lines=json_lines):
         lines = key_lines(name, digest, tenant=tenant, scopes=[Scope(scope) for scope in scopes])
-    except HeadraceError as error:
-        sys.exit(print_error(error, json_lines=json_lines))
     if json_lines:
         document = {"name": name, "key": key, "digest": format_digest(digest), "toml": lines}
         click.echo(orjson.dumps(document))

@@ -1,25 +1,32 @@
 """The ``headrace`` command group."""
 
+from importlib import import_module
 from typing import Final
 
 import click
 from click.shell_completion import get_completion_class
+from typing_extensions import override
 
 import headrace
-from headrace.cli.groups import examples
-from headrace.cli.infer import infer_command
-from headrace.cli.init import init_command
-from headrace.cli.jobs import jobs_command
-from headrace.cli.keys import keys_command
-from headrace.cli.models import models_command
-from headrace.cli.queues import queues_command
-from headrace.cli.sequences import sequences_command
-from headrace.cli.serve import serve_command
-from headrace.cli.stream import stream_command
-from headrace.cli.submit import submit_command
-from headrace.cli.transform import transform_command
-from headrace.cli.up import up_command
-from headrace.cli.work import work_command
+from headrace.cli.commands import examples
+
+COMMANDS: Final = {
+    "stream": ("stream", "Score objects as a stream."),
+    "transform": ("transform", "Score files, with one predictions file each."),
+    "serve": ("serve", "Serve MODEL... over REST, event streams and gRPC."),
+    "infer": ("infer", "Send a request to a model."),
+    "models": ("models", "List, load and unload a server's models."),
+    "sequences": ("models", "List and cancel live sequences."),
+    "up": ("serve", "Run the job API and a worker."),
+    "work": ("serve", "Run a worker for the jobs of MODEL..."),
+    "submit": ("submit", "Submit a job."),
+    "jobs": ("jobs", "List and control jobs."),
+    "queues": ("queues", "List and control job queues."),
+    "init": ("init", "Create a model project with a test."),
+    "keys": ("keys", "Create API keys of models and jobs."),
+    "completion": ("main", "Print the completion script of a shell."),
+}
+"""The module and the short help of each command; the help sorts them by name."""
 
 _EPILOG = """\b
 Examples:
@@ -35,13 +42,42 @@ Examples:
 """
 
 
-@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+class _LazyGroup(click.Group):
+    """A group that imports the module of a command when the command runs or completes.
+
+    The other commands are entries of the help.
+    """
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, entry, rest = super().resolve_command(ctx, args)
+        return name, None if entry is None else load_command(str(entry.name)), rest
+
+
+def load_command(name: str) -> click.Command:
+    """Import and return a command."""
+    return getattr(import_module(f"headrace.cli.{COMMANDS[name][0]}"), f"{name}_command")
+
+
+@click.group(
+    cls=_LazyGroup,
+    commands=[click.Command(name, short_help=text) for name, (_, text) in COMMANDS.items()],
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(headrace.__version__, prog_name="headrace")
 def main() -> None:
     """Run models over streams, batches, jobs and requests.
 
     Each command has its own help, with examples: headrace COMMAND --help.
     """
+
+
+def load_all() -> click.Group:
+    """Import all commands and return their group, for lists of all options."""
+    return click.Group("headrace", commands=[load_command(name) for name in COMMANDS])
 
 
 _PROGRAM: Final = "headrace"
@@ -56,7 +92,6 @@ _SHELLS: Final = ("bash", "zsh", "fish")
         """echo 'eval "$(headrace completion zsh)"' >> ~/.zshrc""",
         "headrace completion fish > ~/.config/fish/completions/headrace.fish",
     ),
-    short_help="Print the completion script of a shell.",
 )
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
@@ -70,19 +105,3 @@ def completion_command(context: click.Context, shell: str) -> None:
     assert found is not None, "click has this shell"
     command = context.find_root().command
     click.echo(found(command, {}, _PROGRAM, f"_{_PROGRAM.upper()}_COMPLETE").source())
-
-
-main.add_command(stream_command)
-main.add_command(transform_command)
-main.add_command(serve_command)
-main.add_command(infer_command)
-main.add_command(models_command)
-main.add_command(sequences_command)
-main.add_command(up_command)
-main.add_command(work_command)
-main.add_command(submit_command)
-main.add_command(jobs_command)
-main.add_command(queues_command)
-main.add_command(init_command)
-main.add_command(keys_command)
-main.add_command(completion_command)

@@ -1,14 +1,19 @@
-"""``headrace models``: list, load and unload the models of a server, and show statistics."""
+"""``headrace models`` and ``headrace sequences``: control the models of a server and their live sequences."""
 
 from typing import Any
 
 import click
 import orjson
+from rich.text import Text
 
-from headrace.cli.groups import DefaultListGroup, examples
+from headrace.cli.commands import DefaultListGroup, examples
+from headrace.cli.responses import plain_table, print_table, printable
 from headrace.cli.servers import open_server, run_server_command, server_options
+from headrace.client.model_server import ModelAddress
+from headrace.core.errors import ConfigError
+from headrace.protocols.oip_sequences import encode_listing
 
-_EPILOG = """\b
+_MODELS_EPILOG = """\b
 Examples:
   List all models and their state:
     headrace models
@@ -19,13 +24,24 @@ Examples:
   Print the names of ready models, for a script:
     headrace models list --json | jq -r '.[] | select(.state == "READY").name'
 """
+_SEQUENCES_EPILOG = """\b
+Examples:
+  List the live sequences of all models, oldest first:
+    headrace sequences
+  List the sequences of a model, or of one version:
+    headrace sequences vad
+    headrace sequences vad --version 2
+  Cancel a sequence and its waiting requests:
+    headrace sequences vad --cancel call-17
+  Print the ids of sequences that are idle for ten seconds, for a script:
+    headrace sequences --json | jq -r '.[].sequences[] | select(.idle_s > 10).id'
+"""
+_SEQUENCE_COLUMNS = ("model", "id", "state", "instance ", "steps ", "requests ", "age ", "idle ")
 _JSON_OPTION = click.option("--json", "json_lines", is_flag=True, help="Print JSON.")
 _NS_PER_MS = 1e6
 
 
-@click.group(
-    "models", cls=DefaultListGroup, epilog=_EPILOG, short_help="List, load and unload a server's models."
-)
+@click.group("models", cls=DefaultListGroup, epilog=_MODELS_EPILOG)
 def models_command() -> None:
     """List, load and unload the models of a running server, and show their statistics.
 
@@ -47,9 +63,9 @@ def list_command(**params: Any) -> None:
             fields = ("name", "version", "state", "reason")
             click.echo(orjson.dumps([{f: getattr(e, f) for f in fields} for e in entries]))
             return
-        _print_table(
-            ("model", "version", "state", "reason"), [(e.name, e.version, e.state, e.reason) for e in entries]
-        )
+        rows = [(e.name, e.version, e.state, e.reason) for e in entries]
+        width = 4 if any(e.reason for e in entries) else 3
+        _print_models(("model", "version", "state", "reason")[:width], [row[:width] for row in rows])
 
     run_server_command(call, json_lines=params["json_lines"])
 
@@ -64,7 +80,7 @@ def load_command(name: str, **params: Any) -> None:
     async def call() -> None:
         async with open_server(params) as server:
             await server.load(name)
-        _print_done(name, "loaded", json_lines=params["json_lines"])
+        _print_done("name", name, "loaded", json_lines=params["json_lines"])
 
     run_server_command(call, json_lines=params["json_lines"])
 
@@ -79,7 +95,7 @@ def unload_command(name: str, **params: Any) -> None:
     async def call() -> None:
         async with open_server(params) as server:
             await server.unload(name)
-        _print_done(name, "unloaded", json_lines=params["json_lines"])
+        _print_done("name", name, "unloaded", json_lines=params["json_lines"])
 
     run_server_command(call, json_lines=params["json_lines"])
 
@@ -112,7 +128,7 @@ def stats_command(name: str, **params: Any) -> None:
             "queue ms ",
             "model ms ",
         )
-        _print_table(columns, [tuple(map(_format_figure, f.values())) for f in figures])
+        _print_models(columns, [tuple(map(_format_figure, f.values())) for f in figures])
 
     run_server_command(call, json_lines=params["json_lines"])
 
@@ -144,21 +160,117 @@ def _format_figure(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    from rich.text import Text  # noqa: PLC0415
-
-    from headrace.cli.responses import plain_table, print_table, printable  # noqa: PLC0415
-
-    if not rows:
+def _print_models(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    if rows:
+        _print_table(columns, rows)
+    else:
         click.echo("no models", err=True)
-        return
-    if columns[-1] == "reason" and not any(row[-1] for row in rows):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
+
+
+def _print_table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     table = plain_table(*columns)
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     print_table(table)
 
 
-def _print_done(name: str, action: str, *, json_lines: bool) -> None:
-    click.echo(orjson.dumps({"name": name, action: True}) if json_lines else f"{name} {action}")
+def _print_done(member: str, value: str, action: str, *, json_lines: bool) -> None:
+    """Print that an action is done. `member` is the JSON member of the model's name or sequence's id."""
+    click.echo(orjson.dumps({member: value, action: True}) if json_lines else f"{value} {action}")
+
+
+@click.command("sequences", epilog=_SEQUENCES_EPILOG)
+@click.argument("model", default="")
+@click.option("--version", default="", help="Version of MODEL.  [default: the server's choice]")
+@click.option("--cancel", "cancel_id", metavar="ID", help="Id of a sequence of MODEL to cancel.")
+@click.option(
+    "--limit",
+    type=click.IntRange(0, 100_000),
+    default=1000,
+    show_default=True,
+    help="Limit of listed sequences per model.",
+)
+@_JSON_OPTION
+@server_options()
+def sequences_command(model: str, **params: Any) -> None:
+    """List the live sequences of MODEL, or of all ready models, or cancel a sequence.
+
+    The command uses REST. If the server uses API keys, it needs a key with the role admin
+    (HEADRACE_API_KEY). Single-request sequences have no id; they are counted but not listed.
+    """
+
+    async def call() -> None:
+        if params["cancel_id"] is None:
+            _print_listings(await _listings(model, params), json_lines=params["json_lines"])
+            return
+        if not model:
+            raise ConfigError("--cancel needs MODEL")
+        async with open_server(params) as server:
+            await server.cancel_sequence(ModelAddress(model, params["version"]), params["cancel_id"])
+        _print_done("id", params["cancel_id"], "cancelled", json_lines=params["json_lines"])
+
+    run_server_command(call, json_lines=params["json_lines"])
+
+
+async def _listings(model: str, params: dict[str, Any]) -> list[Any]:
+    async with open_server(params) as server:
+        if model:
+            return [await server.sequences(ModelAddress(model, params["version"]), limit=params["limit"])]
+        if params["version"]:
+            raise ConfigError("--version needs MODEL")
+        ready = [entry for entry in await server.index() if entry.state == "READY"]
+        listings = [
+            await server.sequences(ModelAddress(e.name, e.version), limit=params["limit"]) for e in ready
+        ]
+        # Models without a step method have no sequences.
+        return [listing for listing in listings if listing.live_max]
+
+
+def _print_listings(listings: list[Any], *, json_lines: bool) -> None:
+    if json_lines:
+        click.echo(orjson.dumps([orjson.Fragment(encode_listing(listing)) for listing in listings]))
+        return
+    rows = [_sequence_cells(listing, info) for listing in listings for info in listing.sequences]
+    if rows:
+        _print_table(_SEQUENCE_COLUMNS, rows)
+    for listing in listings:
+        click.echo(_summary(listing), err=True)
+    if not listings:
+        click.echo("no sequences: no ready model has a step method", err=True)
+
+
+def _model_label(listing: Any) -> str:
+    return f"{listing.model} {listing.version}" if listing.version not in ("", "1") else listing.model
+
+
+def _sequence_cells(listing: Any, info: Any) -> tuple[str, ...]:
+    return (
+        _model_label(listing),
+        info.id,
+        info.stage,
+        f"{info.instance}",
+        f"{info.steps:,}",
+        f"{info.requests:,}",
+        _duration_text(info.age_s),
+        "-" if info.requests else _duration_text(info.idle_s),
+    )
+
+
+def _duration_text(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def _summary(listing: Any) -> str:
+    ended = sum(listing.ends.values())
+    by_reason = ", ".join(
+        f"{count:,} {why.replace('_', ' ')}" for why, count in listing.ends.items() if count
+    )
+    shown = len(listing.sequences)
+    unnamed = f", of which {shown:,} are listed" if shown < listing.live else ""
+    why = f" ({by_reason})" if by_reason else ""
+    live = f"{listing.live:,} of {listing.live_max:,} live{unnamed}"
+    return f"{_model_label(listing)}: {live}; {ended:,} ended{why}"

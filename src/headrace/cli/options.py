@@ -5,7 +5,6 @@ then applies. Invalid values exit with status 2 before anything starts.
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
@@ -24,15 +23,11 @@ from headrace.core.settings import (
     format_size,
     parse_size,
 )
-from headrace.runs.settings import BY_PLACE
-from headrace.server.settings import TlsFiles
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _T = TypeVar("_T")
 
 POSITIVE: Final = click.FloatRange(min=0, min_open=True)
-_RANGE: Final = re.compile(r"(\d+)-(\d+)")
-_COLUMNS_MAX: Final = 100_000
 
 
 class ParsedType(click.ParamType):  # pyright: ignore[reportMissingTypeArgument] - not generic before 8.5
@@ -57,68 +52,7 @@ def parse_bytes(text: str) -> int:
     return size
 
 
-def parse_columns(text: str) -> tuple[str | int, ...]:
-    """Return the columns of ``a,b,c`` or ``0,3,5-9``."""
-    found: list[str | int] = []
-    for part in map(str.strip, text.split(",")) if text else ():
-        span = _RANGE.fullmatch(part)
-        if not part:
-            raise ValueError(f"{text!r} contains an empty column name")
-        if span is None:
-            found.append(name_or_index(part))
-            continue
-        low, high = int(span[1]), int(span[2])
-        if not low <= high < low + _COLUMNS_MAX:
-            raise ValueError(
-                f"{part} is not a range: write the lower index first, and at most {_COLUMNS_MAX} columns"
-            )
-        found.extend(range(low, high + 1))
-    if len({type(c) for c in found}) > 1:
-        raise ValueError("name all columns, or give the indices of all columns")
-    return tuple(found)
-
-
-def name_or_index(text: str) -> str | int:
-    """Return the name or the index of a column."""
-    return int(text) if text.isdecimal() else text
-
-
-def parse_sequence(text: str) -> str | int:
-    """Return a column name or index, or one of the words with ``@``."""
-    if text[:1] in ("", "@") and text not in BY_PLACE:
-        raise ValueError(
-            f"{text!r} is neither a column nor {' or '.join(BY_PLACE)}: "
-            "for a column whose name begins with @, give its index"
-        )
-    return name_or_index(text)
-
-
-def parse_delimiter(text: str) -> str:
-    r"""Return a single character; ``\t`` is a tab."""
-    found = "\t" if text == r"\t" else text
-    if len(found) != 1:
-        raise ValueError(f"{text!r} is not a single character")
-    return found
-
-
-def parse_size_px(text: str) -> tuple[int, int]:
-    """Return height and width of ``224x224``."""
-    height, _, width = text.lower().partition("x")
-    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise ValueError(f"{text!r} is not a size: write HEIGHTxWIDTH, as in 224x224")
-    return int(height), int(width)
-
-
 SIZE: Final = ParsedType("size", parse_bytes)
-_TYPES: Final = {
-    "columns": ParsedType("columns", parse_columns),
-    "text_column": ParsedType("column", name_or_index),
-    "sequence": ParsedType("column", parse_sequence),
-    "sequence_end": ParsedType("column", name_or_index),
-    "delimiter": ParsedType("character", parse_delimiter),
-    "image_size": ParsedType("size", parse_size_px),
-}
-"""The types of settings that have a form of their own on the command line, by name."""
 _METAVARS: Final = {int: "INTEGER", float: "FLOAT"}
 
 
@@ -168,10 +102,12 @@ def setting_options(
     *kinds: type,
     without: Container[str] = (),
     only: Container[str] | None = None,
+    types: Mapping[str, ParsedType] = MappingProxyType({}),
     refused_choices: Mapping[str, Container[str]] = MappingProxyType({}),
 ) -> Callable[[Command], Command]:
     """Return the options of settings classes: each name once, none of `without`, and those of `only`.
 
+    `types` are the types of settings that have a form of their own on the command line, by name.
     `refused_choices` are the words of a setting that the command has no use for.
     """
     found: dict[str, DeclaredSetting] = {}
@@ -181,12 +117,15 @@ def setting_options(
             if wanted and not declared.setting.python_only:
                 found.setdefault(declared.name, declared)
     return combined_options(
-        *(_setting_option(each, refused_choices.get(each.name, ())) for each in found.values())
+        *(
+            _setting_option(each, types.get(each.name), refused_choices.get(each.name, ()))
+            for each in found.values()
+        )
     )
 
 
 def _setting_option(
-    declared: DeclaredSetting, refused_choices: Container[str]
+    declared: DeclaredSetting, own_type: ParsedType | None, refused_choices: Container[str]
 ) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         names = [declared.option, declared.name]
@@ -198,8 +137,8 @@ def _setting_option(
             declared=declared,
             default=None,
             is_flag=declared.type is bool,
-            multiple=declared.item is not None and declared.name not in _TYPES,
-            type=None if declared.type is bool else _click_type(declared, refused_choices),
+            multiple=declared.item is not None and own_type is None,
+            type=None if declared.type is bool else own_type or _click_type(declared, refused_choices),
             metavar=declared.setting.metavar or (None if declared.is_size else _METAVARS.get(declared.type)),
             help=declared.setting.help + _shown_default(declared),
         )(command)
@@ -212,8 +151,6 @@ def _setting_option(
 
 def _click_type(declared: DeclaredSetting, refused_choices: Container[str]) -> Any:
     kind, bounds = declared.item or declared.type, declared.setting
-    if declared.name in _TYPES:
-        return _TYPES[declared.name]
     if declared.choices:
         return click.Choice([word for word in declared.choices if word not in refused_choices])
     if declared.is_size:
@@ -264,14 +201,6 @@ def given_values(kind: type, params: Mapping[str, Any]) -> dict[str, Any]:
         for declared in declared_settings(kind)
         if params.get(declared.name) not in (None, ())
     }
-
-
-def tls_files(params: Mapping[str, Any]) -> TlsFiles | None:
-    """Return the TLS files of the options. Raise ConfigError for a certificate without a key."""
-    given = given_values(TlsFiles, params)
-    if given and not {"certificate", "key"} <= given.keys():
-        raise ConfigError("TLS needs both --tls-certificate and --tls-key")
-    return TlsFiles(**given) if given else None
 
 
 def option_name(parameter: str) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 import click
 import orjson
 
-from headrace.cli.groups import DefaultListGroup, examples
+from headrace.cli.commands import DefaultListGroup, examples
+from headrace.cli.responses import plain_table, print_table
 from headrace.cli.servers import JOB_SERVER_OPTIONS, run_job_command
 
 _EPILOG = """\b
@@ -24,7 +25,7 @@ Examples:
 _COLUMNS = ("queue", "queued ", "later ", "running ", "oldest s ", "bound ", "state")
 
 
-@click.group("queues", cls=DefaultListGroup, epilog=_EPILOG, short_help="List and control job queues.")
+@click.group("queues", cls=DefaultListGroup, epilog=_EPILOG)
 def queues_command() -> None:
     """List and control job queues. All commands but list and scale need a key with the scope operate."""
 
@@ -104,7 +105,6 @@ def _print_queues(queues: Any, params: dict[str, Any]) -> None:
     if not queues:
         click.echo("no queues: the first job creates one", err=True)
         return
-    from headrace.cli.responses import plain_table, print_table  # noqa: PLC0415
 
     # Jobs of a region without workers wait forever; this column shows them.
     regions = any(_regions(queue) for queue in queues)

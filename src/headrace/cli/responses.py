@@ -112,7 +112,8 @@ def save_response(response: InferResponse, path: Path) -> None:
             elif path.suffix == ".npy":
                 np.save(file, next(iter(arrays.values())), allow_pickle=False)
             else:
-                _save_npz(file, arrays)
+                named: dict[str, Any] = dict(arrays)
+                np.savez(file, allow_pickle=False, **named)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -128,10 +129,6 @@ def printable(text: str) -> str:
     return "".join(
         c if c in "\n\t" or unicodedata.category(c) != "Cc" else "�" for c in text.replace("\r\n", "\n")
     )
-
-
-def _save_npz(file: Any, arrays: dict[str, Array]) -> None:
-    np.savez(file, allow_pickle=False, **arrays)
 
 
 def _array_to_save(tensor: Tensor) -> Array:

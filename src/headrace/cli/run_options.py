@@ -1,9 +1,10 @@
-"""Options of ``headrace stream`` and ``headrace transform``, and the settings and specs made from them.
+"""Options of ``headrace stream`` and ``headrace transform``, and the settings and workers they select.
 
 Options of a transform correspond to keys of the spec file's ``headrace`` table and override them.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +14,21 @@ import click
 from click.core import ParameterSource
 
 from headrace.app.predictors import PredictorOptions
+from headrace.app.runners import AnyWorkers, DataRegions, Workers
 from headrace.cli.options import (
+    ParsedType,
     combined_options,
+    given_values,
+    keep_explicit,
     option,
     option_name,
     setting_options,
     settings_from,
 )
 from headrace.core.errors import ConfigError
+from headrace.core.settings import declared_settings
 from headrace.formats.read import ReadOptions
+from headrace.runners.engines import BeamWorkers, RayWorkers
 from headrace.runs.document import read_document
 from headrace.runs.settings import (
     BY_PLACE,
@@ -37,6 +44,7 @@ from headrace.runs.settings import (
 )
 from headrace.runs.spec import EXTENSION_TABLE, TransformSpec, spec_of
 from headrace.runs.spec_extension import EXTENSION_FIELDS, SpecKeys, parse_max_failed
+from headrace.storage.regions import RegionRules, require_region
 
 SPEC_BYTES_MAX: Final = 4 << 20
 _COMMAND_LINE: Final = "the command line"
@@ -47,10 +55,77 @@ _SPEC_ONLY: Final = frozenset({"model", "source", "output", "job_name", "instanc
 _TRANSFORM_WORDS: Final = frozenset({"content_type", "split", "accept", "strict"})
 """SageMaker's words for the format of objects and outputs, and for the failure policy."""
 
+_RANGE: Final = re.compile(r"(\d+)-(\d+)")
+_COLUMNS_MAX: Final = 100_000
+
+
+def _parse_columns(text: str) -> tuple[str | int, ...]:
+    """Return the columns of ``a,b,c`` or ``0,3,5-9``."""
+    found: list[str | int] = []
+    for part in map(str.strip, text.split(",")) if text else ():
+        span = _RANGE.fullmatch(part)
+        if not part:
+            raise ValueError(f"{text!r} contains an empty column name")
+        if span is None:
+            found.append(_name_or_index(part))
+            continue
+        low, high = int(span[1]), int(span[2])
+        if not low <= high < low + _COLUMNS_MAX:
+            raise ValueError(
+                f"{part} is not a range: write the lower index first, and at most {_COLUMNS_MAX} columns"
+            )
+        found.extend(range(low, high + 1))
+    if len({type(c) for c in found}) > 1:
+        raise ValueError("name all columns, or give the indices of all columns")
+    return tuple(found)
+
+
+def _name_or_index(text: str) -> str | int:
+    """Return the name or the index of a column."""
+    return int(text) if text.isdecimal() else text
+
+
+def _parse_sequence(text: str) -> str | int:
+    """Return a column name or index, or one of the words with ``@``."""
+    if text[:1] in ("", "@") and text not in BY_PLACE:
+        raise ValueError(
+            f"{text!r} is neither a column nor {' or '.join(BY_PLACE)}: "
+            "for a column whose name begins with @, give its index"
+        )
+    return _name_or_index(text)
+
+
+def _parse_delimiter(text: str) -> str:
+    r"""Return a single character; ``\t`` is a tab."""
+    found = "\t" if text == r"\t" else text
+    if len(found) != 1:
+        raise ValueError(f"{text!r} is not a single character")
+    return found
+
+
+def _parse_size_px(text: str) -> tuple[int, int]:
+    """Return height and width of ``224x224``."""
+    height, _, width = text.lower().partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise ValueError(f"{text!r} is not a size: write HEIGHTxWIDTH, as in 224x224")
+    return int(height), int(width)
+
+
+_TYPES: Final = {
+    "columns": ParsedType("columns", _parse_columns),
+    "text_column": ParsedType("column", _name_or_index),
+    "sequence": ParsedType("column", _parse_sequence),
+    "sequence_end": ParsedType("column", _name_or_index),
+    "delimiter": ParsedType("character", _parse_delimiter),
+    "image_size": ParsedType("size", _parse_size_px),
+}
+"""The types of settings that have a form of their own on the command line, by name."""
+
 STREAM_OPTIONS = setting_options(
     *SETTINGS_GROUPS,
     PredictorOptions,
     SpecKeys,
+    types=_TYPES,
     without=_FILES_ONLY | _SPEC_ONLY - {"instances"} | _TRANSFORM_WORDS | {"assemble"},
     refused_choices={"output_format": {"json"}},  # a stream writes one record per line
 )
@@ -60,6 +135,7 @@ TRANSFORM_OPTIONS = combined_options(
         TransformSettings,
         SpecKeys,
         *SETTINGS_GROUPS,
+        types=_TYPES,
         without=_FILES_ONLY
         | _SPEC_ONLY
         | STREAM_SETTINGS
@@ -175,3 +251,119 @@ def transform_predictor_options(params: Mapping[str, Any], spec: TransformSpec) 
         timeout_s=spec.timeout_s or options.timeout_s,
         retry_s=0.0 if spec.retries == 0 else options.retry_s,
     )
+
+
+_COUNT = click.IntRange(min=1)
+
+RUNNER_OPTIONS = combined_options(
+    option(
+        "--runner",
+        type=click.Choice(["local", "ray", "beam"]),
+        default="local",
+        show_default=True,
+        help="Runner of the tasks: this machine, Ray, or an Apache Beam runner; see docs/clusters.md.",
+    ),
+    option(
+        "--workers",
+        type=_COUNT,
+        help="Number of workers; on Ray, their limit.  [default: 1; on Ray, the capacity of the cluster]",
+    ),
+    option(
+        "--isolation",
+        type=click.Choice(["thread", "process"]),
+        help="Isolation of workers: threads that share reading and writing, or separate processes.  "
+        "[default: thread; process for more than one worker]",
+    ),
+    setting_options(RayWorkers),
+    option(
+        "--beam-options",
+        multiple=True,
+        metavar="'…'",
+        help="Beam pipeline options, as in '--runner=FlinkRunner --parallelism=8'. Repeatable.  "
+        "[default: DirectRunner with --workers processes]",
+    ),
+    option(
+        "--data-region",
+        multiple=True,
+        metavar="PREFIX=REGION",
+        help="Region of the objects below a prefix, as in s3://logs-eu/=eu-west-1. Repeatable.  "
+        "[default: the region of the S3 bucket]",
+    ),
+    setting_options(DataRegions),
+)
+
+_OPTIONS_BY_RUNNER: Final[Mapping[str, tuple[str, ...]]] = {
+    "local": ("isolation",),
+    "ray": tuple(each.name for each in declared_settings(RayWorkers) if not each.setting.python_only),
+    "beam": ("beam_options",),
+}
+
+
+def workers_from(params: dict[str, Any], instances: int | None = None) -> AnyWorkers:
+    """Return the workers that the options select. Raise UsageError for options of another runner.
+
+    `instances` is their number if the options do not set it.
+    """
+    runner = params["runner"]
+    for other, names in _OPTIONS_BY_RUNNER.items():
+        if other == runner:
+            continue
+        if set_options := keep_explicit(params, names):
+            raise click.UsageError(
+                f"{option_name(set_options[0])} requires --runner {other}; the runner is {runner}"
+            )
+    count = params["workers"] or instances
+    try:
+        if runner == "ray":
+            return RayWorkers(workers_max=count, **given_values(RayWorkers, params))
+        if runner == "beam":
+            flags = tuple(flag for text in params["beam_options"] for flag in shlex.split(text))
+            return BeamWorkers(flags, direct_workers=count or 1)
+    except (ConfigError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    isolation = params["isolation"] or ("process" if (params["workers"] or 1) > 1 else "thread")
+    return Workers(count or 1, isolation)
+
+
+_WORKER_OPTIONS: Final = ("isolation", "region", "data_region", "other_regions", "task_bytes")
+"""Options that have no effect on a stream without workers."""
+
+
+def stream_workers_from(params: dict[str, Any]) -> AnyWorkers | None:
+    """Return the workers of a stream, or None for one that reads its source in order.
+
+    Raise UsageError for options that need workers, or exclude them.
+    """
+    if params["runner"] == "local" and params["workers"] is None:
+        if set_options := keep_explicit(params, _WORKER_OPTIONS):
+            raise click.UsageError(
+                f"{option_name(set_options[0])} requires --workers: a stream without workers has no tasks"
+            )
+        workers_from(params)  # refuse options of other runners
+        return None
+    for name in keep_explicit(params, _SEQUENTIAL_OPTIONS):
+        why = _SEQUENTIAL_OPTIONS[name]
+        raise click.UsageError(f"{option_name(name)} and --workers cannot be combined: {why}")
+    return workers_from(params)
+
+
+_SEQUENTIAL_OPTIONS: Final[Mapping[str, str]] = {
+    "sequence": "workers run tasks in any order, and a sequence needs its records in order",
+    "batch_delay_ms": "batches of tasks close by size, so that a repeated task writes the same bytes",
+    "instances": "each worker has one instance",
+    "part_bytes_max": "each task writes one part; set its size with --task-bytes",
+}
+
+
+def regions_from(params: Mapping[str, Any]) -> DataRegions:
+    """Return the regions of data and workers. Raise UsageError for an invalid region."""
+    try:
+        rules = RegionRules.parse(params["data_region"])
+        if params["region"] is not None:
+            require_region(params["region"])
+        regions = settings_from(DataRegions, params, rules=rules)
+        if params["runner"] != "ray":
+            regions.locality.require_region()
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    return regions

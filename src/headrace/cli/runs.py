@@ -16,11 +16,10 @@ from typing_extensions import override
 
 from headrace.app.predictors import add_current_folder_to_path
 from headrace.app.runs import OpenedRun, execute, open_watch, retry_failed
-from headrace.cli.groups import complete_files
+from headrace.cli.commands import INTERRUPTED, complete_files, print_error
 from headrace.cli.logs import configure_logs
 from headrace.cli.options import POSITIVE, RUN_LOG_OPTIONS, combined_options
-from headrace.cli.progress import ProgressDisplay, choose_style
-from headrace.cli.reports import INTERRUPTED, exit_status, print_error, print_report
+from headrace.cli.run_display import ProgressDisplay, choose_style, exit_status, print_report
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.reports.report import Report

@@ -1,29 +1,40 @@
-"""``headrace serve``: serve models over the Open Inference Protocol."""
+"""``headrace serve``, ``headrace up`` and ``headrace work``: run servers and job workers."""
 
-import sys
 from dataclasses import replace
-from typing import Any, cast
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, cast
 
 import click
 
-from headrace.app.server_options import DrainSettings, RestLimits, ServerOptions, TlsFiles
-from headrace.cli.extras import require_extras
-from headrace.cli.groups import complete_files
+from headrace.app.server_options import (
+    DrainSettings,
+    JobLocations,
+    JobsOptions,
+    RestLimits,
+    ServerOptions,
+    TlsFiles,
+)
+from headrace.cli.commands import complete_files, exit_on_error
 from headrace.cli.logs import configure_server_logs
 from headrace.cli.options import (
     MODEL_OPTIONS_OPTION,
     SERVER_LOG_OPTIONS,
+    combined_options,
+    given_values,
     key_values,
     old_option_name,
+    option,
     setting_options,
     settings_from,
-    tls_files,
 )
-from headrace.cli.reports import print_error
-from headrace.core.errors import HeadraceError
+from headrace.core.address import REDIS_SCHEMES
+from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.engine.settings import ServeSettings
+from headrace.jobs.maintenance import Retention
+from headrace.jobs.worker import DAY_S, WorkerSettings
 
-_EPILOG = """\b
+_SERVE_EPILOG = """\b
 Examples:
   Serve an ONNX file and a class of a Python file on localhost:
     headrace serve churn.onnx words.py:Words
@@ -36,9 +47,47 @@ Examples:
     headrace infer churn --input '[[42, 3.5, 0]]'
     curl localhost:8080/v2/models/churn
 """
+KEEP_DAYS: Final = 30.0
+_NOT_OF_WORKERS: Final = frozenset({"isolation", "queue_rows_max", "streams_max", "checkpoints"})
+"""Settings of a model without a meaning for jobs: they have a bound of their own, no streams, no states."""
+_NOT_OF_JOBS: Final = frozenset(
+    {
+        "host",
+        "insecure",
+        "allow_hosts",
+        "grpc_port",
+        "metrics_port",
+        "api_keys",
+        "grpc_carrier",
+        "stream_dialect",
+        "access_log",
+    }
+)
+"""Options of `headrace serve` that the model server beside a job API does not have."""
+_UP_EPILOG = """\b
+Examples:
+  Run jobs of a model: data in ./headrace-data, the job API on port 8090:
+    headrace up churn.onnx
+  Submit a job from another terminal:
+    headrace submit rows.csv --model churn --wait
+  Run the job API alone, for workers on other machines:
+    headrace up --ledger postgresql://jobs@db/jobs --store s3://bucket/jobs/ \\
+        --config jobs.toml --host 0.0.0.0
+"""
+_WORK_EPILOG = """\b
+Examples:
+  Work on the jobs of a model, with data in ./headrace-data:
+    headrace work churn.onnx
+  Run sixteen jobs at once, from two queues, with shared batches:
+    headrace work churn.onnx --queue urgent --queue default --concurrency 16
+  Work on the jobs of a region first, and on others when idle (or --other-regions never):
+    headrace work churn.onnx --region eu-west-1 --config jobs.toml
+  Use a ledger in PostgreSQL, and payloads and results in S3:
+    headrace work models/ --ledger postgresql://jobs@db/jobs --store s3://bucket/jobs/
+"""
 
 
-@click.command("serve", epilog=_EPILOG, context_settings={"auto_envvar_prefix": "HEADRACE_SERVE"})
+@click.command("serve", epilog=_SERVE_EPILOG, context_settings={"auto_envvar_prefix": "HEADRACE_SERVE"})
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_files)
 @setting_options(ServerOptions, ServeSettings, RestLimits, TlsFiles, DrainSettings)
 @click.option("--no-rest", is_flag=True, help="Do not open the REST port.")
@@ -63,15 +112,15 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
     reports "not ready", finishes running requests and exits with status 0.
     """
     configure_server_logs(params["log_format"], params["verbose"], access=params["access_log"])
-    try:
+    with exit_on_error():
         asgi = params["grpc_carrier"] == "asgi"
-        require_extras("headrace serve", "serve", *(["http2"] if asgi else []))
+        _require_extras("headrace serve", "serve", *(["http2"] if asgi else []))
         # Serving is an optional dependency: the other commands work without it.
         from headrace.app.serving import open_server  # noqa: PLC0415
 
         server = open_server(
             models,
-            _options(params),
+            _server_options(params),
             settings=settings_from(
                 ServeSettings,
                 params,
@@ -79,24 +128,274 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
             ),
             model_options=key_values(params["model_options"], "--option"),
         )
-        server.run(lambda: _print_addresses(server.addresses))
-    except HeadraceError as error:
-        sys.exit(print_error(error, json_lines=False))
+        server.run(lambda: _print_addresses(server.addresses, 9))
 
 
-def _options(params: dict[str, Any]) -> ServerOptions:
+def _tls_files(params: dict[str, Any]) -> TlsFiles | None:
+    """Return the TLS files of the options. Raise ConfigError for a certificate without a key."""
+    given = given_values(TlsFiles, params)
+    if given and not {"certificate", "key"} <= given.keys():
+        raise ConfigError("TLS needs both --tls-certificate and --tls-key")
+    return TlsFiles(**given) if given else None
+
+
+def _server_options(params: dict[str, Any]) -> ServerOptions:
     ports = {f"{name}_port": None for name in ("rest", "grpc", "metrics") if params[f"no_{name}"]}
     options = settings_from(
         ServerOptions,
         params,
         limits=settings_from(RestLimits, params),
-        tls=tls_files(params),
+        tls=_tls_files(params),
         drain=settings_from(DrainSettings, params),
     )
     return replace(options, **cast("Any", ports))
 
 
-def _print_addresses(addresses: Any) -> None:
+JOB_LOCATION_OPTIONS = combined_options(
+    option(
+        "--data",
+        default="headrace-data",
+        show_default=True,
+        metavar="FOLDER",
+        shell_complete=complete_files,
+        help="Folder of the jobs: an SQLite file and the stored objects.",
+    ),
+    setting_options(JobLocations),
+    setting_options(JobsOptions, only={"config"}),
+)
+
+WORKER_OPTIONS = combined_options(
+    setting_options(WorkerSettings),
+    option(
+        "--keep-days",
+        type=float,
+        default=KEEP_DAYS,
+        show_default=True,
+        help="Retention of ended jobs and their results in days.",
+    ),
+)
+
+JOB_MODEL_OPTIONS = combined_options(
+    option(
+        "--isolation",
+        type=click.Choice(["process", "thread"]),
+        default="process",
+        show_default=True,
+        help="Isolation of model instances. Only a process can be killed, timed out or limited in memory.",
+    ),
+    setting_options(ServeSettings, without=_NOT_OF_WORKERS),
+    old_option_name("--memory-mib-max", "--memory-bytes-max", "memory_bytes_max", "{}MiB".format),
+    MODEL_OPTIONS_OPTION,
+)
+
+
+def job_locations(params: dict[str, Any]) -> JobLocations:
+    """Return the locations that the options name. Raise ConfigError for --ledger without --store."""
+    if (params["ledger"] is None) != (params["store"] is None):
+        raise ConfigError("--ledger and --store must be given together, or use --data")
+    return replace(JobLocations.folder(params["data"]), **given_values(JobLocations, params))
+
+
+def worker_settings(params: dict[str, Any]) -> WorkerSettings:
+    """Return the worker settings of the options; the ``--config`` file supplies missing regions."""
+    from headrace.config.jobs_file import read_worker_region  # noqa: PLC0415 - optional dependency
+
+    place = read_worker_region(params["config"])
+    return replace(
+        WorkerSettings(region=place.region, other_regions=place.other_regions),
+        **given_values(WorkerSettings, params),
+    )
+
+
+def retention(params: dict[str, Any]) -> Retention:
+    """Return the retention settings of the options."""
+    return Retention(jobs_s=params["keep_days"] * DAY_S)
+
+
+def serve_settings(params: dict[str, Any]) -> ServeSettings:
+    """Return the model settings of the options."""
+    given = given_values(ServeSettings, params)
+    return ServeSettings(**{name: value for name, value in given.items() if name not in _NOT_OF_WORKERS})
+
+
+@click.command(
+    "up",
+    epilog=_UP_EPILOG,
+    context_settings={"auto_envvar_prefix": "HEADRACE_UP"},
+)
+@click.argument("models", nargs=-1, metavar="[MODEL...]", shell_complete=complete_files)
+@JOB_LOCATION_OPTIONS
+@setting_options(JobsOptions, without={"config"})
+@setting_options(ServerOptions, without=_NOT_OF_JOBS)
+@click.option("--no-serve", is_flag=True, help="Do not serve the models over REST.")
+@setting_options(TlsFiles, without={"tls_client_ca"})
+@WORKER_OPTIONS
+@JOB_MODEL_OPTIONS
+@SERVER_LOG_OPTIONS
+def up_command(models: tuple[str, ...], **params: Any) -> None:
+    """Run the job API and a worker, with the ledger and the results in a folder.
+
+    With MODEL... a worker runs the jobs, and the models are served over REST. Without, jobs wait for
+    `headrace work` in other processes. SIGTERM drains: short jobs finish, long jobs return to their
+    queues, and the exit status is 0.
+    """
+    configure_server_logs(params["log_format"], params["verbose"])
+    with exit_on_error():
+        _require_up_extras(models, params)
+        # Jobs are an optional dependency: the other commands work without it.
+        from headrace.app.jobs import open_jobs  # noqa: PLC0415
+
+        opened = open_jobs(
+            models,
+            job_locations(params),
+            _jobs_options(params),
+            serving=serve_settings(params),
+            model_options=key_values(params["model_options"], "--option") or None,
+            isolation=params["isolation"],
+        )
+        opened.run(lambda: _print_addresses(opened.addresses, 5))
+
+
+def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
+    if models and not params["no_serve"]:
+        hint = "with --no-serve, 'headrace[jobs]' is enough"
+        _require_extras("headrace up MODEL", *_job_extras(params, "up"), hint=hint)
+    else:
+        _require_extras("headrace up", *_job_extras(params))
+
+
+def _jobs_options(params: dict[str, Any]) -> JobsOptions:
+    tls = _tls_files(params)
+    model_server = settings_from(ServerOptions, params, grpc_port=None, metrics_port=None, tls=tls)
+    options = settings_from(
+        JobsOptions,
+        params,
+        tls=tls,
+        model_server=None if params["no_serve"] else model_server,
+        worker=worker_settings(params),
+        retention=retention(params),
+    )
+    return replace(
+        options,
+        allow_inputs=tuple(map(_absolute_prefix, options.allow_inputs)),
+        allow_outputs=tuple(map(_absolute_prefix, options.allow_outputs)),
+    )
+
+
+def _absolute_prefix(prefix: str) -> str:
+    """Return a local folder as an absolute path, and a URI unchanged."""
+    return prefix if "://" in prefix else str(Path(prefix).absolute())
+
+
+def _print_addresses(addresses: Any, width: int) -> None:
     for listener, address in addresses.items():
-        click.echo(f"{listener:<9} {address}", err=True)
+        click.echo(f"{listener:<{width}} {address}", err=True)
     click.echo("ready", err=True)
+
+
+@click.command("work", epilog=_WORK_EPILOG, context_settings={"auto_envvar_prefix": "HEADRACE_WORK"})
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_files)
+@JOB_LOCATION_OPTIONS
+@WORKER_OPTIONS
+@JOB_MODEL_OPTIONS
+@SERVER_LOG_OPTIONS
+def work_command(models: tuple[str, ...], **params: Any) -> None:
+    """Run a worker for the jobs of MODEL...
+
+    MODEL is named as for `headrace serve`. Any number of workers can run on any machine. One worker
+    runs each job; if it dies, another worker retries the job. SIGTERM drains: short jobs finish, long
+    jobs return to their queues, and the exit status is 0.
+    """
+    configure_server_logs(params["log_format"], params["verbose"])
+    with exit_on_error():
+        _require_extras("headrace work", *_job_extras(params))
+        # Jobs are an optional dependency: the other commands work without it.
+        from headrace.app.job_worker import open_worker  # noqa: PLC0415
+        from headrace.config.jobs_file import read_jobs_file  # noqa: PLC0415
+
+        at, config = job_locations(params), params["config"]
+        worker = open_worker(
+            models,
+            at,
+            settings=worker_settings(params),
+            serving=serve_settings(params),
+            model_options=key_values(params["model_options"], "--option") or None,
+            isolation=params["isolation"],
+            retention=retention(params),
+            file=None
+            if config is None
+            else read_jobs_file(config, store_uri=at.store_uri, reserved=at.reserved_uris),
+        )
+        worker.run(lambda: click.echo(f"ready: {worker.worker.settings.name}", err=True))
+
+
+_JOBS: Final = (
+    "sqlalchemy",
+    "uvicorn",
+    "httptools",
+    "uvloop",
+    "python_multipart",
+    "httpx",
+    "httpcore",
+)
+_SERVE: Final = (
+    "grpc",
+    "google.protobuf",
+    "uvicorn",
+    "httptools",
+    "uvloop",
+    "prometheus_client",
+    "python_multipart",
+    "aiohttp",
+)
+PACKAGES: Final = {
+    "jobs": _JOBS,
+    "serve": _SERVE,
+    "up": tuple(dict.fromkeys((*_SERVE, *_JOBS))),
+    "postgres": (*_JOBS, "psycopg"),
+    "http2": ("zttp",),
+    "redis": ("redis",),
+    "rabbitmq": ("pika",),
+    "aws": ("boto3",),
+}
+"""The packages that headrace imports by the extra that installs them.
+
+Each adapter module of an optional dependency reports its own extra when it is imported. A command that
+needs several of them would report one after the other, each after another installation.
+"""
+_BROKERS: Final = {
+    **dict.fromkeys(REDIS_SCHEMES, "redis"),
+    **dict.fromkeys(("amqp", "amqps"), "rabbitmq"),
+    "sqs": "aws",
+}
+
+
+def _require_extras(needed_for: str, *extras: str, hint: str = "") -> None:
+    """Raise one MissingExtraError that names all of the extras whose packages are not installed."""
+    missing = [extra for extra in extras if not all(map(_is_installed, PACKAGES[extra]))]
+    if missing:
+        raise MissingExtraError(",".join(missing), needed_for, hint=hint)
+
+
+def _job_extras(params: dict[str, Any], base: str = "jobs") -> list[str]:
+    """Return the extras of a command with the ledger, wakeup broker and event queue of its options.
+
+    `base` is left out if another extra includes it.
+    """
+    ledger: str = params["ledger"] or ""
+    dispatcher: str = params["dispatcher"] or ""
+    extras = [base]
+    if ledger.startswith("postgres"):
+        extras = ["postgres"] if base == "jobs" else [base, "postgres"]
+    if (scheme := dispatcher.partition("://")[0]) in _BROKERS:
+        extras.append(_BROKERS[scheme])
+    if params.get("events_queue"):
+        extras.append("aws")
+    return list(dict.fromkeys(extras))
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False

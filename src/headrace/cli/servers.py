@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from headrace.cli.commands import INTERRUPTED, WRONG_USAGE, print_error
 from headrace.cli.options import POSITIVE, Command, combined_options
-from headrace.cli.reports import INTERRUPTED, WRONG_USAGE, print_error
 from headrace.core.errors import HeadraceError, ModelNotFoundError
 
 

@@ -6,11 +6,17 @@ import click
 
 from headrace.app.predictors import PredictorOptions
 from headrace.app.runs import dry_run, open_run
-from headrace.cli.groups import DefaultCommandGroup, complete_files
+from headrace.cli.commands import DefaultCommandGroup, complete_files
 from headrace.cli.options import settings_from
-from headrace.cli.reports import print_dry_run
-from headrace.cli.run_options import STREAM_OPTIONS, check_usage, stream_settings
-from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, stream_workers_from
+from headrace.cli.run_display import print_dry_run
+from headrace.cli.run_options import (
+    RUNNER_OPTIONS,
+    STREAM_OPTIONS,
+    check_usage,
+    regions_from,
+    stream_settings,
+    stream_workers_from,
+)
 from headrace.cli.runs import (
     DRY_RECORDS,
     EXISTING_OPTIONS,
@@ -53,7 +59,7 @@ with --resume).
 """
 
 
-@click.group("stream", cls=DefaultCommandGroup, short_help="Score objects as a stream.")
+@click.group("stream", cls=DefaultCommandGroup)
 def stream_command() -> None:
     """Score objects as a stream."""
 

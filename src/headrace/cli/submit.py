@@ -7,12 +7,18 @@ from typing import Any, get_args
 import click
 import orjson
 
-from headrace.cli.groups import complete_files
+from headrace.cli.commands import complete_files
+from headrace.cli.job_display import (
+    exit_status,
+    fetch_result,
+    follow,
+    print_job_json,
+)
 from headrace.cli.options import key_values, name_value_pairs
-from headrace.cli.reports import one_line
 from headrace.cli.servers import JOB_SERVER_OPTIONS, run_job_command
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import Kind
+from headrace.reports.report import one_line
 
 _EPILOG = """\b
 Examples:
@@ -56,7 +62,7 @@ _FIELDS = (
 _SECONDS = click.FloatRange(min=0)
 
 
-@click.command("submit", epilog=_EPILOG, short_help="Submit a job.")
+@click.command("submit", epilog=_EPILOG)
 @click.argument("payload", required=False, shell_complete=complete_files)
 @click.option("--model", "-m", default="", help="Model name, or NAME@VERSION.")
 @click.option(
@@ -118,8 +124,6 @@ def submit_command(**params: Any) -> None:
         if params["wait"]:
             return _wait(client, job, params)
         if params["json_lines"]:
-            from headrace.cli.job_display import print_job_json  # noqa: PLC0415
-
             print_job_json(job)
         else:
             click.echo(job.id)
@@ -129,12 +133,6 @@ def submit_command(**params: Any) -> None:
 
 
 def _wait(client: Any, job: Any, params: dict[str, Any]) -> int:
-    from headrace.cli.job_display import (  # noqa: PLC0415
-        exit_status,
-        fetch_result,
-        follow,
-    )
-
     json_lines = params["json_lines"]
     if not json_lines:
         click.echo(f"submitted {job.id}", err=True)

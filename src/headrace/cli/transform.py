@@ -8,16 +8,18 @@ import click
 
 from headrace.app.predictors import PredictorOptions
 from headrace.app.runs import dry_run, open_run
-from headrace.cli.groups import DefaultCommandGroup, complete_files
+from headrace.cli.commands import DefaultCommandGroup, complete_files
 from headrace.cli.options import settings_from
-from headrace.cli.reports import print_dry_run
+from headrace.cli.run_display import print_dry_run
 from headrace.cli.run_options import (
+    RUNNER_OPTIONS,
     TRANSFORM_OPTIONS,
+    regions_from,
     spec_from,
     transform_predictor_options,
     with_option_names,
+    workers_from,
 )
-from headrace.cli.runner_options import RUNNER_OPTIONS, regions_from, workers_from
 from headrace.cli.runs import (
     DRY_RECORDS,
     EXISTING_OPTIONS,
@@ -68,7 +70,7 @@ object is broken or has no output, or tasks are left for workers in other region
 """
 
 
-@click.group("transform", cls=DefaultCommandGroup, short_help="Score files, with one predictions file each.")
+@click.group("transform", cls=DefaultCommandGroup)
 def transform_command() -> None:
     """Score files, with one predictions file each."""
 

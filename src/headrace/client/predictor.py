@@ -1,7 +1,7 @@
 """A Predictor of a remote endpoint: many requests in flight, in one event loop on one thread.
 
-Any thread submits requests and receives futures. An `EndpointProtocol` (`oip_rest`,
-`torchserve_rest`) defines the messages, and `retrying_client` the retries.
+Any thread submits requests and receives futures. An `EndpointProtocol` (see
+`endpoint`) defines the messages, and `retrying_client` the retries.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from headrace.client.circuit_breaker import CircuitBreaker
 from headrace.client.connection_pool import HttpConnectionPool
+from headrace.client.retry import CircuitBreaker
 from headrace.client.retrying_client import RetryingClient
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (

@@ -11,10 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
-from headrace.client.circuit_breaker import CircuitBreaker, CircuitState
 from headrace.client.connection_pool import HttpConnectionPool, HttpRequest
 from headrace.client.retry import (
     BRIEF_ATTEMPTS_MAX,
+    CircuitBreaker,
+    CircuitState,
     HttpResponse,
     ResponseKind,
     classify_response,

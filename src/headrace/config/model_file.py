@@ -37,7 +37,7 @@ from headrace.core.sequence import SequenceLimits
 from headrace.core.settings_reader import read_settings, read_table
 from headrace.engine.repository import ModelDefinition
 from headrace.engine.settings import ServeSettings
-from headrace.runtimes.load import model_factory
+from headrace.runtimes.load import model_candidates, model_factory
 
 MODEL_FILE: Final = "model.toml"
 MODELS_MAX: Final = 4096
@@ -51,7 +51,6 @@ MODEL_KEYS: Final[Mapping[str, Any]] = {
     "sequences": SequenceLimits,
 }
 """The keys of the file, with their types or settings."""
-_MODEL_SUFFIXES: Final = (".onnx", ".skops", ".pt", ".ts", ".pt2", ".py")
 
 
 def read_definition(path: Path, *, name: str | None = None, version: str | None = None) -> ModelDefinition:
@@ -199,16 +198,11 @@ def _model_spec(path: Path, model: str | None) -> str:
 
 
 def _only_model(path: Path) -> Path:
-    files = sorted(f for f in path.parent.iterdir() if f.suffix in _MODEL_SUFFIXES)
-    if len(files) == 1:
-        return files[0]
-    if (path.parent / "MLmodel").is_file() or (path.parent / "config.json").is_file():
-        return path.parent
-    why = (
-        f"the candidates are {_quoted(f.name for f in files)}"
-        if files
-        else "no file in its folder is a model"
-    )
+    found = model_candidates(path.parent)
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(repr(f.name) for f in found)
+    why = f"the candidates are {names}" if found else "no file in its folder is a model"
     raise _error(path, f'set the model, as in model = "churn.onnx": {why}')
 
 
@@ -239,7 +233,3 @@ def _text(path: Path, document: Mapping[str, Any], key: str, default: str) -> st
 
 def _error(path: Path, why: str) -> ConfigError:
     return ConfigError(f"{path}: {why}")
-
-
-def _quoted(names: Any) -> str:
-    return ", ".join(map(repr, sorted(names)))

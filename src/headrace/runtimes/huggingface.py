@@ -17,15 +17,19 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import Array, InferRequest, TensorSpec, text_array
-from headrace.runtimes.huggingface_folder import read_sentence_settings, read_task
-from headrace.runtimes.text import decode_text, encode_json_texts, summarize_error
-from headrace.runtimes.token_stream import TokenQueue, decode_token_stream
+from headrace.runtimes.huggingface_parts import (
+    TokenQueue,
+    decode_token_stream,
+    read_sentence_settings,
+    read_task,
+)
+from headrace.runtimes.model_io import decode_text, encode_json_texts, summarize_error
 
 try:
     import transformers as _transformers
 
     # This module has an extra of its own, which would be named first and is included in this one.
-    from headrace.runtimes.torch import inference_mode, parse_device, parse_dtype, to_numpy
+    from headrace.runtimes.torch import parse_device, parse_dtype, to_numpy, torch
 except (ImportError, MissingExtraError) as _error:
     raise MissingExtraError("huggingface", "a Hugging Face model") from _error
 
@@ -222,7 +226,7 @@ class HuggingFaceModel(Model):
             inputs = self._tokenizer(
                 texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"
             ).to(self._device)
-            with inference_mode():
+            with torch.inference_mode():
                 tokens = self._model(**inputs).last_hidden_state
                 mask = inputs["attention_mask"]
                 if as_json:

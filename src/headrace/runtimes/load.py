@@ -16,16 +16,19 @@ from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model, ModelRecipe
 from headrace.runtimes.classes import (
     ImportedModule,
+    Options,
     file_fingerprint,
     find_model_factory,
     import_file,
     import_module,
     is_dotted_class,
     is_mlserver_class,
+    keyword_arguments,
+    option_names,
+    plain_options,
     split_spec,
     unreadable_file_error,
 )
-from headrace.runtimes.options import Options, keyword_arguments, option_names, plain_options
 from headrace.runtimes.sibling_modules import sibling_files
 
 _ONNX: Final = ("headrace.runtimes.onnx", "OnnxModel")
@@ -46,6 +49,8 @@ _FILES: Final = {
     ".pt2": _TORCH,
     ".safetensors": _TORCH,
 }
+_PARTS: Final = frozenset({".joblib", ".pkl", ".pickle", ".safetensors"})
+"""Suffixes of files that are often parts of another model in the folder, such as its weights."""
 _MLSERVER_SETTINGS: Final = "model-settings.json"
 _FOLDERS: Final = {"MLmodel": _MLFLOW, "config.json": _HUGGINGFACE}
 _ACCEPTED: Final = (
@@ -226,6 +231,18 @@ def _folder_sha256(folder: Path) -> str:
         if path.is_file() and not any(p == "__pycache__" or p.startswith(".") for p in inside.parts):
             digest.update(f"{inside.as_posix()}\0{_file_sha256(path)}\n".encode())
     return digest.hexdigest()
+
+
+def model_candidates(folder: Path) -> list[Path]:
+    """Return the paths in a folder that may be its model; one path if the choice is clear.
+
+    A file that may be part of another model is a candidate only if there is no other.
+    """
+    files = sorted(f for f in folder.iterdir() if f.suffix == ".py" or f.suffix in _FILES)
+    models = [f for f in files if f.suffix not in _PARTS]
+    if len(models) != 1 and any((folder / marker).is_file() for marker in (*_FOLDERS, _MLSERVER_SETTINGS)):
+        return [folder]
+    return models or files
 
 
 def model_files(spec: str, options: Mapping[str, Any] | None = None) -> tuple[Path, ...]:

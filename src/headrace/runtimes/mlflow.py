@@ -14,7 +14,7 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import Array, InferRequest, TensorSpec, datatype_of, text_array
-from headrace.runtimes.text import decode_text, encode_json_texts, summarize_error
+from headrace.runtimes.model_io import decode_text, encode_json_texts, summarize_error
 
 # mlflow sends usage data unless this is set before its import.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

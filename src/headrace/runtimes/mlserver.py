@@ -21,7 +21,7 @@ from headrace.core.errors import (
 )
 from headrace.core.model import Model
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, TensorSpec, dtype_of, text_array
-from headrace.runtimes.text import summarize_error
+from headrace.runtimes.model_io import summarize_error
 
 try:
     import mlserver as _mlserver  # pyright: ignore[reportMissingImports] - it needs an environment of its own
@@ -138,17 +138,17 @@ class MlserverStreamModel(Model):
         return types.InferenceRequest(
             id=request.id or None,
             parameters=_parameters(request.parameters),
-            inputs=[self._input(tensor) for tensor in request.inputs],
+            inputs=[
+                types.RequestInput(
+                    name=tensor.name,
+                    shape=list(tensor.data.shape),
+                    datatype=tensor.datatype,
+                    parameters=_parameters(tensor.parameters),
+                    data=tensor.data.ravel().tolist(),
+                )
+                for tensor in request.inputs
+            ],
             outputs=[types.RequestOutput(name=n) for n in request.outputs] or None,
-        )
-
-    def _input(self, tensor: Tensor) -> Any:
-        return types.RequestInput(
-            name=tensor.name,
-            shape=list(tensor.data.shape),
-            datatype=tensor.datatype,
-            parameters=_parameters(tensor.parameters),
-            data=tensor.data.ravel().tolist(),
         )
 
     def _response(self, response: Any, id: str) -> InferResponse:

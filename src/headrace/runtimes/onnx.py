@@ -12,8 +12,7 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError, ModelContractError, ModelLoadError
 from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec, dtype_of
-from headrace.runtimes.fixed_rows import run_in_fixed_batches
-from headrace.runtimes.text import decode_text
+from headrace.runtimes.model_io import decode_text, run_in_fixed_batches
 
 try:
     import onnxruntime as _onnxruntime

@@ -24,11 +24,13 @@ from headrace.core.errors import (
 )
 from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec
-from headrace.runtimes.classes import load_class
-from headrace.runtimes.fixed_rows import run_in_fixed_batches
-from headrace.runtimes.options import tensor_specs
-from headrace.runtimes.tensor_names import outputs_by_name, predict_with_signature
-from headrace.runtimes.text import summarize_error
+from headrace.runtimes.classes import load_class, tensor_specs
+from headrace.runtimes.model_io import (
+    outputs_by_name,
+    predict_with_signature,
+    run_in_fixed_batches,
+    summarize_error,
+)
 
 try:
     import safetensors.torch as _safetensors
@@ -95,11 +97,6 @@ def parse_dtype(name: str | None, option: str, model: str) -> Any:
             f"model {model}: option {option!r} must be one of {', '.join(_FLOATS)}, not {name!r}"
         )
     return None if name is None else getattr(torch, name)
-
-
-def inference_mode() -> AbstractContextManager[Any]:
-    """Return a context without gradients."""
-    return torch.inference_mode()
 
 
 def to_numpy(tensor: Any) -> Array:
@@ -227,7 +224,11 @@ class TorchModel(Model):
         if self._path.suffix == ".pt2":
             return self._exported()
         if self._class is not None:
-            return self._module(self._read_weights)
+            return self._module(
+                lambda module: module.load_state_dict(
+                    torch.load(self._path, map_location="cpu", weights_only=True)
+                )
+            )
         return self._script()
 
     def _script(self) -> _LoadedModule:
@@ -243,7 +244,7 @@ class TorchModel(Model):
         # The first argument is the module itself, whatever its name.
         parameters = module.forward.schema.arguments[1:]
         return _LoadedModule(
-            self._prepare(module),
+            module.to(device=self._device, dtype=self._dtype),
             tuple(a.name for a in parameters if not a.has_default_value()),
             tuple(a.name for a in parameters if a.has_default_value()),
         )
@@ -257,16 +258,10 @@ class TorchModel(Model):
         parameters = list(inspect.signature(module.forward).parameters.values())
         plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         return _LoadedModule(
-            self._prepare(module.eval()),
+            module.eval().to(device=self._device, dtype=self._dtype),
             tuple(p.name for p in plain if p.default is p.empty),
             tuple(p.name for p in plain if p.default is not p.empty),
         )
-
-    def _read_weights(self, module: Any) -> None:
-        module.load_state_dict(torch.load(self._path, map_location="cpu", weights_only=True))
-
-    def _prepare(self, module: Any) -> Any:
-        return module.to(device=self._device, dtype=self._dtype)
 
     def _exported(self) -> _LoadedModule:
         program = torch.export.load(str(self._path))

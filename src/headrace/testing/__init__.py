@@ -11,14 +11,19 @@ from headrace.testing.checkpoints import (
     CheckpointBench,
     check_checkpoint_store,
 )
-from headrace.testing.clock import ManualClock, ManualWallClock
+from headrace.testing.doubles import (
+    EchoModel,
+    FlakyStore,
+    HeldModel,
+    ManualClock,
+    ManualWallClock,
+    PickyModel,
+)
 from headrace.testing.endpoint import EndpointFault, RecordedRequest, ScriptedEndpoint
-from headrace.testing.flaky_store import FlakyStore
 from headrace.testing.formats import FORMAT_CHECKS, FormatSample, check_format
+from headrace.testing.job_checks import JOB_LEDGER_CHECKS, check_job_ledger
 from headrace.testing.job_checks.bench import LedgerBench
-from headrace.testing.job_ledger import JOB_LEDGER_CHECKS, check_job_ledger
 from headrace.testing.job_ledger_memory import MemoryJobLedger
-from headrace.testing.models import EchoModel, HeldModel, PickyModel
 from headrace.testing.outbox import OUTBOX_CHECKS, OutboxBench, check_outbox
 from headrace.testing.service import check_predictor, check_service
 from headrace.testing.storage import STORE_CHECKS, check_reading, check_store

@@ -30,7 +30,7 @@ from headrace.jobs.ledger import (
     Wakeup,
 )
 from headrace.jobs.state import JobEvent, JobState
-from headrace.testing.clock import ManualWallClock
+from headrace.testing.doubles import ManualWallClock
 from headrace.testing.job_rules import (
     apply_event,
     matches_filter,

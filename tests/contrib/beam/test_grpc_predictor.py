@@ -10,7 +10,7 @@ import pytest
 from headrace.app.server_client import open_model_server
 from headrace.client.model_server import ModelAddress
 from headrace.client.model_server_grpc import may_be_about_rows
-from headrace.contrib.beam.grpc_predictor import GrpcPredictor
+from headrace.contrib.beam.remote import GrpcPredictor
 from headrace.core.errors import (
     EndpointRefusedError,
     EndpointUnavailableError,

@@ -4,7 +4,7 @@ import pytest
 
 from contrib.beam.support import rows, summarize, write_model
 from headrace.beam import ModelHandler
-from headrace.contrib.beam.model_download import download_model
+from headrace.contrib.beam.loaded_model import download_model
 from headrace.core.errors import ConfigError, NotFoundError
 from headrace.storage.resolve import Stores
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cases import for_each
+from headrace.contrib.beam.handler import check_parameters, predict_elements
 from headrace.contrib.beam.loaded_model import BatchResponses
-from headrace.contrib.beam.results import check_parameters, predict_elements
 from headrace.core.errors import ConfigError, RefusedRowsError
 from headrace.core.tensor import InferResponse, RowFailure
 

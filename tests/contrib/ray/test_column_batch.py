@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from cases import for_each
-from headrace.contrib.ray.column_batch import as_column_batch
+from headrace.contrib.ray.inputs import as_column_batch
 from headrace.core.errors import ConfigError, DataError
 
 

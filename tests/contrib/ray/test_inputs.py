@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.contrib.ray.column_batch import as_column_batch
-from headrace.contrib.ray.inputs import InputColumns, check_columns
+from headrace.contrib.ray.inputs import InputColumns, as_column_batch, check_columns
 from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 

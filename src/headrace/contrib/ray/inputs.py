@@ -1,17 +1,81 @@
-"""Columns of a batch to requests: the column of each input, and the rows of each request."""
+"""Columns of a Ray Data batch to requests: the column of each input, and the rows of each request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
-from headrace.contrib.ray.column_batch import ColumnBatch
 from headrace.contrib.ray.column_values import ColumnValues, TextType, convert_column
-from headrace.core.errors import ConfigError, ModelInputError
+from headrace.core.errors import ConfigError, DataError, ModelInputError
 from headrace.core.tensor import Array, ModelMetadata, Tensor, TensorSpec
 
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 """Columns of a model's one input, in order, or columns by input name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBatch:
+    """The unchanged columns of a batch, as numpy arrays or of an Arrow table, and the number of its rows."""
+
+    columns: Mapping[str, Any]
+    rows: int
+    arrow: bool
+
+    def array(self, name: str) -> Array:
+        """Return a column as an array with an entry per row: numbers, tensors or objects.
+
+        Arrow's null becomes None.
+        """
+        column = self.columns[name]
+        if not self.arrow:
+            return column
+        from headrace.formats.arrow import column_array  # noqa: PLC0415 - an extra, which Ray Data brings
+
+        return column_array(column)
+
+    def passthrough(self, name: str) -> Any:
+        """Return a column for the output batch, unchanged.
+
+        Ray's own tensors are the exception: Ray accepts them back only as arrays.
+        """
+        column = self.columns[name]
+        if not self.arrow:
+            return column
+        from headrace.formats.arrow import column_array, is_tensor_column  # noqa: PLC0415 - see `array`
+
+        return column_array(column) if is_tensor_column(column) else column
+
+
+def as_column_batch(batch: object) -> ColumnBatch:
+    """Return the batch that `map_batches` passes.
+
+    Raises:
+        ConfigError: The format is not supported.
+        DataError: The lengths of columns differ.
+    """
+    if isinstance(batch, Mapping):
+        columns = cast("Mapping[str, Any]", batch)
+        return ColumnBatch(columns, _rows(columns), arrow=False)
+    if type(batch).__module__.partition(".")[0] == "pyarrow":
+        from headrace.formats.arrow import table_columns  # noqa: PLC0415 - the extra is installed
+
+        columns = table_columns(batch)
+        return ColumnBatch(columns, _rows(columns), arrow=True)
+    raise ConfigError(
+        f"the batch is a {type(batch).__name__}, not a mapping of numpy arrays or an Arrow table: "
+        'call map_batches with batch_format="numpy" or "pyarrow"'
+    )
+
+
+def _rows(columns: Mapping[str, Any]) -> int:
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        raise DataError(
+            f"the columns of the batch differ in length ({listed}): every column needs a value for each row"
+        )
+    return next(iter(lengths.values()), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +126,7 @@ class InputColumns:
             return {name: (name,) for name in self._specs}
         if len(self._specs) > 1:
             raise ConfigError(
-                f"model {self._model} takes {_quoted(self._specs)}: name the columns of each, as in "
+                f"model {self._model} takes {quoted(self._specs)}: name the columns of each, as in "
                 f"columns={{'{next(iter(self._specs))}': '{columns[0]}', ...}}"
             )
         return {name: tuple(columns) for name in self._specs}
@@ -72,13 +136,12 @@ class InputColumns:
             name: (names,) if isinstance(names, str) else tuple(names) for name, names in columns.items()
         }
         if empty := [name for name, names in selected.items() if not names]:
-            raise ConfigError(f"columns names no column for input {_quoted(empty)}")
+            raise ConfigError(f"columns names no column for input {quoted(empty)}")
         if not self._specs:
             return selected
         if unknown := selected.keys() - self._specs.keys():
             raise ConfigError(
-                f"model {self._model} has no input {_quoted(sorted(unknown))} "
-                f"(it takes {_quoted(self._specs)})"
+                f"model {self._model} has no input {quoted(sorted(unknown))} (it takes {quoted(self._specs)})"
             )
         return {name: selected.get(name, (name,)) for name in self._specs}
 
@@ -112,9 +175,9 @@ class InputColumns:
         if missing := [column for column in wanted if column not in batch.columns]:
             raise ModelInputError(
                 self._model,
-                f"it takes {_quoted(self._columns_by_input)}, "
-                f"and the batch has no column {_quoted(missing)} "
-                f"(it has {_quoted(batch.columns)}): name the columns with columns=",
+                f"it takes {quoted(self._columns_by_input)}, "
+                f"and the batch has no column {quoted(missing)} "
+                f"(it has {quoted(batch.columns)}): name the columns with columns=",
             )
 
     def _input(
@@ -134,7 +197,7 @@ class InputColumns:
         )
         if len({part.dtype.kind == "O" for part in parts_taken}) > 1:
             raise ModelInputError(
-                self._model, f"input {name!r} gets text and numbers from columns {_quoted(columns)}"
+                self._model, f"input {name!r} gets text and numbers from columns {quoted(columns)}"
             )
         for index, part in enumerate(parts_taken):
             joined[valid_rows, index] = part
@@ -220,5 +283,6 @@ def _shape_fits(wanted: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(wanted) == len(shape) and all(w in (-1, s) for w, s in zip(wanted, shape, strict=True))
 
 
-def _quoted(names: object) -> str:
+def quoted(names: object) -> str:
+    """Return names for a message."""
     return ", ".join(map(repr, names)) or "none"  # type: ignore[call-overload]

@@ -11,9 +11,16 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 
 from headrace.app.predictors import ModelLike, PredictorOptions, open_predictor
-from headrace.contrib.ray.column_batch import ColumnBatch, as_column_batch
 from headrace.contrib.ray.column_values import text_type_for
-from headrace.contrib.ray.inputs import Columns, InputColumns, RowsRequest, check_columns
+from headrace.contrib.ray.inputs import (
+    ColumnBatch,
+    Columns,
+    InputColumns,
+    RowsRequest,
+    as_column_batch,
+    check_columns,
+    quoted,
+)
 from headrace.contrib.ray.outputs import OutputColumns, Outputs, check_outputs, check_response
 from headrace.core.errors import ConfigError, RefusedRowsError
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor
@@ -161,8 +168,8 @@ class Predict:
         names = batch.columns if self._keep is None else self._keep
         if missing := [name for name in names if name not in batch.columns]:
             raise ConfigError(
-                f"keep names {_quoted(missing)}, which the batch does not have "
-                f"(it has {_quoted(batch.columns)})"
+                f"keep names {quoted(missing)}, which the batch does not have "
+                f"(it has {quoted(batch.columns)})"
             )
         return {name: batch.passthrough(name) for name in names}
 
@@ -172,7 +179,7 @@ class Predict:
             new = [*new, self._failure_column]
         if clash := [name for name in new if name in kept_columns]:
             raise ConfigError(
-                f"model {self._model}: {_quoted(clash)} would be both a column of the batch "
+                f"model {self._model}: {quoted(clash)} would be both a column of the batch "
                 "and a new column: rename outputs with outputs={'output': 'column'} "
                 "(failures with failure_column), or omit columns with keep=[...]"
             )
@@ -247,7 +254,3 @@ def _excerpt(batch: ColumnBatch, row: int) -> str:
         if len(shown) == _ROWS_NAMED:
             break
     return ", ".join(shown)
-
-
-def _quoted(names: object) -> str:
-    return ", ".join(map(repr, names)) or "none"  # type: ignore[call-overload]

@@ -29,7 +29,7 @@ from headrace.jobs.ledger import (
     SubmitReply,
 )
 from headrace.jobs.state import JobState
-from headrace.testing.clock import ManualWallClock
+from headrace.testing.doubles import ManualWallClock
 from headrace.testing.expect import equal, short_repr
 
 OpenLedger = Callable[[], JobLedger]

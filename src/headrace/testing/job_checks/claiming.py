@@ -258,22 +258,3 @@ def check_released_job_waits_for_its_delay(bench: LedgerBench) -> None:
     equal(bench.claim(5), (), "the claimed jobs before a released job is due again")
     bench.advance(1)
     equal(ids(bench.claim(5)), [job.id], "the claimed jobs when a released job is due again")
-
-
-CLAIMING_CHECKS = (
-    check_claimed_job_runs_under_lease,
-    check_claim_order,
-    check_retried_job_queues_by_new_due_time,
-    check_queue_order,
-    check_claim_limit,
-    check_delayed_job_is_claimed_when_due,
-    check_no_due_time_without_pending_jobs,
-    check_time_to_live,
-    check_deadline_of_pending_jobs,
-    check_paused_queue,
-    check_crashing_job_runs_alone,
-    check_crashing_job_runs_alone_across_queues,
-    check_claim_race,
-    check_settle_and_claim_race,
-    check_released_job_waits_for_its_delay,
-)

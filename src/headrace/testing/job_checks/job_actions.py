@@ -369,23 +369,3 @@ def check_cancelling_retried_jobs(bench: LedgerBench) -> None:
     bench.maintain()
     for job in (failed, lost):
         equal(bench.ledger.cancel(job.id).state, JobState.CANCELLED, "the result of cancelling")
-
-
-JOB_ACTION_CHECKS = (
-    check_cancelling_pending_jobs,
-    check_cancelling_running_jobs,
-    check_cancelling_ended_jobs,
-    check_final_outcome_overrides_cancellation,
-    check_cancelled_jobs_are_not_retried,
-    check_cancel_and_claim_race,
-    check_cancel_and_settle_race,
-    check_requeue_resets_job,
-    check_requeued_time_to_live,
-    check_requeue_refuses_unfinished_jobs,
-    check_requeue_race,
-    check_delete,
-    check_reused_id_has_no_history,
-    check_history,
-    check_retention,
-    check_cancelling_retried_jobs,
-)

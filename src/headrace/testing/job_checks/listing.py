@@ -1,16 +1,18 @@
-"""Checks of queries: single jobs, lists, stable pages, queues, counts and tenants."""
+"""Checks of queries: single jobs, lists, stable pages, queues, counts, tenants and reported models."""
 
 from itertools import chain
 from typing import Any, Final
 
 from headrace.core.errors import JobNotFoundError
 from headrace.jobs.job import Failed, Job, NewJob
-from headrace.jobs.ledger import JobFilter, QueueCounts, QueueSettings
+from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, JobFilter, QueueCounts, QueueSettings
 from headrace.jobs.state import JobState
 from headrace.testing.expect import equal, raises, true
 from headrace.testing.job_checks.bench import OOPS, LedgerBench, accepted, done, ids
 
 _PAGES_MAX: Final = 50
+
+_KEPT_MS: Final = REPORTED_MODELS_KEPT_DAYS * 86_400_000
 
 
 def check_get(bench: LedgerBench) -> None:
@@ -269,16 +271,26 @@ def check_states_account_for_all_jobs(bench: LedgerBench) -> None:
     equal(counts.running, by_state[JobState.RUNNING], "the counted running jobs")
 
 
-LISTING_CHECKS = (
-    check_get,
-    check_get_by_key,
-    check_tenant_isolation,
-    check_find_filters,
-    check_pages,
-    check_pages_during_changes,
-    check_queue_settings,
-    check_submit_keeps_queue_settings,
-    check_counts,
-    check_count_pending,
-    check_states_account_for_all_jobs,
-)
+def check_reports_add_up(bench: LedgerBench) -> None:
+    """Check that all ledgers see the union of all reports, by queue."""
+    equal(bench.ledger.reported_models(), {}, "the models of a ledger without reports")
+    bench.ledger.report_models(["default", "night"], ["a", "a@1"])
+    bench.start_ledger().report_models(["default"], ["b", "a", "b"])
+    bench.ledger.report_models(["empty"], [])
+    expected = {"default": {"a", "a@1", "b"}, "night": {"a", "a@1"}}
+    equal(bench.ledger.reported_models(), expected, "the reported models")
+
+
+def check_reports_expire(bench: LedgerBench) -> None:
+    """Check that a report is kept for its time after it was last made, and a job changes nothing."""
+    bench.ledger.report_models(["default"], ["old", "new"])
+    bench.advance(_KEPT_MS)
+    equal(bench.ledger.reported_models(), {"default": {"old", "new"}}, "the models at the end of that time")
+    bench.ledger.report_models(["default"], ["new"])
+    bench.submit(queue="other", model="unknown")
+    bench.advance(1)
+    equal(bench.ledger.reported_models(), {"default": {"new"}}, "the models after that time")
+    bench.advance(_KEPT_MS)
+    equal(bench.ledger.reported_models(), {}, "the models after the time of all reports")
+    bench.ledger.report_models(["default"], ["old"])
+    equal(bench.ledger.reported_models(), {"default": {"old"}}, "the models after a new report")

@@ -186,17 +186,3 @@ def check_region_race(bench: LedgerBench) -> None:
     equal(
         (len(total), len(set(total))), (_RACE_JOBS, _RACE_JOBS), "the numbers of claims and of different jobs"
     )
-
-
-REGION_CHECKS = (
-    check_region_is_kept,
-    check_own_region_first,
-    check_worker_without_region,
-    check_other_regions_last,
-    check_due_time_by_region,
-    check_regions_in_paused_queues,
-    check_crashing_job_runs_alone_in_region,
-    check_released_jobs_keep_their_region,
-    check_counts_by_region,
-    check_region_race,
-)

@@ -435,26 +435,3 @@ def check_attempts_do_not_share_records(bench: LedgerBench) -> None:
     other = bench.reload(two)
     equal((other.progress, other.cursor, other.failure), (None, None, None), "the records of the other job")
     equal(bench.events(two), [], "the other job's history")
-
-
-SETTLING_CHECKS = (
-    check_completing,
-    check_publishing,
-    check_retrying,
-    check_permanent_failure,
-    check_last_attempt,
-    check_crash_count,
-    check_releasing,
-    check_releasing_keeps_the_last_failure,
-    check_cancelled_and_expired_outcomes,
-    check_settlements_are_answered_in_order,
-    check_settlements_precede_claim,
-    check_heartbeat,
-    check_heartbeat_reply,
-    check_stale_leases,
-    check_leases_of_stopped_jobs,
-    check_expired_lease_is_valid_until_maintenance,
-    check_settling_race,
-    check_leases_only_grow,
-    check_attempts_do_not_share_records,
-)

@@ -273,19 +273,3 @@ def _reply_types(replies: Sequence[SubmitReply | Exception]) -> list[type]:
         if isinstance(reply, Exception) and not str(reply):
             raise AssertionError(f"an error has no message: {short_repr(reply)}")
     return [type(reply) for reply in replies]
-
-
-SUBMITTING_CHECKS = (
-    check_submit_keeps_all_fields,
-    check_submit_replies_in_order,
-    check_submitted_ids,
-    check_idempotency_keys,
-    check_empty_key_is_not_shared,
-    check_key_with_another_digest,
-    check_keys_within_one_call,
-    check_key_race,
-    check_draining_queue,
-    check_full_queue,
-    check_full_queue_returns_known_keys,
-    check_concurrent_submission,
-)

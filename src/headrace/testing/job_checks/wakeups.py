@@ -262,20 +262,3 @@ def _expect_end(wait: Callable[[], object], what: str) -> None:
     began_s = time.monotonic()
     wait()
     true(time.monotonic() - began_s < WAKEUP_TIMEOUT_S, f"{what} does not end within {WAKEUP_TIMEOUT_S:g} s")
-
-
-WAKEUP_CHECKS = (
-    check_clock,
-    check_wakeup,
-    check_wakeup_across_ledgers,
-    check_wakeup_of_cancellations,
-    check_wakeup_of_resumed_queues,
-    check_watch,
-    check_wait_ends,
-    check_wakeups_are_independent,
-    check_statistics,
-    check_ledgers_share_jobs,
-    check_restart,
-    check_stopped_ledger_is_unavailable,
-    check_lifecycle,
-)

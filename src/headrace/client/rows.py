@@ -1,4 +1,4 @@
-"""Check the outputs of an endpoint, and split and join requests, for every protocol."""
+"""Rows of the requests to an endpoint: check, split and join them, and count refused ones."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.errors import ModelContractError
+from headrace.core.errors import EndpointRefusedError, ModelContractError
 from headrace.core.tensor import InferRequest, Tensor
 
 
@@ -68,3 +68,35 @@ def join_outputs(model: str, request: str, parts: Sequence[Sequence[Tensor]]) ->
         why = f"request {request}: its outputs differ between calls: {forms[0]}, then {other}"
         raise ModelContractError(model, why)
     return tuple(Tensor(name, np.concatenate([part[name].data for part in named])) for name in named[0])
+
+
+REFUSED_ROWS_MAX = 100
+"""The limit of rows refused one by one before the first prediction."""
+
+
+class RefusalGuard:
+    """A counter of predicted and refused rows. It ends a run whose every row is refused.
+
+    An endpoint refuses a wrong input name or type like a bad row. Without this limit, each row of
+    the source would be sent twice and fail.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.predicted_rows = 0
+        self.refused_rows = 0
+
+    def record_success(self, rows: int) -> None:
+        """Count rows with predictions."""
+        self.predicted_rows += rows
+
+    def record_refusal(self, why: str, status: int | None) -> None:
+        """Count one row that was refused alone. Raises EndpointRefusedError at the limit."""
+        self.refused_rows += 1
+        if self.predicted_rows == 0 and self.refused_rows >= REFUSED_ROWS_MAX:
+            raise EndpointRefusedError(
+                self._url,
+                f"it refused each of the first {self.refused_rows} rows, so the rows are not the cause: "
+                f"do the inputs fit the model? Last refusal: {why}",
+                status=status,
+            )

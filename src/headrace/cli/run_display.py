@@ -1,6 +1,6 @@
-"""Show the progress of a run: a bar on a terminal, plain lines elsewhere, or JSON lines.
+"""Show a run on the terminal or as JSON lines: its plan, its progress and its report.
 
-Bars and lines go to standard error, JSON lines to standard output.
+A progress bar or plain lines go to standard error, all else to standard output.
 """
 
 import json
@@ -9,14 +9,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Final, Literal, Self, cast
 
+import click
+import numpy as np
+import orjson
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headrace.app.runs import DryRun
+from headrace.cli.commands import INTERRUPTED
 from headrace.core.predictor import PredictorStatistics
+from headrace.reports.report import Report, one_line
+from headrace.runs.probe import ProbedRecord
 from headrace.runs.progress import RunProgress
+from headrace.runs.settings import RunSettings
 
 Style = Literal["bar", "lines", "json", "none"]
 
@@ -126,7 +134,7 @@ class ProgressDisplay:
                 self._bar.task_ids[0],
                 total=snapshot.bytes_total or None,
                 completed=snapshot.bytes_read,
-                done=_read_text(snapshot, "/", percent=True),
+                done=_progress_text(snapshot, "/", percent=True),
                 records=f"{snapshot.records:,}",
                 rate=f"{snapshot.rows_per_s:,.0f}",
                 busy=f"{snapshot.instance_busy_share:.0%}",
@@ -136,7 +144,7 @@ class ProgressDisplay:
             )
         elif self._style == "lines":
             self._console.print(
-                f"{_read_text(snapshot, ' of ')}, {snapshot.records:,} records, "
+                f"{_progress_text(snapshot, ' of ')}, {snapshot.records:,} records, "
                 f"{snapshot.rows_per_s:,.0f} rows/s, {snapshot.rows_failed:,} failed, "
                 f"instances busy {snapshot.instance_busy_share:.0%}{_objects_text(snapshot)}",
                 highlight=False,
@@ -153,7 +161,7 @@ def _objects_text(snapshot: ProgressSnapshot) -> str:
     return f"  {snapshot.objects_read:,}/{snapshot.objects_total:,} {names}{more}"
 
 
-def _read_text(snapshot: ProgressSnapshot, separator: str, *, percent: bool = False) -> str:
+def _progress_text(snapshot: ProgressSnapshot, separator: str, *, percent: bool = False) -> str:
     """Return the size read so far, with the total if it is known.
 
     Some web servers do not report the size of an object.
@@ -177,3 +185,146 @@ def choose_style(*, json_lines: bool, quiet: bool) -> Style:
     if quiet:
         return "none"
     return "bar" if sys.stderr.isatty() else "lines"
+
+
+def exit_status(report: Report) -> int:
+    """Return the command's exit status: the report's exit code, or 130 after an interruption."""
+    return INTERRUPTED if report.status == "drained" else report.exit_code
+
+
+def print_report(
+    report: Report,
+    progress: RunProgress | None = None,
+    *,
+    json_lines: bool,
+    page: str | None = None,
+) -> int:
+    """Print a report to standard output and return the exit status.
+
+    The report is one JSON line, or one line for each figure. `progress` adds the first failure,
+    since it is often the cause of all failures. `page` is the URI of the HTML report.
+    """
+    status = exit_status(report)
+    if json_lines:
+        line = {"event": "report", **report.to_json(), "exit_code": status}
+        click.echo(orjson.dumps(line))
+        return status
+    print_figures(report.figures(progress) | {"page": page or ""})
+    return status
+
+
+def print_figures(figures: dict[str, str]) -> None:
+    """Print the figures that are not empty by name. A figure may have several lines."""
+    for name, value in figures.items():
+        if value:
+            first, *more = value.splitlines()
+            click.echo(f"{click.style(f'{name:<14}', bold=True)}  {first}")
+            for line in more:
+                click.echo(f"{'':<14}  {line}")
+
+
+_OBJECTS_SHOWN: Final = 5
+_TEXT_SHOWN: Final = 100
+_VALUES_SHOWN: Final = 8
+
+
+def print_dry_run(found: DryRun, settings: RunSettings, *, json_lines: bool) -> int:
+    """Print the plan of a dry run and return the exit status."""
+    if json_lines:
+        click.echo(orjson.dumps(_dry_json(found, settings)))
+        return 0
+    plan = found.plan
+    sizes = [o.info.size_bytes for o in plan.objects]
+    shards = sum(len(task.shards) for task in plan.tasks)
+    unknown = "" if None not in sizes else ", and more of unknown size"
+    figures = {
+        "objects": f"{len(plan.objects):,}, {plan.nbytes:,} bytes{unknown}",
+        "work": f"{len(plan.tasks):,} tasks, {shards:,} shards" if plan.tasks else "in order",
+        "outputs": "\n".join(
+            [f"{o.info.uri} → {o.output or 'parts'}" for o in plan.objects[:_OBJECTS_SHOWN]]
+            + (["…"] if len(plan.objects) > _OBJECTS_SHOWN else [])
+        ),
+        "read": _read_text(settings),
+        "written": _output_text(settings),
+    }
+    print_figures(figures)
+    for number, seen in enumerate(found.seen, 1):
+        click.echo(click.style(f"\nrecord {number}", bold=True) + f"  {seen.position}")
+        click.echo(f"  as read           {_excerpt(seen.record)}")
+        if seen.failure is not None:
+            click.echo(f"  would fail        {one_line(seen.failure.why)}")
+        for name, value in seen.inputs.items():
+            click.echo(f"  model input       {name} = {_value(value)}")
+    if not found.seen:
+        click.echo("\nno records in the first objects")
+    return 0
+
+
+def _read_text(settings: RunSettings) -> str:
+    read = settings.read
+    text = f"{read.format}, compression {read.compression}, header {read.header}"
+    if settings.mapping.input_filter != "$":
+        text += f", input filter {settings.mapping.input_filter}"
+    return text
+
+
+def _output_text(settings: RunSettings) -> str:
+    output = settings.output
+    text = f"{output.format}, join {output.join}, assemble {output.assemble}"
+    return text if output.output_filter == "$" else f"{text}, output filter {output.output_filter}"
+
+
+def _dry_json(found: DryRun, settings: RunSettings) -> dict[str, Any]:
+    return {
+        "event": "dry-run",
+        "objects": [
+            {"uri": o.info.uri, "size_bytes": o.info.size_bytes, "output": o.output}
+            for o in found.plan.objects
+        ],
+        "size_bytes": found.plan.nbytes,
+        "tasks": len(found.plan.tasks),
+        "shards": sum(len(task.shards) for task in found.plan.tasks),
+        "settings": settings.identity(),
+        "records": [_seen_json(seen) for seen in found.seen],
+    }
+
+
+def _seen_json(seen: ProbedRecord) -> dict[str, Any]:
+    return {
+        "place": seen.position,
+        "record": seen.record.decode(errors="backslashreplace"),
+        "inputs": {
+            name: {"shape": list(np.shape(value)), "data": _plain(value)}
+            for name, value in seen.inputs.items()
+        },
+        "failure": None if seen.failure is None else seen.failure.why,
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(plain, list):
+        return plain
+    return [_plain(v) for v in cast("list[Any]", plain)]
+
+
+def _excerpt(record: bytes) -> str:
+    text = record[: 4 * _TEXT_SHOWN].decode(errors="backslashreplace")
+    text = one_line(text)
+    return text if len(text) <= _TEXT_SHOWN else text[:_TEXT_SHOWN] + " …"
+
+
+def _value(value: Any) -> str:
+    """Return a row of an input: its first values, type and shape."""
+    if isinstance(value, str | bytes):
+        return repr(value if len(value) <= _TEXT_SHOWN else value[:_TEXT_SHOWN])
+    array = np.asarray(value)
+    if array.dtype == object:
+        return repr(array.tolist())[:_TEXT_SHOWN]
+    if array.ndim == 0:
+        return f"{array.item()!r} ({array.dtype})"
+    shown = ", ".join(f"{v:g}" for v in array.reshape(-1)[:_VALUES_SHOWN].tolist())
+    more = ", …" if array.size > _VALUES_SHOWN else ""
+    return f"[{shown}{more}] ({array.dtype}, {' x '.join(map(str, array.shape))})"

@@ -1,8 +1,22 @@
-"""Command groups with a default command."""
+"""The base of all commands: groups, help and completion, exit statuses and errors."""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import click
+import orjson
 from click.shell_completion import CompletionItem
 from typing_extensions import override
+
+from headrace.core.errors import HeadraceError
+from headrace.reports.report import one_line
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as in shells: 128 plus the number of SIGINT."""
+WRONG_USAGE = 2
+"""The exit status for wrong usage, as click exits."""
+_EXIT_FAILED = 1
 
 
 class DefaultCommandGroup(click.Group):
@@ -59,3 +73,25 @@ def complete_files(_context: click.Context, _: click.Parameter, incomplete: str)
 def examples(*commands: str) -> str:
     """Return the epilog of a command: a list of example command lines."""
     return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands), ""])
+
+
+def print_error(error: HeadraceError, *, json_lines: bool, exit_code: int = _EXIT_FAILED) -> int:
+    """Print an error as one line to standard error and return the exit status.
+
+    With `json_lines`, also print a JSON line to standard output.
+    """
+    text = one_line(str(error))
+    if json_lines:
+        line = {"event": "error", "type": type(error).__name__, "message": text, "exit_code": exit_code}
+        click.echo(orjson.dumps(line))
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {text}", err=True)
+    return exit_code
+
+
+@contextmanager
+def exit_on_error(*, json_lines: bool = False) -> Generator[None]:
+    """Print a HeadraceError of the context as one line, and exit with status 1."""
+    try:
+        yield
+    except HeadraceError as error:
+        sys.exit(print_error(error, json_lines=json_lines))

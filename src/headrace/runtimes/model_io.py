@@ -1,0 +1,141 @@
+"""Inputs and outputs of a framework's model: names, text, and batches of a fixed size."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import orjson
+
+from headrace.core.errors import ModelContractError
+from headrace.core.model import RowError
+from headrace.core.tensor import Array, text_array
+
+WHY_CHARS_MAX: Final = 400
+
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+def summarize_error(error: BaseException) -> str:
+    """Return a library's error in one line: its type and the start of its text, without colours."""
+    text = " ".join(_ESCAPES.sub("", str(error)).split())
+    kind = type(error).__name__
+    return f"{kind}: {text}"[:WHY_CHARS_MAX] if text else kind
+
+
+def decode_text(name: str, data: Array) -> Array:
+    """Return text as objects of str. Bytes are decoded as UTF-8.
+
+    `name` is the input's name in messages.
+
+    Raises:
+        RowError: Rows are not UTF-8.
+    """
+    values: list[Any] = data.astype(object).ravel().tolist()
+    if not any(isinstance(v, bytes) for v in values):
+        return data
+    width = max(1, len(values) // max(1, len(data)))
+    texts = np.empty(len(values), object)
+    errors: dict[int, str] = {}
+    for index, value in enumerate(values):
+        try:
+            texts[index] = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError as error:
+            errors[index // width] = f"input {name!r} is not UTF-8: {error.reason} at byte {error.start}"
+    if errors:
+        raise RowError(errors)
+    return texts.reshape(data.shape)
+
+
+def encode_json_texts(values: Iterable[object]) -> Array:
+    """Return a JSON text for each value, as a flat array of str.
+
+    numpy's values and arrays become numbers.
+    """
+    return text_array([orjson.dumps(v, default=_plain, option=_JSON).decode() for v in values])
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON form of another type.
+
+    A mapping becomes a dict, an array becomes lists, another value its text.
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "items"):
+        return dict(value.items())
+    return str(value)
+
+
+def predict_with_signature(
+    call: Callable[[Mapping[str, Array]], Any], required: Sequence[str], optional: Sequence[str]
+) -> Callable[..., Any]:
+    """Return a predict function whose signature has these inputs, or any inputs if none are named."""
+
+    def predict(**tensors: Array) -> Any:
+        return call(tensors)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(n, keyword) for n in required]
+    parameters += [inspect.Parameter(n, keyword, default=None) for n in optional]
+    if not parameters:
+        parameters = [inspect.Parameter("tensors", inspect.Parameter.VAR_KEYWORD)]
+    predict.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    return predict
+
+
+def outputs_by_name(result: Any, is_tensor: Callable[[Any], bool]) -> dict[str, Any]:
+    """Return the tensors of a result by name. Values of None are left out.
+
+    Mappings, dataclasses and named tuples have their own names. One tensor is ``output``; the
+    tensors of a tuple are ``output_0`` and so on.
+
+    Raises:
+        TypeError: The result has another type.
+    """
+    if is_tensor(result):
+        return {"output": result}
+    if isinstance(result, Mapping):
+        pairs = [(str(k), v) for k, v in cast("Mapping[Any, Any]", result).items()]
+    elif is_dataclass(result):
+        pairs = [(f.name, getattr(result, f.name)) for f in fields(result)]
+    elif hasattr(result, "_asdict"):
+        pairs = list(result._asdict().items())
+    elif isinstance(result, (tuple, list)):
+        several = cast("Sequence[Any]", result)
+        pairs = [(f"output_{index}", value) for index, value in enumerate(several)]
+    else:
+        raise TypeError(f"the module returned a {type(result).__name__}: it must return tensors")
+    return {name: value for name, value in pairs if value is not None}
+
+
+def run_in_fixed_batches(
+    run: Callable[[dict[str, Array]], dict[str, Array]], tensors: Mapping[str, Array], size: int, model: str
+) -> dict[str, Array]:
+    """Call `run` with `size` rows at a time and return the joined outputs.
+
+    The last call is padded with copies of its last row; the padding is cut off again.
+
+    Raises:
+        ModelContractError: An output has another number of rows. `model` is the name in the
+            message.
+    """
+    rows = len(next(iter(tensors.values())))
+    parts: list[dict[str, Array]] = []
+    for start in range(0, rows, size):
+        piece = {n: d[start : start + size] for n, d in tensors.items()}
+        short = size - len(next(iter(piece.values())))
+        if short:
+            piece = {n: np.concatenate([d, np.repeat(d[-1:], short, axis=0)]) for n, d in piece.items()}
+        outputs = run(piece)
+        for name, data in outputs.items():
+            if not data.ndim or len(data) != size:
+                shape = list(data.shape)
+                why = f"output {name!r} has shape {shape} for {size} rows: its first axis must be rows"
+                raise ModelContractError(model, why)
+        parts.append({n: d[: size - short] for n, d in outputs.items()})
+    return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
