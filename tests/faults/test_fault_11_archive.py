@@ -9,8 +9,7 @@ import pytest
 
 from faults.bench import MODEL, Bench
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import NewJob
-from headrace.jobs.state import JobState
+from headrace.jobs.job import JobState, NewJob
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

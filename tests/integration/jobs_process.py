@@ -13,8 +13,7 @@ from typing import Self
 import psutil
 
 from headrace.jobs.client import Client
-from headrace.jobs.job import Job
-from headrace.jobs.state import JobState
+from headrace.jobs.job import Job, JobState
 
 READY_S = 60.0
 WAIT_S = 40.0

@@ -18,9 +18,17 @@ from headrace.jobs.documents import (
     read_job,
     same_state,
 )
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
+from headrace.jobs.job import (
+    HistoryEntry,
+    HistoryEvent,
+    Job,
+    JobFailure,
+    JobProgress,
+    JobState,
+    NewJob,
+    ResultRef,
+)
 from headrace.jobs.ledger import QueueCounts, QueueSettings
-from headrace.jobs.state import JobState
 
 OMITTED = {"delay_ms", "idempotency_key", "body_digest", "trace", "notify", "owned_input"}
 times = st.none() | st.integers(0, 2**42)

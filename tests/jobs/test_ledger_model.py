@@ -41,6 +41,7 @@ from headrace.jobs.job import (
     Failed,
     JobFailure,
     JobProgress,
+    JobState,
     NewJob,
     Released,
     ResultRef,
@@ -55,7 +56,6 @@ from headrace.jobs.ledger import (
     QueueSettings,
     SubmitReply,
 )
-from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
 from jobs.ledger_fixtures import LEDGERS
 from levels import by_level

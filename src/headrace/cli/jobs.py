@@ -13,8 +13,7 @@ from headrace.cli.options import combined_options, name_value_pairs
 from headrace.cli.reports import print_error
 from headrace.cli.servers import JOB_SERVER_OPTIONS, run_job_command
 from headrace.core.errors import HeadraceError
-from headrace.jobs.job import Job
-from headrace.jobs.state import JobState
+from headrace.jobs.job import Job, JobState
 
 _EPILOG = """\b
 Examples:

@@ -11,9 +11,17 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
+from headrace.jobs.job import (
+    HistoryEntry,
+    HistoryEvent,
+    Job,
+    JobFailure,
+    JobProgress,
+    JobState,
+    NewJob,
+    ResultRef,
+)
 from headrace.jobs.ledger import QueueCounts, QueueSettings
-from headrace.jobs.state import JobState
 
 _SPEC: Final = (
     "model", "kind", "queue", "input_uri", "content_type", "accept", "output_uri", "key", "priority",

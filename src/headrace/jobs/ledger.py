@@ -11,7 +11,7 @@ Every implementation guarantees the following; `headrace.testing.check_job_ledge
   when they begin, so that a job that kills its worker also ends.
 - Time is the database's own: the clocks of two hosts are never compared.
 - The end of a job and the notifications about it are written in the same transaction.
-- States change only along the transitions of `headrace.jobs.state`.
+- States change only along the transitions of `headrace.jobs.job`.
 
 All operations block and may be called from any thread. They raise `JobLedgerUnavailableError` if
 the database does not respond. An operation that raised it may be repeated: repetition is harmless.
@@ -24,8 +24,7 @@ from typing import Annotated, Any, Final, Protocol
 
 from headrace.core.service import Service
 from headrace.core.settings import Setting
-from headrace.jobs.job import HistoryEntry, Job, JobProgress, NewJob, Settlement
-from headrace.jobs.state import JobState
+from headrace.jobs.job import HistoryEntry, Job, JobProgress, JobState, NewJob, Settlement
 
 REPORTED_MODELS_KEPT_DAYS: Final = 30
 """Days for which a ledger keeps a worker's report of its models."""

@@ -20,13 +20,11 @@ from headrace.core.errors import (
 )
 from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.documents import oldest_seconds
-from headrace.jobs.follower import Follower, JobCondition, JobWaiter
 from headrace.jobs.intake import CheckNotify, JobIntake, JobServiceSettings, RegionOf
-from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, wall_ms
+from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, JobState, wall_ms
 from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings
 from headrace.jobs.payloads import ResultStream
-from headrace.jobs.state import JobState
-from headrace.jobs.submitter import Announce
+from headrace.jobs.shared_calls import Announce, Follower, JobCondition, JobWaiter
 from headrace.storage import Stores
 
 __all__ = ["CHANGE_SCOPES", "PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus", "Scale"]

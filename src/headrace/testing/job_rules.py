@@ -16,13 +16,15 @@ from headrace.jobs.job import (
     Failed,
     HistoryEvent,
     Job,
+    JobEvent,
     JobFailure,
+    JobState,
     NewJob,
     Outcome,
     Released,
+    next_state,
 )
 from headrace.jobs.ledger import ClaimRequest, JobFilter
-from headrace.jobs.state import JobEvent, JobState, next_state
 
 
 def apply_event(job: Job, event: JobEvent, at_ms: int, **changes: Any) -> Job:

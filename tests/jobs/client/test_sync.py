@@ -17,8 +17,7 @@ from cases import for_each
 from headrace.core import errors
 from headrace.jobs import AsyncClient, Client, ClientSettings
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import JobFailure, JobProgress
-from headrace.jobs.state import JobState
+from headrace.jobs.job import JobFailure, JobProgress, JobState
 from jobs.service_support import WAIT_S, key_of, served_jobs
 
 _numbers = itertools.count()

@@ -9,12 +9,11 @@ import pytest
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import HistoryEvent, JobProgress, NewJob, ResultRef
+from headrace.jobs.job import HistoryEvent, JobProgress, JobState, NewJob, ResultRef
 from headrace.jobs.ledger import ClaimRequest, JobFilter, QueueSettings
 from headrace.jobs.ledgers import migrations
 from headrace.jobs.ledgers.migrations import STEPS, MigrationStep
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
-from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 

@@ -9,11 +9,14 @@ from headrace.jobs.job import (
     Expired,
     Failed,
     Job,
+    JobEvent,
     JobFailure,
+    JobState,
     NewJob,
     Released,
     ResultRef,
     Settlement,
+    next_state,
 )
 from headrace.jobs.ledgers.transitions import (
     after_ms,
@@ -23,7 +26,6 @@ from headrace.jobs.ledgers.transitions import (
     requeue_change,
     settlement_change,
 )
-from headrace.jobs.state import JobEvent, JobState, next_state
 
 FAILURE = JobFailure(Cause.MODEL, "no")
 running = st.builds(

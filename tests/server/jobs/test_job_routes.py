@@ -14,7 +14,7 @@ from headrace.jobs.cause import Cause
 from headrace.jobs.job import JobFailure, JobProgress
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.paths import UriAllowList
-from headrace.jobs.submission_fields import SubmissionLimits
+from headrace.jobs.submission import SubmissionLimits
 from jobs.service_support import STORE, WAIT_S, key_of, served_jobs
 
 UNKNOWN = "01a2007b-0000-7000-8000-000000000000"

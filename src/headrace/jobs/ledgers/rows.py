@@ -11,8 +11,16 @@ import orjson
 
 from headrace.core.errors import DataError
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
-from headrace.jobs.state import JobState
+from headrace.jobs.job import (
+    HistoryEntry,
+    HistoryEvent,
+    Job,
+    JobFailure,
+    JobProgress,
+    JobState,
+    NewJob,
+    ResultRef,
+)
 
 SPEC_COLUMNS: Final = (
     "queue",

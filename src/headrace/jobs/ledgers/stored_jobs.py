@@ -7,7 +7,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.errors import DataError, JobNotFoundError, JobStateError
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobEvent, JobState, source_states
 from headrace.jobs.ledger import JobFilter, JobLedger, Page
 from headrace.jobs.ledgers.database import (
     DatabaseOperations,
@@ -27,7 +27,6 @@ from headrace.jobs.ledgers.rows import (
     job_of,
 )
 from headrace.jobs.ledgers.transitions import Change, Note, after_ms, change, requeue_change
-from headrace.jobs.state import JobEvent, JobState, source_states
 
 HISTORY_MAX: Final = 1000
 """The number of last entries that are returned of a longer history."""

@@ -11,11 +11,12 @@ from headrace.jobs.job import (
     Failed,
     HistoryEvent,
     Job,
+    JobEvent,
     JobFailure,
     Released,
     Settlement,
+    next_state,
 )
-from headrace.jobs.state import JobEvent, next_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,16 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.jobs.cause import Cause
-from headrace.jobs.job import CRASHES_TOGETHER_MAX, Job, JobFailure, Settlement
+from headrace.jobs.job import (
+    CRASHES_TOGETHER_MAX,
+    Job,
+    JobEvent,
+    JobFailure,
+    JobState,
+    Settlement,
+    next_state,
+    source_states,
+)
 from headrace.jobs.ledger import (
     ClaimRequest,
     Heartbeat,
@@ -26,7 +35,6 @@ from headrace.jobs.ledgers.database import (
 from headrace.jobs.ledgers.rows import clean, dump, dump_mapping
 from headrace.jobs.ledgers.stored_jobs import read_by_id, read_jobs, write_changes
 from headrace.jobs.ledgers.transitions import Change, change, lost_lease_change, settlement_change
-from headrace.jobs.state import JobEvent, JobState, next_state, source_states
 
 # `claim.sql` makes these transitions itself.
 assert source_states(JobEvent.CLAIM) == {JobState.PENDING}

@@ -18,8 +18,14 @@ from headrace.jobs.documents import change_tag, history_document, job_document, 
 from headrace.jobs.job import Job
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.service import CHANGE_SCOPES
-from headrace.jobs.submission import JSON, Submission, SubmissionHeaders, read_document, read_raw
-from headrace.jobs.submission_fields import SubmissionLimits
+from headrace.jobs.submission import (
+    JSON,
+    Submission,
+    SubmissionHeaders,
+    SubmissionLimits,
+    read_document,
+    read_raw,
+)
 from headrace.protocols.sse import CONTENT_TYPE
 from headrace.runs.media_types import bare_type
 from headrace.server.http import Exchange

@@ -15,6 +15,7 @@ from headrace.jobs.job import (
     Job,
     JobFailure,
     JobProgress,
+    JobState,
     NewJob,
     Outcome,
     ResultRef,
@@ -28,7 +29,6 @@ from headrace.jobs.ledger import (
     MaintenanceCounts,
     SubmitReply,
 )
-from headrace.jobs.state import JobState
 from headrace.testing.clock import ManualWallClock
 from headrace.testing.expect import equal, short_repr
 
