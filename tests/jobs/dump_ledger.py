@@ -19,7 +19,7 @@ from headrace.jobs.job import (
     Settlement,
 )
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, QueueSettings
-from headrace.jobs.ledgers.migrations import STEPS
+from headrace.jobs.ledgers.sql import STEPS
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 
 DATA = Path(__file__).parents[1] / "data" / "jobs"

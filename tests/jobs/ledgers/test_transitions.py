@@ -18,14 +18,9 @@ from headrace.jobs.job import (
     Settlement,
     next_state,
 )
-from headrace.jobs.ledgers.transitions import (
-    after_ms,
-    change,
-    lost_delay_ms,
-    lost_lease_change,
-    requeue_change,
-    settlement_change,
-)
+from headrace.jobs.ledgers.client_operations import requeue_change
+from headrace.jobs.ledgers.rows import after_ms, change
+from headrace.jobs.ledgers.work import lost_delay_ms, lost_lease_change, settlement_change
 
 FAILURE = JobFailure(Cause.MODEL, "no")
 running = st.builds(

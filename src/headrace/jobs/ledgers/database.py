@@ -3,7 +3,7 @@
 A statement is a file in ``queries/``, with named parameters, written for PostgreSQL. The text for a
 database follows from three substitutions:
 
-1. ``{job_columns}`` becomes the columns that `rows.job_of` reads, in their order.
+1. ``{job_columns}`` becomes `JOB_COLUMNS`.
 2. SQLite: the lines ``FOR NO KEY UPDATE …`` are left out. It has one writer at a time, so that no
    row locks are needed.
 3. SQLite: ``jsonb_to_recordset``, which reads the JSON objects in ``:given`` as rows, becomes a
@@ -29,7 +29,6 @@ import orjson
 
 from headrace.core.errors import JobLedgerUnavailableError, MissingExtraError
 from headrace.jobs.job import Job, JobProgress
-from headrace.jobs.ledgers.rows import JOB_COLUMNS
 
 try:
     import sqlalchemy as sa
@@ -38,6 +37,46 @@ except ImportError as _error:
     raise MissingExtraError("jobs", "a job ledger") from _error
 
 __all__ = ["Database", "Engines", "JobEventWriter", "Transaction", "event", "exc", "pool", "sa"]
+
+SPEC_COLUMNS: Final = (
+    "queue",
+    "model",
+    "kind",
+    "tenant",
+    "priority",
+    "attempts_max",
+    "body_digest",
+    "correlation_id",
+    "region",
+)
+"""Fields of NewJob with a column of the same name. `id` and `idempotency_key` have one too."""
+
+JOB_COLUMNS: Final = (
+    "id",
+    "state",
+    *SPEC_COLUMNS,
+    "idempotency_key",
+    "spec",
+    "attempt",
+    "lease",
+    "crashes",
+    "worker",
+    "worker_region",
+    "created_at_ms",
+    "due_at_ms",
+    "started_at_ms",
+    "ended_at_ms",
+    "expires_at_ms",
+    "deadline_at_ms",
+    "lease_until_ms",
+    "cancel_requested",
+    "progress",
+    "cursor",
+    "result",
+    "published_uri",
+    "failure",
+)
+"""The columns of a job, in the order in which `rows.job_of` reads them."""
 
 QUERIES: Final = Path(__file__).parent / "queries"
 _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
@@ -95,7 +134,7 @@ class JobEventWriter(Protocol):
     """A writer of notifications inside the transaction that changes the jobs."""
 
     def jobs_ended(self, transaction: "Transaction", jobs: Sequence[Job]) -> None:
-        """Write the notifications of jobs that have just ended."""
+        """Write the notifications of jobs that have just ended; each job has notification targets."""
         ...
 
     def job_published(self, transaction: "Transaction", job: Job, uri: str) -> None:
@@ -231,11 +270,9 @@ class Database:
         raise AssertionError("the last attempt returns or raises")
 
     def _unavailable(self, error: Exception, *, committing: bool) -> JobLedgerUnavailableError:
-        lines = str(getattr(error, "orig", None) or error).strip().splitlines()
-        why = lines[0] if lines else type(error).__name__
         taken = "it is unknown if the last write was committed" if committing else "nothing was written"
         return JobLedgerUnavailableError(
-            f"the job ledger {self.where} is unavailable ({why}); {taken}: retry, or check its database"
+            f"the job ledger {self.where} is unavailable ({first_line(error)}); {taken}: retry, or check its database"
         )
 
 
@@ -283,6 +320,13 @@ class DatabaseOperations:
     def now_ms(self, transaction: Transaction) -> int:
         """Return the database's time, in milliseconds since the epoch."""
         return transaction.run(_NOW)[0][0]
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a driver's message, or the error's class name without one."""
+    cause = getattr(error, "orig", None) or error
+    lines = str(cause).strip().splitlines()
+    return lines[0] if lines else type(cause).__name__
 
 
 def _is_away(error: Exception) -> bool:

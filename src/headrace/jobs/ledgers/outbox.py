@@ -77,7 +77,7 @@ class NotificationRows(JobEventWriter):
     @override
     def jobs_ended(self, transaction: Transaction, jobs: Sequence[Job]) -> None:
         """Write the notifications of ended jobs; held while the job's end is still to be published."""
-        events = [(job, job.state.value, end_event_data(job)) for job in jobs if job.spec.notify]
+        events = [(job, job.state.value, end_event_data(job)) for job in jobs]
         _put(transaction, events, held=True)
 
     @override
