@@ -2,7 +2,7 @@
 
 Each page has a Mermaid diagram and a table.
 
-Run it after changing `headrace.jobs.job` or `headrace.batching.sequence_stages`::
+Run it after changing `headrace.jobs.state` or `headrace.batching.sequence_stages`::
 
     .venv/bin/python scripts/draw_states.py
 
@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from headrace.batching import sequence_stages
-from headrace.jobs import job as job_states
+from headrace.jobs import state as job_states
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -68,7 +68,7 @@ class StatePage:
 PAGES = {
     DOCS / "jobs-states.md": StatePage(
         "States of a job",
-        "headrace.jobs.job",
+        "headrace.jobs.state",
         "A job is in exactly one state.\n"
         "Each arrow below is an event; transitions without an arrow cannot happen.\n"
         "An ended job stays ended unless an operator requeues it (`requeue`). "

@@ -14,9 +14,10 @@ from competition import BrokenRunError
 from inputs import environment
 from job_storage import JobStorage
 
-from headrace.jobs.job import Job, JobState, NewJob, new_job_id
+from headrace.jobs.job import Job, NewJob, new_job_id
 from headrace.jobs.ledger import JobLedger, SubmitReply
 from headrace.jobs.paths import JobPaths
+from headrace.jobs.state import JobState
 from headrace.storage.local import LocalStore
 
 MODELS = Path(__file__).parent / "job_models.py"

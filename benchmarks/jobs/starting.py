@@ -13,8 +13,9 @@ from job_storage import LEDGERS, POSTGRES, SQLITE, JobStorage, open_storage
 from job_workers import outcome, payload, running_workers, submit_one
 from targets import Target, spread
 
-from headrace.jobs.job import Job, JobState
+from headrace.jobs.job import Job
 from headrace.jobs.ledger import JobLedger
+from headrace.jobs.state import JobState
 
 P50_MS_MAX = {SQLITE: 30.0, POSTGRES: 10.0}
 PAUSE_S = 0.03

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from headrace.jobs import Client
-from headrace.jobs.job import JobState
+from headrace.jobs.state import JobState
 
 
 def main() -> int:

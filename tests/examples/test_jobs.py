@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from headrace.jobs import Client
-from headrace.jobs.job import JobState
 from headrace.jobs.notify.signing import make_secret
+from headrace.jobs.state import JobState
 from servers.served import WAIT_S
 
 ROOT = Path(__file__).parents[2]

@@ -25,10 +25,11 @@ from faults.costs import FaultCosts, FaultMoment, duplicate_executions, duplicat
 from faults.state_changes import ChangeLog, PostgresChangeLog, SqliteChangeLog, StateChange
 from faults.work_model import EXECUTIONS, FOLDER, HELD, action_number
 from headrace.core.errors import JobLedgerUnavailableError, StorageError
-from headrace.jobs.job import Job, JobState, NewJob
+from headrace.jobs.job import Job, NewJob
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.paths import JobPaths
+from headrace.jobs.state import JobState
 from headrace.storage.resolve import Stores
 from servers.polling import TIMEOUT_S, reached, wait_until
 from servers.ports import free_port

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from faults.state_changes import StateChange
-from headrace.jobs.job import JobState
+from headrace.jobs.state import JobState
 
 ENDED = frozenset(state.value for state in JobState if state.ended)
 

@@ -11,10 +11,11 @@ import levels
 from faults.bench import SHORT_LEASE_S, Bench
 from faults.costs import ENDED
 from headrace.core.errors import JobStateError
-from headrace.jobs.job import Cancelled, Completed, JobState, NewJob, ResultRef, Settlement
+from headrace.jobs.job import Cancelled, Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.kinds import Attempt, KindRunner
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.ledgers import open_ledger
+from headrace.jobs.state import JobState
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
 from servers.polling import wait_until

@@ -13,7 +13,8 @@ from typing import Self
 import psutil
 
 from headrace.jobs.client import Client
-from headrace.jobs.job import Job, JobState
+from headrace.jobs.job import Job
+from headrace.jobs.state import JobState
 
 READY_S = 60.0
 WAIT_S = 40.0

@@ -11,7 +11,7 @@ from standardwebhooks import Webhook
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.jobs.client import Client
-from headrace.jobs.job import JobState
+from headrace.jobs.state import JobState
 from integration.jobs_process import WAIT_S, UpProcess, wait_completed
 from integration.test_jobs_up import request, wait_for_object
 from servers.ports import free_port

@@ -15,7 +15,7 @@ from headrace.core.errors import (
     UnauthenticatedError,
 )
 from headrace.jobs.client import Client, ClientSettings
-from headrace.jobs.job import JobState
+from headrace.jobs.state import JobState
 from integration.jobs_process import WAIT_S, UpProcess, wait_completed
 from integration.test_jobs_up import outputs, request
 from servers.http_files import Fault, HttpFiles

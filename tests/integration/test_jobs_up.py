@@ -16,7 +16,7 @@ from headrace.core.errors import (
 from headrace.jobs.client import Client
 from headrace.jobs.client.messages import INLINE_BYTES_MAX
 from headrace.jobs.client.transport import ClientSettings
-from headrace.jobs.job import JobState
+from headrace.jobs.state import JobState
 from integration.command import headrace
 from integration.jobs_process import WAIT_S, UpProcess, wait_completed, wait_for_state
 

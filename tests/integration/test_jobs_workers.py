@@ -5,7 +5,8 @@ import random
 import pytest
 
 import levels
-from headrace.jobs.job import KINDS, Job, JobState
+from headrace.jobs.job import KINDS, Job
+from headrace.jobs.state import JobState
 from integration.jobs_process import MODEL, WAIT_S, CommandProcess, UpProcess, wait_for_state
 
 JOBS = levels.by_level(20, 20, 200)

@@ -13,8 +13,9 @@ from headrace.core.model import RowError
 from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.job import Job, JobState, NewJob
+from headrace.jobs.job import Job, NewJob
 from headrace.jobs.kinds import Attempt, Models
+from headrace.jobs.state import JobState
 
 
 class Doubles(Model):

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.jobs.job import CRASHES_TOGETHER_MAX, KINDS, Job, JobState, NewJob, new_job_id
+from headrace.jobs.job import CRASHES_TOGETHER_MAX, KINDS, Job, NewJob, new_job_id
+from headrace.jobs.state import JobState
 
 times = st.integers(0, (1 << 48) - 1)
 

@@ -33,7 +33,6 @@ from hypothesis.stateful import (
 
 from cases import for_each
 from headrace.core.errors import JobError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
     Cancelled,
     Completed,
@@ -41,7 +40,6 @@ from headrace.jobs.job import (
     Failed,
     JobFailure,
     JobProgress,
-    JobState,
     NewJob,
     Released,
     ResultRef,
@@ -56,6 +54,7 @@ from headrace.jobs.ledger import (
     QueueSettings,
     SubmitReply,
 )
+from headrace.jobs.state import Cause, JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
 from jobs.ledger_fixtures import LEDGERS
 from levels import by_level

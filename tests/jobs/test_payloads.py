@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import DataError, LimitError, ResultGoneError, StorageError, UnavailableError
-from headrace.jobs.job import Job, JobState, NewJob, ResultRef
+from headrace.jobs.job import Job, NewJob, ResultRef
 from headrace.jobs.payloads import Payloads, check_upload_id, new_upload_id
+from headrace.jobs.state import JobState
 from headrace.storage import Stores
 
 

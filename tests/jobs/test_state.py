@@ -6,8 +6,8 @@ from itertools import product
 from pathlib import Path
 
 from cases import for_each
-from headrace.jobs import job as module
-from headrace.jobs.job import ENDED, TRANSITIONS, JobEvent, JobState, next_state, source_states
+from headrace.jobs import state as module
+from headrace.jobs.state import ENDED, TRANSITIONS, JobEvent, JobState, next_state, source_states
 
 # The rows of `docs/jobs-states.md`. All other transitions are impossible.
 TABLE = {

@@ -7,8 +7,9 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import JobLedgerUnavailableError, JobStateError
-from headrace.jobs.job import Failed, JobState, Released
+from headrace.jobs.job import Failed, Released
 from headrace.jobs.ledger import HeartbeatReply, MaintenanceCounts, Page, QueueCounts
+from headrace.jobs.state import JobState
 from headrace.testing import (
     JOB_LEDGER_CHECKS,
     LedgerBench,

@@ -3,8 +3,9 @@
 import pytest
 
 from headrace.core.errors import JobLedgerUnavailableError
-from headrace.jobs.job import JobState, NewJob
+from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest, JobLedger
+from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
 from headrace.testing.memory_jobs import lost_delay_ms
 

@@ -5,21 +5,9 @@ import itertools
 import pytest
 
 from cases import for_each
-from headrace.jobs.job import (
-    ENDED,
-    TRANSITIONS,
-    Cancelled,
-    Completed,
-    Expired,
-    Failed,
-    Job,
-    JobEvent,
-    JobState,
-    NewJob,
-    Released,
-    ResultRef,
-)
+from headrace.jobs.job import Cancelled, Completed, Expired, Failed, Job, NewJob, Released, ResultRef
 from headrace.jobs.ledger import ClaimRequest
+from headrace.jobs.state import ENDED, TRANSITIONS, JobEvent, JobState
 from headrace.testing.job_checks.bench import OOPS
 from headrace.testing.job_rules import apply_event, claim_job, create_job, lose_lease, requeue_job, settle_job
 

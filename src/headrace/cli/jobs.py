@@ -13,7 +13,8 @@ from headrace.cli.options import combined_options, name_value_pairs
 from headrace.cli.reports import print_error
 from headrace.cli.servers import JOB_SERVER_OPTIONS, run_job_command
 from headrace.core.errors import HeadraceError
-from headrace.jobs.job import Job, JobState
+from headrace.jobs.job import Job
+from headrace.jobs.state import JobState
 
 _EPILOG = """\b
 Examples:
@@ -99,7 +100,7 @@ def show_command(job_id: str, **params: Any) -> None:
 
     def call(client: Any) -> None:
         from headrace.cli.job_display import print_job  # noqa: PLC0415
-        from headrace.jobs.documents import history_document, job_document  # noqa: PLC0415
+        from headrace.jobs.job import history_document, job_document  # noqa: PLC0415
 
         job, history = client.get(job_id), client.history(job_id)
         if params["json_lines"]:

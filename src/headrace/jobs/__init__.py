@@ -33,7 +33,6 @@ _MOVED: Final[Mapping[str, str]] = {
     "headrace.jobs.outbound.addresses": "headrace.jobs.outbound.urls",
     "headrace.jobs.outbox": "headrace.jobs.notify.delivery",
     "headrace.jobs.secrets": "headrace.jobs.notify.signing",
-    "headrace.jobs.state": "headrace.jobs.job",
 }
 """The documented modules that moved before 0.1.0, by their old names; kept for one release."""
 

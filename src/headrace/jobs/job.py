@@ -1,29 +1,23 @@
-"""The values of a job: submission, state, progress, result, outcome of an attempt, history.
+"""The values of a job: submission, progress, result, outcome of an attempt, history; and their JSON.
 
-Every change of a state is defined here, in one table::
-
-                submit                   ┌── RETRY, RELEASE, LOSE ──┐
-                  │                      ▼                          │
-                  └──────────────▶   PENDING  ───── CLAIM ─────▶ RUNNING
-                                     │  │  ▲                    │  │  │ │
-                             CANCEL ─┘  │  └─── REQUEUE ───┐    │  │  │ └─ COMPLETE ─▶ COMPLETED
-                                 EXPIRE ┘                  │    │  │  └─── FAIL ─────▶ FAILED
-                                                        (ended) │  └────── EXPIRE ───▶ EXPIRED
-                                                                └───────── CANCEL ───▶ CANCELLED
-
-An ended job stays ended, unless it is requeued manually. The history records each requeue.
+The HTTP API writes the JSON documents, and its clients read them. Fields that an older API does not
+send have their defaults. Times are integers, milliseconds since the epoch. Unknown values are null
+or absent.
 """
 
 import re
 import secrets
 import time
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
-from headrace.jobs.cause import Cause
+import orjson
+
+from headrace.jobs.state import Cause, JobState
 
 PRIORITY_FIRST: Final = 0
 PRIORITY_LAST: Final = 9
@@ -38,6 +32,15 @@ KINDS: Final[tuple[Kind, ...]] = ("infer", "transform", "stream")
 
 _JOB_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_SPEC: Final = (
+    "model", "kind", "queue", "input_uri", "content_type", "accept", "output_uri", "key", "priority",
+    "attempts_max", "time_limit_s", "time_to_live_s", "deadline_s", "correlation_id", "tenant",
+)  # fmt: skip
+_TIMES: Final = (
+    "created_at_ms", "due_at_ms", "started_at_ms", "ended_at_ms", "expires_at_ms", "deadline_at_ms",
+)  # fmt: skip
+
+Document = dict[str, Any]
 
 
 def wall_ms() -> int:
@@ -60,73 +63,6 @@ def new_job_id(now_ms: int) -> str:
 def is_job_id(text: str) -> bool:
     """Return True if `new_job_id` could have created this id."""
     return _JOB_ID.fullmatch(text) is not None
-
-
-class JobState(StrEnum):
-    """The state of a job. A job is in exactly one state."""
-
-    PENDING = "pending"
-    """In its queue, due now or later. A job that will be retried is pending too."""
-    RUNNING = "running"
-    """Claimed by a worker under a valid lease."""
-    COMPLETED = "completed"
-    """The job has a result, and the ledger has its URI."""
-    FAILED = "failed"
-    """The job failed: no attempt is left, or a retry would be pointless."""
-    CANCELLED = "cancelled"
-    """The job was cancelled. Its output does not count."""
-    EXPIRED = "expired"
-    """The job's time to live passed before it began, or its deadline before it ended."""
-
-    @property
-    def ended(self) -> bool:
-        """True if the job does not change any more by itself."""
-        return self in ENDED
-
-
-class JobEvent(StrEnum):
-    """An event that changes a job's state."""
-
-    CLAIM = "claim"
-    """A worker claims the job: an attempt begins, and the lease number grows."""
-    COMPLETE = "complete"
-    RETRY = "retry"
-    """The attempt failed, and another one follows at a later due time."""
-    FAIL = "fail"
-    RELEASE = "release"
-    """The worker returns the job, for example when it drains: the attempt is not counted."""
-    LOSE = "lose"
-    """The lease expired, and attempts are left."""
-    CANCEL = "cancel"
-    EXPIRE = "expire"
-    REQUEUE = "requeue"
-    """An ended job is requeued manually."""
-
-
-ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
-
-TRANSITIONS: Final[Mapping[tuple[JobState, JobEvent], JobState]] = {
-    (JobState.PENDING, JobEvent.CLAIM): JobState.RUNNING,
-    (JobState.PENDING, JobEvent.CANCEL): JobState.CANCELLED,
-    (JobState.PENDING, JobEvent.EXPIRE): JobState.EXPIRED,
-    (JobState.RUNNING, JobEvent.COMPLETE): JobState.COMPLETED,
-    (JobState.RUNNING, JobEvent.RETRY): JobState.PENDING,
-    (JobState.RUNNING, JobEvent.FAIL): JobState.FAILED,
-    (JobState.RUNNING, JobEvent.RELEASE): JobState.PENDING,
-    (JobState.RUNNING, JobEvent.LOSE): JobState.PENDING,
-    (JobState.RUNNING, JobEvent.CANCEL): JobState.CANCELLED,
-    (JobState.RUNNING, JobEvent.EXPIRE): JobState.EXPIRED,
-} | {(state, JobEvent.REQUEUE): JobState.PENDING for state in sorted(ENDED)}
-
-
-def next_state(state: JobState, event: JobEvent) -> JobState | None:
-    """Return the state after an event, or None if the event is impossible in this state."""
-    return TRANSITIONS.get((state, event))
-
-
-def source_states(event: JobEvent) -> frozenset[JobState]:
-    """Return the states in which an event is possible."""
-    return frozenset(state for state, known in TRANSITIONS if known is event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,3 +295,109 @@ class HistoryEntry:
     message: str = ""
     by: str = ""
     """The key that made a manual change."""
+
+
+def job_document(job: Job) -> Document:
+    """Return a job as JSON. Its notification targets are left out because they contain secrets."""
+    spec = job.spec
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        **{name: getattr(spec, name) for name in _SPEC},
+        "region": spec.region,
+        "options": dict(spec.options),
+        "tags": dict(spec.tags),
+        "attempt": job.attempt,
+        "lease": job.lease,
+        "crashes": job.crashes,
+        "worker": job.worker,
+        "worker_region": job.worker_region,
+        **{name: getattr(job, name) for name in _TIMES},
+        "cancel_requested": job.cancel_requested,
+        "progress": None if job.progress is None else _document(job.progress),
+        "result": None if job.result is None else _document(job.result),
+        "failure": None if job.failure is None else _document(job.failure),
+        "warnings": list(job.warnings),
+    }
+
+
+def read_job(document: Mapping[str, Any]) -> Job:
+    """Return the job of a document. Raise KeyError, TypeError or ValueError for an invalid one."""
+    spec = NewJob(
+        **{name: document[name] for name in _SPEC},
+        id=document["id"],
+        region=document.get("region", ""),
+        options=document["options"],
+        tags=document["tags"],
+    )
+    return Job(
+        id=document["id"],
+        state=JobState(document["state"]),
+        spec=spec,
+        attempt=document["attempt"],
+        lease=document["lease"],
+        crashes=document["crashes"],
+        worker=document["worker"],
+        worker_region=document.get("worker_region", ""),
+        **{name: document[name] for name in _TIMES},
+        cancel_requested=document["cancel_requested"],
+        progress=_maybe(document["progress"], _read_progress),
+        result=_maybe(document["result"], _read_result),
+        failure=_maybe(document["failure"], _read_failure),
+        warnings=tuple(document.get("warnings", ())),
+    )
+
+
+def history_document(entry: HistoryEntry) -> Document:
+    """Return a history entry as JSON."""
+    return _document(entry)
+
+
+def read_history(document: Mapping[str, Any]) -> HistoryEntry:
+    """Return the history entry of a document."""
+    values: dict[str, Any] = {**document, "event": HistoryEvent(document["event"])}
+    return HistoryEntry(**values)
+
+
+def change_tag(job: Job) -> str:
+    """Return a short tag of the followed parts of a job: equal tags mean that nothing changed."""
+    message = "" if job.failure is None else job.failure.message
+    parts = (job.lease, job.attempt, job.cancel_requested, job.due_at_ms, job.ended_at_ms, message)
+    progress = None if job.progress is None else _document(job.progress)
+    return f"{job.state.value}.{_sum(parts)}.{_sum(progress)}"
+
+
+def same_state(mark: str, other: str) -> bool:
+    """Return True if two tags differ by progress alone."""
+    return mark.rpartition(".")[0] == other.rpartition(".")[0]
+
+
+def _sum(value: Any) -> str:
+    return f"{zlib.crc32(orjson.dumps(value)):08x}"
+
+
+def _read_progress(document: Mapping[str, Any]) -> JobProgress:
+    return JobProgress(
+        document["done"],
+        document["total"],
+        document["unit"],
+        document["note"],
+        document.get("bytes_across_regions", 0),
+    )
+
+
+def _read_result(document: Mapping[str, Any]) -> ResultRef:
+    return ResultRef(**document)
+
+
+def _read_failure(document: Mapping[str, Any]) -> JobFailure:
+    return JobFailure(Cause(document["cause"]), document["message"], document["error"], document["uri"])
+
+
+def _document(value: Any) -> Document:
+    """Return a dataclass as JSON, with each field under its own name."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _maybe(document: Any, read: Any) -> Any:
+    return None if document is None else read(cast("Mapping[str, Any]", document))

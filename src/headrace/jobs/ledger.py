@@ -24,7 +24,8 @@ from typing import Annotated, Any, Final, Protocol
 
 from headrace.core.service import Service
 from headrace.core.settings import Setting
-from headrace.jobs.job import HistoryEntry, Job, JobProgress, JobState, NewJob, Settlement
+from headrace.jobs.job import HistoryEntry, Job, JobProgress, NewJob, Settlement
+from headrace.jobs.state import JobState
 
 REPORTED_MODELS_KEPT_DAYS: Final = 30
 """Days for which a ledger keeps a worker's report of its models."""
@@ -154,6 +155,11 @@ class QueueCounts:
         The queue's length alone would remove workers that are still busy.
         """
         return self.due + self.running
+
+    @property
+    def oldest_seconds(self) -> float:
+        """The waiting time of the oldest due job in seconds; 0 without due jobs."""
+        return round((self.oldest_due_ms or 0) / 1000, 3)
 
 
 @dataclass(frozen=True, slots=True)

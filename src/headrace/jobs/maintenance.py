@@ -21,9 +21,10 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError, JobLedgerUnavailableError
 from headrace.core.service import Service
 from headrace.core.settings import Setting, check
-from headrace.jobs.job import Job, JobState, is_job_id
+from headrace.jobs.job import Job, is_job_id
 from headrace.jobs.ledger import JobFilter, JobLedger
 from headrace.jobs.paths import JobPaths
+from headrace.jobs.state import JobState
 from headrace.storage.local import LocalStore, prune_folder, remove_folder
 from headrace.storage.resolve import Stores
 

@@ -23,8 +23,9 @@ from headrace.core.errors import (
     StorageError,
     UnavailableError,
 )
-from headrace.jobs.job import Job, JobState, new_job_id
+from headrace.jobs.job import Job, new_job_id
 from headrace.jobs.paths import JobPaths, is_below
+from headrace.jobs.state import JobState
 from headrace.storage import ObjectInfo, Stores, UrlSigner, Writer
 
 _log = logging.getLogger("headrace.jobs")

@@ -14,9 +14,10 @@ import orjson
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import AccessDeniedError, HeadraceError, JobLedgerUnavailableError, NotFoundError
-from headrace.jobs.job import Job, JobState
+from headrace.jobs.job import Job
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.paths import error_uri, result_uri, without_query
+from headrace.jobs.state import JobState
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
 

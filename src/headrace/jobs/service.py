@@ -19,12 +19,12 @@ from headrace.core.errors import (
     LimitError,
 )
 from headrace.jobs.access import ApiKey, Scope
-from headrace.jobs.documents import oldest_seconds
 from headrace.jobs.intake import CheckNotify, JobIntake, JobServiceSettings, RegionOf
-from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, JobState, wall_ms
+from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, wall_ms
 from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings
 from headrace.jobs.payloads import ResultStream
 from headrace.jobs.shared_calls import Announce, Follower, JobCondition, JobWaiter
+from headrace.jobs.state import JobState
 from headrace.storage import Stores
 
 __all__ = ["CHANGE_SCOPES", "PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus", "Scale"]
@@ -58,6 +58,21 @@ class Scale:
     slots_per_worker: int
     desired: int
     oldest_seconds: float
+
+
+def queue_document(settings: QueueSettings, counts: QueueCounts) -> dict[str, Any]:
+    """Return a queue's settings and counts as JSON."""
+    return {
+        "queue": settings.name,
+        "paused": settings.paused,
+        "draining": settings.draining,
+        "pending_max": settings.pending_max,
+        "queued": counts.due,
+        "queued_by_region": dict(counts.due_by_region),
+        "later": counts.later,
+        "running": counts.running,
+        "oldest_seconds": counts.oldest_seconds,
+    }
 
 
 class JobService(JobIntake):
@@ -236,5 +251,5 @@ class JobService(JobIntake):
             backlog=counts.backlog,
             slots_per_worker=slots,
             desired=ceil(counts.backlog / slots),
-            oldest_seconds=oldest_seconds(counts),
+            oldest_seconds=counts.oldest_seconds,
         )

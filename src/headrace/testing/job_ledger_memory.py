@@ -14,7 +14,7 @@ from headrace.core.errors import (
     QueueClosedError,
     QueueFullError,
 )
-from headrace.jobs.job import HistoryEvent, Job, JobEvent, JobState, NewJob, Settlement, new_job_id
+from headrace.jobs.job import HistoryEvent, Job, NewJob, Settlement, new_job_id
 from headrace.jobs.ledger import (
     ClaimRequest,
     Heartbeat,
@@ -23,6 +23,7 @@ from headrace.jobs.ledger import (
     SettleAndClaimReply,
     SubmitReply,
 )
+from headrace.jobs.state import JobEvent, JobState
 from headrace.testing.job_rules import (
     apply_event,
     claim_job,

@@ -19,7 +19,7 @@ from headrace.core.errors import (
     JobNotFoundError,
     JobStateError,
 )
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobEvent, JobState
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
 from headrace.jobs.ledger import (
     REPORTED_MODELS_KEPT_DAYS,
     JobFilter,
@@ -29,6 +29,7 @@ from headrace.jobs.ledger import (
     QueueSettings,
     Wakeup,
 )
+from headrace.jobs.state import JobEvent, JobState
 from headrace.testing.clock import ManualWallClock
 from headrace.testing.job_rules import (
     apply_event,

@@ -9,8 +9,8 @@ from cases import for_each
 from headrace.core import errors
 from headrace.jobs.client.core import ApiCall, ApiOperations, ApiTransport, iterate, run
 from headrace.jobs.client.messages import ApiResponse, ConnectionLostError
-from headrace.jobs.documents import job_document
-from headrace.jobs.job import Job, JobState, NewJob
+from headrace.jobs.job import Job, NewJob, job_document
+from headrace.jobs.state import JobState
 from headrace.testing import ManualClock
 
 JOB = Job("01a2007b-0000-7000-8000-000000000000", JobState.PENDING, NewJob(model="m"))

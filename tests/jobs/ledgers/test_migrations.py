@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
-from headrace.jobs.cause import Cause
-from headrace.jobs.job import HistoryEvent, JobProgress, JobState, NewJob, ResultRef
+from headrace.jobs.job import HistoryEvent, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledger import ClaimRequest, JobFilter, QueueSettings
 from headrace.jobs.ledgers import sql
 from headrace.jobs.ledgers.sql import STEPS, MigrationStep
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
+from headrace.jobs.state import Cause, JobState
 from headrace.testing import ManualWallClock
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 

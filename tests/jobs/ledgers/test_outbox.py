@@ -7,12 +7,13 @@ import pytest
 from typing_extensions import override
 
 from conformance.check_tables import run_each
-from headrace.jobs.job import Completed, Failed, JobFailure, JobProgress, JobState, ResultRef
+from headrace.jobs.job import Completed, Failed, JobFailure, JobProgress, ResultRef
 from headrace.jobs.ledger import Heartbeat
 from headrace.jobs.ledgers.database import sa
 from headrace.jobs.ledgers.outbox import _INSERT, SqlOutbox
 from headrace.jobs.notify import WebhookTarget
 from headrace.jobs.notify.delivery import HEALTHY, DeliveryDecision, Done
+from headrace.jobs.state import JobState
 from headrace.testing import OUTBOX_CHECKS, LedgerBench
 from headrace.testing.job_checks.bench import LEASE_MS, OOPS
 from headrace.testing.outbox import OutboxBench

@@ -7,10 +7,10 @@ from contextlib import suppress
 import pytest
 
 from headrace.core.errors import JobLedgerUnavailableError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, JobFailure, JobProgress, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter
 from headrace.jobs.ledgers.postgres import PostgresJobLedger, _payload
+from headrace.jobs.state import Cause
 from headrace.testing import ManualWallClock, check_service
 from jobs.ledger_fixtures import follow_clock
 from servers.polling import reached

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import DataError
-from headrace.jobs.cause import Cause
-from headrace.jobs.job import Job, JobFailure, JobProgress, JobState, NewJob, ResultRef
+from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledgers.rows import (
     JOB_COLUMNS,
     SPEC_COLUMNS,
@@ -18,6 +17,7 @@ from headrace.jobs.ledgers.rows import (
     dump_spec,
     job_of,
 )
+from headrace.jobs.state import Cause, JobState
 
 texts = st.text(alphabet=string.printable, max_size=20)
 json_values = st.recursive(

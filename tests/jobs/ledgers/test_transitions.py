@@ -2,25 +2,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
     Cancelled,
     Completed,
     Expired,
     Failed,
     Job,
-    JobEvent,
     JobFailure,
-    JobState,
     NewJob,
     Released,
     ResultRef,
     Settlement,
-    next_state,
 )
 from headrace.jobs.ledgers.client_operations import requeue_change
 from headrace.jobs.ledgers.rows import after_ms, change
 from headrace.jobs.ledgers.work import lost_delay_ms, lost_lease_change, settlement_change
+from headrace.jobs.state import Cause, JobEvent, JobState, next_state
 
 FAILURE = JobFailure(Cause.MODEL, "no")
 running = st.builds(

@@ -1,8 +1,9 @@
 """The reaper: expired leases and expired jobs."""
 
-from headrace.jobs.job import JobState, NewJob
+from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.maintenance import Reaper
+from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError, StorageError
-from headrace.jobs.job import JobState, is_job_id, new_job_id
+from headrace.jobs.job import is_job_id, new_job_id
 from headrace.jobs.maintenance import Retention, Sweeper
+from headrace.jobs.state import JobState
 from headrace.storage.resolve import Stores
 from jobs.maintenance.bench import DAY_S, Bench
 

@@ -12,9 +12,10 @@ from contextlib import suppress
 import pytest
 
 from headrace.core.errors import DataError, JobLedgerUnavailableError, JobStateError, StorageError
-from headrace.jobs.job import Completed, JobState, NewJob, ResultRef, Settlement
+from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.kinds import Attempt, AttemptStoppedError
 from headrace.jobs.ledger import ClaimRequest, QueueSettings, SettleAndClaimReply
+from headrace.jobs.state import JobState
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker
 from headrace.testing import ManualWallClock, MemoryJobLedger

@@ -4,8 +4,7 @@ import threading
 
 from cases import for_each
 from headrace.jobs.client.messages import EventReader
-from headrace.jobs.documents import change_tag
-from headrace.jobs.job import JobProgress
+from headrace.jobs.job import JobProgress, change_tag
 from headrace.server.jobs.api import ApiSettings
 from jobs.service_support import WAIT_S, served_jobs
 from server.jobs.test_job_routes import submit

@@ -10,10 +10,10 @@ import pytest
 import levels
 from cases import for_each
 from headrace.jobs.access import Scope
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import JobFailure, JobProgress
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.paths import UriAllowList
+from headrace.jobs.state import Cause
 from headrace.jobs.submission import SubmissionLimits
 from jobs.service_support import STORE, WAIT_S, key_of, served_jobs
 

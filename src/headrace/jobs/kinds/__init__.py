@@ -13,7 +13,6 @@ from typing_extensions import override
 from headrace.core.errors import CancelledRequestError, HeadraceError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.jobs.cause import Cause, GiveUp, cause_of, decide
 from headrace.jobs.job import (
     Cancelled,
     Expired,
@@ -25,6 +24,7 @@ from headrace.jobs.job import (
     Released,
     ResultRef,
 )
+from headrace.jobs.state import Cause, GiveUp, cause_of, decide
 
 T = TypeVar("T")
 

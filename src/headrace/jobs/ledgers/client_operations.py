@@ -18,17 +18,7 @@ from headrace.core.errors import (
     QueueClosedError,
     QueueFullError,
 )
-from headrace.jobs.job import (
-    HistoryEntry,
-    HistoryEvent,
-    Job,
-    JobEvent,
-    JobState,
-    NewJob,
-    new_job_id,
-    source_states,
-    wall_ms,
-)
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, NewJob, new_job_id, wall_ms
 from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueSettings, SubmitReply
 from headrace.jobs.ledgers.database import (
     DatabaseOperations,
@@ -54,6 +44,7 @@ from headrace.jobs.ledgers.rows import (
     write_changes,
     write_notes,
 )
+from headrace.jobs.state import JobEvent, JobState, source_states
 
 RETRY_AFTER_S: Final = 1.0
 _STATEMENT_JOBS: Final = 500

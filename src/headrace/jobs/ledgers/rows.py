@@ -10,19 +10,7 @@ from typing import Any, Final
 import orjson
 
 from headrace.core.errors import DataError
-from headrace.jobs.cause import Cause
-from headrace.jobs.job import (
-    HistoryEntry,
-    HistoryEvent,
-    Job,
-    JobEvent,
-    JobFailure,
-    JobProgress,
-    JobState,
-    NewJob,
-    ResultRef,
-    next_state,
-)
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledgers.database import (
     JOB_COLUMNS,
     SPEC_COLUMNS,
@@ -30,6 +18,7 @@ from headrace.jobs.ledgers.database import (
     Transaction,
     read_statement,
 )
+from headrace.jobs.state import Cause, JobEvent, JobState, next_state
 
 _BY_ID: Final = read_statement("jobs_by_id")
 _BY_ID_LOCKED: Final = read_statement("jobs_by_id_locked")

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.jobs.cause import WORKER_LOST_RULE, Cause
 from headrace.jobs.job import (
     CRASHES_TOGETHER_MAX,
     Cancelled,
@@ -19,13 +18,9 @@ from headrace.jobs.job import (
     Failed,
     HistoryEvent,
     Job,
-    JobEvent,
     JobFailure,
-    JobState,
     Released,
     Settlement,
-    next_state,
-    source_states,
 )
 from headrace.jobs.ledger import (
     ClaimRequest,
@@ -55,6 +50,7 @@ from headrace.jobs.ledgers.rows import (
     read_jobs,
     write_changes,
 )
+from headrace.jobs.state import WORKER_LOST_RULE, Cause, JobEvent, JobState, next_state, source_states
 
 # `claim.sql` makes these transitions itself.
 assert source_states(JobEvent.CLAIM) == {JobState.PENDING}

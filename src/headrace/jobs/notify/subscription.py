@@ -21,12 +21,13 @@ import orjson
 
 from headrace.core.errors import ConfigError
 from headrace.jobs import paths
-from headrace.jobs.job import Job, JobProgress, JobState
+from headrace.jobs.job import Job, JobProgress
 from headrace.jobs.notify import EmailTarget, SnsTarget, Target, WebhookTarget
 from headrace.jobs.notify.email import require_mailbox
 from headrace.jobs.notify.signing import decode_secret
 from headrace.jobs.notify.webhook import FORMATS, STANDARD
 from headrace.jobs.outbound.urls import OutboundPolicy, parse_url
+from headrace.jobs.state import JobState
 
 ENDS: Final = tuple(state.value for state in JobState if state.ended)
 PROGRESS: Final = "progress"

@@ -14,9 +14,9 @@ from typing import Final
 from headrace.core.clock import Clock
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.core.retry import RetryPolicy
-from headrace.jobs.cause import Cause
-from headrace.jobs.job import Completed, Failed, Job, JobFailure, JobState, Settlement
+from headrace.jobs.job import Completed, Failed, Job, JobFailure, Settlement
 from headrace.jobs.ledger import ClaimRequest, JobLedger, SettleAndClaimReply
+from headrace.jobs.state import Cause, JobState
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.slots import RunningJobs
 

@@ -17,10 +17,10 @@ from typing_extensions import override
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.service import Service
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, JobProgress, Kind, Outcome, Settlement
 from headrace.jobs.kinds import Attempt, AttemptStoppedError, KindRunner, StopReason, outcome_of_error
 from headrace.jobs.ledger import JobLedger, Wakeup
+from headrace.jobs.state import Cause
 from headrace.jobs.worker.heartbeats import Heartbeats
 from headrace.jobs.worker.ledger_loop import LedgerLoop
 from headrace.jobs.worker.settings import WorkerSettings

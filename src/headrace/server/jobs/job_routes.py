@@ -14,8 +14,7 @@ import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import Scope
-from headrace.jobs.documents import change_tag, history_document, job_document, same_state
-from headrace.jobs.job import Job
+from headrace.jobs.job import Job, change_tag, history_document, job_document, same_state
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.service import CHANGE_SCOPES
 from headrace.jobs.submission import (

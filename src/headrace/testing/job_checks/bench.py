@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
     Completed,
     Failed,
@@ -15,7 +14,6 @@ from headrace.jobs.job import (
     Job,
     JobFailure,
     JobProgress,
-    JobState,
     NewJob,
     Outcome,
     ResultRef,
@@ -29,6 +27,7 @@ from headrace.jobs.ledger import (
     MaintenanceCounts,
     SubmitReply,
 )
+from headrace.jobs.state import Cause, JobState
 from headrace.testing.clock import ManualWallClock
 from headrace.testing.expect import equal, short_repr
 

@@ -3,8 +3,9 @@
 from itertools import chain
 from typing import Final
 
-from headrace.jobs.job import Failed, Job, JobState, NewJob, Released, Settlement
+from headrace.jobs.job import Failed, Job, NewJob, Released, Settlement
 from headrace.jobs.ledger import ClaimRequest, JobLedger, QueueSettings
+from headrace.jobs.state import JobState
 from headrace.testing.expect import equal, true
 from headrace.testing.job_checks.bench import (
     LEASE_MS,

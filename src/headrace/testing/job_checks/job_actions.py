@@ -4,19 +4,9 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.core.errors import JobNotFoundError, JobStateError
-from headrace.jobs.job import (
-    ENDED,
-    Cancelled,
-    Failed,
-    HistoryEvent,
-    Job,
-    JobProgress,
-    JobState,
-    NewJob,
-    Outcome,
-    Released,
-)
+from headrace.jobs.job import Cancelled, Failed, HistoryEvent, Job, JobProgress, NewJob, Outcome, Released
 from headrace.jobs.ledger import ClaimRequest, JobLedger
+from headrace.jobs.state import ENDED, JobState
 from headrace.testing.expect import equal, raises, true
 from headrace.testing.job_checks.bench import (
     LEASE_MS,

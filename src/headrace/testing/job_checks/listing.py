@@ -4,8 +4,9 @@ from itertools import chain
 from typing import Any, Final
 
 from headrace.core.errors import JobNotFoundError
-from headrace.jobs.job import Failed, Job, JobState, NewJob
+from headrace.jobs.job import Failed, Job, NewJob
 from headrace.jobs.ledger import JobFilter, QueueCounts, QueueSettings
+from headrace.jobs.state import JobState
 from headrace.testing.expect import equal, raises, true
 from headrace.testing.job_checks.bench import OOPS, LedgerBench, accepted, done, ids
 

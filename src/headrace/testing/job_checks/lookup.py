@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from headrace.jobs.job import Failed, Job, JobProgress, JobState, Settlement
+from headrace.jobs.job import Failed, Job, JobProgress, Settlement
+from headrace.jobs.state import JobState
 from headrace.testing.expect import equal, true
 from headrace.testing.job_checks.bench import OOPS, LedgerBench, done, ids
 

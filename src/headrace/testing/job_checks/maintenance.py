@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from headrace.jobs.cause import Cause
-from headrace.jobs.job import Failed, HistoryEvent, Job, JobState
+from headrace.jobs.job import Failed, HistoryEvent, Job
 from headrace.jobs.ledger import MaintenanceCounts, QueueSettings
+from headrace.jobs.state import Cause, JobState
 from headrace.testing.expect import equal, true
 from headrace.testing.job_checks.bench import LEASE_MS, OOPS, THREADS, LedgerBench, ids, run_concurrently
 

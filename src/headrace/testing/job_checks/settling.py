@@ -11,7 +11,6 @@ from headrace.jobs.job import (
     HistoryEvent,
     Job,
     JobProgress,
-    JobState,
     NewJob,
     Outcome,
     Released,
@@ -19,6 +18,7 @@ from headrace.jobs.job import (
     Settlement,
 )
 from headrace.jobs.ledger import ClaimRequest, Heartbeat
+from headrace.jobs.state import JobState
 from headrace.testing.expect import equal, true
 from headrace.testing.job_checks.bench import (
     LEASE_MS,

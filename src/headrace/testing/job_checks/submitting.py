@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace.core.errors import IdempotencyError, QueueClosedError, QueueFullError
-from headrace.jobs.job import JobState, NewJob
+from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import JobFilter, QueueSettings, SubmitReply
+from headrace.jobs.state import JobState
 from headrace.testing.expect import equal, short_repr, true
 from headrace.testing.job_checks.bench import (
     THREADS,

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 
 from headrace.core.errors import HeadraceError, JobLedgerUnavailableError, StoppedError
-from headrace.jobs.job import Failed, JobProgress, JobState, NewJob, Released, Settlement
+from headrace.jobs.job import Failed, JobProgress, NewJob, Released, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, JobLedger, QueueSettings, Wakeup
+from headrace.jobs.state import JobState
 from headrace.testing.expect import equal, true
 from headrace.testing.job_checks.bench import LEASE_MS, OOPS, WAKEUP_TIMEOUT_S, LedgerBench, done
 from headrace.testing.service import check_service
