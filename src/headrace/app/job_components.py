@@ -14,11 +14,19 @@ from headrace.core.service import Service
 from headrace.jobs.brokers import open_wakeup_broker
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.ledgers.sql import SqlJobLedger
-from headrace.jobs.maintenance import Maintenance, MaintenanceTask, Reaper, Reconciler, Retention, Sweeper
+from headrace.jobs.maintenance import (
+    Maintenance,
+    MaintenanceTask,
+    Reaper,
+    Reconciler,
+    ResultPublisher,
+    Retention,
+    Sweeper,
+)
 from headrace.jobs.outbound.client import OutboundClient
 from headrace.jobs.outbound.inputs import InputStore
 from headrace.jobs.paths import JobPaths
-from headrace.jobs.publication import Publication, ResultPublisher
+from headrace.jobs.payloads import Publication
 from headrace.jobs.wakeup_broker import WakeupBroker
 from headrace.storage.contract import Store
 from headrace.storage.resolve import Stores

@@ -30,7 +30,7 @@ from headrace.jobs.kinds.runners import InferKind, RunJobs
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.paths import JobPaths
-from headrace.jobs.publication import Publication
+from headrace.jobs.payloads import Publication
 from headrace.jobs.worker.ledger_loop import not_durable
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.jobs.worker.worker import Worker

@@ -102,14 +102,15 @@ class JobService(JobIntake):
             region_of=region_of,
             now_ms=now_ms,
         )
-        self._follower = Follower(ledger, followers_max=settings.followers_max)
+        self.follower: Final = Follower(ledger, followers_max=settings.followers_max)
+        """Waits for jobs; it checks no rights."""
         self._queues = threading.Lock()
 
     @override
     def start(self) -> None:
         with self._life:
             super().start()
-            self._follower.start()
+            self.follower.start()
 
     @override
     def stop(self, *, drain: bool = True) -> None:
@@ -119,7 +120,7 @@ class JobService(JobIntake):
         StoppedError.
         """
         with self._life:
-            self._follower.stop()
+            self.follower.stop()
             super().stop(drain=drain)
 
     def check_ready(self) -> None:
@@ -151,20 +152,12 @@ class JobService(JobIntake):
         return self._ledger.find(job_filter, after=after, limit=limit)
 
     def follow(self, key: ApiKey, job_id: str, condition: JobCondition) -> JobWaiter:
-        """Wait for a visible job; call `leave` to give up.
+        """Wait for a visible job; call `Follower.leave` to give up.
 
         Raises as `get` does, and OverloadedError.
         """
         self.get(key, job_id)
-        return self._follower.follow(job_id, condition)
-
-    def follow_again(self, job_id: str, condition: JobCondition) -> JobWaiter:
-        """Wait once more for a job that `follow` has checked. Never blocks."""
-        return self._follower.follow(job_id, condition)
-
-    def leave(self, waiter: JobWaiter) -> None:
-        """Stop waiting."""
-        self._follower.leave(waiter)
+        return self.follower.follow(job_id, condition)
 
     # Manual changes
 

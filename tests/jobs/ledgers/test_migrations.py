@@ -51,7 +51,7 @@ def versions(ledger):
             .all()
         )
 
-    return ledger._database.read(select)
+    return ledger._database.run(select, read_only=True)
 
 
 def test_every_version_has_a_stored_database():

@@ -178,7 +178,7 @@ def test_connections_have_their_settings(ledger, postgres, postgres_url):
         names = ("synchronous_commit", "enable_seqscan", "enable_sort", "statement_timeout", "lock_timeout")
         return [transaction.connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names]
 
-    assert ledger._database.write(show) == ["on", "off", "off", "30s", "10s"]
+    assert ledger._database.run(show) == ["on", "off", "off", "30s", "10s"]
 
 
 def test_unsupported_characters_are_replaced(ledger):

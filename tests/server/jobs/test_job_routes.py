@@ -227,7 +227,7 @@ def test_waiting_requests_use_no_threads(served, http):
 
     with ThreadPoolExecutor(60) as pool:
         waiting = [pool.submit(wait, n) for n in range(60)]
-        while served.service._follower.followers < 60:
+        while served.service.follower.followers < 60:
             assert not any(done.done() for done in waiting)
             assert http.get("/v1/health/live").status_code == 200
         assert http.post(f"/v1/jobs/{job_id}/cancel").status_code == 200

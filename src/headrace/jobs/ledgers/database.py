@@ -228,26 +228,18 @@ class Database:
         engines = self._engines
         return [] if engines is None else list({engines.writing.pool, engines.reading.pool})
 
-    def write(self, do: Callable[[Transaction], _T], *, repeatable: bool = True) -> _T:
+    def run(self, do: Callable[[Transaction], _T], *, read_only: bool = False, repeatable: bool = True) -> _T:
         """Run `do` in one transaction and commit it; `do` may be called again.
 
-        `repeatable`: the transaction may be repeated if its commit had no response and may have
-        succeeded.
+        `read_only`: the transaction changes nothing. `repeatable`: the transaction may be repeated
+        if its commit had no response and may have succeeded.
         """
-        return self._run(self._opened().writing, do, repeatable=repeatable)
-
-    def read(self, do: Callable[[Transaction], _T]) -> _T:
-        """Run `do` in one transaction that changes nothing."""
-        return self._run(self._opened().reading, do, repeatable=True)
-
-    def _opened(self) -> Engines:
-        if self._engines is None:
+        engines = self._engines
+        if engines is None:
             raise JobLedgerUnavailableError(
                 f"the job ledger {self.where} is not started, or has been stopped"
             )
-        return self._engines
-
-    def _run(self, engine: sa.Engine, do: Callable[[Transaction], _T], *, repeatable: bool) -> _T:
+        engine = engines.reading if read_only else engines.writing
         for pause_s in (*_PAUSES_S, None):
             committing = False
             try:
@@ -283,26 +275,30 @@ _Operation = Callable[Concatenate[_Self, _P], _T]
 
 def reading(method: _Method[_Self, _P, _T]) -> _Operation[_Self, _P, _T]:
     """Run a method in a transaction that changes nothing."""
-    return _operation(method, Database.read)
+    return _operation(method, read_only=True)
 
 
 def writing(method: _Method[_Self, _P, _T]) -> _Operation[_Self, _P, _T]:
     """Run a method in a transaction that may be repeated, even if it may have been committed."""
-    return _operation(method, Database.write)
+    return _operation(method)
 
 
 def writing_once(method: _Method[_Self, _P, _T]) -> _Operation[_Self, _P, _T]:
     """Run a method in a transaction that is not repeated once it may have been committed."""
-    return _operation(method, lambda database, do: database.write(do, repeatable=False))
+    return _operation(method, repeatable=False)
 
 
 def _operation(
-    method: _Method[_Self, _P, _T], run: Callable[[Database, Callable[[Transaction], _T]], _T]
+    method: _Method[_Self, _P, _T], *, read_only: bool = False, repeatable: bool = True
 ) -> _Operation[_Self, _P, _T]:
     @wraps(method)
     def operation(self: _Self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         database = self._database  # pyright: ignore[reportPrivateUsage] - a method of the same object
-        return run(database, lambda transaction: method(self, transaction, *args, **kwargs))
+        return database.run(
+            lambda transaction: method(self, transaction, *args, **kwargs),
+            read_only=read_only,
+            repeatable=repeatable,
+        )
 
     return operation
 

@@ -159,10 +159,6 @@ class QueueWaiter:
         self.queues = None if queues is None else frozenset(queues)
         self._woken = threading.Event()
 
-    def matches(self, notice: CommitNotice) -> bool:
-        """Return True if the notice concerns this waiter."""
-        return self.queues is None or not self.queues.isdisjoint(notice.queues)
-
     def wake(self) -> None:
         """End the current wait, or the next one."""
         self._woken.set()
@@ -200,7 +196,7 @@ class QueueNotifier:
         with self._lock:
             waiters = list(self._waiters)
         for waiter in waiters:
-            if waiter.matches(notice):
+            if waiter.queues is None or not waiter.queues.isdisjoint(notice.queues):
                 waiter.wake()
 
 
@@ -226,7 +222,9 @@ class SqliteWakeup(Wakeup):
             left_s = until_s - time.monotonic()
             if self._waiter.wait(max(0.0, min(POLL_S, left_s))):
                 return True
-            if self._changed():
+            version = self._version()
+            if version is not None and version != self._seen:
+                self._seen = version
                 return True
             if left_s <= 0:
                 return False
@@ -244,13 +242,6 @@ class SqliteWakeup(Wakeup):
             if connection is not None:
                 connection.close()
         self._waiter.wake()
-
-    def _changed(self) -> bool:
-        version = self._version()
-        if version is None or version == self._seen:
-            return False
-        self._seen = version
-        return True
 
     def _version(self) -> int | None:
         """Return a number that changes with every commit by others; None if it is unreadable."""

@@ -135,7 +135,7 @@ class Api:
         except TimeoutError:
             return await self.thread_pool.run(self.service.get, key, job_id)
         finally:
-            self.service.leave(waiter)
+            self.service.follower.leave(waiter)
 
 
 def client_key(exchange: Exchange) -> ApiKey:

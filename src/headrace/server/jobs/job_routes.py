@@ -249,13 +249,14 @@ async def _event_stream(api: Api, job: Job, last_tag: str) -> AsyncGenerator[byt
 
 async def _next_change(api: Api, job_id: str, last_tag: str) -> Job | None:
     """Return the job after its next change, or None after the heartbeat interval."""
-    waiter = api.service.follow_again(job_id, lambda job: change_tag(job) != last_tag)
+    follower = api.service.follower
+    waiter = follower.follow(job_id, lambda job: change_tag(job) != last_tag)
     try:
         return await asyncio.wait_for(asyncio.wrap_future(waiter.job), api.settings.heartbeat_s)
     except TimeoutError:
         return None
     finally:
-        api.service.leave(waiter)
+        follower.leave(waiter)
 
 
 def _event(job: Job, tag: str, last_tag: str) -> bytes:
