@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 from typing import Annotated, Final
 
@@ -160,16 +160,9 @@ class Reaper:
     def tick(self) -> int:
         """Run one round. Return the number of changed jobs."""
         done = self._ledger.maintain(self.round_jobs)
-        if done.returned or done.failed or done.cancelled or done.expired:
-            _log.warning(
-                "leases or jobs expired",
-                extra={
-                    "returned": done.returned,
-                    "failed": done.failed,
-                    "cancelled": done.cancelled,
-                    "expired": done.expired,
-                },
-            )
+        counts = {name: count for name, count in asdict(done).items() if name != "woken"}
+        if any(counts.values()):
+            _log.warning("leases or jobs expired", extra=counts)
         return done.total
 
 

@@ -154,10 +154,6 @@ class SqlOutbox(DatabaseOperations, Outbox):
         """Create or replace the endpoint with this id, for jobs that name it."""
         transaction.run(_SET_ENDPOINT, id=target.endpoint_id, target=dump_target(target))
 
-    def has_endpoint(self, endpoint_id: str) -> bool:
-        """Return True if the endpoint exists."""
-        return self.endpoint(endpoint_id) is not None
-
     @override
     @writing_once
     def claim(self, transaction: Transaction, limit: int, lease_ms: int) -> Sequence[Claim]:

@@ -336,11 +336,6 @@ def _failed(job: Job, outcome: Failed) -> Change:
     )
 
 
-def lost_delay_ms(job: Job) -> int:
-    """Return the retry delay of a job with an expired lease: the rule's full delay, without jitter."""
-    return WORKER_LOST_RULE.delay_ms(max(job.attempt, 1))
-
-
 def lost_lease_change(job: Job) -> Change:
     """Return the change that an expired lease makes to its job: the worker is taken for dead."""
     crashes = job.crashes + 1
@@ -357,6 +352,6 @@ def lost_lease_change(job: Job) -> Change:
             why = f"it crashed {crashes} workers, the last one while it ran alone"
             failure = JobFailure(Cause.POISON, why)
         return change(job, JobEvent.FAIL, note=note, failure=failure, crashes=crashes)
-    return change(
-        job, JobEvent.LOSE, due_in_ms=lost_delay_ms(job), note=note, failure=failure, crashes=crashes
-    )
+    # The full delay of the rule, without jitter: the lease has taken its time already.
+    due_in_ms = WORKER_LOST_RULE.delay_ms(max(job.attempt, 1))
+    return change(job, JobEvent.LOSE, due_in_ms=due_in_ms, note=note, failure=failure, crashes=crashes)
