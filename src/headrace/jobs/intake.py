@@ -26,11 +26,11 @@ from headrace.core.errors import (
 )
 from headrace.core.service import Service
 from headrace.jobs.access import ApiKey, Scope
-from headrace.jobs.job import NewJob, new_job_id
+from headrace.jobs.job import NewJob, new_job_id, wall_ms
 from headrace.jobs.kinds.options import check_options
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, JobLedger, SubmitReply
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload
-from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Submitter
+from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
 from headrace.jobs.submission import Submission, SubmissionLimits
 from headrace.storage import Stores
 
@@ -98,7 +98,7 @@ def authorize_job(key: ApiKey, job: NewJob, *, trusted_output: bool = False) -> 
 
 
 class JobIntake(Service):
-    """The operations that accept jobs and payloads, with permission checks, as a service.
+    """The part of `JobService` that has its life cycle, and accepts jobs and payloads.
 
     The ledger and the stores are owned by the caller: started before, stopped after.
     """
@@ -109,10 +109,10 @@ class JobIntake(Service):
         stores: Stores,
         settings: JobServiceSettings,
         *,
-        check_notify: CheckNotify | None,
-        announce: Announce | None,
-        region_of: RegionOf | None,
-        now_ms: Callable[[], int],
+        check_notify: CheckNotify | None = None,
+        announce: Announce | None = None,
+        region_of: RegionOf | None = None,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.settings = settings
         # Used for ids, which sort by it; no decision depends on it.
@@ -124,9 +124,12 @@ class JobIntake(Service):
             stores, settings.store_uri, upload_bytes_max=settings.upload_bytes_max, sign=settings.sign
         )
         self._submitter = Submitter(ledger, waiting_max=settings.submissions_waiting_max, announce=announce)
+        self.follower: Final = Follower(ledger, followers_max=settings.followers_max)
+        """Waits for jobs; it checks no rights."""
         self._known_models = KnownModels(ledger)
-        self._life = threading.RLock()
+        self._life = threading.Lock()
         self._lock = threading.Lock()
+        self._changing_queue = threading.Lock()
         self._arriving: Counter[str] = Counter()
         """Each tenant's submissions on their way to the ledger, which count against its quota."""
         self._cleaner: ThreadPoolExecutor | None = None
@@ -136,15 +139,20 @@ class JobIntake(Service):
     def start(self) -> None:
         with self._life:
             with self._lock:
-                if self._cleaner is not None:
-                    return
-                self._cleaner = ThreadPoolExecutor(1, "headrace-cleanup")
+                if self._cleaner is None:
+                    self._cleaner = ThreadPoolExecutor(1, "headrace-cleanup")
             self._submitter.start()
+            self.follower.start()
 
     @override
     def stop(self, *, drain: bool = True) -> None:
-        """Stop. With `drain`, accepted submissions are in the ledger afterwards."""
+        """Stop.
+
+        With `drain`, accepted submissions are in the ledger afterwards. All waiters fail with
+        StoppedError.
+        """
         with self._life:
+            self.follower.stop()
             self._submitter.stop(drain=drain)
             with self._lock:
                 cleaner, self._cleaner = self._cleaner, None

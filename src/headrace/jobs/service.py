@@ -5,13 +5,10 @@ Methods block, except those that return futures, and may be called from any thre
 """
 
 import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
-
-from typing_extensions import override
 
 from headrace.core.errors import (
     DataError,
@@ -19,13 +16,12 @@ from headrace.core.errors import (
     LimitError,
 )
 from headrace.jobs.access import ApiKey, Scope
-from headrace.jobs.intake import CheckNotify, JobIntake, JobServiceSettings, RegionOf
-from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, wall_ms
-from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings
+from headrace.jobs.intake import JobIntake, JobServiceSettings
+from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job
+from headrace.jobs.ledger import JobFilter, Page, QueueCounts, QueueSettings
 from headrace.jobs.payloads import ResultStream
-from headrace.jobs.shared_calls import Announce, Follower, JobCondition, JobWaiter
+from headrace.jobs.shared_calls import JobCondition, JobWaiter
 from headrace.jobs.state import JobState
-from headrace.storage import Stores
 
 __all__ = ["CHANGE_SCOPES", "PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus", "Scale"]
 
@@ -81,47 +77,6 @@ class JobService(JobIntake):
     Every operation first checks the rights of the client's key. The ledger and the stores are
     owned by the caller: started before, stopped after.
     """
-
-    def __init__(
-        self,
-        ledger: JobLedger,
-        stores: Stores,
-        settings: JobServiceSettings,
-        *,
-        check_notify: CheckNotify | None = None,
-        announce: Announce | None = None,
-        region_of: RegionOf | None = None,
-        now_ms: Callable[[], int] = wall_ms,
-    ) -> None:
-        super().__init__(
-            ledger,
-            stores,
-            settings,
-            check_notify=check_notify,
-            announce=announce,
-            region_of=region_of,
-            now_ms=now_ms,
-        )
-        self.follower: Final = Follower(ledger, followers_max=settings.followers_max)
-        """Waits for jobs; it checks no rights."""
-        self._queues = threading.Lock()
-
-    @override
-    def start(self) -> None:
-        with self._life:
-            super().start()
-            self.follower.start()
-
-    @override
-    def stop(self, *, drain: bool = True) -> None:
-        """Stop.
-
-        With `drain`, accepted submissions are in the ledger afterwards. All waiters fail with
-        StoppedError.
-        """
-        with self._life:
-            self.follower.stop()
-            super().stop(drain=drain)
 
     def check_ready(self) -> None:
         """Raise JobLedgerUnavailableError unless the ledger responds."""
@@ -221,7 +176,7 @@ class JobService(JobIntake):
     def change_queue(self, key: ApiKey, name: str, changes: Mapping[str, Any]) -> QueueStatus:
         """Pause, resume, drain or limit a queue: `changes` are fields of `QueueSettings`."""
         key.require(Scope.OPERATE)
-        with self._queues:
+        with self._changing_queue:
             settings = replace(self._ledger.queue(name), **changes)
             self._ledger.set_queue(settings)
         _log.info("a queue was changed", extra={"queue": name, "by": key.name, **changes})
