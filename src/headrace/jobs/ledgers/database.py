@@ -262,9 +262,10 @@ class Database:
         raise AssertionError("the last attempt returns or raises")
 
     def _unavailable(self, error: Exception, *, committing: bool) -> JobLedgerUnavailableError:
+        why = first_line(error)
         taken = "it is unknown if the last write was committed" if committing else "nothing was written"
         return JobLedgerUnavailableError(
-            f"the job ledger {self.where} is unavailable ({first_line(error)}); {taken}: retry, or check its database"
+            f"the job ledger {self.where} is unavailable ({why}); {taken}: retry, or check its database"
         )
 
 

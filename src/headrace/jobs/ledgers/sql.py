@@ -94,8 +94,9 @@ class SqlJobLedger(ClientOperations, WorkOperations, ABC):
         try:
             migrate(partial(self._run_exclusively, engine), where=self._database.where)
         except exc.DBAPIError as error:
+            why = first_line(error)
             raise JobLedgerUnavailableError(
-                f"the job ledger {self._database.where} cannot be opened ({first_line(error)}): {self._advice}"
+                f"the job ledger {self._database.where} cannot be opened ({why}): {self._advice}"
             ) from error
 
     def _end(self) -> None:
