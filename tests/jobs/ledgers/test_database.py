@@ -5,6 +5,7 @@ import pytest
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.ledgers import database as database_module
 from headrace.jobs.ledgers.database import Database, Engines, Statement, exc, sa
+from headrace.jobs.ledgers.outbox import NotificationRows
 
 ONE = Statement("SELECT 1", "SELECT 1")
 
@@ -33,7 +34,7 @@ def database(tmp_path, notices):
         engine = sa.create_engine(f"sqlite:///{tmp_path}/x.db")
         return Engines(engine, engine)
 
-    database = Database(connect, where="in a test", on_commit=notices.append)
+    database = Database(connect, where="in a test", on_commit=notices.append, outbox=NotificationRows())
     database.open()
     yield database
     database.close()

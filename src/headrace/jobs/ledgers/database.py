@@ -153,7 +153,7 @@ class JobEventWriter(Protocol):
 class Transaction:
     """An open transaction: runs statements and collects the notice for its commit."""
 
-    def __init__(self, connection: sa.Connection, outbox: JobEventWriter | None = None) -> None:
+    def __init__(self, connection: sa.Connection, outbox: JobEventWriter) -> None:
         self.connection = connection
         self.outbox = outbox
         self.notice = CommitNotice()
@@ -200,7 +200,7 @@ class Database:
         *,
         where: str,
         on_commit: Callable[[CommitNotice], None],
-        outbox: JobEventWriter | None = None,
+        outbox: JobEventWriter,
     ) -> None:
         self.where = where
         self.errors = 0

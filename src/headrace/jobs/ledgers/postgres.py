@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.jobs.ledger import Wakeup
-from headrace.jobs.ledgers.database import CommitNotice, Database, Engines, JobEventWriter, event, exc, sa
-from headrace.jobs.ledgers.outbox import NotificationRows
+from headrace.jobs.ledgers.database import CommitNotice, Engines, event, exc, sa
 from headrace.jobs.ledgers.sql import SqlJobLedger
 
 try:
@@ -79,22 +78,15 @@ class PostgresJobLedger(SqlJobLedger):
 
     Args:
         url: A libpq URL, ``postgresql://user:password@host:port/database?sslmode=require``.
-        outbox: The writer of notifications.
     """
 
     _advice = "is the server running, and may this user create tables?"
 
-    def __init__(self, url: str, *, outbox: JobEventWriter | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self._url = _parse(url)
         self._notifier = _CommitNotifier(self._listening)
         where = self._url.set(query={}).render_as_string(hide_password=True)
-        database = Database(
-            self._engines,
-            where=f"at {where}",
-            on_commit=self._notifier.notify,
-            outbox=outbox or NotificationRows(),
-        )
-        super().__init__(database)
+        super().__init__(self._engines, where=f"at {where}", on_commit=self._notifier.notify)
 
     @override
     def wakeup(self, queues: Sequence[str]) -> Wakeup:

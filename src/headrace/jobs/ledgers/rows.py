@@ -106,7 +106,7 @@ def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[s
     jobs = {job.id: job for job in read_jobs(transaction, _CHANGE, records=list(map(_record, changes)))}
     write_notes(transaction, [(c.before, c.note) for c in changes if c.note and c.before.id in jobs])
     ended = [job for job in jobs.values() if job.state.ended and job.spec.notify]
-    if ended and transaction.outbox:
+    if ended:
         transaction.outbox.jobs_ended(transaction, ended)
     transaction.notice.changed = True
     for each in changes:
@@ -127,8 +127,7 @@ def delete_jobs(transaction: Transaction, job_ids: Sequence[str]) -> None:
         return
     for statement in _DELETES:
         transaction.run(statement, [{"deleted_id": job_id} for job_id in job_ids])
-    if transaction.outbox:
-        transaction.outbox.jobs_deleted(transaction, job_ids)
+    transaction.outbox.jobs_deleted(transaction, job_ids)
 
 
 def clean(text: str) -> str:

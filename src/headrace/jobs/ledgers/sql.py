@@ -28,7 +28,9 @@ from headrace.core.errors import ConfigError, JobLedgerUnavailableError
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, QueueCounts, QueueSettings, Wakeup
 from headrace.jobs.ledgers.client_operations import ClientOperations, queue_of, read_queues
 from headrace.jobs.ledgers.database import (
+    CommitNotice,
     Database,
+    Engines,
     Transaction,
     exc,
     first_line,
@@ -37,7 +39,7 @@ from headrace.jobs.ledgers.database import (
     sa,
     writing,
 )
-from headrace.jobs.ledgers.outbox import SqlOutbox
+from headrace.jobs.ledgers.outbox import NotificationRows, SqlOutbox
 from headrace.jobs.ledgers.rows import clean
 from headrace.jobs.ledgers.work import WorkOperations
 
@@ -52,12 +54,18 @@ _REPORTS_KEPT_MS: Final = REPORTED_MODELS_KEPT_DAYS * 86_400_000
 
 
 class SqlJobLedger(ClientOperations, WorkOperations, ABC):
-    """A job ledger over a `Database`: its lifecycle, and the operations on queues and reports."""
+    """A job ledger over a `Database`: its lifecycle, and the operations on queues and reports.
+
+    The parameters are those of `Database`.
+    """
 
     _advice: ClassVar[str]
     """Ends the error message of a ledger that cannot be opened."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self, connect: Callable[[], Engines], *, where: str, on_commit: Callable[[CommitNotice], None]
+    ) -> None:
+        database = Database(connect, where=where, on_commit=on_commit, outbox=NotificationRows())
         super().__init__(database)
         self.outbox: Final = SqlOutbox(database)
         """The outbox in the same database."""

@@ -16,15 +16,12 @@ from headrace.jobs.job import wall_ms
 from headrace.jobs.ledger import Wakeup
 from headrace.jobs.ledgers.database import (
     CommitNotice,
-    Database,
     Engines,
-    JobEventWriter,
     event,
     exc,
     pool,
     sa,
 )
-from headrace.jobs.ledgers.outbox import NotificationRows
 from headrace.jobs.ledgers.sql import SqlJobLedger
 
 BUSY_S: Final = 15.0
@@ -47,24 +44,15 @@ class SqliteJobLedger(SqlJobLedger):
         path: The file, on a local disk, not on a network share.
         wall_ms: Returns the host's time in milliseconds since the epoch, for all processes of the
             file.
-        outbox: The writer of notifications.
     """
 
     _advice = "is it a writable SQLite file?"
 
-    def __init__(
-        self, path: str | Path, *, wall_ms: Callable[[], int] = wall_ms, outbox: JobEventWriter | None = None
-    ) -> None:
+    def __init__(self, path: str | Path, *, wall_ms: Callable[[], int] = wall_ms) -> None:
         self.path = Path(path)
         self._wall_ms = wall_ms
         self._notifier = QueueNotifier()
-        database = Database(
-            self._engines,
-            where=f"in {self.path}",
-            on_commit=self._notifier.notify,
-            outbox=outbox or NotificationRows(),
-        )
-        super().__init__(database)
+        super().__init__(self._engines, where=f"in {self.path}", on_commit=self._notifier.notify)
 
     @override
     def wakeup(self, queues: Sequence[str]) -> Wakeup:

@@ -126,14 +126,12 @@ class WorkOperations(DatabaseOperations, JobLedger):
         ]
         rows = transaction.run(_HEARTBEAT, records, lease_ms=lease_ms)
         alive = {(row[0], row[1]) for row in rows}
-        _notify_progress(
-            transaction,
-            [
-                item.job_id
-                for item in heartbeats
-                if item.notify_progress and (item.job_id, item.lease) in alive
-            ],
-        )
+        notified = [
+            item.job_id for item in heartbeats if item.notify_progress and (item.job_id, item.lease) in alive
+        ]
+        for job in read_by_id(transaction, notified).values():
+            if job.progress is not None:
+                transaction.outbox.job_progressed(transaction, job, job.progress)
         transaction.notice.changed = any(item.progress is not None for item in heartbeats)
         return HeartbeatReply(
             lost=frozenset(item.job_id for item in heartbeats if (item.job_id, item.lease) not in alive),
@@ -154,8 +152,7 @@ class WorkOperations(DatabaseOperations, JobLedger):
             published_uri=clean(uri) if completed else "",
             failure=dump(job.failure if completed else _failure_with_uri(job, uri)),
         )
-        if transaction.outbox:
-            transaction.outbox.job_published(transaction, job, uri)
+        transaction.outbox.job_published(transaction, job, uri)
         transaction.notice.changed = True
         return True
 
@@ -264,14 +261,6 @@ def _next_is_alone(transaction: Transaction, claim: ClaimRequest, queue: str, *,
     else:
         rows = transaction.run(_NEXT_IS_ALONE, **values)
     return any(row[0] for row in rows)
-
-
-def _notify_progress(transaction: Transaction, job_ids: Sequence[str]) -> None:
-    if not transaction.outbox:
-        return
-    for job in read_by_id(transaction, job_ids).values():
-        if job.progress is not None:
-            transaction.outbox.job_progressed(transaction, job, job.progress)
 
 
 def _failure_with_uri(job: Job, uri: str) -> JobFailure:
