@@ -402,9 +402,8 @@ def _permitted(reports: Reports, key: ApiKey | None) -> Reports:
     """Return the reports of the queues and models that a client may use."""
     if key is None:
         return reports
-    names = key.models
     return {
-        queue: frozenset(m for m in models if names is None or m.partition("@")[0] in names)
+        queue: frozenset(filter(key.permits_model, models))
         for queue, models in reports.items()
         if key.queues is None or queue in key.queues
     }

@@ -10,7 +10,6 @@ repeating the publication is harmless.
 
 import hashlib
 import logging
-import re
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +29,7 @@ from headrace.core.errors import (
     StorageError,
     UnavailableError,
 )
-from headrace.jobs.job import Job, new_job_id
+from headrace.jobs.job import Job, is_job_id, new_job_id
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.paths import JobPaths, error_uri, is_below, result_uri, without_query
 from headrace.jobs.state import JobState
@@ -43,7 +42,6 @@ _TIMES_MAX: Final = 10
 """How often a job may be requeued and end during its publication; then the maintenance task
 publishes it.
 """
-_JOB_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +338,7 @@ def new_upload_id(tenant: str, now_ms: int) -> str:
 
 def check_upload_id(tenant: str, upload_id: str) -> None:
     """Raise DataError unless `new_upload_id` could have returned this id for this tenant."""
-    if not _JOB_ID.fullmatch(upload_id) or upload_id[-8:] != _check(tenant, upload_id[:-8]):
+    if not is_job_id(upload_id) or upload_id[-8:] != _check(tenant, upload_id[:-8]):
         raise DataError(f"upload: {ascii(upload_id)[:80]} is unknown; POST /v1/uploads returns an id")
 
 
