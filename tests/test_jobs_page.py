@@ -66,7 +66,7 @@ def test_the_query_counts_what_is_due_and_runs(name, request):
 
 def _counted(ledger) -> int:
     query = Statement(*[trigger("postgresql")["query"]] * 2)
-    return ledger._database.read(lambda transaction: transaction.run(query))[0][0]
+    return ledger._database.run(lambda transaction: transaction.run(query), read_only=True)[0][0]
 
 
 def test_what_the_other_scaler_reads_is_what_the_api_tells():

@@ -14,7 +14,7 @@ from targets import Target, spread
 
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import JobLedger
-from headrace.jobs.submitter import Submitter
+from headrace.jobs.shared_calls import Submitter
 
 PER_S_MIN = 800
 SUBMITTERS = 8

@@ -42,7 +42,7 @@ def test_file_sets_only_the_queue_settings_that_it_names(tmp_path):
     components = open_job_components(locations, file, **INTERVALS)
     components.start()
     assert components.ledger.queue("q") == QueueSettings("q", pending_max=5)
-    assert components.ledger.outbox.has_endpoint("e")
+    assert components.ledger.outbox.endpoint("e") is not None
     components.ledger.set_queue(QueueSettings("q", paused=True, pending_max=7))
     components.stop()
     components.stop()

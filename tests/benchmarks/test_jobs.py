@@ -19,9 +19,9 @@ from competition import BrokenRunError
 from job_percentiles import percentile
 from job_storage import LEDGERS, SQLITE, open_storage
 
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, JobFailure, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
+from headrace.jobs.state import Cause
 from headrace.storage.local import LocalStore
 
 CLAIM = ClaimRequest("test", ("default",), 10, 60_000)

@@ -3,8 +3,8 @@
 import pytest
 
 from cli.job_commands import run_command, work_after_first_event
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import JobFailure, JobProgress
+from headrace.jobs.state import Cause
 from jobs.service_support import served_jobs
 
 FAILURE = JobFailure(Cause.MODEL, "it raised \x1b[31mred\nand more", "ValueError")

@@ -6,9 +6,9 @@ import pytest
 
 from cases import for_each
 from cli.job_commands import run_command, work_after_first_event
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import JobFailure, JobProgress
 from headrace.jobs.ledger import ClaimRequest, JobFilter
+from headrace.jobs.state import Cause
 from integration.command import headrace
 from jobs.service_support import served_jobs
 

@@ -7,9 +7,8 @@ import pytest
 
 import levels
 from faults.bench import MODEL, Bench
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import NewJob
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from servers.faulty_proxy import FaultyProxy
 from servers.polling import wait_until
 

@@ -8,9 +8,8 @@ import tarfile
 import pytest
 
 from faults.bench import MODEL, Bench
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import NewJob
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

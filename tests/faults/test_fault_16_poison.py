@@ -4,9 +4,8 @@ import pytest
 
 from faults.bench import SHORT_LEASE_S, Bench, one_ledger
 from headrace.engine.process.control_group import own_groups
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import HistoryEvent
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -4,17 +4,17 @@ import pytest
 
 from faults.bench import Bench, one_ledger
 from headrace.core.errors import ConfigError
-from headrace.jobs.ledgers import migrations, open_ledger
+from headrace.jobs.ledgers import open_ledger, sql
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), one_ledger()]
 
 
-def _newer_step(ahead: int, *, readable: bool) -> migrations.MigrationStep:
+def _newer_step(ahead: int, *, readable: bool) -> sql.MigrationStep:
     """Return a harmless step of a newer program, which older programs can read or not."""
-    last = migrations.STEPS[-1].number
+    last = sql.STEPS[-1].number
     column = f"fault_20_{ahead}"
     add = f"ALTER TABLE headrace_job ADD COLUMN {column} INTEGER"
-    return migrations.MigrationStep(
+    return sql.MigrationStep(
         last + ahead,
         last if readable else last + ahead,
         (add,),
@@ -22,13 +22,13 @@ def _newer_step(ahead: int, *, readable: bool) -> migrations.MigrationStep:
     )
 
 
-def _migrate(bench: Bench, *newer: migrations.MigrationStep) -> None:
+def _migrate(bench: Bench, *newer: sql.MigrationStep) -> None:
     """Apply the last of the steps."""
     ledger = open_ledger(bench.ledger_url)
     engine = ledger._database.open()
     try:
-        taken = migrations.migrate(
-            lambda work: ledger._guarded(engine, work), where="here", steps=(*migrations.STEPS, *newer)
+        taken = sql.migrate(
+            lambda work: ledger._run_exclusively(engine, work), where="here", steps=(*sql.STEPS, *newer)
         )
         assert taken == 1
     finally:

@@ -16,4 +16,4 @@ def copy_jobs(ledger: SqlJobLedger, like: str, count: int, **values: str) -> Non
 WITH RECURSIVE numbered(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbered WHERE n < {count})
 INSERT INTO headrace_job ({", ".join(names)})
 SELECT {expressions} FROM headrace_job AS job, numbered WHERE job.id = :like"""
-    ledger._database.write(lambda t: t.connection.execute(sa.text(statement), {"like": like}))
+    ledger._database.run(lambda t: t.connection.execute(sa.text(statement), {"like": like}))

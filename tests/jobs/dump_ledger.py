@@ -7,7 +7,6 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
     Completed,
     Failed,
@@ -19,8 +18,9 @@ from headrace.jobs.job import (
     Settlement,
 )
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, QueueSettings
-from headrace.jobs.ledgers.migrations import STEPS
+from headrace.jobs.ledgers.sql import STEPS
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
+from headrace.jobs.state import Cause
 
 DATA = Path(__file__).parents[1] / "data" / "jobs"
 

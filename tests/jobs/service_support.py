@@ -15,7 +15,7 @@ from headrace.jobs.job import Completed, Failed, Job, JobFailure, ResultRef, Set
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobLedger
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.service import JobService, JobServiceSettings
-from headrace.jobs.submission_fields import SubmissionLimits
+from headrace.jobs.submission import SubmissionLimits
 from headrace.jobs.trigger import EventSubmitter, Triggers
 from headrace.server.jobs.api import ApiSettings, BoundedThreadPool
 from headrace.server.jobs.app import jobs_app

@@ -148,7 +148,7 @@ def test_without_keys_clients_have_all_scopes_but_no_uris():
         Access(anonymous=key).check(None, Scope.SUBMIT)
 
 
-BUCKET_FOLDER = UriAllowList.of(["s3://b/in/"])
+BUCKET_FOLDER = UriAllowList.read(["s3://b/in/"])
 
 
 @for_each(
@@ -184,7 +184,7 @@ BUCKET_FOLDER = UriAllowList.of(["s3://b/in/"])
             'permitted {role}s: none: add s3://b/out/ to {role}s of [keys."ops.eu"] in the',
         ),
         (
-            ApiKey("", "", frozenset(Scope), outputs=UriAllowList.of([], reserved=["s3://b/jobs"])),
+            ApiKey("", "", frozenset(Scope), outputs=UriAllowList.read([], reserved=["s3://b/jobs"])),
             "https://h.example/x",
             "'https://h.example/x': web addresses are permitted only as inputs, below prefixes that",
         ),
@@ -198,7 +198,7 @@ def test_refused_location_names_the_setting_that_permits_it(key, uri, message):
 
 
 def test_location_in_the_own_store_is_never_permitted():
-    key = ApiKey("", "", frozenset(Scope), inputs=UriAllowList.of(["s3://b"], reserved=["s3://b/jobs"]))
+    key = ApiKey("", "", frozenset(Scope), inputs=UriAllowList.read(["s3://b"], reserved=["s3://b/jobs"]))
     with pytest.raises(ForbiddenError, match="lies in headrace's own store"):
         key.require_input("s3://b/jobs/x")
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core import errors as e
 from headrace.core.model import RowError
-from headrace.jobs.cause import _CAUSES, Cause, cause_of
+from headrace.jobs.state import _CAUSES, Cause, cause_of
 
 TREE = [cls for _, cls in inspect.getmembers(e, inspect.isclass) if issubclass(cls, e.HeadraceError)]
 

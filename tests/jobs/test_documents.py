@@ -8,19 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.jobs.cause import Cause
-from headrace.jobs.documents import (
+from headrace.jobs.job import (
+    HistoryEntry,
+    HistoryEvent,
+    Job,
+    JobFailure,
+    JobProgress,
+    NewJob,
+    ResultRef,
     change_tag,
     history_document,
     job_document,
-    queue_document,
     read_history,
     read_job,
     same_state,
 )
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledger import QueueCounts, QueueSettings
-from headrace.jobs.state import JobState
+from headrace.jobs.service import queue_document
+from headrace.jobs.state import Cause, JobState
 
 OMITTED = {"delay_ms", "idempotency_key", "body_digest", "trace", "notify", "owned_input"}
 times = st.none() | st.integers(0, 2**42)

@@ -7,7 +7,7 @@ import pytest
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError, QueueFullError
 from headrace.jobs import trigger as module
 from headrace.jobs.ledger import QueueSettings
-from headrace.jobs.submitter import Submitter
+from headrace.jobs.shared_calls import Submitter
 from headrace.jobs.trigger import EventSubmitter, Trigger, Triggers, job_from_event
 from headrace.protocols.object_events import ObjectEvent
 from headrace.testing import ManualWallClock, MemoryJobLedger

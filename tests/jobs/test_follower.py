@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from headrace.core.errors import JobNotFoundError, OverloadedError, StoppedError
-from headrace.jobs.follower import Follower
 from headrace.jobs.job import JobProgress, NewJob
 from headrace.jobs.ledger import ClaimRequest, Heartbeat
+from headrace.jobs.shared_calls import Follower
 from headrace.jobs.state import JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger, check_service
 

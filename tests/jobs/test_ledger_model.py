@@ -33,7 +33,6 @@ from hypothesis.stateful import (
 
 from cases import for_each
 from headrace.core.errors import JobError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
     Cancelled,
     Completed,
@@ -55,7 +54,7 @@ from headrace.jobs.ledger import (
     QueueSettings,
     SubmitReply,
 )
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
 from jobs.ledger_fixtures import LEDGERS
 from levels import by_level

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.errors import AccessDeniedError, NotFoundError, StorageError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.paths import JobPaths
-from headrace.jobs.publication import Publication, error_document
-from headrace.jobs.state import JobState
+from headrace.jobs.payloads import Publication, error_document
+from headrace.jobs.state import Cause, JobState
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualWallClock, MemoryJobLedger
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError, UnavailableError
-from headrace.jobs.publication import ResultPublisher
+from headrace.jobs.maintenance import ResultPublisher
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from jobs.maintenance.bench import Bench

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.jobs import cause
-from headrace.jobs.cause import RETRY_AFTER_MAX_S, RULES, Cause, GiveUp, RetryAttempt, decide
+from headrace.jobs import state as cause
+from headrace.jobs.state import RETRY_AFTER_MAX_S, RULES, Cause, GiveUp, RetryAttempt, decide
 
 NEVER = {Cause.INPUT, Cause.CANCELLED, Cause.EXPIRED, Cause.POISON}
 NOT_COUNTED = {Cause.UNAVAILABLE, Cause.OVERLOADED, Cause.DRAINED}

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import DataError, HeadraceError, LimitError
 from headrace.jobs.job import NewJob
-from headrace.jobs.submission import SubmissionHeaders, digest_of, read_document, read_raw
-from headrace.jobs.submission_fields import SubmissionLimits
+from headrace.jobs.submission import SubmissionHeaders, SubmissionLimits, digest_of, read_document, read_raw
 
 LIMITS = SubmissionLimits(inline_bytes_max=1000)
 KEYED = SubmissionHeaders(idempotency_key="k")

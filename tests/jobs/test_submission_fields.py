@@ -6,7 +6,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import DataError, LimitError
-from headrace.jobs.submission_fields import FIELDS, SHAPES, SubmissionLimits, check_nesting, format_value
+from headrace.jobs.submission import FIELDS, SHAPES, SubmissionLimits, check_nesting, format_value
 
 LIMITS = SubmissionLimits(tags_max=2, tag_chars_max=5, notify_max=1, options_bytes_max=30)
 YEAR_9999_S = 251_000_000_000
@@ -76,7 +76,7 @@ def cases(table):
 
 @for_each(("name", "value"), cases(GOOD))
 def test_valid_values_are_accepted(name, value):
-    read = FIELDS[name].read(name, value, LIMITS)
+    read = FIELDS[name](name, value, LIMITS)
     expected = round(value * 1000) if name == "delay_s" else tuple(value) if name == "notify" else value
     assert read == expected
 
@@ -84,7 +84,7 @@ def test_valid_values_are_accepted(name, value):
 @for_each(("name", "value"), cases(BAD))
 def test_invalid_values_are_refused_by_name(name, value):
     with pytest.raises(DataError) as refused:
-        FIELDS[name].read(name, value, LIMITS)
+        FIELDS[name](name, value, LIMITS)
     assert str(refused.value).startswith(name)
     assert "\n" not in str(refused.value)
 
@@ -92,7 +92,7 @@ def test_invalid_values_are_refused_by_name(name, value):
 @for_each(("name", "value"), cases(TOO_MUCH))
 def test_exceeded_limits_raise_limit_error(name, value):
     with pytest.raises(LimitError, match=f"^{name}"):
-        FIELDS[name].read(name, value, LIMITS)
+        FIELDS[name](name, value, LIMITS)
 
 
 def test_every_field_has_cases_and_a_shape():

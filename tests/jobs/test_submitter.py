@@ -7,7 +7,7 @@ import pytest
 from headrace.core.errors import IdempotencyError, JobLedgerUnavailableError, OverloadedError, StoppedError
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import JobFilter
-from headrace.jobs.submitter import Submitter
+from headrace.jobs.shared_calls import Submitter
 from headrace.testing import ManualWallClock, MemoryJobLedger, check_service
 
 WAIT_S = 20.0

@@ -14,10 +14,18 @@ from headrace.core.retry import RetryPolicy
 from headrace.jobs.brokers import WakeupBroker, open_wakeup_broker
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.ledgers.sql import SqlJobLedger
-from headrace.jobs.maintenance import Maintenance, MaintenanceTask, Reaper, Reconciler, Retention, Sweeper
+from headrace.jobs.maintenance import (
+    Maintenance,
+    MaintenanceTask,
+    Reaper,
+    Reconciler,
+    ResultPublisher,
+    Retention,
+    Sweeper,
+)
 from headrace.jobs.outbound.client import InputStore, OutboundClient
 from headrace.jobs.paths import JobPaths
-from headrace.jobs.publication import Publication, ResultPublisher
+from headrace.jobs.payloads import Publication
 from headrace.storage.contract import Store
 from headrace.storage.resolve import Stores
 from headrace.storage.retry import Retrier

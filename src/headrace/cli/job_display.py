@@ -18,8 +18,7 @@ from rich.text import Text
 
 from headrace.cli.responses import plain_table, print_table, printable
 from headrace.core.errors import ConfigError
-from headrace.jobs.documents import job_document
-from headrace.jobs.job import HistoryEntry, Job, JobProgress
+from headrace.jobs.job import HistoryEntry, Job, JobProgress, job_document
 from headrace.jobs.state import JobState
 from headrace.reports.report import one_line
 

@@ -13,8 +13,7 @@ from headrace.cli.job_display import exit_status, fetch_result, follow, print_jo
 from headrace.cli.options import combined_options, name_value_pairs
 from headrace.cli.servers import JOB_SERVER_OPTIONS, run_job_command
 from headrace.core.errors import HeadraceError
-from headrace.jobs.documents import history_document, job_document
-from headrace.jobs.job import Job
+from headrace.jobs.job import Job, history_document, job_document
 from headrace.jobs.state import JobState
 
 _EPILOG = """\b
@@ -98,6 +97,7 @@ def show_command(job_id: str, **params: Any) -> None:
     """Show a job with its history of failures."""
 
     def call(client: Any) -> None:
+
         job, history = client.get(job_id), client.history(job_id)
         if params["json_lines"]:
             document = {**job_document(job), "history": list(map(history_document, history))}

@@ -1,15 +1,22 @@
-"""The intake of jobs: the rights of a submission, its payload, and its way to the ledger."""
+"""The intake of jobs: the rights and the model of a submission, its payload, its way to the ledger.
+
+A job is claimed by the workers of its queue, so the models that they have reported decide. A queue
+without any report is accepted with a warning: its workers may not have started yet, as when they
+are scaled from zero.
+"""
 
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, Final
 
 from typing_extensions import override
 
+from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     DataError,
     IdempotencyError,
@@ -19,20 +26,26 @@ from headrace.core.errors import (
 )
 from headrace.core.predictor import Service
 from headrace.jobs.access import ApiKey, Scope
-from headrace.jobs.follower import FOLLOWERS_MAX
-from headrace.jobs.job import NewJob, new_job_id
+from headrace.jobs.job import NewJob, new_job_id, wall_ms
 from headrace.jobs.kinds.runners import check_options
-from headrace.jobs.known_models import KnownModels
-from headrace.jobs.ledger import JobLedger, SubmitReply
+from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, JobLedger, SubmitReply
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload
-from headrace.jobs.submission import Submission
-from headrace.jobs.submission_fields import SubmissionLimits
-from headrace.jobs.submitter import WAITING_MAX, Announce, Submitter
+from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
+from headrace.jobs.submission import Submission, SubmissionLimits
 from headrace.storage import Stores
 
 _log = logging.getLogger("headrace.jobs")
 
 CLEANUPS_MAX: Final = 1_000
+CACHED_S: Final = 5.0
+"""Seconds for which reports of models are cached. A submission that they do not permit reads them
+again.
+"""
+_LISTED_MAX: Final = 20
+_RECENTLY: Final = f"in the last {REPORTED_MODELS_KEPT_DAYS} days"
+
+Reports = Mapping[str, frozenset[str]]
+"""The reported models of each queue."""
 
 CheckNotify = Callable[[Mapping[str, Any]], None]
 """Raises DataError, ConfigError or ForbiddenError for a target that cannot, or may not, be
@@ -85,7 +98,7 @@ def authorize_job(key: ApiKey, job: NewJob, *, trusted_output: bool = False) -> 
 
 
 class JobIntake(Service):
-    """The operations that accept jobs and payloads, with permission checks, as a service.
+    """The part of `JobService` that has its life cycle, and accepts jobs and payloads.
 
     The ledger and the stores are owned by the caller: started before, stopped after.
     """
@@ -96,10 +109,10 @@ class JobIntake(Service):
         stores: Stores,
         settings: JobServiceSettings,
         *,
-        check_notify: CheckNotify | None,
-        announce: Announce | None,
-        region_of: RegionOf | None,
-        now_ms: Callable[[], int],
+        check_notify: CheckNotify | None = None,
+        announce: Announce | None = None,
+        region_of: RegionOf | None = None,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.settings = settings
         # Used for ids, which sort by it; no decision depends on it.
@@ -111,9 +124,12 @@ class JobIntake(Service):
             stores, settings.store_uri, upload_bytes_max=settings.upload_bytes_max, sign=settings.sign
         )
         self._submitter = Submitter(ledger, waiting_max=settings.submissions_waiting_max, announce=announce)
+        self.follower: Final = Follower(ledger, followers_max=settings.followers_max)
+        """Waits for jobs; it checks no rights."""
         self._known_models = KnownModels(ledger)
-        self._life = threading.RLock()
+        self._life = threading.Lock()
         self._lock = threading.Lock()
+        self._changing_queue = threading.Lock()
         self._arriving: Counter[str] = Counter()
         """Each tenant's submissions on their way to the ledger, which count against its quota."""
         self._cleaner: ThreadPoolExecutor | None = None
@@ -123,15 +139,20 @@ class JobIntake(Service):
     def start(self) -> None:
         with self._life:
             with self._lock:
-                if self._cleaner is not None:
-                    return
-                self._cleaner = ThreadPoolExecutor(1, "headrace-cleanup")
+                if self._cleaner is None:
+                    self._cleaner = ThreadPoolExecutor(1, "headrace-cleanup")
             self._submitter.start()
+            self.follower.start()
 
     @override
     def stop(self, *, drain: bool = True) -> None:
-        """Stop. With `drain`, accepted submissions are in the ledger afterwards."""
+        """Stop.
+
+        With `drain`, accepted submissions are in the ledger afterwards. All waiters fail with
+        StoppedError.
+        """
         with self._life:
+            self.follower.stop()
             self._submitter.stop(drain=drain)
             with self._lock:
                 cleaner, self._cleaner = self._cleaner, None
@@ -286,3 +307,103 @@ class JobIntake(Service):
         if found is not None and found.spec.tenant == key.tenant:
             raise JobStateError(upload_id, found.state.value, "its payload can no longer be replaced")
         return self._payloads.open_upload(key.tenant, upload_id)
+
+
+class KnownModels:
+    """The check of submissions against the reported models of a ledger.
+
+    Thread-safe; checks block while the ledger is read.
+    """
+
+    def __init__(self, ledger: JobLedger, *, clock: Clock | None = None) -> None:
+        self._ledger = ledger
+        self._clock = clock or SystemClock()
+        self._cached: tuple[float, Reports] = (float("-inf"), {})
+
+    def check(self, job: NewJob, key: ApiKey | None = None) -> tuple[str, ...]:
+        """Return the warnings of a submission.
+
+        Messages name only the models and queues that `key` permits.
+
+        Raises:
+            ModelNotFoundError: Workers of the job's queue have reported, but none has the model.
+            JobLedgerUnavailableError: The ledger does not respond.
+        """
+        read_s, reports = self._cached
+        if self._clock.now() - read_s <= CACHED_S and job.model in reports.get(job.queue, ()):
+            return ()
+        reports = self._ledger.reported_models()
+        self._cached = (self._clock.now(), reports)
+        return check_model(job, _permitted(reports, key))
+
+
+def check_model(job: NewJob, reports: Reports) -> tuple[str, ...]:
+    """Return the warnings of a submission, given the reported models of each queue.
+
+    Raise ModelNotFoundError if workers of its queue have reported, but none has the model.
+    """
+    models = reports.get(job.queue)
+    if models is None:
+        return _unserved_queue(job, reports)
+    if job.model and job.model not in models:
+        raise ModelNotFoundError(job.model, _unknown_model(job, models, reports))
+    return ()
+
+
+def _unserved_queue(job: NewJob, reports: Reports) -> tuple[str, ...]:
+    waits = f"no worker has served queue {job.queue} {_RECENTLY}: the job waits for one"
+    if not reports:
+        return (waits,)
+    waits += f"{_similar(job.queue, reports)}; served queues: {listed(reports)}"
+    models = frozenset[str]().union(*reports.values())
+    if not job.model or job.model in models:
+        return (waits,)
+    return (
+        waits,
+        (
+            f"no worker of any queue has model {job.model}{_similar(job.model, models)}"
+            f"; known models: {listed(_without_versions(models))}"
+        ),
+    )
+
+
+def _unknown_model(job: NewJob, models: Collection[str], reports: Reports) -> str:
+    """Return the reason for a refusal, with the known models and what to do."""
+    name = job.model.partition("@")[0]
+    versions = [model for model in models if model.startswith(f"{name}@")]
+    known = versions if name in models else _without_versions(models)
+    elsewhere = [queue for queue, others in reports.items() if job.model in others]
+    advice = (
+        f"; submit it to queue {listed(elsewhere)}, where workers have it"
+        if elsewhere
+        else f"{_similar(job.model, known)}; before the first job of a new model, start a worker with it"
+    )
+    return (
+        f"no worker of queue {job.queue} has reported it {_RECENTLY}{advice}; known models: {listed(known)}"
+    )
+
+
+def _similar(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _without_versions(models: Iterable[str]) -> list[str]:
+    return [model for model in models if "@" not in model]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names for a message, sorted, 20 at most."""
+    ordered = sorted(names)
+    return ", ".join(ordered[:_LISTED_MAX]) + (", …" if len(ordered) > _LISTED_MAX else "")
+
+
+def _permitted(reports: Reports, key: ApiKey | None) -> Reports:
+    """Return the reports of the queues and models that a client may use."""
+    if key is None:
+        return reports
+    return {
+        queue: frozenset(filter(key.permits_model, models))
+        for queue, models in reports.items()
+        if key.queues is None or queue in key.queues
+    }

@@ -1,16 +1,23 @@
-"""The values of a job: submission, state, progress, result, outcome of an attempt, history."""
+"""The values of a job: submission, progress, result, outcome of an attempt, history; and their JSON.
+
+The HTTP API writes the JSON documents, and its clients read them. Fields that an older API does not
+send have their defaults. Times are integers, milliseconds since the epoch. Unknown values are null
+or absent.
+"""
 
 import re
 import secrets
 import time
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
-from headrace.jobs.cause import Cause
-from headrace.jobs.state import JobState
+import orjson
+
+from headrace.jobs.state import Cause, JobState
 
 PRIORITY_FIRST: Final = 0
 PRIORITY_LAST: Final = 9
@@ -25,6 +32,15 @@ KINDS: Final[tuple[Kind, ...]] = ("infer", "transform", "stream")
 
 _JOB_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_SPEC: Final = (
+    "model", "kind", "queue", "input_uri", "content_type", "accept", "output_uri", "key", "priority",
+    "attempts_max", "time_limit_s", "time_to_live_s", "deadline_s", "correlation_id", "tenant",
+)  # fmt: skip
+_TIMES: Final = (
+    "created_at_ms", "due_at_ms", "started_at_ms", "ended_at_ms", "expires_at_ms", "deadline_at_ms",
+)  # fmt: skip
+
+Document = dict[str, Any]
 
 
 def wall_ms() -> int:
@@ -279,3 +295,109 @@ class HistoryEntry:
     message: str = ""
     by: str = ""
     """The key that made a manual change."""
+
+
+def job_document(job: Job) -> Document:
+    """Return a job as JSON. Its notification targets are left out because they contain secrets."""
+    spec = job.spec
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        **{name: getattr(spec, name) for name in _SPEC},
+        "region": spec.region,
+        "options": dict(spec.options),
+        "tags": dict(spec.tags),
+        "attempt": job.attempt,
+        "lease": job.lease,
+        "crashes": job.crashes,
+        "worker": job.worker,
+        "worker_region": job.worker_region,
+        **{name: getattr(job, name) for name in _TIMES},
+        "cancel_requested": job.cancel_requested,
+        "progress": None if job.progress is None else _document(job.progress),
+        "result": None if job.result is None else _document(job.result),
+        "failure": None if job.failure is None else _document(job.failure),
+        "warnings": list(job.warnings),
+    }
+
+
+def read_job(document: Mapping[str, Any]) -> Job:
+    """Return the job of a document. Raise KeyError, TypeError or ValueError for an invalid one."""
+    spec = NewJob(
+        **{name: document[name] for name in _SPEC},
+        id=document["id"],
+        region=document.get("region", ""),
+        options=document["options"],
+        tags=document["tags"],
+    )
+    return Job(
+        id=document["id"],
+        state=JobState(document["state"]),
+        spec=spec,
+        attempt=document["attempt"],
+        lease=document["lease"],
+        crashes=document["crashes"],
+        worker=document["worker"],
+        worker_region=document.get("worker_region", ""),
+        **{name: document[name] for name in _TIMES},
+        cancel_requested=document["cancel_requested"],
+        progress=_maybe(document["progress"], _read_progress),
+        result=_maybe(document["result"], _read_result),
+        failure=_maybe(document["failure"], _read_failure),
+        warnings=tuple(document.get("warnings", ())),
+    )
+
+
+def history_document(entry: HistoryEntry) -> Document:
+    """Return a history entry as JSON."""
+    return _document(entry)
+
+
+def read_history(document: Mapping[str, Any]) -> HistoryEntry:
+    """Return the history entry of a document."""
+    values: dict[str, Any] = {**document, "event": HistoryEvent(document["event"])}
+    return HistoryEntry(**values)
+
+
+def change_tag(job: Job) -> str:
+    """Return a short tag of the followed parts of a job: equal tags mean that nothing changed."""
+    message = "" if job.failure is None else job.failure.message
+    parts = (job.lease, job.attempt, job.cancel_requested, job.due_at_ms, job.ended_at_ms, message)
+    progress = None if job.progress is None else _document(job.progress)
+    return f"{job.state.value}.{_sum(parts)}.{_sum(progress)}"
+
+
+def same_state(mark: str, other: str) -> bool:
+    """Return True if two tags differ by progress alone."""
+    return mark.rpartition(".")[0] == other.rpartition(".")[0]
+
+
+def _sum(value: Any) -> str:
+    return f"{zlib.crc32(orjson.dumps(value)):08x}"
+
+
+def _read_progress(document: Mapping[str, Any]) -> JobProgress:
+    return JobProgress(
+        document["done"],
+        document["total"],
+        document["unit"],
+        document["note"],
+        document.get("bytes_across_regions", 0),
+    )
+
+
+def _read_result(document: Mapping[str, Any]) -> ResultRef:
+    return ResultRef(**document)
+
+
+def _read_failure(document: Mapping[str, Any]) -> JobFailure:
+    return JobFailure(Cause(document["cause"]), document["message"], document["error"], document["uri"])
+
+
+def _document(value: Any) -> Document:
+    """Return a dataclass as JSON, with each field under its own name."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _maybe(document: Any, read: Any) -> Any:
+    return None if document is None else read(cast("Mapping[str, Any]", document))

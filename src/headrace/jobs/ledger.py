@@ -11,7 +11,7 @@ Every implementation guarantees the following; `headrace.testing.check_job_ledge
   when they begin, so that a job that kills its worker also ends.
 - Time is the database's own: the clocks of two hosts are never compared.
 - The end of a job and the notifications about it are written in the same transaction.
-- States change only along the transitions of `headrace.jobs.state`.
+- States change only along the transitions of `headrace.jobs.job`.
 
 All operations block and may be called from any thread. They raise `JobLedgerUnavailableError` if
 the database does not respond. An operation that raised it may be repeated: repetition is harmless.
@@ -155,6 +155,11 @@ class QueueCounts:
         The queue's length alone would remove workers that are still busy.
         """
         return self.due + self.running
+
+    @property
+    def oldest_seconds(self) -> float:
+        """The waiting time of the oldest due job in seconds; 0 without due jobs."""
+        return round((self.oldest_due_ms or 0) / 1000, 3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ is decoded.
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.core.errors import ConfigError, ForbiddenError
@@ -149,25 +149,15 @@ class UriAllowList:
         buckets = [uri for uri in named if uri not in web and uri not in files]
         if web and policy is None:
             raise ConfigError(f"{_shown(web[0])}: outputs cannot be web addresses; use a bucket prefix")
-        made = cls.of(buckets, local_roots=files, reserved=reserved)
-        if policy is None:
-            return made
-        return replace(made, addresses=tuple(_address_prefix(uri, policy) for uri in web), policy=policy)
-
-    @classmethod
-    def of(
-        cls, prefixes: Iterable[str], *, local_roots: Iterable[str] = (), reserved: Iterable[str] = ()
-    ) -> "UriAllowList":
-        """Create an allow-list of prefixes and folders.
-
-        Raise ConfigError for URIs that no client could name.
-        """
-        own = [
-            normalize_file_path(uri) if parse(uri).scheme == "file" else normalize_uri(uri)
-            for uri in reserved
-        ]
         return cls(
-            tuple(map(normalize_uri, prefixes)), tuple(map(normalize_file_path, local_roots)), tuple(own)
+            prefixes=tuple(map(normalize_uri, buckets)),
+            local_roots=tuple(map(normalize_file_path, files)),
+            reserved=tuple(
+                normalize_file_path(uri) if parse(uri).scheme == "file" else normalize_uri(uri)
+                for uri in reserved
+            ),
+            addresses=() if policy is None else tuple(_address_prefix(uri, policy) for uri in web),
+            policy=policy or OutboundPolicy(),
         )
 
     def require(self, uri: str, what: str, advice: str = "") -> str:

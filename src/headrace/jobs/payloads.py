@@ -1,16 +1,22 @@
-"""Payloads and results between the HTTP routes and the store.
+"""Payloads and results of jobs in the stores: sent and read by clients, published by workers.
 
 All functions block, stream, and use bounded memory.
+
+Publication writes a job's end as ``KEY.out``, or as ``KEY.error`` with the reason. An attempt
+writes under its lease number, and the ledger decides whose result counts. Only then is it copied to
+the public name. Readers of that name therefore never see a result that does not count, and
+repeating the publication is harmless.
 """
 
 import hashlib
 import logging
-import re
 import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
+
+import orjson
 
 from headrace.core.errors import (
     AccessDeniedError,
@@ -23,14 +29,19 @@ from headrace.core.errors import (
     StorageError,
     UnavailableError,
 )
-from headrace.jobs.job import Job, new_job_id
-from headrace.jobs.paths import JobPaths, is_below
+from headrace.jobs.job import Job, is_job_id, new_job_id
+from headrace.jobs.ledger import JobLedger
+from headrace.jobs.paths import JobPaths, error_uri, is_below, result_uri, without_query
 from headrace.jobs.state import JobState
 from headrace.storage import ObjectInfo, Stores, UrlSigner, Writer
 
 _log = logging.getLogger("headrace.jobs")
 
-_JOB_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+FAILED_SUFFIX: Final = ".failed"
+_TIMES_MAX: Final = 10
+"""How often a job may be requeued and end during its publication; then the maintenance task
+publishes it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +118,10 @@ class Payloads:
 
     def store_payload(self, job_id: str, payload: bytes) -> str:
         """Store a submitted payload; return its URI. Raise UnavailableError."""
-        uri = self.input_uri(job_id)
+        uri = self._paths.input(job_id)
         with _transfer("a payload"):
             self._stores.for_uri(uri).put(uri, payload)
         return uri
-
-    def input_uri(self, job_id: str) -> str:
-        """Return the URI of a job's own payload."""
-        return self._paths.input(job_id)
 
     def delete_payload(self, uri: str) -> None:
         """Delete a stored payload, or leave it to the sweeper."""
@@ -123,19 +130,15 @@ class Payloads:
         except (StorageError, ConfigError) as error:
             _log.warning("an unused payload could not be deleted", extra={"why": str(error)})
 
-    def is_internal(self, uri: str) -> bool:
-        """Return True if an object is below `store_uri`."""
-        return is_below(uri, self._paths.store_uri)
-
     def begin_upload(self, tenant: str, now_ms: int, expires_s: float) -> Upload:
         """Return the location of a large payload, with a signed address if the store can sign."""
         upload_id = new_upload_id(tenant, now_ms)
-        return Upload(upload_id, self._signed("PUT", self.input_uri(upload_id), expires_s), expires_s)
+        return Upload(upload_id, self._signed("PUT", self._paths.input(upload_id), expires_s), expires_s)
 
     def open_upload(self, tenant: str, upload_id: str) -> BoundedWriter:
         """Open an upload for writing. Raise DataError for an id that this tenant never received."""
         check_upload_id(tenant, upload_id)
-        uri = self.input_uri(upload_id)
+        uri = self._paths.input(upload_id)
         with _transfer("an upload"):
             return BoundedWriter(self._stores.for_uri(uri).writer(uri), self._upload_bytes_max)
 
@@ -145,7 +148,7 @@ class Payloads:
         Raise DataError if there is none, and UnavailableError.
         """
         check_upload_id(tenant, upload_id)
-        uri = self.input_uri(upload_id)
+        uri = self._paths.input(upload_id)
         with _transfer("an upload"):
             try:
                 self._stores.for_uri(uri).head(uri)
@@ -179,10 +182,12 @@ class Payloads:
 
     def delete_job_objects(self, job: Job) -> None:
         """Delete the objects stored for a job alone: its payload, and its internal result."""
-        if job.spec.owned_input and self.is_internal(job.spec.input_uri):
-            self.delete_payload(job.spec.input_uri)
-        if job.result is not None and self.is_internal(job.result.uri):
-            self.delete_payload(job.result.uri)
+        uris = [job.spec.input_uri] if job.spec.owned_input else []
+        if job.result is not None:
+            uris.append(job.result.uri)
+        for uri in uris:
+            if is_below(uri, self._paths.store_uri):
+                self.delete_payload(uri)
 
     def _find_object(self, job: Job) -> ObjectInfo:
         if job.state is not JobState.COMPLETED or job.result is None:
@@ -205,6 +210,120 @@ class Payloads:
             return ""
 
 
+class Publication:
+    """A publisher of ended jobs. Thread-safe."""
+
+    def __init__(self, ledger: JobLedger, stores: Stores) -> None:
+        self._ledger = ledger
+        self._stores = stores
+
+    def publish(self, job: Job) -> str:
+        """Publish a job's end and record it in the ledger.
+
+        Return the object's URI, "" if there is none.
+
+        If the job was requeued and ended again meanwhile, its latest end is published. The last
+        writer reads the ledger after writing, so that the last end stays. If the job was requeued
+        earlier, the output of its earlier end is removed.
+
+        Publication releases the notifications of the end. A result that no longer exists is given
+        up, with a log message.
+
+        Raises ConfigError for an invalid location, storage errors, and JobLedgerUnavailableError;
+        the call may then be repeated.
+        """
+        uri = ""
+        for _ in range(_TIMES_MAX):
+            if not job.needs_publication:
+                return ""
+            uri = self._result(job) if job.state is JobState.COMPLETED else self._error(job)
+            if self._ledger.mark_published(job.id, job.lease, uri):
+                return uri
+            _log.warning("a job was requeued while its end was published", extra={"job": job.id, "uri": uri})
+            now = self._ledger.get_many([job.id]).get(job.id)
+            if now is None:
+                return uri
+            job = now
+        return uri
+
+    def give_up(self, job: Job) -> None:
+        """Record that publication is impossible. This releases the notifications of the end."""
+        _log.error("a job's end is not published, giving up", extra={"job": job.id})
+        self._ledger.mark_published(job.id, job.lease, "")
+
+    def _result(self, job: Job) -> str:
+        assert job.result is not None, "completed jobs have one"
+        uri = result_uri(job.spec.output_uri, job.spec.key or job.id)
+        if not self._exists(job.result.uri):
+            _log.error("a job's result no longer exists", extra={"job": job.id, "uri": job.result.uri})
+            return ""
+        # The result is written last: a reader that waits for it finds the other objects complete.
+        failed = job.result.uri + FAILED_SUFFIX
+        if self._exists(failed):
+            self._copy(failed, uri + FAILED_SUFFIX)
+        elif _was_requeued(job):
+            self._remove(uri + FAILED_SUFFIX)
+        if _was_requeued(job):
+            self._remove(error_uri(job.spec.output_uri, job.spec.key or job.id))
+        self._copy(job.result.uri, uri)
+        return uri
+
+    def _error(self, job: Job) -> str:
+        key = job.spec.key or job.id
+        uri = error_uri(job.spec.output_uri, key)
+        if _was_requeued(job) and job.spec.kind == "infer":
+            result = result_uri(job.spec.output_uri, key)
+            self._remove(result)
+            self._remove(result + FAILED_SUFFIX)
+        self._stores.for_uri(uri).put(uri, orjson.dumps(error_document(job), option=orjson.OPT_INDENT_2))
+        return uri
+
+    def _exists(self, uri: str) -> bool:
+        try:
+            self._stores.for_uri(uri).head(uri)
+        except NotFoundError:
+            return False
+        return True
+
+    def _copy(self, source: str, target: str) -> None:
+        with self._stores.for_uri(target).writer(target) as writer:
+            for piece in self._stores.for_uri(source).stream(source):
+                writer.write(piece)
+
+    def _remove(self, uri: str) -> None:
+        """Delete an object if permitted.
+
+        Many keys may only write; the ledger then tells which end is the last.
+        """
+        with suppress(AccessDeniedError):
+            self._stores.for_uri(uri).delete(uri)
+
+
+def _was_requeued(job: Job) -> bool:
+    """Return True if the job was due more than once and may have ended before.
+
+    For most jobs this is False and saves requests to the store.
+    """
+    return job.due_at_ms != job.created_at_ms + job.spec.delay_ms
+
+
+def error_document(job: Job) -> dict[str, Any]:
+    """Return the content of ``KEY.error``."""
+    failure = job.failure
+    return {
+        "v": 1,
+        "job": job.id,
+        "state": job.state.value,
+        "cause": failure.cause.value if failure else job.state.value,
+        "error": failure.error if failure else "",
+        "message": failure.message if failure else f"the job was {job.state.value}",
+        "attempts": job.attempt,
+        "input_uri": "" if job.spec.owned_input else without_query(job.spec.input_uri),
+        "correlation_id": job.spec.correlation_id,
+        "ended_at_ms": job.ended_at_ms,
+    }
+
+
 def new_upload_id(tenant: str, now_ms: int) -> str:
     """Return a job id that only this tenant can use.
 
@@ -219,7 +338,7 @@ def new_upload_id(tenant: str, now_ms: int) -> str:
 
 def check_upload_id(tenant: str, upload_id: str) -> None:
     """Raise DataError unless `new_upload_id` could have returned this id for this tenant."""
-    if not _JOB_ID.fullmatch(upload_id) or upload_id[-8:] != _check(tenant, upload_id[:-8]):
+    if not is_job_id(upload_id) or upload_id[-8:] != _check(tenant, upload_id[:-8]):
         raise DataError(f"upload: {ascii(upload_id)[:80]} is unknown; POST /v1/uploads returns an id")
 
 

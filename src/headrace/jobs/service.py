@@ -5,13 +5,10 @@ Methods block, except those that return futures, and may be called from any thre
 """
 
 import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
-
-from typing_extensions import override
 
 from headrace.core.errors import (
     DataError,
@@ -19,15 +16,12 @@ from headrace.core.errors import (
     LimitError,
 )
 from headrace.jobs.access import ApiKey, Scope
-from headrace.jobs.documents import oldest_seconds
-from headrace.jobs.follower import Follower, JobCondition, JobWaiter
-from headrace.jobs.intake import CheckNotify, JobIntake, JobServiceSettings, RegionOf
-from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job, wall_ms
-from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueCounts, QueueSettings
+from headrace.jobs.intake import JobIntake, JobServiceSettings
+from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job
+from headrace.jobs.ledger import JobFilter, Page, QueueCounts, QueueSettings
 from headrace.jobs.payloads import ResultStream
+from headrace.jobs.shared_calls import JobCondition, JobWaiter
 from headrace.jobs.state import JobState
-from headrace.jobs.submitter import Announce
-from headrace.storage import Stores
 
 __all__ = ["CHANGE_SCOPES", "PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus", "Scale"]
 
@@ -62,52 +56,27 @@ class Scale:
     oldest_seconds: float
 
 
+def queue_document(settings: QueueSettings, counts: QueueCounts) -> dict[str, Any]:
+    """Return a queue's settings and counts as JSON."""
+    return {
+        "queue": settings.name,
+        "paused": settings.paused,
+        "draining": settings.draining,
+        "pending_max": settings.pending_max,
+        "queued": counts.due,
+        "queued_by_region": dict(counts.due_by_region),
+        "later": counts.later,
+        "running": counts.running,
+        "oldest_seconds": counts.oldest_seconds,
+    }
+
+
 class JobService(JobIntake):
     """The operations of the job API, with permission checks, as a service.
 
     Every operation first checks the rights of the client's key. The ledger and the stores are
     owned by the caller: started before, stopped after.
     """
-
-    def __init__(
-        self,
-        ledger: JobLedger,
-        stores: Stores,
-        settings: JobServiceSettings,
-        *,
-        check_notify: CheckNotify | None = None,
-        announce: Announce | None = None,
-        region_of: RegionOf | None = None,
-        now_ms: Callable[[], int] = wall_ms,
-    ) -> None:
-        super().__init__(
-            ledger,
-            stores,
-            settings,
-            check_notify=check_notify,
-            announce=announce,
-            region_of=region_of,
-            now_ms=now_ms,
-        )
-        self._follower = Follower(ledger, followers_max=settings.followers_max)
-        self._queues = threading.Lock()
-
-    @override
-    def start(self) -> None:
-        with self._life:
-            super().start()
-            self._follower.start()
-
-    @override
-    def stop(self, *, drain: bool = True) -> None:
-        """Stop.
-
-        With `drain`, accepted submissions are in the ledger afterwards. All waiters fail with
-        StoppedError.
-        """
-        with self._life:
-            self._follower.stop()
-            super().stop(drain=drain)
 
     def check_ready(self) -> None:
         """Raise JobLedgerUnavailableError unless the ledger responds."""
@@ -138,20 +107,12 @@ class JobService(JobIntake):
         return self._ledger.find(job_filter, after=after, limit=limit)
 
     def follow(self, key: ApiKey, job_id: str, condition: JobCondition) -> JobWaiter:
-        """Wait for a visible job; call `leave` to give up.
+        """Wait for a visible job; call `Follower.leave` to give up.
 
         Raises as `get` does, and OverloadedError.
         """
         self.get(key, job_id)
-        return self._follower.follow(job_id, condition)
-
-    def follow_again(self, job_id: str, condition: JobCondition) -> JobWaiter:
-        """Wait once more for a job that `follow` has checked. Never blocks."""
-        return self._follower.follow(job_id, condition)
-
-    def leave(self, waiter: JobWaiter) -> None:
-        """Stop waiting."""
-        self._follower.leave(waiter)
+        return self.follower.follow(job_id, condition)
 
     # Manual changes
 
@@ -215,7 +176,7 @@ class JobService(JobIntake):
     def change_queue(self, key: ApiKey, name: str, changes: Mapping[str, Any]) -> QueueStatus:
         """Pause, resume, drain or limit a queue: `changes` are fields of `QueueSettings`."""
         key.require(Scope.OPERATE)
-        with self._queues:
+        with self._changing_queue:
             settings = replace(self._ledger.queue(name), **changes)
             self._ledger.set_queue(settings)
         _log.info("a queue was changed", extra={"queue": name, "by": key.name, **changes})
@@ -238,5 +199,5 @@ class JobService(JobIntake):
             backlog=counts.backlog,
             slots_per_worker=slots,
             desired=ceil(counts.backlog / slots),
-            oldest_seconds=oldest_seconds(counts),
+            oldest_seconds=counts.oldest_seconds,
         )

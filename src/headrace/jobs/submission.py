@@ -1,24 +1,29 @@
-"""Submissions to `NewJob`: a JSON document or a bare payload, with exact errors.
+"""Submissions to `NewJob`: a JSON document or a bare payload, field by field, with exact errors.
 
 Pure: bytes in, values or DataError and LimitError out. The job service decides about the tenant,
 the payload's location and the permission to read URIs.
 """
 
 import hashlib
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast
 
 import orjson
 
-from headrace.core.errors import DataError, LimitError
-from headrace.jobs.job import NewJob
-from headrace.jobs.submission_fields import FIELDS, SHAPES, SubmissionLimits, check_nesting, format_value
+from headrace.core.errors import ConfigError, DataError, LimitError
+from headrace.jobs.job import KINDS, PRIORITY_FIRST, PRIORITY_LAST, NewJob
 from headrace.runs.media_types import bare_type
+from headrace.storage.regions import require_region
+from headrace.storage.uri import parse
 
 JSON: Final = "application/json"
-_IDEMPOTENCY_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+SHOWN_CHARS: Final = 80
+KEY_CHARS_MAX: Final = 512
+URI_CHARS_MAX: Final = 4096
+
 _TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.{0,200})?")
 _PLAIN: Final = NewJob()
 _PAYLOADS: Final = ("input", "upload")
@@ -26,6 +31,28 @@ _NOT_IN_DIGEST: Final = frozenset(
     {"id", "idempotency_key", "body_digest", "trace", "tenant", "owned_input", "correlation_id"}
 )
 """Fields that distinguish two submissions of the same work, or that are generated."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MODEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?")
+_MEDIA: Final = re.compile(r"[\x20-\x7e]{3,255}")
+_ID: Final = re.compile(r"[\x21-\x7e]{1,255}")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionLimits:
+    """The limits of a submission."""
+
+    inline_bytes_max: int = 8 << 20
+    """The size of a payload in the submission."""
+    depth_max: int = 64
+    options_bytes_max: int = 64 << 10
+    tags_max: int = 32
+    tag_chars_max: int = 256
+    notify_max: int = 8
+    attempts_max: int = 100
+    seconds_max: float = 366 * 86_400.0
+    """The limit of delays, times to live and deadlines."""
+    time_limit_s_max: float = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +173,11 @@ def _submission(
         )
     values: dict[str, Any] = {}
     for name, value in document.items():
-        field = FIELDS[name]
-        values[field.into] = field.read(name, value, limits)
+        values["delay_ms" if name == "delay_s" else name] = FIELDS[name](name, value, limits)
     owned = payload is not None or bool(upload)
     _check_whole(values, owned=owned)
     key = headers.idempotency_key
-    if key and not _IDEMPOTENCY_KEY.fullmatch(key):
+    if key and not _ID.fullmatch(key):
         raise DataError("Idempotency-Key: must be 1 to 255 printable ASCII characters without spaces")
     trace = headers.trace if _TRACE.fullmatch(headers.trace) else ""
     job = NewJob(**values, idempotency_key=key, trace=trace, owned_input=owned)
@@ -207,3 +233,186 @@ def _refuse_unknown(names: Any, known: Any) -> None:
         raise DataError(
             f"{format_value(unknown[0])} is not a field of a submission; known: {', '.join(sorted(known))}"
         )
+
+
+Read = Callable[[str, Any, SubmissionLimits], Any]
+"""Returns the value of a named field as `NewJob` has it, or raises DataError or LimitError."""
+
+
+def format_value(value: Any) -> str:
+    """Return the beginning of a value on one line, for a message."""
+    text = ascii(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
+
+
+def check_nesting(value: Any, depth_max: int) -> None:
+    """Raise LimitError for JSON that is nested deeper than `depth_max`."""
+    level: list[Any] = [value]
+    for _ in range(depth_max):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += cast("dict[str, Any]", item).values()
+            elif isinstance(item, list):
+                below += cast("list[Any]", item)
+        if not below:
+            return
+        level = below
+    raise LimitError(f"the JSON is nested deeper than {depth_max} levels")
+
+
+def _wrong(name: str, what: str, value: Any) -> DataError:
+    return DataError(f"{name}: must be {what}, not {format_value(value)}")
+
+
+def _matching(pattern: re.Pattern[str], what: str) -> Read:
+    def read(name: str, value: Any, _limits: SubmissionLimits) -> str:
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise _wrong(name, what, value)
+        return value
+
+    return read
+
+
+def _kind(name: str, value: Any, _limits: SubmissionLimits) -> str:
+    if value not in KINDS:
+        raise _wrong(name, f"one of {', '.join(KINDS)}", value)
+    return value
+
+
+def _uri(name: str, value: Any, _limits: SubmissionLimits) -> str:
+    if not isinstance(value, str) or not value:
+        raise _wrong(name, "a URI", value)
+    if len(value) > URI_CHARS_MAX:
+        raise LimitError(f"{name}: is longer than {URI_CHARS_MAX} characters")
+    if _CONTROL.search(value) or value != value.strip():
+        raise _wrong(name, "a URI without control characters, and without spaces at its ends", value)
+    try:
+        parse(value)
+    except ConfigError as error:
+        raise DataError(f"{name}: {error}") from None
+    return value
+
+
+def _key(name: str, value: Any, _limits: SubmissionLimits) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= KEY_CHARS_MAX or _CONTROL.search(value):
+        raise _wrong(
+            name, f"a name of at most {KEY_CHARS_MAX} characters, none of them a control character", value
+        )
+    return value
+
+
+def _region(name: str, value: Any, _limits: SubmissionLimits) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, "a label, such as eu-west-1", value)
+    try:
+        return require_region(value)
+    except ConfigError as error:
+        raise DataError(f"{name}: {error}") from None
+
+
+def _whole(first: int, last: Callable[[SubmissionLimits], int]) -> Read:
+    def read(name: str, value: Any, limits: SubmissionLimits) -> int:
+        fits = isinstance(value, int) and not isinstance(value, bool)
+        if not fits or not first <= value <= last(limits):
+            raise _wrong(name, f"a whole number from {first} to {last(limits)}", value)
+        return value
+
+    return read
+
+
+def _seconds(last: Callable[[SubmissionLimits], float], *, zero: bool = False) -> Read:
+    def read(name: str, value: Any, limits: SubmissionLimits) -> float:
+        most = last(limits)
+        what = f"seconds, {'from 0' if zero else 'more than 0'} to {most:.0f}"
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise _wrong(name, what, value)
+        if not (value >= 0 if zero else value > 0) or value > most:
+            raise _wrong(name, what, value)
+        return float(value)
+
+    return read
+
+
+def _delay_ms(name: str, value: Any, limits: SubmissionLimits) -> int:
+    return round(_seconds(lambda limits: limits.seconds_max, zero=True)(name, value, limits) * 1000)
+
+
+def _options(name: str, value: Any, limits: SubmissionLimits) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(name, "a JSON object", value)
+    _bounded_json(name, value, limits)
+    return cast("dict[str, Any]", value)
+
+
+def _notify(name: str, value: Any, limits: SubmissionLimits) -> tuple[Mapping[str, Any], ...]:
+    items = cast("list[Any]", value) if isinstance(value, list) else None
+    if items is None or not all(isinstance(item, dict) for item in items):
+        raise _wrong(name, "a list of JSON objects", value)
+    if len(items) > limits.notify_max:
+        raise LimitError(f"{name}: {len(items)} entries exceed the limit of {limits.notify_max}")
+    _bounded_json(name, items, limits)
+    return tuple(items)
+
+
+def _bounded_json(name: str, value: Any, limits: SubmissionLimits) -> None:
+    text = orjson.dumps(value)
+    if len(text) > limits.options_bytes_max:
+        raise LimitError(f"{name}: {len(text)} bytes of JSON exceed the limit of {limits.options_bytes_max}")
+    # Databases do not accept NUL in a text.
+    if b"\\u0000" in text.replace(b"\\\\", b""):
+        raise DataError(f"{name}: contains a NUL character")
+
+
+def _tags(name: str, value: Any, limits: SubmissionLimits) -> Mapping[str, str]:
+    if not isinstance(value, dict):
+        raise _wrong(name, "a JSON object of strings", value)
+    tags = cast("dict[str, Any]", value)
+    if len(tags) > limits.tags_max:
+        raise LimitError(f"{name}: {len(tags)} tags exceed the limit of {limits.tags_max}")
+    for tag, text in tags.items():
+        if not _NAME.fullmatch(tag):
+            raise _wrong(name, "named with letters, digits, dots, dashes and underscores, 128 at most", tag)
+        if not isinstance(text, str) or _CONTROL.search(text):
+            raise _wrong(f"{name}.{tag}", "a string without control characters", text)
+        if len(text) > limits.tag_chars_max:
+            raise LimitError(f"{name}.{tag}: is longer than {limits.tag_chars_max} characters")
+    return cast("dict[str, str]", tags)
+
+
+_name = _matching(_NAME, "a letter or digit, then letters, digits, dots, dashes and underscores, 128 at most")
+_media = _matching(_MEDIA, "a media type of printable ASCII, 255 characters at most")
+_period = _seconds(lambda limits: limits.seconds_max)
+
+FIELDS: Final[Mapping[str, Read]] = {
+    "model": _matching(_MODEL, "a model's name, optionally with @ and a version"),
+    "kind": _kind,
+    "queue": _name,
+    "input_uri": _uri,
+    "content_type": _media,
+    "accept": _media,
+    "output_uri": _uri,
+    "key": _key,
+    "region": _region,
+    "options": _options,
+    "priority": _whole(PRIORITY_FIRST, lambda _: PRIORITY_LAST),
+    "delay_s": _delay_ms,
+    "attempts_max": _whole(1, lambda limits: limits.attempts_max),
+    "time_limit_s": _seconds(lambda limits: limits.time_limit_s_max),
+    "time_to_live_s": _period,
+    "deadline_s": _period,
+    "tags": _tags,
+    "notify": _notify,
+    "correlation_id": _matching(_ID, "1 to 255 printable ASCII characters without spaces"),
+}
+"""The readers of all fields except `input`, by their names in JSON and in a query."""
+
+SHAPES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(FIELDS, "text"),
+    **dict.fromkeys(("priority", "attempts_max"), "a whole number"),
+    **dict.fromkeys(("delay_s", "time_limit_s", "time_to_live_s", "deadline_s"), "a number of seconds"),
+    "options": "a JSON object",
+    "tags": "a JSON object of strings",
+    "notify": "a list of JSON objects",
+}
+"""The type of each field in a query, in words."""

@@ -7,7 +7,6 @@ independent implementations of the contract can be compared.
 from dataclasses import replace
 from typing import Any
 
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
     CRASHES_TOGETHER_MAX,
     Cancelled,
@@ -22,7 +21,7 @@ from headrace.jobs.job import (
     Released,
 )
 from headrace.jobs.ledger import ClaimRequest, JobFilter
-from headrace.jobs.state import JobEvent, JobState, next_state
+from headrace.jobs.state import Cause, JobEvent, JobState, next_state
 
 
 def apply_event(job: Job, event: JobEvent, at_ms: int, **changes: Any) -> Job:

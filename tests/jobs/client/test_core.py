@@ -9,8 +9,7 @@ from cases import for_each
 from headrace.core import errors
 from headrace.jobs.client.core import ApiOperations, ApiTransport, iterate, run
 from headrace.jobs.client.messages import ApiCall, ApiResponse, ConnectionLostError
-from headrace.jobs.documents import job_document
-from headrace.jobs.job import Job, NewJob
+from headrace.jobs.job import Job, NewJob, job_document
 from headrace.jobs.state import JobState
 from headrace.testing import ManualClock
 

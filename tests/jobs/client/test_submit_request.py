@@ -15,8 +15,7 @@ from headrace.jobs.client.messages import (
     make_submit_request,
     media_type_of,
 )
-from headrace.jobs.submission import SubmissionHeaders, read_document, read_raw
-from headrace.jobs.submission_fields import SubmissionLimits
+from headrace.jobs.submission import SubmissionHeaders, SubmissionLimits, read_document, read_raw
 
 LIMITS = SubmissionLimits()
 options = st.fixed_dictionaries(

@@ -16,9 +16,8 @@ import pytest
 from cases import for_each
 from headrace.core import errors
 from headrace.jobs import AsyncClient, Client, ClientSettings
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import JobFailure, JobProgress
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from jobs.service_support import WAIT_S, key_of, served_jobs
 
 _numbers = itertools.count()

@@ -17,11 +17,11 @@ from headrace.core.errors import (
     ModelNotFoundError,
 )
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
-from headrace.jobs.cause import Cause, cause_of
 from headrace.jobs.job import NewJob
 from headrace.jobs.kinds import AttemptStoppedError, StopReason, runners
 from headrace.jobs.kinds.runners import InferKind
 from headrace.jobs.paths import JobPaths
+from headrace.jobs.state import Cause, cause_of
 from headrace.protocols.oip_json import decode_response, encode_request
 from headrace.storage.resolve import Stores
 from headrace.testing import EchoModel

@@ -5,6 +5,7 @@ import pytest
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.ledgers import database as database_module
 from headrace.jobs.ledgers.database import Database, Engines, Statement, exc, sa
+from headrace.jobs.ledgers.outbox import NotificationRows
 
 ONE = Statement("SELECT 1", "SELECT 1")
 
@@ -33,7 +34,7 @@ def database(tmp_path, notices):
         engine = sa.create_engine(f"sqlite:///{tmp_path}/x.db")
         return Engines(engine, engine)
 
-    database = Database(connect, where="in a test", on_commit=notices.append)
+    database = Database(connect, where="in a test", on_commit=notices.append, outbox=NotificationRows())
     database.open()
     yield database
     database.close()
@@ -48,7 +49,7 @@ def test_transaction_is_repeated_after_a_lost_connection(database):
             raise lost_connection()
         return transaction.run(ONE)[0][0]
 
-    assert database.write(operation) == 1
+    assert database.run(operation) == 1
     assert (len(calls), database.errors) == (3, 2)
 
 
@@ -57,7 +58,7 @@ def test_transaction_is_given_up_after_a_few_tries(database):
         raise lost_connection()
 
     with pytest.raises(JobLedgerUnavailableError, match=r"server closed the connection.*nothing was written"):
-        database.write(operation)
+        database.run(operation)
     assert database.errors == 4
 
 
@@ -79,11 +80,11 @@ def test_commit_without_a_response_is_repeated_only_if_safe(database, repeatable
         return transaction.run(ONE)[0][0]
 
     if repeatable:
-        assert database.write(operation, repeatable=True) == 1
+        assert database.run(operation, repeatable=True) == 1
         assert len(calls) == 2
         return
     with pytest.raises(JobLedgerUnavailableError, match="it is unknown"):
-        database.write(operation, repeatable=False)
+        database.run(operation, repeatable=False)
     assert len(calls) == 1
 
 
@@ -95,13 +96,13 @@ def test_own_errors_are_not_hidden(database):
         transaction.run(Statement(*["SELECT * FROM nothing_of_that_name WHERE"] * 2))
 
     with pytest.raises(JobLedgerUnavailableError):  # SQLite raises OperationalError for it
-        database.write(operation)
+        database.run(operation)
 
     def refused(transaction):
         raise exc.ProgrammingError("SELECT", {}, DriverError("permission denied"))
 
     with pytest.raises(exc.ProgrammingError):
-        database.write(refused)
+        database.run(refused)
 
 
 def test_notice_follows_the_commit(database, notices):
@@ -109,7 +110,7 @@ def test_notice_follows_the_commit(database, notices):
         transaction.notice.queues.add("a")
         assert notices == []
 
-    database.write(operation)
+    database.run(operation)
     assert [notice.queues for notice in notices] == [{"a"}]
 
     def failing(transaction):
@@ -117,8 +118,8 @@ def test_notice_follows_the_commit(database, notices):
         raise KeyError("b")
 
     with pytest.raises(KeyError):
-        database.write(failing)
-    database.write(lambda transaction: None)
+        database.run(failing)
+    database.run(lambda transaction: None)
     assert len(notices) == 1
 
 
@@ -126,4 +127,4 @@ def test_closed_database_raises(database):
     database.close()
     database.close()
     with pytest.raises(JobLedgerUnavailableError, match="not started"):
-        database.read(lambda transaction: None)
+        database.run(lambda transaction: None, read_only=True)

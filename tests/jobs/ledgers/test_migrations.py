@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import HistoryEvent, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledger import ClaimRequest, JobFilter, QueueSettings
-from headrace.jobs.ledgers import migrations
-from headrace.jobs.ledgers.migrations import STEPS, MigrationStep
+from headrace.jobs.ledgers import sql
+from headrace.jobs.ledgers.sql import STEPS, MigrationStep
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from headrace.testing import ManualWallClock
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 
@@ -52,7 +51,7 @@ def versions(ledger):
             .all()
         )
 
-    return ledger._database.read(select)
+    return ledger._database.run(select, read_only=True)
 
 
 def test_every_version_has_a_stored_database():
@@ -90,7 +89,7 @@ def test_migrations_are_applied_once_and_in_order(opened, monkeypatch):
     assert versions(ledger) == [step.number for step in STEPS]
     ledger.stop()
     steps = (*STEPS, next_step())
-    monkeypatch.setattr(migrations.migrate, "__kwdefaults__", {"steps": steps})
+    monkeypatch.setattr(sql.migrate, "__kwdefaults__", {"steps": steps})
     for _ in range(2):
         ledger.start()
         assert versions(ledger) == [step.number for step in steps]
@@ -99,7 +98,7 @@ def test_migrations_are_applied_once_and_in_order(opened, monkeypatch):
 
 def test_concurrent_starts_apply_each_migration_once(opened, monkeypatch):
     steps = (*STEPS, next_step())
-    monkeypatch.setattr(migrations.migrate, "__kwdefaults__", {"steps": steps})
+    monkeypatch.setattr(sql.migrate, "__kwdefaults__", {"steps": steps})
     ledgers = [opened() for _ in range(6)]
     line = threading.Barrier(6)
     errors = []
@@ -130,10 +129,10 @@ def test_failed_migration_leaves_nothing(opened, monkeypatch):
     broken = replace(
         whole, sqlite=(*whole.sqlite, "CREATE NONSENSE"), postgres=(*whole.postgres, "CREATE NONSENSE")
     )
-    monkeypatch.setattr(migrations.migrate, "__kwdefaults__", {"steps": (*STEPS, broken)})
+    monkeypatch.setattr(sql.migrate, "__kwdefaults__", {"steps": (*STEPS, broken)})
     with pytest.raises(JobLedgerUnavailableError):
         ledger.start()
-    monkeypatch.setattr(migrations.migrate, "__kwdefaults__", {"steps": (*STEPS, whole)})
+    monkeypatch.setattr(sql.migrate, "__kwdefaults__", {"steps": (*STEPS, whole)})
     ledger.start()
     assert versions(ledger)[-1] == whole.number
     ledger.stop()
@@ -144,7 +143,7 @@ def test_older_program_works_with_a_newer_schema_or_refuses_it(opened, monkeypat
     newer = opened()
     with monkeypatch.context() as later:
         steps = (*STEPS, next_step(min_reader=min_reader))
-        later.setattr(migrations.migrate, "__kwdefaults__", {"steps": steps})
+        later.setattr(sql.migrate, "__kwdefaults__", {"steps": steps})
         newer.start()
         newer.submit([NewJob(id="a")])
     older = opened()

@@ -52,9 +52,9 @@ class SqlBench(OutboxBench):
             "state": "waiting",
         }
         database = self.bench.ledger._database
-        database.write(lambda transaction: transaction.run(_INSERT, [row]))
+        database.run(lambda transaction: transaction.run(_INSERT, [row]))
         at = "UPDATE headrace_notification SET at_ms = :at WHERE id = :id"
-        database.write(
+        database.run(
             lambda transaction: transaction.connection.execute(
                 sa.text(at), {"at": notification.at_ms, "id": row["new_id"]}
             )

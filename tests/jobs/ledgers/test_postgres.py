@@ -7,10 +7,10 @@ from contextlib import suppress
 import pytest
 
 from headrace.core.errors import JobLedgerUnavailableError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, JobFailure, JobProgress, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter
 from headrace.jobs.ledgers.postgres import PostgresJobLedger, _payload
+from headrace.jobs.state import Cause
 from headrace.testing import ManualWallClock, check_service
 from jobs.ledger_fixtures import follow_clock
 from servers.polling import reached
@@ -178,7 +178,7 @@ def test_connections_have_their_settings(ledger, postgres, postgres_url):
         names = ("synchronous_commit", "enable_seqscan", "enable_sort", "statement_timeout", "lock_timeout")
         return [transaction.connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names]
 
-    assert ledger._database.write(show) == ["on", "off", "off", "30s", "10s"]
+    assert ledger._database.run(show) == ["on", "off", "off", "30s", "10s"]
 
 
 def test_unsupported_characters_are_replaced(ledger):

@@ -6,19 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import DataError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, ResultRef
-from headrace.jobs.ledgers.rows import (
-    JOB_COLUMNS,
-    SPEC_COLUMNS,
-    clean,
-    dump,
-    dump_mapping,
-    dump_result,
-    dump_spec,
-    job_of,
-)
-from headrace.jobs.state import JobState
+from headrace.jobs.ledgers.database import JOB_COLUMNS, SPEC_COLUMNS
+from headrace.jobs.ledgers.rows import clean, dump, dump_mapping, dump_result, dump_spec, job_of
+from headrace.jobs.state import Cause, JobState
 
 texts = st.text(alphabet=string.printable, max_size=20)
 json_values = st.recursive(

@@ -34,7 +34,7 @@ def ledger(request):
 def fill(ledger, *, prefix="first", ended=2_000, pending=500, asleep=500):
     """Insert ended, pending and sleeping jobs by copying rows."""
     (first,) = ledger.submit([NewJob(model="m")])
-    ledger._database.write(
+    ledger._database.run(
         lambda t: t.connection.exec_driver_sql(
             "UPDATE headrace_job SET state = 'completed', ended_at_ms = created_at_ms"
         )
@@ -66,7 +66,7 @@ def plan_of(ledger, name, values, explain="") -> str:
         rows = transaction.connection.execute(sa.text(f"{command} {getattr(statement, dialect)}"), values)
         return "\n".join(str(row[-1]) for row in rows)
 
-    return ledger._database.write(run)
+    return ledger._database.run(run)
 
 
 def check_claim_plan(ledger, claim, sources):
@@ -97,10 +97,10 @@ def test_claim_uses_the_partial_indices(ledger, analyzed):
     # The planner's statistics may be from a time without pending jobs.
     if analyzed:
         ledger.submit([NewJob(model="m") for _ in range(2_000)])
-        ledger._database.write(
+        ledger._database.run(
             lambda t: t.connection.exec_driver_sql("UPDATE headrace_job SET state = 'completed'")
         )
-        ledger._database.write(lambda t: t.connection.exec_driver_sql("ANALYZE"))
+        ledger._database.run(lambda t: t.connection.exec_driver_sql("ANALYZE"))
     fill(ledger)
     check_claim_plan(ledger, "claim", {"awake": "headrace_job_awake"})
     near = {"own": "headrace_job_region", "nowhere": "headrace_job_region"}
@@ -168,7 +168,7 @@ def work_of_claim(ledger) -> int:
     steps = itertools.count()
 
     def set_handler(handler):
-        ledger._database.write(
+        ledger._database.run(
             lambda t: t.connection.connection.driver_connection.set_progress_handler(handler, 1)
         )
 

@@ -76,7 +76,7 @@ def test_commits_are_durable(ledger):
         execute = transaction.connection.exec_driver_sql
         return execute("PRAGMA journal_mode").scalar(), execute("PRAGMA synchronous").scalar()
 
-    assert ledger._database.write(pragmas) == ("wal", 2)
+    assert ledger._database.run(pragmas) == ("wal", 2)
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_full_disk_fails_the_write_only(ledger, path):
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
 
-    ledger._database.write(limit_pages)
+    ledger._database.run(limit_pages)
     with pytest.raises(JobLedgerUnavailableError, match="full"):
         ledger.submit([NewJob(options={"filler": "x" * 100_000})])
     assert ledger.get(submitted.job.id) == submitted.job

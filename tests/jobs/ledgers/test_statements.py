@@ -47,7 +47,9 @@ def explain(connection: sa.Connection, name: str) -> str:
 def test_every_statement_finds_its_rows_by_an_index(ledger):
     (first,) = ledger.submit([NewJob(model="m")])
     copy_jobs(ledger, first.job.id, 2_000, id="'copy-' || n")
-    plans = ledger._database.read(lambda t: {name: explain(t.connection, name) for name in NAMES})
+    plans = ledger._database.run(
+        lambda t: {name: explain(t.connection, name) for name in NAMES}, read_only=True
+    )
     scan = SCAN_SQLITE if ledger._database.open().dialect.name == "sqlite" else SCAN_POSTGRES
     assert {name: plan for name, plan in plans.items() if scan.search(plan)} == {}
 

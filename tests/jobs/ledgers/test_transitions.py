@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
     Cancelled,
     Completed,
@@ -15,15 +14,10 @@ from headrace.jobs.job import (
     ResultRef,
     Settlement,
 )
-from headrace.jobs.ledgers.transitions import (
-    after_ms,
-    change,
-    lost_delay_ms,
-    lost_lease_change,
-    requeue_change,
-    settlement_change,
-)
-from headrace.jobs.state import JobEvent, JobState, next_state
+from headrace.jobs.ledgers.client_operations import requeue_change
+from headrace.jobs.ledgers.rows import after_ms, change
+from headrace.jobs.ledgers.work import lost_lease_change, settlement_change
+from headrace.jobs.state import WORKER_LOST_RULE, Cause, JobEvent, JobState, next_state
 
 FAILURE = JobFailure(Cause.MODEL, "no")
 running = st.builds(
@@ -71,11 +65,15 @@ def test_lost_lease_counts_a_crash_and_finally_fails(job):
         cause = Cause.POISON if job.alone else Cause.WORKER_LOST
         assert (changed.then.state, changed.then.failure.cause) == (JobState.FAILED, cause)
     else:
-        assert (changed.then.state, changed.due_in_ms) == (JobState.PENDING, lost_delay_ms(job))
+        assert (changed.then.state, changed.due_in_ms) == (
+            JobState.PENDING,
+            WORKER_LOST_RULE.delay_ms(job.attempt),
+        )
 
 
 def test_retry_delay_of_a_lost_job_grows_to_a_minute():
-    delays = [lost_delay_ms(Job("a", JobState.RUNNING, NewJob(), attempt=n)) for n in (1, 2, 3, 7, 99)]
+    jobs = [Job("a", JobState.RUNNING, NewJob(attempts_max=100), attempt=n) for n in (1, 2, 3, 7, 99)]
+    delays = [lost_lease_change(job).due_in_ms for job in jobs]
     assert delays == [1_000, 2_000, 4_000, 60_000, 60_000]
 
 

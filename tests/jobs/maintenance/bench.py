@@ -2,10 +2,10 @@
 
 import os
 
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.paths import JobPaths
+from headrace.jobs.state import Cause
 from headrace.testing import ManualWallClock, MemoryJobLedger
 
 DAY_S = 86_400.0

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError, HeadraceError, RefusedAddressError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.notify import EmailTarget, SnsTarget, WebhookTarget
 from headrace.jobs.notify.subscription import (
@@ -18,7 +17,7 @@ from headrace.jobs.notify.subscription import (
     wants_progress,
 )
 from headrace.jobs.outbound import OutboundPolicy
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 
 SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 HOOK = {"webhook": "https://h.example/hook", "secret": SECRET}

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import StorageError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, ResultRef, Settlement
 from headrace.jobs.kinds import Attempt
 from headrace.jobs.ledger import ClaimRequest, QueueSettings
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.ledger_loop import LedgerLoop, not_durable
 from headrace.jobs.worker.running_jobs import RunningJobs

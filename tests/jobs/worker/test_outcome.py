@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core import errors as e
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Cancelled, Expired, Failed, NewJob, Released
 from headrace.jobs.kinds import MESSAGE_CHARS_MAX, AttemptStoppedError, StopReason, outcome_of_error
+from headrace.jobs.state import Cause
 from jobs.support import attempt_at
 
 

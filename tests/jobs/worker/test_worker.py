@@ -8,11 +8,10 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.core.errors import DataError, JobLedgerUnavailableError, StorageError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import JobProgress, NewJob
 from headrace.jobs.kinds import StopReason
 from headrace.jobs.ledger import ClaimRequest, JobLedger, QueueSettings
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.worker import Worker
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger, check_service

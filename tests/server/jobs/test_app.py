@@ -6,7 +6,7 @@ import pytest
 
 from headrace.jobs.access import Scope
 from headrace.jobs.job import JobProgress
-from headrace.jobs.submission_fields import FIELDS
+from headrace.jobs.submission import FIELDS
 from jobs.service_support import key_of, served_jobs
 from server.jobs.test_job_routes import UNKNOWN, submit
 

@@ -4,8 +4,7 @@ import threading
 
 from cases import for_each
 from headrace.jobs.client.messages import EventReader
-from headrace.jobs.documents import change_tag
-from headrace.jobs.job import JobProgress
+from headrace.jobs.job import JobProgress, change_tag
 from headrace.server.jobs.api import ApiSettings
 from jobs.service_support import WAIT_S, served_jobs
 from server.jobs.test_job_routes import submit
@@ -87,7 +86,7 @@ def test_deleted_job_ends_the_stream_with_gone(served, http):
     served.claim()
     reader = Reader(http, job_id)
     reader.next()
-    follower = served.service._follower
+    follower = served.service.follower
     while not follower.followers:
         assert http.get("/v1/health/live").status_code == 200
     # One step replaces a delete, whose preceding state change would be reported first.
@@ -122,7 +121,7 @@ def test_open_streams_use_no_thread_and_leave_nothing(served, http):
         reader.close()
         client.close()
     missing = threading.Event()
-    follower = served.service._follower
+    follower = served.service.follower
     for _ in range(int(WAIT_S * 100)):
         if not follower.followers:
             missing.set()

@@ -10,11 +10,11 @@ import pytest
 import levels
 from cases import for_each
 from headrace.jobs.access import Scope
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import JobFailure, JobProgress
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.paths import UriAllowList
-from headrace.jobs.submission_fields import SubmissionLimits
+from headrace.jobs.state import Cause
+from headrace.jobs.submission import SubmissionLimits
 from jobs.service_support import STORE, WAIT_S, key_of, served_jobs
 
 UNKNOWN = "01a2007b-0000-7000-8000-000000000000"
@@ -227,7 +227,7 @@ def test_waiting_requests_use_no_threads(served, http):
 
     with ThreadPoolExecutor(60) as pool:
         waiting = [pool.submit(wait, n) for n in range(60)]
-        while served.service._follower.followers < 60:
+        while served.service.follower.followers < 60:
             assert not any(done.done() for done in waiting)
             assert http.get("/v1/health/live").status_code == 200
         assert http.post(f"/v1/jobs/{job_id}/cancel").status_code == 200

@@ -41,8 +41,7 @@ from headrace.jobs.client.messages import (
     make_submit_request,
     read_document,
 )
-from headrace.jobs.documents import read_history, read_job
-from headrace.jobs.job import HistoryEntry, Job
+from headrace.jobs.job import HistoryEntry, Job, read_history, read_job
 
 T = TypeVar("T")
 

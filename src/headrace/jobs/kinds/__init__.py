@@ -13,7 +13,6 @@ from typing_extensions import override
 from headrace.core.errors import CancelledRequestError, ConfigError, HeadraceError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.jobs.cause import Cause, GiveUp, cause_of, decide
 from headrace.jobs.job import (
     Cancelled,
     Completed,
@@ -27,6 +26,7 @@ from headrace.jobs.job import (
     Released,
     ResultRef,
 )
+from headrace.jobs.state import Cause, GiveUp, cause_of, decide
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 A statement is a file in ``queries/``, with named parameters, written for PostgreSQL. The text for a
 database follows from three substitutions:
 
-1. ``{job_columns}`` becomes the columns that `rows.job_of` reads, in their order.
+1. ``{job_columns}`` becomes `JOB_COLUMNS`.
 2. SQLite: the lines ``FOR NO KEY UPDATE …`` are left out. It has one writer at a time, so that no
    row locks are needed.
 3. SQLite: ``jsonb_to_recordset``, which reads the JSON objects in ``:given`` as rows, becomes a
@@ -29,7 +29,6 @@ import orjson
 
 from headrace.core.errors import JobLedgerUnavailableError, MissingExtraError
 from headrace.jobs.job import Job, JobProgress
-from headrace.jobs.ledgers.rows import JOB_COLUMNS
 
 try:
     import sqlalchemy as sa
@@ -38,6 +37,46 @@ except ImportError as _error:
     raise MissingExtraError("jobs", "a job ledger") from _error
 
 __all__ = ["Database", "Engines", "JobEventWriter", "Transaction", "event", "exc", "pool", "sa"]
+
+SPEC_COLUMNS: Final = (
+    "queue",
+    "model",
+    "kind",
+    "tenant",
+    "priority",
+    "attempts_max",
+    "body_digest",
+    "correlation_id",
+    "region",
+)
+"""Fields of NewJob with a column of the same name. `id` and `idempotency_key` have one too."""
+
+JOB_COLUMNS: Final = (
+    "id",
+    "state",
+    *SPEC_COLUMNS,
+    "idempotency_key",
+    "spec",
+    "attempt",
+    "lease",
+    "crashes",
+    "worker",
+    "worker_region",
+    "created_at_ms",
+    "due_at_ms",
+    "started_at_ms",
+    "ended_at_ms",
+    "expires_at_ms",
+    "deadline_at_ms",
+    "lease_until_ms",
+    "cancel_requested",
+    "progress",
+    "cursor",
+    "result",
+    "published_uri",
+    "failure",
+)
+"""The columns of a job, in the order in which `rows.job_of` reads them."""
 
 QUERIES: Final = Path(__file__).parent / "queries"
 _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
@@ -95,7 +134,7 @@ class JobEventWriter(Protocol):
     """A writer of notifications inside the transaction that changes the jobs."""
 
     def jobs_ended(self, transaction: "Transaction", jobs: Sequence[Job]) -> None:
-        """Write the notifications of jobs that have just ended."""
+        """Write the notifications of jobs that have just ended; each job has notification targets."""
         ...
 
     def job_published(self, transaction: "Transaction", job: Job, uri: str) -> None:
@@ -114,7 +153,7 @@ class JobEventWriter(Protocol):
 class Transaction:
     """An open transaction: runs statements and collects the notice for its commit."""
 
-    def __init__(self, connection: sa.Connection, outbox: JobEventWriter | None = None) -> None:
+    def __init__(self, connection: sa.Connection, outbox: JobEventWriter) -> None:
         self.connection = connection
         self.outbox = outbox
         self.notice = CommitNotice()
@@ -161,7 +200,7 @@ class Database:
         *,
         where: str,
         on_commit: Callable[[CommitNotice], None],
-        outbox: JobEventWriter | None = None,
+        outbox: JobEventWriter,
     ) -> None:
         self.where = where
         self.errors = 0
@@ -189,26 +228,18 @@ class Database:
         engines = self._engines
         return [] if engines is None else list({engines.writing.pool, engines.reading.pool})
 
-    def write(self, do: Callable[[Transaction], _T], *, repeatable: bool = True) -> _T:
+    def run(self, do: Callable[[Transaction], _T], *, read_only: bool = False, repeatable: bool = True) -> _T:
         """Run `do` in one transaction and commit it; `do` may be called again.
 
-        `repeatable`: the transaction may be repeated if its commit had no response and may have
-        succeeded.
+        `read_only`: the transaction changes nothing. `repeatable`: the transaction may be repeated
+        if its commit had no response and may have succeeded.
         """
-        return self._run(self._opened().writing, do, repeatable=repeatable)
-
-    def read(self, do: Callable[[Transaction], _T]) -> _T:
-        """Run `do` in one transaction that changes nothing."""
-        return self._run(self._opened().reading, do, repeatable=True)
-
-    def _opened(self) -> Engines:
-        if self._engines is None:
+        engines = self._engines
+        if engines is None:
             raise JobLedgerUnavailableError(
                 f"the job ledger {self.where} is not started, or has been stopped"
             )
-        return self._engines
-
-    def _run(self, engine: sa.Engine, do: Callable[[Transaction], _T], *, repeatable: bool) -> _T:
+        engine = engines.reading if read_only else engines.writing
         for pause_s in (*_PAUSES_S, None):
             committing = False
             try:
@@ -231,8 +262,7 @@ class Database:
         raise AssertionError("the last attempt returns or raises")
 
     def _unavailable(self, error: Exception, *, committing: bool) -> JobLedgerUnavailableError:
-        lines = str(getattr(error, "orig", None) or error).strip().splitlines()
-        why = lines[0] if lines else type(error).__name__
+        why = first_line(error)
         taken = "it is unknown if the last write was committed" if committing else "nothing was written"
         return JobLedgerUnavailableError(
             f"the job ledger {self.where} is unavailable ({why}); {taken}: retry, or check its database"
@@ -246,26 +276,30 @@ _Operation = Callable[Concatenate[_Self, _P], _T]
 
 def reading(method: _Method[_Self, _P, _T]) -> _Operation[_Self, _P, _T]:
     """Run a method in a transaction that changes nothing."""
-    return _operation(method, Database.read)
+    return _operation(method, read_only=True)
 
 
 def writing(method: _Method[_Self, _P, _T]) -> _Operation[_Self, _P, _T]:
     """Run a method in a transaction that may be repeated, even if it may have been committed."""
-    return _operation(method, Database.write)
+    return _operation(method)
 
 
 def writing_once(method: _Method[_Self, _P, _T]) -> _Operation[_Self, _P, _T]:
     """Run a method in a transaction that is not repeated once it may have been committed."""
-    return _operation(method, lambda database, do: database.write(do, repeatable=False))
+    return _operation(method, repeatable=False)
 
 
 def _operation(
-    method: _Method[_Self, _P, _T], run: Callable[[Database, Callable[[Transaction], _T]], _T]
+    method: _Method[_Self, _P, _T], *, read_only: bool = False, repeatable: bool = True
 ) -> _Operation[_Self, _P, _T]:
     @wraps(method)
     def operation(self: _Self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         database = self._database  # pyright: ignore[reportPrivateUsage] - a method of the same object
-        return run(database, lambda transaction: method(self, transaction, *args, **kwargs))
+        return database.run(
+            lambda transaction: method(self, transaction, *args, **kwargs),
+            read_only=read_only,
+            repeatable=repeatable,
+        )
 
     return operation
 
@@ -283,6 +317,13 @@ class DatabaseOperations:
     def now_ms(self, transaction: Transaction) -> int:
         """Return the database's time, in milliseconds since the epoch."""
         return transaction.run(_NOW)[0][0]
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a driver's message, or the error's class name without one."""
+    cause = getattr(error, "orig", None) or error
+    lines = str(cause).strip().splitlines()
+    return lines[0] if lines else type(cause).__name__
 
 
 def _is_away(error: Exception) -> bool:

@@ -77,7 +77,7 @@ class NotificationRows(JobEventWriter):
     @override
     def jobs_ended(self, transaction: Transaction, jobs: Sequence[Job]) -> None:
         """Write the notifications of ended jobs; held while the job's end is still to be published."""
-        events = [(job, job.state.value, end_event_data(job)) for job in jobs if job.spec.notify]
+        events = [(job, job.state.value, end_event_data(job)) for job in jobs]
         _put(transaction, events, held=True)
 
     @override
@@ -153,10 +153,6 @@ class SqlOutbox(DatabaseOperations, Outbox):
     def register(self, transaction: Transaction, target: Target) -> None:
         """Create or replace the endpoint with this id, for jobs that name it."""
         transaction.run(_SET_ENDPOINT, id=target.endpoint_id, target=dump_target(target))
-
-    def has_endpoint(self, endpoint_id: str) -> bool:
-        """Return True if the endpoint exists."""
-        return self.endpoint(endpoint_id) is not None
 
     @override
     @writing_once

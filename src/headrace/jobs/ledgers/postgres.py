@@ -6,16 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 from typing_extensions import override
 
-from headrace.core.errors import ConfigError, JobLedgerUnavailableError, MissingExtraError
+from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.jobs.ledger import Wakeup
-from headrace.jobs.ledgers.database import CommitNotice, Database, Engines, JobEventWriter, event, exc, sa
-from headrace.jobs.ledgers.migrations import migrate
-from headrace.jobs.ledgers.outbox import NotificationRows
+from headrace.jobs.ledgers.database import CommitNotice, Engines, event, exc, sa
 from headrace.jobs.ledgers.sql import SqlJobLedger
 
 try:
@@ -68,8 +66,6 @@ SELECT set_config('statement_timeout', '{STATEMENT_S}s', false),
         false)
 """
 
-_T = TypeVar("_T")
-
 
 class PostgresJobLedger(SqlJobLedger):
     """A job ledger in a PostgreSQL database; its tables are called ``headrace_...``.
@@ -82,20 +78,15 @@ class PostgresJobLedger(SqlJobLedger):
 
     Args:
         url: A libpq URL, ``postgresql://user:password@host:port/database?sslmode=require``.
-        outbox: The writer of notifications.
     """
 
-    def __init__(self, url: str, *, outbox: JobEventWriter | None = None) -> None:
+    _advice = "is the server running, and may this user create tables?"
+
+    def __init__(self, url: str) -> None:
         self._url = _parse(url)
         self._notifier = _CommitNotifier(self._listening)
         where = self._url.set(query={}).render_as_string(hide_password=True)
-        database = Database(
-            self._engines,
-            where=f"at {where}",
-            on_commit=self._notifier.notify,
-            outbox=outbox or NotificationRows(),
-        )
-        super().__init__(database)
+        super().__init__(self._engines, where=f"at {where}", on_commit=self._notifier.notify)
 
     @override
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
@@ -107,23 +98,16 @@ class PostgresJobLedger(SqlJobLedger):
 
     @override
     def _begin(self) -> None:
-        engine = self._database.open()
-        try:
-            migrate(lambda work: self._guarded(engine, work), where=self._database.where)
-        except exc.DBAPIError as error:
-            raise JobLedgerUnavailableError(
-                f"the job ledger {self._database.where} cannot be opened ({_first_line(error)}): "
-                "is the server running, and may this user create tables?"
-            ) from error
+        super()._begin()
         self._notifier.start()
 
     @override
     def _end(self) -> None:
         self._notifier.stop()
-        self._database.close()
+        super()._end()
 
-    @staticmethod
-    def _guarded(engine: sa.Engine, work: Callable[[sa.Connection], _T]) -> _T:
+    @override
+    def _run_exclusively(self, engine: sa.Engine, work: Callable[[sa.Connection], bool]) -> bool:
         with engine.begin() as connection:
             # A migration may take long, and so may the wait for it.
             connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
@@ -169,11 +153,6 @@ def _set_up(connection: Any, _record: Any) -> None:
     autocommit, connection.autocommit = connection.autocommit, True
     connection.execute(_SETTINGS)
     connection.autocommit = autocommit
-
-
-def _first_line(error: exc.DBAPIError) -> str:
-    lines = str(error.orig).strip().splitlines()
-    return lines[0] if lines else type(error.orig).__name__
 
 
 class _CommitNotifier:

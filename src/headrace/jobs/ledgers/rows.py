@@ -1,64 +1,133 @@
-"""Jobs as database rows.
+"""Jobs as database rows: reads, and writes of changes.
 
 Fields without a column are JSON in a text column, so that old rows stay readable.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 import orjson
 
 from headrace.core.errors import DataError
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
-from headrace.jobs.state import JobState
-
-SPEC_COLUMNS: Final = (
-    "queue",
-    "model",
-    "kind",
-    "tenant",
-    "priority",
-    "attempts_max",
-    "body_digest",
-    "correlation_id",
-    "region",
+from headrace.jobs.ledgers.database import (
+    JOB_COLUMNS,
+    SPEC_COLUMNS,
+    Statement,
+    Transaction,
+    read_statement,
 )
-"""Fields of NewJob with a column of the same name. `id` and `idempotency_key` have one too."""
+from headrace.jobs.state import Cause, JobEvent, JobState, next_state
 
-JOB_COLUMNS: Final = (
-    "id",
-    "state",
-    *SPEC_COLUMNS,
-    "idempotency_key",
-    "spec",
-    "attempt",
-    "lease",
-    "crashes",
-    "worker",
-    "worker_region",
-    "created_at_ms",
-    "due_at_ms",
-    "started_at_ms",
-    "ended_at_ms",
-    "expires_at_ms",
-    "deadline_at_ms",
-    "lease_until_ms",
-    "cancel_requested",
-    "progress",
-    "cursor",
-    "result",
-    "published_uri",
-    "failure",
-)
-"""The columns that `job_of` reads, in this order."""
+_BY_ID: Final = read_statement("jobs_by_id")
+_BY_ID_LOCKED: Final = read_statement("jobs_by_id_locked")
+_BY_KEY: Final = read_statement("jobs_by_key")
+_CHANGE: Final = read_statement("change_jobs")
+_INSERT_HISTORY: Final = read_statement("insert_history")
+_DELETES: Final = tuple(map(read_statement, ("delete_jobs", "delete_history", "delete_tags")))
 
 _AT: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _SPEC_AT: Final = tuple((name, _AT[name]) for name in SPEC_COLUMNS)
 _IN_SPEC: Final = frozenset(f.name for f in fields(NewJob)) - {"id", "idempotency_key", *SPEC_COLUMNS}
 _DEFAULTS: Final = asdict(NewJob(options={}, tags={}))
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """An entry for the job's history."""
+
+    event: HistoryEvent
+    cause: str = ""
+    message: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One transition of a job: `before` is the row as read, `then` the job without new times.
+
+    `due_in_ms` is the delay until it is due again, None if unchanged. `restart_times`: its time to live and
+    deadline start now.
+    """
+
+    before: Job
+    event: JobEvent
+    then: Job
+    due_in_ms: int | None = None
+    restart_times: bool = False
+    note: Note | None = None
+
+
+def change(
+    job: Job,
+    event: JobEvent,
+    *,
+    due_in_ms: int | None = None,
+    restart_times: bool = False,
+    note: Note | None = None,
+    **values: Any,
+) -> Change:
+    """Return the change for `event`, with other new values.
+
+    Raise AssertionError for an impossible event.
+    """
+    state = next_state(job.state, event)
+    if state is None:
+        raise AssertionError(f"job {job.id}: {event.value} is impossible in state {job.state.value}")
+    return Change(job, event, replace(job, state=state, **values), due_in_ms, restart_times, note)
+
+
+def read_jobs(transaction: Transaction, statement: Statement, **values: Any) -> list[Job]:
+    """Return the jobs of a statement's rows."""
+    return [job_of(row) for row in transaction.run(statement, **values)]
+
+
+def read_by_id(transaction: Transaction, job_ids: Sequence[str], *, lock: bool = False) -> dict[str, Job]:
+    """Return the existing jobs among these ids, by id. With `lock`, no other transaction changes them."""
+    if not job_ids:
+        return {}
+    records = [{"wanted_id": job_id} for job_id in dict.fromkeys(job_ids)]
+    jobs = read_jobs(transaction, _BY_ID_LOCKED if lock else _BY_ID, records=records)
+    return {job.id: job for job in jobs}
+
+
+def read_by_keys(transaction: Transaction, keys: Sequence[tuple[str, str]]) -> list[Job]:
+    """Return the existing jobs among these pairs of a tenant and an idempotency key."""
+    records = [{"key_tenant": tenant, "key": key} for tenant, key in keys]
+    return read_jobs(transaction, _BY_KEY, records=records) if records else []
+
+
+def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[str, Job]:
+    """Write changes of locked jobs, with notes and notifications. Return the changed jobs by id."""
+    if not changes:
+        return {}
+    jobs = {job.id: job for job in read_jobs(transaction, _CHANGE, records=list(map(_record, changes)))}
+    write_notes(transaction, [(c.before, c.note) for c in changes if c.note and c.before.id in jobs])
+    ended = [job for job in jobs.values() if job.state.ended and job.spec.notify]
+    if ended:
+        transaction.outbox.jobs_ended(transaction, ended)
+    transaction.notice.changed = True
+    for each in changes:
+        if each.then.state is JobState.PENDING and each.due_in_ms == 0:
+            transaction.notice.queues.add(each.before.spec.queue)
+    return jobs
+
+
+def write_notes(transaction: Transaction, notes: Sequence[tuple[Job, Note]]) -> None:
+    """Append notes to histories; each note comes with the job before its change."""
+    if notes:
+        transaction.run(_INSERT_HISTORY, [_history_record(job, note) for job, note in notes])
+
+
+def delete_jobs(transaction: Transaction, job_ids: Sequence[str]) -> None:
+    """Delete jobs with their histories, tags and notifications."""
+    if not job_ids:
+        return
+    for statement in _DELETES:
+        transaction.run(statement, [{"deleted_id": job_id} for job_id in job_ids])
+    transaction.outbox.jobs_deleted(transaction, job_ids)
 
 
 def clean(text: str) -> str:
@@ -141,6 +210,49 @@ def entry_of(row: Sequence[Any]) -> HistoryEntry:
     """Return the history entry of a row: at_ms, event, attempt, lease, worker, cause, message, by."""
     at_ms, name, attempt, lease, worker, cause, message, by = row
     return HistoryEntry(at_ms, HistoryEvent(name), attempt, lease, worker, cause, message, by)
+
+
+def after_ms(seconds: float | None) -> int | None:
+    """Return seconds in milliseconds; None for None."""
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _record(each: Change) -> dict[str, Any]:
+    before, then = each.before, each.then
+    return {
+        "new_id": then.id,
+        "old_lease": before.lease,
+        "old_state": before.state.value,
+        "new_state": then.state.value,
+        "has_ended": then.state.ended,
+        "due_in_ms": each.due_in_ms,
+        "restart_times": each.restart_times,
+        "expires_in_ms": after_ms(then.spec.time_to_live_s),
+        "deadline_in_ms": after_ms(then.spec.deadline_s),
+        "new_attempt": then.attempt,
+        "new_crashes": then.crashes,
+        "new_started_at_ms": then.started_at_ms,
+        "new_cancel_requested": then.cancel_requested,
+        "new_progress": dump(then.progress),
+        "new_cursor": dump_mapping(then.cursor),
+        "new_result": dump_result(then.result),
+        "new_published_uri": clean(then.result.published_uri) if then.result else "",
+        "new_unpublished": then.needs_publication,
+        "new_failure": dump(then.failure),
+    }
+
+
+def _history_record(job: Job, note: Note) -> dict[str, Any]:
+    return {
+        "job_id": job.id,
+        "event": note.event.value,
+        "attempt": job.attempt,
+        "lease": job.lease,
+        "worker": job.worker if job.state is JobState.RUNNING else "",
+        "cause": note.cause,
+        "message": clean(note.message),
+        "done_by": clean(note.by),
+    }
 
 
 def _spec_of(row: Sequence[Any]) -> NewJob:

@@ -1,24 +1,46 @@
-"""The job ledger in SQL. Subclasses add the parts of one database."""
+"""The job ledger in SQL: its life cycle with the migrations of its schema, and its queues.
 
+Subclasses add the parts of one database.
+
+The migrations are applied in order. A released migration is never changed: add a new one. Each is a
+file in ``schema/``, written for PostgreSQL; a few substitutions make it SQLite's.
+
+Each migration is one transaction. Any number of processes may start at once: one applies it; the
+others wait and find it applied. `min_reader` says which older programs still work on the schema
+after it. A migration that adds what older programs never read keeps the number; one that changes
+what they rely on raises it to its own. A program refuses to start on a schema with a `min_reader`
+greater than the last migration that it knows.
+"""
+
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
-from headrace.jobs.ledger import (
-    REPORTED_MODELS_KEPT_DAYS,
-    QueueCounts,
-    QueueSettings,
-    Wakeup,
+from headrace.core.errors import ConfigError, JobLedgerUnavailableError
+from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, QueueCounts, QueueSettings, Wakeup
+from headrace.jobs.ledgers.client_operations import ClientOperations, queue_of, read_queues
+from headrace.jobs.ledgers.database import (
+    CommitNotice,
+    Database,
+    Engines,
+    Transaction,
+    exc,
+    first_line,
+    read_statement,
+    reading,
+    sa,
+    writing,
 )
-from headrace.jobs.ledgers.database import Database, Transaction, read_statement, reading, writing
-from headrace.jobs.ledgers.outbox import SqlOutbox
+from headrace.jobs.ledgers.outbox import NotificationRows, SqlOutbox
 from headrace.jobs.ledgers.rows import clean
-from headrace.jobs.ledgers.stored_jobs import JobOperations
-from headrace.jobs.ledgers.submissions import SubmitOperations, queue_of, read_queues
 from headrace.jobs.ledgers.work import WorkOperations
 
 _QUEUE: Final = read_statement("queue")
@@ -31,10 +53,19 @@ _DELETE_OLD_REPORTS: Final = read_statement("delete_old_reports")
 _REPORTS_KEPT_MS: Final = REPORTED_MODELS_KEPT_DAYS * 86_400_000
 
 
-class SqlJobLedger(SubmitOperations, WorkOperations, JobOperations, ABC):
-    """A job ledger over a `Database`: its lifecycle, and the operations on queues and reports."""
+class SqlJobLedger(ClientOperations, WorkOperations, ABC):
+    """A job ledger over a `Database`: its lifecycle, and the operations on queues and reports.
 
-    def __init__(self, database: Database) -> None:
+    The parameters are those of `Database`.
+    """
+
+    _advice: ClassVar[str]
+    """Ends the error message of a ledger that cannot be opened."""
+
+    def __init__(
+        self, connect: Callable[[], Engines], *, where: str, on_commit: Callable[[CommitNotice], None]
+    ) -> None:
+        database = Database(connect, where=where, on_commit=on_commit, outbox=NotificationRows())
         super().__init__(database)
         self.outbox: Final = SqlOutbox(database)
         """The outbox in the same database."""
@@ -65,13 +96,24 @@ class SqlJobLedger(SubmitOperations, WorkOperations, JobOperations, ABC):
             self._started = False
             self._end()
 
-    @abstractmethod
     def _begin(self) -> None:
         """Connect, and migrate the schema."""
+        engine = self._database.open()
+        try:
+            migrate(partial(self._run_exclusively, engine), where=self._database.where)
+        except exc.DBAPIError as error:
+            why = first_line(error)
+            raise JobLedgerUnavailableError(
+                f"the job ledger {self._database.where} cannot be opened ({why}): {self._advice}"
+            ) from error
 
-    @abstractmethod
     def _end(self) -> None:
         """Close all connections and threads, also after a `_begin` that failed."""
+        self._database.close()
+
+    @abstractmethod
+    def _run_exclusively(self, engine: sa.Engine, work: Callable[[sa.Connection], bool]) -> bool:
+        """Run and commit transactions one at a time across all processes. Return the result of `work`."""
 
     @abstractmethod
     @override
@@ -139,3 +181,101 @@ class SqlJobLedger(SubmitOperations, WorkOperations, JobOperations, ABC):
             "pool_in_use": sum(pool.checkedout() for pool in pools),
             "errors": self._database.errors,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationStep:
+    """A migration: its number and its statements for SQLite and for PostgreSQL."""
+
+    number: int
+    min_reader: int
+    sqlite: tuple[str, ...]
+    postgres: tuple[str, ...]
+
+    def statements(self, dialect: str) -> tuple[str, ...]:
+        """Return the statements for one database, by its name."""
+        return self.postgres if dialect == "postgresql" else self.sqlite
+
+
+SCHEMA: Final = Path(__file__).parent / "schema"
+_COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
+_FOR_SQLITE: Final = (
+    (re.compile(r"CREATE FUNCTION .*?;\n", re.DOTALL), ""),
+    (re.compile(r' COLLATE "C"'), ""),
+    (
+        re.compile("BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"),
+        "INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT",
+    ),
+    (re.compile(r"\) WITH \([^)]*\)"), ")"),
+)
+"""The substitutions that make a migration's text SQLite's: no collation, no storage options, and
+``headrace_now`` is a function of the connection.
+"""
+
+
+def read_step(number: int, min_reader: int) -> MigrationStep:
+    """Return the migration in ``schema/<number>.sql``."""
+    postgres = sqlite = _COMMENT.sub("", (SCHEMA / f"{number}.sql").read_text())
+    for pattern, text in _FOR_SQLITE:
+        sqlite = pattern.sub(text, sqlite)
+    return MigrationStep(number, min_reader, _statements(sqlite), _statements(postgres))
+
+
+def _statements(script: str) -> tuple[str, ...]:
+    return tuple(statement.strip() for statement in script.split(";\n") if statement.strip())
+
+
+STEPS: Final = (read_step(1, min_reader=1), read_step(2, min_reader=1), read_step(3, min_reader=1))
+
+_SCHEMA: Final = """
+CREATE TABLE headrace_schema (
+    number INTEGER NOT NULL PRIMARY KEY,
+    min_reader INTEGER NOT NULL,
+    applied_at_ms BIGINT NOT NULL
+)
+"""
+
+
+def migrate(
+    guarded: Callable[[Callable[[sa.Connection], bool]], bool],
+    *,
+    where: str,
+    steps: tuple[MigrationStep, ...] = STEPS,
+) -> int:
+    """Apply the missing migrations. Return their number.
+
+    Raise ConfigError, and change nothing, for the schema of a newer program that this one cannot
+    work on.
+    """
+    taken = 0
+    while guarded(lambda connection: _take_next(connection, where, steps)):
+        taken += 1
+    return taken
+
+
+def _take_next(connection: sa.Connection, where: str, steps: tuple[MigrationStep, ...]) -> bool:
+    """Apply the first missing migration. Return False if there is none."""
+    if not sa.inspect(connection).has_table("headrace_schema"):
+        connection.exec_driver_sql(_SCHEMA)
+    found = connection.execute(sa.text("SELECT max(number), max(min_reader) FROM headrace_schema")).one()
+    done, min_reader = found[0] or 0, found[1] or 0
+    known = steps[-1].number
+    if min_reader > known:
+        raise ConfigError(
+            f"the job ledger {where} has schema {done}, which this headrace (schema {known}) is too old for: "
+            f"install a newer one"
+        )
+    missing = [step for step in steps if step.number > done]
+    if not missing:
+        return False
+    step = missing[0]
+    for statement in step.statements(connection.dialect.name):
+        connection.exec_driver_sql(statement)
+    connection.execute(
+        sa.text(
+            "INSERT INTO headrace_schema (number, min_reader, applied_at_ms) "
+            "VALUES (:number, :min_reader, headrace_now())"
+        ),
+        {"number": step.number, "min_reader": step.min_reader},
+    )
+    return True

@@ -5,26 +5,23 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from typing_extensions import override
 
-from headrace.core.errors import ConfigError, JobLedgerUnavailableError
+from headrace.core.errors import ConfigError
 from headrace.jobs.job import wall_ms
 from headrace.jobs.ledger import Wakeup
 from headrace.jobs.ledgers.database import (
     CommitNotice,
-    Database,
     Engines,
-    JobEventWriter,
     event,
     exc,
     pool,
     sa,
 )
-from headrace.jobs.ledgers.migrations import migrate
-from headrace.jobs.ledgers.outbox import NotificationRows
 from headrace.jobs.ledgers.sql import SqlJobLedger
 
 BUSY_S: Final = 15.0
@@ -37,8 +34,6 @@ POLL_S: Final = 0.01
 _VERSION_MIN: Final = (3, 35)
 """The first version with RETURNING and materialized common table expressions."""
 
-_T = TypeVar("_T")
-
 
 class SqliteJobLedger(SqlJobLedger):
     """A job ledger in the file at `path`, created if missing; its folder must exist.
@@ -49,22 +44,15 @@ class SqliteJobLedger(SqlJobLedger):
         path: The file, on a local disk, not on a network share.
         wall_ms: Returns the host's time in milliseconds since the epoch, for all processes of the
             file.
-        outbox: The writer of notifications.
     """
 
-    def __init__(
-        self, path: str | Path, *, wall_ms: Callable[[], int] = wall_ms, outbox: JobEventWriter | None = None
-    ) -> None:
+    _advice = "is it a writable SQLite file?"
+
+    def __init__(self, path: str | Path, *, wall_ms: Callable[[], int] = wall_ms) -> None:
         self.path = Path(path)
         self._wall_ms = wall_ms
         self._notifier = QueueNotifier()
-        database = Database(
-            self._engines,
-            where=f"in {self.path}",
-            on_commit=self._notifier.notify,
-            outbox=outbox or NotificationRows(),
-        )
-        super().__init__(database)
+        super().__init__(self._engines, where=f"in {self.path}", on_commit=self._notifier.notify)
 
     @override
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
@@ -75,10 +63,6 @@ class SqliteJobLedger(SqlJobLedger):
         return SqliteWakeup(self.path, self._notifier, None)
 
     @override
-    def _id_time_ms(self) -> int:
-        return self._wall_ms()
-
-    @override
     def _begin(self) -> None:
         if sqlite3.sqlite_version_info < _VERSION_MIN:
             raise ConfigError(
@@ -86,48 +70,37 @@ class SqliteJobLedger(SqlJobLedger):
             )
         if not self.path.parent.is_dir():
             raise ConfigError(f"{self.path.parent} is no folder: create it for the job ledger")
-        engine = self._database.open()
-        try:
-            migrate(lambda work: self._guarded(engine, work), where=self._database.where)
-        except exc.DBAPIError as error:
-            raise JobLedgerUnavailableError(
-                f"the job ledger {self._database.where} cannot be opened ({error.orig}): "
-                "is it a writable SQLite file?"
-            ) from error
+        super()._begin()
 
     @override
-    def _end(self) -> None:
-        self._database.close()
-
-    @staticmethod
-    def _guarded(engine: sa.Engine, work: Callable[[sa.Connection], _T]) -> _T:
+    def _run_exclusively(self, engine: sa.Engine, work: Callable[[sa.Connection], bool]) -> bool:
         with engine.begin() as connection:  # BEGIN IMMEDIATE: one process at a time
             return work(connection)
 
     def _engines(self) -> Engines:
         # One connection writes: threads of a process queue at the pool instead of retrying on the
         # file.
-        writing = self._engine(pool.QueuePool, pool_size=1, max_overflow=0, pool_timeout=BUSY_S)
-        reading = self._engine(pool.QueuePool, pool_size=READERS, max_overflow=0, pool_timeout=READER_WAIT_S)
-        event.listen(writing, "connect", _never_wait)
+        make = partial(sa.create_engine, "sqlite://", poolclass=pool.QueuePool, max_overflow=0)
+        writing = make(creator=partial(self._connect, waits=False), pool_size=1, pool_timeout=BUSY_S)
+        reading = make(creator=self._connect, pool_size=READERS, pool_timeout=READER_WAIT_S)
         event.listen(writing, "begin", _begin_writing)
         event.listen(reading, "begin", _begin_reading)
         return Engines(writing, reading)
 
-    def _engine(self, kind: type[pool.Pool], **options: Any) -> sa.Engine:
-        return sa.create_engine("sqlite://", creator=self._connect, poolclass=kind, **options)
-
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, *, waits: bool = True) -> sqlite3.Connection:
+        """Return a connection; unless it `waits`, SQLite itself does not wait for other writers."""
         connection = sqlite3.connect(
             self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=256
         )
         connection.create_function("headrace_now", 0, self._wall_ms)
         _prepare(connection)
+        if not waits:
+            connection.execute("PRAGMA busy_timeout = 0")
         return connection
 
 
-def _never_wait(connection: sqlite3.Connection, _record: object) -> None:
-    connection.execute("PRAGMA busy_timeout = 0")
+def _begin_reading(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
 
 
 def _begin_writing(connection: sa.Connection) -> None:
@@ -146,10 +119,6 @@ def _begin_writing(connection: sa.Connection) -> None:
             time.sleep(random.uniform(*BUSY_STEP_S))  # noqa: S311 - no secret
         else:
             return
-
-
-def _begin_reading(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -177,10 +146,6 @@ class QueueWaiter:
     def __init__(self, queues: Sequence[str] | None) -> None:
         self.queues = None if queues is None else frozenset(queues)
         self._woken = threading.Event()
-
-    def matches(self, notice: CommitNotice) -> bool:
-        """Return True if the notice concerns this waiter."""
-        return self.queues is None or not self.queues.isdisjoint(notice.queues)
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
@@ -219,7 +184,7 @@ class QueueNotifier:
         with self._lock:
             waiters = list(self._waiters)
         for waiter in waiters:
-            if waiter.matches(notice):
+            if waiter.queues is None or not waiter.queues.isdisjoint(notice.queues):
                 waiter.wake()
 
 
@@ -245,7 +210,9 @@ class SqliteWakeup(Wakeup):
             left_s = until_s - time.monotonic()
             if self._waiter.wait(max(0.0, min(POLL_S, left_s))):
                 return True
-            if self._changed():
+            version = self._version()
+            if version is not None and version != self._seen:
+                self._seen = version
                 return True
             if left_s <= 0:
                 return False
@@ -263,13 +230,6 @@ class SqliteWakeup(Wakeup):
             if connection is not None:
                 connection.close()
         self._waiter.wake()
-
-    def _changed(self) -> bool:
-        version = self._version()
-        if version is None or version == self._seen:
-            return False
-        self._seen = version
-        return True
 
     def _version(self) -> int | None:
         """Return a number that changes with every commit by others; None if it is unreadable."""

@@ -1,4 +1,8 @@
-"""The operations of workers: settling attempts and claiming jobs, heartbeats, and maintenance."""
+"""The operations of workers: settle attempts, claim jobs, send heartbeats, and maintain the ledger.
+
+The change that an outcome or an expired lease makes to its job is decided by pure functions, at the
+end: its row is read and locked before, and written after.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,8 +10,18 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.jobs.cause import Cause
-from headrace.jobs.job import CRASHES_TOGETHER_MAX, Job, JobFailure, Settlement
+from headrace.jobs.job import (
+    CRASHES_TOGETHER_MAX,
+    Cancelled,
+    Completed,
+    Expired,
+    Failed,
+    HistoryEvent,
+    Job,
+    JobFailure,
+    Released,
+    Settlement,
+)
 from headrace.jobs.ledger import (
     ClaimRequest,
     Heartbeat,
@@ -20,13 +34,23 @@ from headrace.jobs.ledgers.database import (
     DatabaseOperations,
     Transaction,
     read_statement,
+    reading,
     writing,
     writing_once,
 )
-from headrace.jobs.ledgers.rows import clean, dump, dump_mapping
-from headrace.jobs.ledgers.stored_jobs import read_by_id, read_jobs, write_changes
-from headrace.jobs.ledgers.transitions import Change, change, lost_lease_change, settlement_change
-from headrace.jobs.state import JobEvent, JobState, next_state, source_states
+from headrace.jobs.ledgers.rows import (
+    Change,
+    Note,
+    change,
+    clean,
+    delete_jobs,
+    dump,
+    dump_mapping,
+    read_by_id,
+    read_jobs,
+    write_changes,
+)
+from headrace.jobs.state import WORKER_LOST_RULE, Cause, JobEvent, JobState, next_state, source_states
 
 # `claim.sql` makes these transitions itself.
 assert source_states(JobEvent.CLAIM) == {JobState.PENDING}
@@ -44,6 +68,10 @@ _LOST_LEASES: Final = read_statement("lost_leases")
 _PAST_TIME_TO_LIVE: Final = read_statement("past_time_to_live")
 _PAST_DEADLINE: Final = read_statement("past_deadline")
 _WAKE: Final = read_statement("wake_jobs")
+_OF_WORKER: Final = read_statement("jobs_of_worker")
+_CANCEL_REQUESTS: Final = read_statement("cancel_requests")
+_UNPUBLISHED: Final = read_statement("unpublished_jobs")
+_ENDED: Final = read_statement("ended_jobs")
 
 
 class WorkOperations(DatabaseOperations, JobLedger):
@@ -98,14 +126,12 @@ class WorkOperations(DatabaseOperations, JobLedger):
         ]
         rows = transaction.run(_HEARTBEAT, records, lease_ms=lease_ms)
         alive = {(row[0], row[1]) for row in rows}
-        _notify_progress(
-            transaction,
-            [
-                item.job_id
-                for item in heartbeats
-                if item.notify_progress and (item.job_id, item.lease) in alive
-            ],
-        )
+        notified = [
+            item.job_id for item in heartbeats if item.notify_progress and (item.job_id, item.lease) in alive
+        ]
+        for job in read_by_id(transaction, notified).values():
+            if job.progress is not None:
+                transaction.outbox.job_progressed(transaction, job, job.progress)
         transaction.notice.changed = any(item.progress is not None for item in heartbeats)
         return HeartbeatReply(
             lost=frozenset(item.job_id for item in heartbeats if (item.job_id, item.lease) not in alive),
@@ -126,8 +152,7 @@ class WorkOperations(DatabaseOperations, JobLedger):
             published_uri=clean(uri) if completed else "",
             failure=dump(job.failure if completed else _failure_with_uri(job, uri)),
         )
-        if transaction.outbox:
-            transaction.outbox.job_published(transaction, job, uri)
+        transaction.outbox.job_published(transaction, job, uri)
         transaction.notice.changed = True
         return True
 
@@ -151,6 +176,34 @@ class WorkOperations(DatabaseOperations, JobLedger):
             expired=len(expired),
             woken=len(woken),
         )
+
+    @override
+    @reading
+    def list_running(self, transaction: Transaction, worker: str) -> list[Job]:
+        return read_jobs(transaction, _OF_WORKER, worker=clean(worker))
+
+    @override
+    @reading
+    def cancel_requests(self, transaction: Transaction, worker: str) -> frozenset[str]:
+        return frozenset(row[0] for row in transaction.run(_CANCEL_REQUESTS, worker=clean(worker)))
+
+    @override
+    @reading
+    def list_unpublished(self, transaction: Transaction, *, ended_before_ms: int, limit: int) -> list[Job]:
+        return read_jobs(transaction, _UNPUBLISHED, before_ms=ended_before_ms, row_limit=limit)
+
+    @override
+    @reading
+    def ended_before(self, transaction: Transaction, at_ms: int, *, limit: int) -> list[Job]:
+        return read_jobs(transaction, _ENDED, before_ms=at_ms, row_limit=max(limit, 0))
+
+    @override
+    @writing
+    def forget(self, transaction: Transaction, job_ids: Sequence[str]) -> int:
+        jobs = read_by_id(transaction, job_ids, lock=True)
+        ended = [job.id for job in jobs.values() if job.state.ended]
+        delete_jobs(transaction, ended)
+        return len(ended)
 
 
 def _settle(transaction: Transaction, settlements: Sequence[Settlement]) -> tuple[bool, ...]:
@@ -210,15 +263,84 @@ def _next_is_alone(transaction: Transaction, claim: ClaimRequest, queue: str, *,
     return any(row[0] for row in rows)
 
 
-def _notify_progress(transaction: Transaction, job_ids: Sequence[str]) -> None:
-    if not transaction.outbox:
-        return
-    for job in read_by_id(transaction, job_ids).values():
-        if job.progress is not None:
-            transaction.outbox.job_progressed(transaction, job, job.progress)
-
-
 def _failure_with_uri(job: Job, uri: str) -> JobFailure:
     """Return the reason of an end without a result, with the URI of the object that explains it."""
     failure = job.failure or JobFailure(Cause(job.state.value), f"the job was {job.state.value}")
     return replace(failure, uri=clean(uri))
+
+
+def settlement_change(job: Job, settlement: Settlement) -> Change:
+    """Return the change that an outcome makes to its running job.
+
+    A completed job stays completed even if a cancellation was requested meanwhile: the first record
+    counts. An attempt that would be retried is cancelled instead.
+    """
+    outcome = settlement.outcome
+    if settlement.progress is not None:
+        job = replace(job, progress=settlement.progress)
+    match outcome:
+        case Completed():
+            return change(job, JobEvent.COMPLETE, result=outcome.result, failure=None)
+        case Cancelled():
+            return change(job, JobEvent.CANCEL)
+        case Expired():
+            return change(job, JobEvent.EXPIRE)
+        case Released():
+            return _released(job, outcome)
+        case Failed():
+            return _failed(job, outcome)
+
+
+def _released(job: Job, outcome: Released) -> Change:
+    cursor = job.cursor if outcome.cursor is None else outcome.cursor
+    note = Note(HistoryEvent.RELEASED)
+    if job.cancel_requested:
+        return change(job, JobEvent.CANCEL, note=note, cursor=cursor)
+    due_in_ms = max(0, outcome.delay_ms)
+    return change(
+        job, JobEvent.RELEASE, due_in_ms=due_in_ms, note=note, attempt=job.attempt - 1, cursor=cursor
+    )
+
+
+def _failed(job: Job, outcome: Failed) -> Change:
+    failure = outcome.failure
+    note = Note(HistoryEvent.ATTEMPT_FAILED, failure.cause.value, failure.message)
+    crashes = job.crashes + outcome.crashed
+    if outcome.retry_ms is None:
+        return change(job, JobEvent.FAIL, note=note, failure=failure, crashes=crashes)
+    if job.cancel_requested:
+        return change(job, JobEvent.CANCEL, note=note, failure=failure, crashes=crashes)
+    if outcome.counted and job.attempt >= job.spec.attempts_max:
+        return change(job, JobEvent.FAIL, note=note, failure=failure, crashes=crashes)
+    due_in_ms = max(0, outcome.retry_ms)
+    attempt = job.attempt - (not outcome.counted)
+    return change(
+        job,
+        JobEvent.RETRY,
+        due_in_ms=due_in_ms,
+        note=note,
+        failure=failure,
+        crashes=crashes,
+        attempt=attempt,
+    )
+
+
+def lost_lease_change(job: Job) -> Change:
+    """Return the change that an expired lease makes to its job: the worker is taken for dead."""
+    crashes = job.crashes + 1
+    if job.cancel_requested:
+        cause = job.failure.cause.value if job.failure else ""
+        return change(job, JobEvent.CANCEL, note=Note(HistoryEvent.LEASE_LOST, cause), crashes=crashes)
+    failure = JobFailure(
+        Cause.WORKER_LOST,
+        f"the worker {job.worker} sent no heartbeat during attempt {job.attempt}",
+    )
+    note = Note(HistoryEvent.LEASE_LOST, failure.cause.value)
+    if job.attempt >= job.spec.attempts_max:
+        if job.alone:
+            why = f"it crashed {crashes} workers, the last one while it ran alone"
+            failure = JobFailure(Cause.POISON, why)
+        return change(job, JobEvent.FAIL, note=note, failure=failure, crashes=crashes)
+    # The full delay of the rule, without jitter: the lease has taken its time already.
+    due_in_ms = WORKER_LOST_RULE.delay_ms(max(job.attempt, 1))
+    return change(job, JobEvent.LOSE, due_in_ms=due_in_ms, note=note, failure=failure, crashes=crashes)

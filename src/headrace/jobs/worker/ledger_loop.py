@@ -13,10 +13,9 @@ from typing import Final
 from headrace.core.clock import Clock
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.core.retry import RetryPolicy
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, Settlement
 from headrace.jobs.ledger import ClaimRequest, JobLedger, SettleAndClaimReply
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.running_jobs import RunningJobs
 

@@ -12,8 +12,7 @@ import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import ApiKey
-from headrace.jobs.documents import job_document
-from headrace.jobs.job import Job
+from headrace.jobs.job import Job, job_document
 from headrace.jobs.ledger import SubmitReply
 from headrace.jobs.service import JobService
 from headrace.jobs.submission import Submission
@@ -136,7 +135,7 @@ class Api:
         except TimeoutError:
             return await self.thread_pool.run(self.service.get, key, job_id)
         finally:
-            self.service.leave(waiter)
+            self.service.follower.leave(waiter)
 
 
 def client_key(exchange: Exchange) -> ApiKey:

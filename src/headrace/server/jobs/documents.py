@@ -7,10 +7,9 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT, HistoryEvent
 from headrace.jobs.service import PAGE_MAX
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 
 KindName = Literal["infer", "transform", "stream"]
 Milliseconds = Annotated[int, Meta(description="Milliseconds since the epoch, on the clock of the database.")]

@@ -14,12 +14,17 @@ import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import Scope
-from headrace.jobs.documents import change_tag, history_document, job_document, same_state
-from headrace.jobs.job import Job
+from headrace.jobs.job import Job, change_tag, history_document, job_document, same_state
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.service import CHANGE_SCOPES
-from headrace.jobs.submission import JSON, Submission, SubmissionHeaders, read_document, read_raw
-from headrace.jobs.submission_fields import SubmissionLimits
+from headrace.jobs.submission import (
+    JSON,
+    Submission,
+    SubmissionHeaders,
+    SubmissionLimits,
+    read_document,
+    read_raw,
+)
 from headrace.protocols.sse import CONTENT_TYPE
 from headrace.runs.media_types import bare_type
 from headrace.server.http import Exchange
@@ -244,13 +249,14 @@ async def _event_stream(api: Api, job: Job, last_tag: str) -> AsyncGenerator[byt
 
 async def _next_change(api: Api, job_id: str, last_tag: str) -> Job | None:
     """Return the job after its next change, or None after the heartbeat interval."""
-    waiter = api.service.follow_again(job_id, lambda job: change_tag(job) != last_tag)
+    follower = api.service.follower
+    waiter = follower.follow(job_id, lambda job: change_tag(job) != last_tag)
     try:
         return await asyncio.wait_for(asyncio.wrap_future(waiter.job), api.settings.heartbeat_s)
     except TimeoutError:
         return None
     finally:
-        api.service.leave(waiter)
+        follower.leave(waiter)
 
 
 def _event(job: Job, tag: str, last_tag: str) -> bytes:

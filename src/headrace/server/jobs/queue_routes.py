@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from headrace.jobs.access import Scope
-from headrace.jobs.documents import queue_document
+from headrace.jobs.service import queue_document
 from headrace.server.http import Exchange
 from headrace.server.jobs.api import DOCUMENT_BYTES_MAX, ERRORS, Api, client_key, queue_of, respond_json
 from headrace.server.jobs.documents import (

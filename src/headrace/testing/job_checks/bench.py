@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import (
     Completed,
     Failed,
@@ -28,7 +27,7 @@ from headrace.jobs.ledger import (
     MaintenanceCounts,
     SubmitReply,
 )
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from headrace.testing.doubles import ManualWallClock
 from headrace.testing.expect import equal, short_repr
 

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from headrace.jobs.cause import Cause
 from headrace.jobs.job import Failed, HistoryEvent, Job, JobProgress, Settlement
 from headrace.jobs.ledger import MaintenanceCounts, QueueSettings
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from headrace.testing.expect import equal, true
 from headrace.testing.job_checks.bench import (
     LEASE_MS,

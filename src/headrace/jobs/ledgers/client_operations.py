@@ -1,14 +1,25 @@
-"""Idempotent bulk submission, as far as the queues accept jobs."""
+"""The operations of clients: submit, read, list, cancel, requeue and delete jobs.
 
-from collections.abc import Sequence
+Submission is idempotent, and in bulk, as far as the queues accept jobs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.core.errors import IdempotencyError, JobLedgerUnavailableError, QueueClosedError, QueueFullError
-from headrace.jobs.job import Job, NewJob, new_job_id, wall_ms
-from headrace.jobs.ledger import JobLedger, QueueSettings, SubmitReply
+from headrace.core.errors import (
+    DataError,
+    IdempotencyError,
+    JobLedgerUnavailableError,
+    JobNotFoundError,
+    JobStateError,
+    QueueClosedError,
+    QueueFullError,
+)
+from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, NewJob, new_job_id, wall_ms
+from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueSettings, SubmitReply
 from headrace.jobs.ledgers.database import (
     DatabaseOperations,
     Row,
@@ -16,34 +27,65 @@ from headrace.jobs.ledgers.database import (
     read_statement,
     reading,
     writing,
+    writing_once,
 )
-from headrace.jobs.ledgers.rows import clean, dump_spec
-from headrace.jobs.ledgers.stored_jobs import read_by_id, read_by_keys, read_jobs
-from headrace.jobs.ledgers.transitions import after_ms
+from headrace.jobs.ledgers.rows import (
+    Change,
+    Note,
+    after_ms,
+    change,
+    clean,
+    delete_jobs,
+    dump_spec,
+    entry_of,
+    read_by_id,
+    read_by_keys,
+    read_jobs,
+    write_changes,
+    write_notes,
+)
+from headrace.jobs.state import JobEvent, JobState, source_states
 
 RETRY_AFTER_S: Final = 1.0
 _STATEMENT_JOBS: Final = 500
 _ROUNDS_MAX: Final = 8
 _TEXTS: Final = ("queue", "model", "tenant", "body_digest", "correlation_id", "idempotency_key", "region")
 """Fields of NewJob that are stored unchanged in text columns."""
+HISTORY_MAX: Final = 1000
+"""The number of last entries that are returned of a longer history."""
 
 _INSERT: Final = read_statement("insert_jobs")
 _INSERT_TAGS: Final = read_statement("insert_tags")
 _INSERT_QUEUES: Final = read_statement("insert_queues")
 _QUEUES: Final = read_statement("queues")
 _COUNT_PENDING: Final = read_statement("count_pending")
+_FIND: Final = read_statement("find_jobs")
+_HISTORY: Final = read_statement("history")
+_REQUEST_CANCEL: Final = read_statement("request_cancel")
+
+_FILTERS: Final[Mapping[str, str]] = {
+    "queue": "job.queue = :queue",
+    "model": "job.model = :model",
+    "kind": "job.kind = :kind",
+    # With the condition of the partial index.
+    "correlation_id": "job.correlation_id = :correlation_id AND job.correlation_id <> ''",
+}
+"""The conditions of a filter's text fields; empty ones match every job."""
 
 Identity = tuple[str, str, str]
 
 
-class SubmitOperations(DatabaseOperations, JobLedger):
-    """The operations of a ledger that accept jobs."""
+class ClientOperations(DatabaseOperations, JobLedger):
+    """The operations of a ledger that clients of the job API request."""
+
+    _wall_ms: Callable[[], int] = staticmethod(wall_ms)
+    """Returns the time that new ids begin with. Ids sort by it; nothing else depends on it."""
 
     @override
     def submit(self, jobs: Sequence[NewJob]) -> list[SubmitReply | Exception]:
         if not jobs:
             return []
-        at_ms = self._id_time_ms()
+        at_ms = self._wall_ms()
         # Before the transaction, so that a repeated one finds the jobs of the first.
         new_ids: set[str] = set()
         named: list[NewJob] = []
@@ -60,14 +102,81 @@ class SubmitOperations(DatabaseOperations, JobLedger):
     ) -> list[SubmitReply | Exception]:
         return _Submissions(transaction, jobs, new_ids).replies_in_order()
 
-    def _id_time_ms(self) -> int:
-        """Return the time that new ids begin with. Ids sort by it; nothing else depends on it."""
-        return wall_ms()
-
     @override
     @reading
     def count_pending(self, transaction: Transaction, tenant: str, *, limit: int) -> int:
         return transaction.run(_COUNT_PENDING, tenant=tenant, row_limit=max(limit, 0))[0][0]
+
+    @override
+    @reading
+    def get(self, transaction: Transaction, job_id: str, *, tenant: str | None = None) -> Job:
+        return _read_visible(transaction, job_id, tenant)
+
+    @override
+    @reading
+    def get_many(self, transaction: Transaction, job_ids: Sequence[str]) -> dict[str, Job]:
+        return read_by_id(transaction, job_ids)
+
+    @override
+    @reading
+    def get_by_key(self, transaction: Transaction, tenant: str, idempotency_key: str) -> Job | None:
+        jobs = read_by_keys(transaction, [(tenant, idempotency_key)] if idempotency_key else [])
+        return jobs[0] if jobs else None
+
+    @override
+    @reading
+    def history(self, transaction: Transaction, job_id: str) -> list[HistoryEntry]:
+        """Return the last 1000 entries of the history, oldest first; none for an unknown job."""
+        rows = transaction.run(_HISTORY, job_id=job_id, row_limit=HISTORY_MAX)
+        return [entry_of(row) for row in rows][::-1]
+
+    @override
+    @reading
+    def find(
+        self, transaction: Transaction, job_filter: JobFilter, *, after: str = "", limit: int = 100
+    ) -> Page:
+        """Return a page of jobs. Raise DataError for an invalid `after`."""
+        limit = max(limit, 0)
+        conditions = _conditions(job_filter) | _conditions_after(after)
+        statement = _FIND.filled("conditions", " AND ".join(conditions) or "TRUE")
+        values = {name: value for each in conditions.values() for name, value in each.items()}
+        jobs = read_jobs(transaction, statement, row_limit=limit + 1, **values)
+        last = jobs[limit - 1] if len(jobs) > limit > 0 else None
+        return Page(tuple(jobs[:limit]), f"{last.created_at_ms}/{last.id}" if last else "")
+
+    @override
+    @writing
+    def cancel(
+        self, transaction: Transaction, job_id: str, *, tenant: str | None = None, by: str = ""
+    ) -> Job:
+        job = _read_visible(transaction, job_id, tenant, lock=True)
+        if job.state is JobState.CANCELLED or (job.cancel_requested and not job.state.ended):
+            return job
+        if job.state not in source_states(JobEvent.CANCEL):
+            raise JobStateError(job_id, job.state.value, "an ended job cannot be cancelled")
+        note = Note(HistoryEvent.CANCEL_REQUESTED, by=by)
+        if job.state is JobState.PENDING:
+            return write_changes(transaction, [change(job, JobEvent.CANCEL, note=note)])[job_id]
+        transaction.run(_REQUEST_CANCEL, id=job_id)
+        write_notes(transaction, [(job, note)])
+        transaction.notice.queues.add(job.spec.queue)
+        transaction.notice.changed = True
+        return replace(job, cancel_requested=True)
+
+    @override
+    @writing_once
+    def requeue(
+        self, transaction: Transaction, job_id: str, *, tenant: str | None = None, by: str = ""
+    ) -> Job:
+        job = _read_ended(transaction, job_id, tenant, "only an ended job can be requeued")
+        return write_changes(transaction, [requeue_change(job, by)])[job_id]
+
+    @override
+    @writing_once
+    def delete(self, transaction: Transaction, job_id: str, *, tenant: str | None = None) -> Job:
+        job = _read_ended(transaction, job_id, tenant, "only an ended job can be deleted; cancel it first")
+        delete_jobs(transaction, [job_id])
+        return job
 
 
 @dataclass(slots=True)
@@ -101,7 +210,7 @@ class _Submissions:
         replies |= {
             index: SubmitReply(inserted[new.id], True) for index, new in ahead.items() if new.id in inserted
         }
-        found = _find(self.transaction, list(missing.values())) if missing else {}
+        found = _find_existing(self.transaction, list(missing.values())) if missing else {}
         refused: dict[int, NewJob] = {}
         for index, new in missing.items():
             job = found.get(_identity(new)) or found.get(("", "", new.id))
@@ -114,18 +223,14 @@ class _Submissions:
             leading = replies.get(leader)
             if index != leader and isinstance(leading, SubmitReply):
                 replies[index] = _existing_reply(jobs[index], leading.job, set())
+        if not refused:
+            return
+        queues = sorted({new.queue for new in refused.values()})
+        created = self.transaction.run(_INSERT_QUEUES, [{"queue_name": name} for name in queues])
         # A submission that precedes others in a full queue may be in the ledger already. Only if a
         # whole pass yields nothing do the queues give the reason.
-        if (
-            refused
-            and not self._insert_queues({new.queue for new in refused.values()})
-            and len(refused) == len(ahead)
-        ):
+        if not created and len(refused) == len(ahead):
             self._refuse(remaining)
-
-    def _insert_queues(self, names: set[str]) -> int:
-        """Create unknown queues. Return their number."""
-        return len(self.transaction.run(_INSERT_QUEUES, [{"queue_name": name} for name in sorted(names)]))
 
     def _refuse(self, remaining: Sequence[int]) -> None:
         queues = {queue.name: queue for queue in read_queues(self.transaction)}
@@ -210,7 +315,7 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[str, Job]:
     return inserted
 
 
-def _find(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[Identity, Job]:
+def _find_existing(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[Identity, Job]:
     """Return the jobs that are in the ledger already, by identity."""
     keys = [(new.tenant, new.idempotency_key) for new in jobs if new.idempotency_key]
     by_key = {_identity(job.spec): job for job in read_by_keys(transaction, keys)}
@@ -239,3 +344,71 @@ def _record(new: NewJob, places: dict[str, int]) -> dict[str, Any]:
         "expires_in_ms": after_ms(new.time_to_live_s),
         "deadline_in_ms": after_ms(new.deadline_s),
     }
+
+
+def _read_visible(transaction: Transaction, job_id: str, tenant: str | None, *, lock: bool = False) -> Job:
+    """Return a job. Raise JobNotFoundError, also for another tenant's."""
+    job = read_by_id(transaction, [job_id], lock=lock).get(job_id)
+    if job is None or tenant not in (None, job.spec.tenant):
+        raise JobNotFoundError(job_id)
+    return job
+
+
+def _read_ended(transaction: Transaction, job_id: str, tenant: str | None, why: str) -> Job:
+    job = _read_visible(transaction, job_id, tenant, lock=True)
+    if not job.state.ended:
+        raise JobStateError(job_id, job.state.value, why)
+    return job
+
+
+def requeue_change(job: Job, by: str) -> Change:
+    """Return the change of an ended job that is requeued: lease number, crashes and cursor stay."""
+    return change(
+        job,
+        JobEvent.REQUEUE,
+        due_in_ms=0,
+        restart_times=True,
+        note=Note(HistoryEvent.REQUEUED, by=by),
+        attempt=0,
+        started_at_ms=None,
+        cancel_requested=False,
+        progress=None,
+        result=None,
+        failure=None,
+    )
+
+
+def _conditions(job_filter: JobFilter) -> dict[str, dict[str, Any]]:
+    """Return the conditions of a filter, each with the values of its parameters."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, condition in _FILTERS.items():
+        if value := getattr(job_filter, name):
+            found[condition] = {name: value}
+    if job_filter.tenant is not None:
+        found["job.tenant = :tenant"] = {"tenant": job_filter.tenant}
+    if job_filter.states:
+        # Literals, so that the partial index of a state can be used.
+        states = " OR ".join(f"job.state = '{state.value}'" for state in sorted(job_filter.states))
+        found[f"({states})"] = {}
+    if job_filter.created_from_ms is not None:
+        found["job.created_at_ms >= :from_ms"] = {"from_ms": job_filter.created_from_ms}
+    if job_filter.created_before_ms is not None:
+        found["job.created_at_ms < :before_ms"] = {"before_ms": job_filter.created_before_ms}
+    for number, (name, value) in enumerate(job_filter.tags.items()):
+        named = f"name = :tag{number} AND value = :value{number}"
+        condition = f"job.id IN (SELECT job_id FROM headrace_tag WHERE {named})"  # noqa: S608
+        found[condition] = {f"tag{number}": name, f"value{number}": value}
+    return found
+
+
+def _conditions_after(after: str) -> dict[str, dict[str, Any]]:
+    """Return the condition of the pages after a position; none for the first page."""
+    if not after:
+        return {}
+    created, _, job_id = after.partition("/")
+    if not created.isdecimal() or not job_id:
+        raise DataError(
+            f"after: invalid page position {after!r}: use next_after of the previous page, or begin again"
+        )
+    values = {"after_ms": int(created), "after_id": job_id}
+    return {"(job.created_at_ms, job.id) < (:after_ms, :after_id)": values}
