@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from cases import for_each
-from headrace.engine.process.call_socket import CallSocket, pack_message
-from headrace.engine.process.messages import ErrorMessage
+from headrace.engine.process.messages import CallSocket, ErrorMessage, pack_message
 
 
 def _message(value):

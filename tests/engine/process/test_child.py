@@ -14,9 +14,9 @@ import pytest
 
 from engine.support import WAIT_S
 from headrace.core import ModelRecipe
-from headrace.engine.process.call_socket import CallSocket
 from headrace.engine.process.messages import (
     CONTROL_BYTES,
+    CallSocket,
     CloseMessage,
     ErrorMessage,
     LoadedMessage,

@@ -27,12 +27,13 @@ from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import Array, InferRequest, InferResponse
 from headrace.engine.backend import CallInputs
 from headrace.engine.local_backend import LocalBackend
+from headrace.engine.model_errors import error_to_wire
 from headrace.engine.outputs import ChunkedResponse, Outputs
-from headrace.engine.process.call_socket import CallSocket, pack_message
 from headrace.engine.process.messages import (
     CALL_NUMBER,
     CONTROL_BYTES,
     CallMessage,
+    CallSocket,
     EndSequencesMessage,
     ErrorMessage,
     Lengths,
@@ -40,9 +41,9 @@ from headrace.engine.process.messages import (
     ResultMessage,
     StartMessage,
     join_blobs,
+    pack_message,
     split_blobs,
 )
-from headrace.engine.process.relay import Relay, StreamReceiver, StreamSender, decode_count, decode_end
 from headrace.engine.process.request_codec import (
     opaque_response_header,
     pack_bodies,
@@ -52,8 +53,16 @@ from headrace.engine.process.request_codec import (
     unpack_requests,
 )
 from headrace.engine.process.shared_arrays import Arena, ArenaMapping, ArrayHeader, read_arrays, write_arrays
-from headrace.engine.process.wire import Frame, FrameKind, Wire
-from headrace.engine.process.wire_errors import error_to_wire
+from headrace.engine.process.wire import (
+    Frame,
+    FrameKind,
+    Relay,
+    StreamReceiver,
+    StreamSender,
+    Wire,
+    decode_count,
+    decode_end,
+)
 from headrace.engine.recipe import recipe_factory
 from headrace.engine.streams import StreamCall
 

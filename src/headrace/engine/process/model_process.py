@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
+import orjson
+
 from headrace.core.clock import Clock
 from headrace.core.errors import (
     DataError,
@@ -27,30 +29,30 @@ from headrace.core.errors import (
 )
 from headrace.core.handle import HandleResponse
 from headrace.core.tensor import InferRequest
+from headrace.engine.model_errors import error_from_wire
 from headrace.engine.outputs import ChunkedResponse
-from headrace.engine.process.call_socket import CallSocket
-from headrace.engine.process.contained_process import ContainedProcess
+from headrace.engine.process.contained_process import ContainedProcess, ProcessExit
 from headrace.engine.process.messages import (
     CALL_NUMBER,
     CONTROL_BYTES,
+    CallSocket,
     CloseMessage,
     ErrorMessage,
     LoadedMessage,
     StartMessage,
 )
-from headrace.engine.process.process_exit import ProcessExit
-from headrace.engine.process.relay import (
+from headrace.engine.process.request_codec import encode_json, pack_request, unpack_chunks, unpack_responses
+from headrace.engine.process.shared_arrays import Arena, ArenaMapping, open_unnamed_memory
+from headrace.engine.process.wire import (
+    Frame,
+    FrameKind,
     Relay,
     StreamReceiver,
     StreamSender,
+    Wire,
     decode_count,
     decode_end,
-    decode_log_record,
 )
-from headrace.engine.process.request_codec import encode_json, pack_request, unpack_chunks, unpack_responses
-from headrace.engine.process.shared_arrays import Arena, ArenaMapping, open_unnamed_memory
-from headrace.engine.process.wire import Frame, FrameKind, Wire
-from headrace.engine.process.wire_errors import error_from_wire
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import StreamCall
 
@@ -213,7 +215,7 @@ class ModelProcess:
     def _on_frames(self, frames: Sequence[Frame]) -> None:
         for kind, id, payload in frames:
             if kind == FrameKind.LOG:
-                self._log(*decode_log_record(payload))
+                self._log(*orjson.loads(payload))
                 continue
             if kind == FrameKind.LOST:
                 self.kill("unrecoverable", bytes(payload).decode())
