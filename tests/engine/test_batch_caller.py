@@ -26,13 +26,13 @@ from headrace.core.errors import (
 from headrace.core.tensor import InferResponse, RowFailure, Tensor, TensorSpec
 from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import BatchCaller, CallItem, PreparedCall
+from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import WHY_CHARS_MAX, RemoteError
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult
 from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.request_queue import RequestQueue
 from headrace.testing import ManualClock, PickyModel
 

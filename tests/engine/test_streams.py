@@ -24,7 +24,7 @@ from headrace.core.errors import (
     StoppedError,
     UnsupportedError,
 )
-from headrace.engine.open_streams import ResponseStream
+from headrace.engine.admission import ResponseStream
 from headrace.engine.session import SessionState
 from headrace.engine.streams import ITEMS_MAX, StreamCall
 from headrace.testing import EchoModel, ManualClock

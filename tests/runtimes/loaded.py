@@ -5,12 +5,12 @@ from concurrent.futures import Future
 
 from headrace.core import InferRequest, InferResponse, Model, SystemClock
 from headrace.engine.batch_caller import BatchCaller
+from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import FutureCallback, PendingRequest
 from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.request_queue import RequestQueue
 
 

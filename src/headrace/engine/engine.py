@@ -27,18 +27,26 @@ from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.sequence import SequenceInfo, SequenceLimits
 from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.engine.admission import abandon, handle, infer, infer_inline, submit
+from headrace.engine.admission import (
+    ResponseStream,
+    abandon,
+    handle,
+    infer,
+    infer_inline,
+    open_chunks,
+    open_stream,
+    submit,
+)
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.counters import sum_snapshots
 from headrace.engine.instance_worker import InstanceWorker
-from headrace.engine.open_streams import ResponseStream, open_chunks, open_stream
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
 from headrace.engine.pending_request import (
     RequestTimes,
 )
-from headrace.engine.sequences.monitored_store import MonitoredStore
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
+from headrace.engine.sequences.sequence_store import MonitoredStore
 from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.settings import ServeSettings
 

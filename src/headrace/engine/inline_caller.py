@@ -14,12 +14,12 @@ from headrace.core.errors import InstanceLostError, StoppedError
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor
 from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import BatchCaller
+from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import reported_error
 from headrace.engine.outputs import OutputCheck
 from headrace.engine.pending_request import PendingRequest, RequestResult, ResponseCallback
-from headrace.engine.request_committer import RequestCommitter
 
 
 class _FastPath(NamedTuple):

@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.core.errors import ModelInputError, ModelLoadError
-from headrace.core.model import Model, has_step
-from headrace.core.tensor import Array, InferRequest, Tensor, TensorSpec, dtype_of
+from headrace.core.model import BytesAs, Model, has_step
+from headrace.core.tensor import Array, InferRequest, ModelMetadata, Tensor, TensorSpec, dtype_of, text_array
 
 _GUESSED_DATATYPE = "FP32"
 """Datatype of inputs that are known by parameter names only."""
@@ -201,6 +201,50 @@ class ModelInputs:
 
     def _error(self, why: str) -> ModelInputError:
         return ModelInputError(self.model, why)
+
+
+def convert_inputs(request: InferRequest, metadata: ModelMetadata, *, as_rows: bool) -> InferRequest:
+    """Return the request with BYTES elements as the model takes them.
+
+    Text arrives as str from JSON and as bytes elsewhere. With `as_rows`, tensors without axes become
+    one row. Raises ModelInputError for invalid UTF-8.
+    """
+    for tensor in request.inputs:
+        data = tensor.data
+        if data.dtype.char == "O" or not data.ndim:
+            break
+    else:
+        # Nearly every request ends here. On the hot path, a loop and `char` (not `kind`) are fast.
+        return request
+    if as_rows:
+        request = request.with_row_axes()
+    bytes_as = metadata.bytes_as
+    if bytes_as == "sent":
+        return request
+    inputs = tuple(
+        _converted(t, bytes_as, metadata.name) if t.data.dtype.kind == "O" else t for t in request.inputs
+    )
+    return replace(request, inputs=inputs)
+
+
+def _converted(tensor: Tensor, bytes_as: BytesAs, model: str) -> Tensor:
+    values: list[Any] = tensor.data.ravel().tolist()
+    element_type = str if bytes_as == "str" else bytes
+    if set(map(type, values)) <= {element_type}:
+        return tensor
+    converted = [_element(tensor.name, i, v, element_type, model) for i, v in enumerate(values)]
+    data: Array = text_array(converted).reshape(tensor.data.shape)
+    return replace(tensor, data=data)
+
+
+def _element(name: str, index: int, value: Any, element_type: type, model: str) -> Any:
+    if isinstance(value, bytes) and element_type is str:
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            why = f"input {name!r} takes text, but element {index} is not UTF-8 (byte {error.start})"
+            raise ModelInputError(model, why) from None
+    return value.encode() if isinstance(value, str) and element_type is bytes else value
 
 
 def exact_inputs(specs: Sequence[TensorSpec]) -> tuple[ExactInput, ...] | None:

@@ -12,11 +12,10 @@ from headrace.core.retry import RetryPolicy
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.batch_caller import BatchCaller
-from headrace.engine.batch_loop import BatchLoop, Committer, TakenBatch
+from headrace.engine.batch_loop import BatchLoop, Committer, RequestCommitter, TakenBatch
 from headrace.engine.inline_caller import InlineCaller
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import describe_error
-from headrace.engine.request_committer import RequestCommitter
 from headrace.engine.request_queue import BlockingConsumer
 from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule

@@ -29,11 +29,10 @@ from headrace.engine.outputs import Outputs
 from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
 from headrace.engine.pipe import wake_all
 from headrace.engine.request_queue import ReadyBatch, RequestQueue
-from headrace.engine.sequences.instance_steps import InstanceSteps
-from headrace.engine.sequences.monitored_store import StoreThread
+from headrace.engine.sequences.instance_steps import InstanceSteps, StateLoader
 from headrace.engine.sequences.row_request import RowRequest, StepItem, StepSequence
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
-from headrace.engine.sequences.state_loader import StateLoader
+from headrace.engine.sequences.sequence_store import StoreThread
 from headrace.engine.stepper import SequenceEnding
 
 _log = logging.getLogger("headrace.engine")
