@@ -16,6 +16,7 @@ from headrace.core import Model, RowError
 from headrace.core.errors import (
     CancelledRequestError,
     DeadlineError,
+    HeadraceError,
     InstanceLostError,
     ModelContractError,
     ModelInputError,
@@ -32,9 +33,20 @@ from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_errors import WHY_CHARS_MAX, RemoteError
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult
-from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_queue import RequestQueue
+from headrace.engine.request_queue import IndependentRequests, RequestQueue
 from headrace.testing import ManualClock, PickyModel
+
+
+def _end_error(before_call):
+    """Return the hook that returns the HeadraceError which `before_call` raises."""
+
+    def end_error(entry):
+        try:
+            before_call(entry)
+        except HeadraceError as error:
+            return error
+
+    return end_error
 
 
 class _Instance:
@@ -45,10 +57,10 @@ class _Instance:
         clock = clock or ManualClock()
         schedule = IndependentRequests(merge=True)
         queue = RequestQueue(
-            clock, schedule, in_flight_max=1, queue_rows_max=1, deliver_results=lambda _: None
+            clock, schedule, model="m", in_flight_max=1, queue_rows_max=1, deliver_results=lambda _: None
         )
         self.counters = EngineCounters()
-        self.caller = BatchCaller(backend, "m", clock, self.counters, before_call=before_call)
+        self.caller = BatchCaller(backend, "m", clock, self.counters, end_error=_end_error(before_call))
         self._committer = RequestCommitter(
             queue,
             schedule,
@@ -56,7 +68,7 @@ class _Instance:
             self.counters,
             clock,
             respond=ResponseBuilder(backend.check, backend.metadata),
-            before_call=before_call,
+            end_error=_end_error(before_call),
         )
 
     def items(self, entries: list[PendingRequest]) -> list[CallItem]:

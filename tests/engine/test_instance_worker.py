@@ -32,8 +32,7 @@ from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.pending_request import FutureCallback
-from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_queue import RequestQueue
+from headrace.engine.request_queue import IndependentRequests, RequestQueue
 from headrace.engine.sequences.instance_steps import InstanceSteps, StateLoader
 from headrace.engine.sequences.sequence_rows import MultiRowRequest
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
@@ -166,7 +165,7 @@ def test_memory_error_is_the_cause(breaks):
         (headrace.engine.batch_loop, "deliver"),
         (EngineCounters, "record_result"),
         (IndependentRequests, "end"),
-        (RequestQueue, "mark_ended_locked"),
+        (RequestCommitter, "_end"),
     ],
 )
 def test_defect_around_delivery_ends_each_request_once(where, breaks):

@@ -12,6 +12,7 @@ from headrace.core.errors import (
     CancelledRequestError,
     DeadlineError,
     HeadraceError,
+    InstanceLostError,
     LimitError,
     ModelInputError,
     OverloadedError,
@@ -31,12 +32,14 @@ from headrace.engine.pending_request import (
     RequestResult,
     RequestTimes,
     cancelled_error,
+    deadline_error,
     merge_key,
+    stopped_error,
 )
 from headrace.engine.sequences.sequence_rows import count_steps
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.step_stream import StepStream
-from headrace.engine.session import EngineSession
+from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.streams import StreamCall
 
 T = TypeVar("T")
@@ -48,6 +51,19 @@ limit them.
 RETRY_AFTER_MAX_S: Final = 30.0
 _HANDLE: Final = "handle"
 """The key of opaque requests, which share calls with each other only."""
+
+
+def running_backend(session: EngineSession, why: str = "it is starting or stopping") -> Backend:
+    """Return the backend that describes the model.
+
+    Raises StoppedError, for the reason `why`, and InstanceLostError once no instance is left.
+    """
+    backend = session.slots[0].backend if session.state is SessionState.RUNNING else None
+    if backend is None:
+        raise stopped_error(session.name, why)
+    if session.lost_reason is not None:
+        raise InstanceLostError(session.name, session.lost_reason)
+    return backend
 
 
 def count_rows(request: InferRequest, backend: Backend) -> int:
@@ -73,16 +89,17 @@ def _prepare(session: EngineSession, backend: Backend, request: InferRequest) ->
     rows = count_rows(request, backend)
     if rows > REQUEST_ROWS_MAX:
         raise LimitError(f"model {session.name}: a request has {rows} rows; the limit is {REQUEST_ROWS_MAX}")
-    _check_deadline(session, request)
+    if request.deadline is not None:
+        _check_deadline(session, request, request.deadline)
     return request, rows
 
 
-def _check_deadline(session: EngineSession, request: InferRequest | HandleRequest) -> None:
+def _check_deadline(session: EngineSession, request: InferRequest | HandleRequest, deadline: float) -> None:
     """Raise DeadlineError for a request that has expired, and count it."""
-    if request.deadline is not None and session.clock.now() >= request.deadline:
+    if session.clock.now() >= deadline:
         with session.counters_lock:
             session.counters.expired += 1
-        raise session.deadline_error(request)
+        raise deadline_error(session.name, request)
 
 
 def submit(
@@ -129,7 +146,7 @@ def abandon(session: EngineSession, future: Future[InferResponse]) -> None:
         return
     with session.counters_lock:
         session.counters.cancelled += 1
-    FutureCallback(future).complete(cancelled_error(entry))
+    FutureCallback(future).complete(cancelled_error(entry.request))
     session.cancel_unwanted_calls()
 
 
@@ -163,7 +180,8 @@ def infer_inline(
 
 async def handle(session: EngineSession, request: HandleRequest) -> HandleResponse | ChunkedResponse:
     """Call a model for an opaque request, inline or by the queue, as `Engine.handle` describes."""
-    _check_deadline(session, request)
+    if request.deadline is not None:
+        _check_deadline(session, request, request.deadline)
     callback = LoopCallback(asyncio.get_running_loop())
     entry = PendingRequest(request, 1, session.clock.now(), callback, key=_HANDLE, strict=True)
     inline = session.inline
@@ -186,7 +204,15 @@ async def _queue_and_wait(session: EngineSession, entry: PendingRequest, callbac
     Never waits for space. Raises OverloadedError, StoppedError, DeadlineError, and the error of a
     sequence that refuses the request.
     """
-    _queue(session, entry)
+    try:
+        is_queued = session.queue.offer(entry)
+    except StoppedError:
+        raise stopped_error(session.name, "it is stopping, or has lost its instances") from None
+    except SequenceError as error:
+        session.count_refused(entry, error)
+        raise
+    if not is_queued:
+        raise _overloaded_error(session)
     deadline = entry.request.deadline
     try:
         if deadline is None:
@@ -202,23 +228,16 @@ async def _queue_and_wait(session: EngineSession, entry: PendingRequest, callbac
         if _withdraw(session, entry, callback):
             with session.counters_lock:
                 session.counters.expired += 1
-        raise session.deadline_error(entry.request) from None
+        raise deadline_error(session.name, entry.request) from None
 
 
-def _queue(session: EngineSession, entry: PendingRequest) -> None:
-    try:
-        if session.queue.offer(entry):
-            return
-    except StoppedError:
-        raise session.stopped_error("it is stopping, or has lost its instances") from None
-    except SequenceError as error:
-        session.count_refused(entry, error)
-        raise
+def _overloaded_error(session: EngineSession) -> OverloadedError:
+    """Return the error of a request for which there is no space, and count it."""
     with session.counters_lock:
         session.refused += 1
     _, rows, _, _ = session.queue.waiting()
     limit = session.queue.queue_rows_max
-    raise OverloadedError(
+    return OverloadedError(
         f"model {session.name}: {rows} rows are waiting, the limit is {limit} (queue_rows_max): retry later",
         retry_after_s=_retry_after_s(session, rows),
     )

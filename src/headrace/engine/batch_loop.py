@@ -16,31 +16,14 @@ from headrace.batching.adaptive import WaitCondition
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, InstanceLostError
 from headrace.core.handle import HandleRequest
+from headrace.core.tensor import Array
 from headrace.engine.backend import Backend
-from headrace.engine.batch_caller import BatchCaller, BeforeCall, CallItem, ModelCall, PreparedCall, end_error
+from headrace.engine.batch_caller import BatchCaller, CallItem, EndError, ModelCall, PreparedCall
 from headrace.engine.counters import EngineCounters
 from headrace.engine.model_errors import internal_error, reported_error
 from headrace.engine.outputs import ResponseBuilder, select_outputs
 from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
-from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_queue import BlockingConsumer, ReadyBatch, RequestQueue
-
-
-class TakenBatch:
-    """A batch that an instance has taken."""
-
-    __slots__ = ("batch", "call", "endings_reported", "is_ended", "items")
-
-    def __init__(self, batch: ReadyBatch) -> None:
-        self.batch = batch
-        self.items: Sequence[CallItem] | None = None
-        """Its items; None until they are made."""
-        self.call: PreparedCall | None = None
-        """The call of all items, if it was made ahead."""
-        self.endings_reported = False
-        """True once the model was told of the sequences that ended before this batch."""
-        self.is_ended = False
-        """True once the schedule knows its end."""
+from headrace.engine.request_queue import BlockingConsumer, IndependentRequests, RequestQueue, TakenBatch
 
 
 class Committer(Protocol):
@@ -51,12 +34,8 @@ class Committer(Protocol):
 
     commits_beside: bool
     """True if the next full call may run while `commit` runs in another thread."""
-    takes_ahead: bool
-    """True if the next full call may be prepared during a call."""
-
-    def make_items(self, batch: ReadyBatch) -> Sequence[CallItem]:
-        """Return the items of a batch, without those that no client wants."""
-        ...
+    make_items: Callable[[TakenBatch], Sequence[CallItem]] | None
+    """Returns the items of the next full batch, during a call; None if no batch is prepared then."""
 
     def prepare(self, taken: TakenBatch, wait_for_commit: Callable[[], None]) -> None:
         """Make `taken.items`, without those that no client wants or that cannot be called."""
@@ -97,7 +76,7 @@ class Committer(Protocol):
         ...
 
 
-_NOTHING: Final = TakenBatch(ReadyBatch())
+_NOTHING: Final = TakenBatch()
 
 
 class BatchLoop:
@@ -111,11 +90,12 @@ class BatchLoop:
         counters: EngineCounters,
         clock: Clock,
         *,
+        backend: Backend,
         instance: int,
-        name: str,
     ) -> None:
         self._queue = queue
         self._instance = instance
+        self._backend = backend
         self._caller = caller
         self._committer = committer
         self._counters = counters
@@ -123,43 +103,40 @@ class BatchLoop:
         self._taken = _NOTHING
         """The batch in progress."""
         # It starts its thread with its first task.
-        self._side_thread = ThreadPoolExecutor(1, f"headrace-{name}-{instance}-beside")
+        self._side_thread = ThreadPoolExecutor(1, f"headrace-{backend.metadata.name}-{instance}-beside")
         self._committing: Future[None] | None = None
         """The commit of the last batch, while the next call may be made."""
         self._next_batch: Future[TakenBatch | None] | None = None
         """The next batch, prepared while the model is called for this one."""
 
-    def take(
-        self, consumer: BlockingConsumer, unavailable: Callable[[], bool]
-    ) -> TakenBatch | WaitCondition | None:
+    def take(self, consumer: BlockingConsumer) -> TakenBatch | WaitCondition | None:
         """Wait for the next batch.
 
-        Return a WaitCondition once the instance is `unavailable`, and None when the queue is closed
-        and nothing is left.
+        Return a WaitCondition once the backend is lost, and None when the queue is closed and nothing
+        is left.
         """
         if self._next_batch is not None:
-            if unavailable():
+            if self._backend.lost:
                 return WaitCondition()
             if (ahead := self._take_ahead()) is not None:
                 return ahead
-        batch = self._queue.take(consumer, self._instance, unavailable)
-        if batch is None:
+        taken = self._queue.take(consumer, self._instance, self._backend)
+        if taken is None:
             # Sequences that end with the last calls are reported to the model as well.
             self._finish_commits()
-            batch = self._queue.take(consumer, self._instance, unavailable)
-        return TakenBatch(batch) if isinstance(batch, ReadyBatch) else batch
+            taken = self._queue.take(consumer, self._instance, self._backend)
+        return taken
 
     def _take_ahead(self) -> TakenBatch | None:
         """Return the batch taken ahead; None if there is none or its preparation has not begun."""
         next_batch, self._next_batch = self._next_batch, None
         return None if next_batch is None or next_batch.cancel() else next_batch.result()
 
-    def _prepare_ahead(self) -> TakenBatch | None:
-        batch = self._queue.take_full(self._instance)
-        if batch is None:
+    def _prepare_ahead(self, make_items: Callable[[TakenBatch], Sequence[CallItem]]) -> TakenBatch | None:
+        taken = self._queue.take_full(self._instance)
+        if taken is None:
             return None
-        taken = TakenBatch(batch)
-        taken.items = self._committer.make_items(batch)
+        taken.items = make_items(taken)
         try:
             taken.call = PreparedCall.from_items(taken.items)
         except Exception:  # noqa: BLE001 - raised again where the call is made
@@ -181,15 +158,16 @@ class BatchLoop:
             return False
         began_s = self._clock.now()
         try:
-            if committer.takes_ahead and self._queue.schedule.is_full(self._instance):
-                self._next_batch = self._side_thread.submit(self._prepare_ahead)
+            if committer.make_items is not None and self._queue.schedule.is_full(self._instance):
+                self._next_batch = self._side_thread.submit(self._prepare_ahead, committer.make_items)
             calls = self._caller.call(taken.items, taken.call)
         finally:
             counters.ended_s = ended_s = self._clock.now()
             counters.busy_s += ended_s - began_s
-        reason = taken.batch.reason
+        reason = taken.reason
         counters.close_reasons[reason] = counters.close_reasons.get(reason, 0) + 1
-        self._wait_for_commit()
+        if self._committing is not None:
+            self._wait_for_commit()
         if committer.commits_beside and (
             self._next_batch is not None or self._queue.schedule.is_full(self._instance)
         ):
@@ -250,7 +228,8 @@ class BatchLoop:
 class RequestCommitter(Committer):
     """The committer of one instance's requests without states."""
 
-    commits_beside = takes_ahead = False
+    commits_beside = False
+    make_items = None
 
     def __init__(
         self,
@@ -261,7 +240,7 @@ class RequestCommitter(Committer):
         clock: Clock,
         *,
         respond: ResponseBuilder,
-        before_call: BeforeCall,
+        end_error: EndError,
     ) -> None:
         self._queue = queue
         self._schedule = schedule
@@ -270,19 +249,21 @@ class RequestCommitter(Committer):
         self._takes_requests = backend.metadata.whole_requests
         self._counters = counters
         self._clock = clock
-        self._before_call = before_call
+        self._end_error = end_error
 
     def item(self, entry: PendingRequest) -> CallItem:
         """Return the item of a request."""
         if (self._takes_requests and entry.strict) or isinstance(entry.request, HandleRequest):
             return CallItem(entry, {}, 1, is_whole=True, is_opaque=True)
-        tensors = {tensor.name: tensor.data for tensor in entry.request.inputs}
+        tensors: dict[str, Array] = {}
+        for tensor in entry.request.inputs:
+            tensors[tensor.name] = tensor.data
         return CallItem(entry, tensors, entry.rows, is_whole=entry.strict)
 
     def result(self, item: CallItem) -> RequestResult:
         """Return the result of an item whose calls are applied. Expired requests get an error."""
         entry = item.entry
-        error = item.error or end_error(entry, self._before_call)
+        error = item.error or self._end_error(entry)
         if error is not None:
             return error
         try:
@@ -300,12 +281,8 @@ class RequestCommitter(Committer):
         return replace(response, outputs=tuple(t for n in names for t in response.outputs if t.name == n))
 
     @override
-    def make_items(self, batch: ReadyBatch) -> Sequence[CallItem]:
-        return [self.item(entry) for entry in batch.taken if entry.callback.start()]
-
-    @override
     def prepare(self, taken: TakenBatch, wait_for_commit: Callable[[], None]) -> None:
-        taken.items = items = self.make_items(taken.batch)
+        taken.items = items = [self.item(entry) for entry in taken.work if entry.callback.start()]
         counters = self._counters
         if items and counters.ended_s is not None:
             counters.starved_s += max(0.0, items[0].entry.arrived_s - counters.ended_s)
@@ -315,16 +292,18 @@ class RequestCommitter(Committer):
         for call in calls:
             call.apply()
         results = [(item.entry, self.result(item)) for item in taken.items or ()]
-        self._end(taken, [entry for entry, _ in results])
+        self._end(taken, results)
         for entry, result in results:
             self._counters.record_result(entry, result, began_s, ended_s)
         deliver(results)
 
-    def _end(self, taken: TakenBatch, entries: Sequence[PendingRequest]) -> None:
+    def _end(self, taken: TakenBatch, results: Sequence[tuple[PendingRequest, RequestResult]]) -> None:
+        """Mark the requests that have results as ended, and the batch, if it was not marked before."""
         with self._queue.lock:
-            self._queue.mark_ended_locked(entries)
+            for entry, _ in results:
+                entry.ended = not entry.cancelled
             if not taken.is_ended:
-                self._schedule.end(len(taken.batch.taken), taken.batch.rows, self._clock.now())
+                self._schedule.end(len(taken.work), taken.rows, self._clock.now())
                 taken.is_ended = True
 
     @override
@@ -337,20 +316,26 @@ class RequestCommitter(Committer):
 
     @override
     def fail(self, taken: TakenBatch, error: BaseException) -> None:
-        entries: Sequence[PendingRequest] = taken.batch.taken
+        entries: Sequence[PendingRequest] = taken.work
         unfinished = [entry for entry in entries if not entry.ended]
-        self._end(taken, entries)
-        self._fail_entries(entries, unfinished, internal_error(self._name, error))
+        reported = internal_error(self._name, error)
+        self._fail_entries(taken, entries, unfinished, reported)
 
     def _fail_entries(
-        self, entries: Sequence[PendingRequest], unfinished: Sequence[PendingRequest], error: HeadraceError
+        self,
+        taken: TakenBatch,
+        entries: Sequence[PendingRequest],
+        unfinished: Sequence[PendingRequest],
+        error: HeadraceError,
     ) -> None:
+        results = [(entry, error) for entry in entries]
+        self._end(taken, results)
         now = self._clock.now()
         try:
             for entry in unfinished:
                 self._counters.record_result(entry, error, now, now)
         finally:
-            deliver([(entry, error) for entry in entries])
+            deliver(results)
 
     @override
     def instance_lost(
@@ -363,14 +348,15 @@ class RequestCommitter(Committer):
         intended = bool(died_in) and all(item.entry.cancelled for item in died_in)
         for each in taken:
             started: Sequence[PendingRequest] = (
-                each.batch.taken if each.items is None else [item.entry for item in each.items]
+                each.work if each.items is None else [item.entry for item in each.items]
             )
             wanted = [entry for entry in started if not entry.cancelled]
             exhausted = [entry for entry in wanted if entry.deaths >= DEATHS_MAX]
-            self._end(each, exhausted)
             if exhausted:
                 assert error is not None
-                self._fail_entries(exhausted, exhausted, error)
+                self._fail_entries(each, exhausted, exhausted, error)
+            else:
+                self._end(each, ())
             with self._queue.lock:
                 self._schedule.requeue([entry for entry in wanted if entry.deaths < DEATHS_MAX])
         return intended

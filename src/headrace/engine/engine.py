@@ -35,6 +35,7 @@ from headrace.engine.admission import (
     infer_inline,
     open_chunks,
     open_stream,
+    running_backend,
     submit,
 )
 from headrace.engine.backend import Backend
@@ -49,8 +50,6 @@ from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.sequence_store import MonitoredStore
 from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.settings import ServeSettings
-
-_NOT_NOW = "it is starting or stopping"
 
 
 class Engine(Predictor):
@@ -152,7 +151,8 @@ class Engine(Predictor):
     @override
     def metadata(self) -> ModelMetadata:
         """The model's metadata. Raises StoppedError before the first `start`."""
-        backend = self._session.backend
+        slots = self._session.slots
+        backend = slots[0].backend if slots else None
         if backend is None:
             raise StoppedError(f"model {self.name} is not loaded: start the engine first")
         return backend.metadata
@@ -239,7 +239,7 @@ class Engine(Predictor):
         if the model raised.
         """
         session = self._session
-        backend = session.running_backend("start the engine first")
+        backend = running_backend(session, "start the engine first")
         return submit(session, backend, request, merge=self._merge, alone=alone, strict=strict)
 
     def abandon(self, future: Future[InferResponse]) -> None:
@@ -265,12 +265,10 @@ class Engine(Predictor):
         passed, PredictError for an exception of the model, RefusedRowsError for rows that the model
         refused, and StoppedError. `times` are filled in, if given.
         """
-        response = self.infer_inline(request, times)
-        if response is not None:
-            return response
         session = self._session
-        backend = session.running_backend(_NOT_NOW)
-        return await infer(session, backend, request, times)
+        if session.inline is not None and (response := self.infer_inline(request, times)) is not None:
+            return response
+        return await infer(session, running_backend(session), request, times)
 
     def infer_inline(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse | None:
         """Return the response of an inline model, on the client's thread, as `infer` does.
@@ -285,7 +283,7 @@ class Engine(Predictor):
             response = inline.call_fast(request)
             if response is not None:
                 return response
-        return infer_inline(session, session.running_backend(_NOT_NOW), inline, request, times)
+        return infer_inline(session, running_backend(session), inline, request, times)
 
     async def handle(self, request: HandleRequest) -> tuple[HandleResponse, ResponseStream[bytes] | None]:
         """Return the response to an opaque request, from an event loop, and the chunks of its body.
@@ -296,7 +294,7 @@ class Engine(Predictor):
         chunks while `streams_max` streams are open.
         """
         session = self._session
-        backend = session.running_backend(_NOT_NOW)
+        backend = running_backend(session)
         if not backend.metadata.can_handle:
             raise UnsupportedError(f"model {self.name} takes no opaque requests: it has no handle")
         result = await handle(session, request)
@@ -315,7 +313,7 @@ class Engine(Predictor):
         end the stream with that error.
         """
         session = self._session
-        backend = session.running_backend(_NOT_NOW)
+        backend = running_backend(session)
         if not backend.metadata.can_stream:
             raise UnsupportedError(f"model {self.name} cannot stream: it has no predict_stream")
         return open_stream(session, backend, first, more, self.settings.streams_max)
@@ -335,7 +333,11 @@ class Engine(Predictor):
 
         Any thread.
         """
-        return self._session.cancel_sequence(id)
+        session = self._session
+        if session.sequences is None or not session.sequences.cancel(id):
+            return False
+        session.cancel_unwanted_calls()
+        return True
 
     # Checks and statistics
 

@@ -211,8 +211,7 @@ class StepItem(CallItem):
         "withdrawn",
     )
 
-    # A step that was taken ends: done, or failed by the model.
-    can_be_withdrawn = False
+    is_step = True
 
     def __init__(self, sequence: StepSequence, row_request: RowRequest) -> None:
         super().__init__(row_request.entry, row_request.step_tensors(), 1, is_whole=True)

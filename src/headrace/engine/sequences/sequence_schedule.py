@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from typing_extensions import override
 
-from headrace.batching.adaptive import AdaptiveBatch, WaitCondition
+from headrace.batching.adaptive import AdaptiveBatch, QueueConsumer, ReadyQueue, WaitCondition
 from headrace.batching.sequence import SequenceTable
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, SequenceError, SequenceGoneError
@@ -23,10 +23,8 @@ from headrace.core.tensor import InferResponse
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult
-from headrace.engine.ready_queue import ReadyQueue
-from headrace.engine.request_queue import DeliverResults, QueueConsumer, ReadyBatch, RequestQueue, Schedule
+from headrace.engine.request_queue import DeliverResults, RequestQueue, Schedule, TakenBatch
 from headrace.engine.sequences.row_request import (
-    OutputCollector,
     RowRequest,
     StepSequence,
     sequence_ending,
@@ -39,9 +37,6 @@ from headrace.engine.sequences.sequence_rows import (
 )
 from headrace.engine.sequences.sequence_store import MonitoredStore, PendingStateDeletes, StateDelete
 from headrace.engine.stepper import SequenceEnding
-
-MakeCollector = Callable[[int], OutputCollector]
-"""Makes the collector of a request's outputs, given the number of its row requests."""
 
 
 class StepQueues:
@@ -90,7 +85,7 @@ class StepQueues:
     def waiting(self, now: float) -> tuple[int, int, float, int]:
         """Return the waiting requests and rows, the oldest age in seconds, and running requests."""
         running = sum(ready.running for ready in self.ready)
-        oldest = [s for ready in self.ready if (s := ready.oldest_s) is not None]
+        oldest = [s for ready in self.ready if (s := ready.oldest_arrival_s()) is not None]
         age_s = max(0.0, now - min(oldest)) if oldest else 0.0
         table = self.table
         return max(0, table.requests - running), max(0, table.rows - running), age_s, running
@@ -220,7 +215,7 @@ class SequenceSchedule(StepQueues, Schedule):
     @override
     def take(
         self, consumer: QueueConsumer, instance: int, now: float, *, closed: bool
-    ) -> ReadyBatch | WaitCondition | None:
+    ) -> TakenBatch | WaitCondition | None:
         """Return the next steps of an instance; None once closed and all ends are reported."""
         ready, table = self.ready[instance], self.table
         table.expire(now)
@@ -228,7 +223,7 @@ class SequenceSchedule(StepQueues, Schedule):
             self._stopped = True
             table.stop(now)
         self.collect_ended()
-        found = ready.next(consumer, now, flush=closed)
+        found = ready.next_for(consumer, now, flush=closed)
         if isinstance(found, AdaptiveBatch):
             return self._batch(instance, found)
         if self.endings[instance]:
@@ -241,19 +236,19 @@ class SequenceSchedule(StepQueues, Schedule):
         return WaitCondition(min(due, default=None))
 
     @override
-    def take_full(self, instance: int, now: float) -> ReadyBatch | None:
+    def take_full(self, instance: int, now: float) -> TakenBatch | None:
         self.table.expire(now)
         self.collect_ended()
         found = self.ready[instance].next_full(now)
         return None if found is None else self._batch(instance, found)
 
-    def _batch(self, instance: int, closed: AdaptiveBatch[StepSequence] | None) -> ReadyBatch:
+    def _batch(self, instance: int, closed: AdaptiveBatch[StepSequence] | None) -> TakenBatch:
         endings = tuple(self.endings[instance])
         self.endings[instance].clear()
         if closed is None:
-            return ReadyBatch(endings=endings)
+            return TakenBatch(endings=endings)
         steps = [(sequence, self._begin_step(sequence)) for sequence in closed.items]
-        return ReadyBatch(steps, closed.rows, closed.reason, endings)
+        return TakenBatch(steps, closed.rows, closed.reason, endings)
 
     def _begin_step(self, sequence: StepSequence) -> RowRequest:
         row_request = self.table.begin_step(sequence)
@@ -293,13 +288,12 @@ class SequenceSchedule(StepQueues, Schedule):
         return self.state_deletes is None or self.state_deletes.waiting < rows_max
 
     @override
-    def add(self, entry: PendingRequest, details: MakeCollector | None) -> None:
-        """Add a request. `details` makes the collector of its outputs; None for one response."""
+    def add(self, entry: PendingRequest) -> None:
         groups, split = split_sequences(entry.request, self._inputs)
         if groups[0].control.cancel:
             self._cancel_by(entry, groups[0].control.id)
             return
-        make = details or partial(
+        make = entry.callback.make_collector or partial(
             MultiRowRequest, strict=entry.strict, model=self._model, respond=self.respond
         )
         row_requests = make_row_requests(entry, groups, make(len(groups)), self._inputs if split else None)

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 from typing_extensions import override
@@ -133,7 +134,7 @@ class StepStream:
             self._pending[entry] = own_sequence
         taken = False
         try:
-            taken = self._queue.offer(entry, self._make_collector)
+            taken = self._queue.offer(entry)
         finally:
             if not taken:
                 with self._lock:
@@ -146,9 +147,6 @@ class StepStream:
         if self._ended:
             # The thread that ended the stream may have missed this message.
             self._withdraw({entry: own_sequence})
-
-    def _make_collector(self, count: int) -> "_MessageCollector":
-        return _MessageCollector(self, count)
 
     def _assign_sequence(self, request: InferRequest) -> tuple[InferRequest, str | None]:
         """Return a message with the id of its sequence, and the id if it is the stream's own."""
@@ -306,6 +304,7 @@ class _StreamCallback(ResponseCallback):
     def __init__(self, stream: StepStream) -> None:
         self._stream = stream
         self.entry: PendingRequest | None = None
+        self.make_collector = partial(_MessageCollector, stream)
 
     @override
     def start(self) -> bool:
