@@ -54,10 +54,11 @@ def test_batch_sizes_are_bounded(monkeypatch):
 
 def test_results_are_counted_by_kind():
     one, other = EngineCounters(), EngineCounters()
-    one.record_wait(0.5)
+    for counters, seconds in ((one, 0.5), (other, 0.25)):
+        counters.queue.count, counters.queue.seconds = 1, seconds
+        counters.queue_s.add(seconds)
     one.record_success(1.0, rows=3, failed_rows=1)
     one.close_reasons = {"rows": 2, "delay": 1}
-    other.record_wait(0.25)
     other.record_failure(2.0, rows=6)
     other.expired, other.cancelled = 4, 5
     other.close_reasons = {"rows": 1}

@@ -203,7 +203,7 @@ class AdaptiveBatcher(Generic[T]):
         """Take the most urgent request, and those that can share its batch."""
         taken: list[T] = []
         rows = 0
-        for lane_key in self._lane_keys():
+        for lane_key in tuple(self._lanes) if len(self._lanes) == 1 else self._lane_keys():
             lane = self._lanes[lane_key]
             while lane and (not taken or (self._merge and rows + lane[0].rows <= self._rows_max)):
                 item = lane.popleft()
@@ -223,8 +223,6 @@ class AdaptiveBatcher(Generic[T]):
 
     def _lane_keys(self) -> list[tuple[int, Hashable]]:
         """Return the lanes of the next batch, the most urgent first; among equally urgent, the oldest."""
-        if len(self._lanes) == 1:
-            return list(self._lanes)
         head = min(self._lanes, key=lambda lane_key: (lane_key[0], self._lanes[lane_key][0].arrived_s))
         return sorted([key for key in self._lanes if key[1] == head[1]], key=itemgetter(0))
 

@@ -120,17 +120,11 @@ class EngineCounters:
         """Count one request that was called alone, without waiting, and got a response."""
         self.calls += 1
         self.record_call(rows, CallResult({}, infer_s=infer_s))
-        self.record_wait(0.0)
+        self.queue.count += 1
+        self.queue_s.add(0.0)
         self.record_success(infer_s, rows=rows, failed_rows=0)
         self.busy_s += infer_s
         self.ended_s = ended_s
-
-    def record_wait(self, seconds: float) -> None:
-        """Count one request that began after this many seconds."""
-        queue = self.queue
-        queue.count += 1
-        queue.seconds += seconds
-        self.queue_s.add(seconds)
 
     def record_success(self, seconds: float, *, rows: int, failed_rows: int) -> None:
         """Count one response, this many seconds after its request arrived."""
@@ -156,7 +150,10 @@ class EngineCounters:
         A withdrawn request counts its wait only.
         """
         arrived_s, times = entry.arrived_s, entry.times
-        self.record_wait(began_s - arrived_s)
+        queue, waited_s = self.queue, began_s - arrived_s
+        queue.count += 1
+        queue.seconds += waited_s
+        self.queue_s.add(waited_s)
         if times is not None:
             times.arrived_s, times.began_s, times.ended_s = arrived_s, began_s, ended_s
         if not entry.ended:

@@ -114,7 +114,10 @@ class ModelInputs:
         self.check_names(request)
         if self.reserved and not self.positional:
             self._check_reserved(request)
-        return self._rows(request)
+        try:
+            return request.rows
+        except ModelInputError as error:
+            return self._rows_with_axes(request, error)
 
     def exact_rows(self, request: InferRequest) -> int | None:
         """Return the rows of a request that matches the declared inputs exactly, else None.
@@ -190,14 +193,15 @@ class ModelInputs:
             f"input {spec.name!r} takes {wanted}, but the request has {tensor.datatype} {list(shape)}"
         )
 
-    def _rows(self, request: InferRequest) -> int:
-        try:
-            return request.rows
-        except ModelInputError as error:
-            with_axes = tuple(t for t in request.inputs if t.data.ndim)
-            if self.whole_requests and len(with_axes) < len(request.inputs):
-                return self._rows(InferRequest(with_axes)) if with_axes else 1
+    def _rows_with_axes(self, request: InferRequest, error: ModelInputError) -> int:
+        """Return the rows, where tensors without axes are no rows. Raises if there may be none of them."""
+        with_axes = tuple(t for t in request.inputs if t.data.ndim)
+        if not self.whole_requests or len(with_axes) == len(request.inputs):
             raise self._error(error.why) from None
+        try:
+            return InferRequest(with_axes).rows if with_axes else 1
+        except ModelInputError as differing:
+            raise self._error(differing.why) from None
 
     def _error(self, why: str) -> ModelInputError:
         return ModelInputError(self.model, why)

@@ -163,7 +163,8 @@ class LocalBackend(Backend):
     @override
     def call(self, inputs: CallInputs, call: Call, deliver: Deliver | None = None) -> CallResult:
         """Call the model. A step counts only when `deliver` has returned."""
-        self._fault.raise_error()
+        if self._fault.reason is not None:
+            self._fault.raise_error()
         token = CALL.set(call)
         try:
             if inputs.requests:
@@ -173,7 +174,11 @@ class LocalBackend(Backend):
             joined_s = self._clock.now()
             if self._stepper is not None:
                 return self._step(self._stepper, tensors, inputs, joined_s - began_s, deliver)
-            returned = self._invoke(tensors)
+            if self._stream_model is not None:
+                returned = self._run_locked(lambda: self._predict(tensors))
+            else:
+                # A direct call: there is neither an event loop nor a lock to wait for.
+                returned = self.resolve(self.inputs.call(self.predict, tensors))
             inferred_s = self._clock.now()
             outputs = self.check(returned, inputs.rows, inputs.request_id)
             if deliver is not None:
@@ -249,12 +254,6 @@ class LocalBackend(Backend):
         assert self._stepper is not None, "the model has a step"
         self._fault.raise_error()
         self._stepper.end(endings)
-
-    def _invoke(self, tensors: Mapping[str, Array]) -> Any:
-        if self._stream_model is not None:
-            return self._run_locked(lambda: self._predict(tensors))
-        # A direct call: there is neither an event loop nor a lock to wait for.
-        return self.resolve(self.inputs.call(self.predict, tensors))
 
     def resolve(self, returned: Any) -> Any:
         """Return the result of `predict`, awaited if `predict` returned a coroutine."""
@@ -401,9 +400,13 @@ def _joined(inputs: CallInputs, *, writes_inputs: bool) -> Mapping[str, Array]:
         return concatenate(parts)
     if inputs.fresh:
         return parts[0]
-    if writes_inputs:
-        return {n: d.copy() for n, d in parts[0].items()}
-    return {n: d if d.flags.c_contiguous else np.ascontiguousarray(d) for n, d in parts[0].items()}
+    tensors: dict[str, Array] = {}
+    for name, data in parts[0].items():
+        if writes_inputs:
+            tensors[name] = data.copy()
+        else:
+            tensors[name] = data if data.flags.c_contiguous else np.ascontiguousarray(data)
+    return tensors
 
 
 def _chunked(
