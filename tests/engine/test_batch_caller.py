@@ -30,7 +30,7 @@ from headrace.engine.batch_caller import BatchCaller, CallItem, PreparedCall
 from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_errors import WHY_CHARS_MAX, RemoteError
+from headrace.engine.model_methods import WHY_CHARS_MAX, RemoteError
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult
 from headrace.engine.request_queue import IndependentRequests, RequestQueue

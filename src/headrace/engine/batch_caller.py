@@ -26,7 +26,7 @@ from headrace.core.model import RowError
 from headrace.core.tensor import Array, RowFailure
 from headrace.engine.backend import Backend, CallInputs, CallResult
 from headrace.engine.counters import EngineCounters
-from headrace.engine.model_errors import (
+from headrace.engine.model_methods import (
     WHY_CHARS_MAX,
     describe_error,
     is_out_of_memory,

@@ -20,7 +20,7 @@ from headrace.core.tensor import Array
 from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import BatchCaller, CallItem, EndError, ModelCall, PreparedCall
 from headrace.engine.counters import EngineCounters
-from headrace.engine.model_errors import internal_error, reported_error
+from headrace.engine.model_methods import internal_error, reported_error
 from headrace.engine.outputs import ResponseBuilder, select_outputs
 from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
 from headrace.engine.request_queue import BlockingConsumer, IndependentRequests, RequestQueue, TakenBatch

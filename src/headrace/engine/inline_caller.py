@@ -17,7 +17,7 @@ from headrace.engine.batch_caller import BatchCaller
 from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_errors import reported_error
+from headrace.engine.model_methods import reported_error
 from headrace.engine.outputs import OutputCheck
 from headrace.engine.pending_request import PendingRequest, RequestResult, ResponseCallback, stopped_error
 

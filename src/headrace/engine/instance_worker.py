@@ -15,7 +15,7 @@ from headrace.engine.batch_caller import BatchCaller
 from headrace.engine.batch_loop import BatchLoop, Committer, RequestCommitter
 from headrace.engine.inline_caller import InlineCaller
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_errors import describe_error
+from headrace.engine.model_methods import describe_error
 from headrace.engine.pending_request import stopped_error
 from headrace.engine.request_queue import BlockingConsumer, TakenBatch
 from headrace.engine.sequences.instance_steps import InstanceSteps

@@ -27,8 +27,7 @@ from headrace.core.sequence import SequenceEnd, States
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.backend import Backend, CallInputs, CallResult
 from headrace.engine.inputs import ModelInputs
-from headrace.engine.method_runner import MethodRunner, check_methods
-from headrace.engine.model_errors import ProcessFault, describe_error
+from headrace.engine.model_methods import MethodRunner, ProcessFault, check_methods, describe_error
 from headrace.engine.outputs import (
     ChunkedResponse,
     OutputCheck,

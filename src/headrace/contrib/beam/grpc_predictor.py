@@ -15,7 +15,7 @@ from headrace.client.refusals import RefusalGuard
 from headrace.core.errors import ModelInputError, StoppedError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor
-from headrace.engine.method_runner import LoopThread
+from headrace.engine.model_methods import LoopThread
 
 
 class GrpcPredictor(Predictor):

@@ -27,7 +27,6 @@ from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import Array, InferRequest, InferResponse
 from headrace.engine.backend import CallInputs
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_errors import error_to_wire
 from headrace.engine.outputs import ChunkedResponse, Outputs
 from headrace.engine.process.messages import (
     CALL_NUMBER,
@@ -45,6 +44,7 @@ from headrace.engine.process.messages import (
     split_blobs,
 )
 from headrace.engine.process.request_codec import (
+    error_to_wire,
     opaque_response_header,
     pack_bodies,
     pack_chunk,

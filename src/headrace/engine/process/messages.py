@@ -211,7 +211,7 @@ class ErrorMessage:
     """The error of loading, of a call, or of the ends of sequences."""
 
     error: Mapping[str, Any]
-    """The error, by `headrace.engine.model_errors`."""
+    """The error, by `headrace.engine.model_methods`."""
     arena_bytes: int = 0
     keeps_inputs: bool = False
 

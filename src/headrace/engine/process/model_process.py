@@ -29,7 +29,6 @@ from headrace.core.errors import (
 )
 from headrace.core.handle import HandleResponse
 from headrace.core.tensor import InferRequest
-from headrace.engine.model_errors import error_from_wire
 from headrace.engine.outputs import ChunkedResponse
 from headrace.engine.process.contained_process import ContainedProcess, ProcessExit
 from headrace.engine.process.messages import (
@@ -41,7 +40,13 @@ from headrace.engine.process.messages import (
     LoadedMessage,
     StartMessage,
 )
-from headrace.engine.process.request_codec import encode_json, pack_request, unpack_chunks, unpack_responses
+from headrace.engine.process.request_codec import (
+    encode_json,
+    error_from_wire,
+    pack_request,
+    unpack_chunks,
+    unpack_responses,
+)
 from headrace.engine.process.shared_arrays import Arena, ArenaMapping, open_unnamed_memory
 from headrace.engine.process.wire import (
     Frame,

@@ -22,7 +22,6 @@ from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.backend import Backend, CallInputs, CallResult, InputParts
 from headrace.engine.inputs import ModelInputs
-from headrace.engine.model_errors import error_from_wire
 from headrace.engine.outputs import OutputCheck
 from headrace.engine.process.contained_process import KillTimer
 from headrace.engine.process.messages import (
@@ -36,7 +35,11 @@ from headrace.engine.process.messages import (
     split_blobs,
 )
 from headrace.engine.process.model_process import ModelProcess
-from headrace.engine.process.request_codec import pack_opaque_requests, unpack_opaque_responses
+from headrace.engine.process.request_codec import (
+    error_from_wire,
+    pack_opaque_requests,
+    unpack_opaque_responses,
+)
 from headrace.engine.process.shared_arrays import ArenaMapping, ArrayHeader, read_arrays, write_arrays
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import SequenceEnding

@@ -21,9 +21,8 @@ from typing import Any, Final, Generic, TypeVar
 import orjson
 
 from headrace.core.errors import CancelledRequestError
-from headrace.engine.model_errors import error_from_wire, error_to_wire
 from headrace.engine.pipe import Pipe
-from headrace.engine.process.request_codec import encode_json
+from headrace.engine.process.request_codec import encode_json, error_from_wire, error_to_wire
 from headrace.engine.streams import ITEMS_MAX
 
 _HEADER: Final = struct.Struct("<QBQ")

@@ -10,7 +10,7 @@ from headrace.core.sequence import SequenceInfo
 from headrace.core.tensor import Array
 from headrace.engine.backend import CallResult
 from headrace.engine.batch_caller import CallItem
-from headrace.engine.model_errors import describe_error
+from headrace.engine.model_methods import describe_error
 from headrace.engine.outputs import Outputs
 from headrace.engine.pending_request import PendingRequest, RequestResult
 from headrace.engine.stepper import SequenceEnding, StepOrder

@@ -20,7 +20,7 @@ from headrace.batching.live_sequence import RequestEnd
 from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, SequenceGoneError, UnavailableError
-from headrace.engine.model_errors import internal_error
+from headrace.engine.model_methods import internal_error
 from headrace.engine.pending_request import PendingRequest, RequestResult
 from headrace.engine.sequences.row_request import RowRequest
 

@@ -24,7 +24,7 @@ from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import CallItem, ModelCall
 from headrace.engine.batch_loop import Committer
 from headrace.engine.counters import EngineCounters
-from headrace.engine.model_errors import internal_error
+from headrace.engine.model_methods import internal_error
 from headrace.engine.outputs import Outputs
 from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
 from headrace.engine.pipe import wake_all
