@@ -37,7 +37,6 @@ from headrace.engine.pending_request import (
     stopped_error,
 )
 from headrace.engine.sequences.sequence_rows import count_steps
-from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.step_stream import StepStream
 from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.streams import StreamCall
@@ -361,7 +360,15 @@ def open_stream(
     slot = session.reserve_slot(call, streams_max)
     try:
         if session.sequences is not None:
-            _open_step_stream(session, session.sequences, call, backend, single=more is None)
+            StepStream(
+                call,
+                session.queue,
+                session.sequences,
+                session.clock,
+                inputs=backend.inputs,
+                single=more is None,
+                on_client_left=session.cancel_unwanted_calls,
+            ).open()
         else:
             assert slot.backend is not None
             slot.backend.open_stream(call)
@@ -391,20 +398,6 @@ def open_chunks(
         session.release_stream(slot, call)
         raise
     return ResponseStream[bytes](call, None, lambda call: session.release_stream(slot, call))
-
-
-def _open_step_stream(
-    session: EngineSession, sequences: SequenceSchedule, call: StreamCall, backend: Backend, *, single: bool
-) -> None:
-    StepStream(
-        call,
-        session.queue,
-        sequences,
-        session.clock,
-        inputs=backend.inputs,
-        single=single,
-        on_client_left=session.cancel_unwanted_calls,
-    ).open()
 
 
 def _checked_request(request: InferRequest, backend: Backend) -> InferRequest:

@@ -40,7 +40,7 @@ from headrace.engine.admission import (
 )
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
-from headrace.engine.counters import sum_snapshots
+from headrace.engine.counters import predictor_statistics
 from headrace.engine.instance_worker import InstanceWorker
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
 from headrace.engine.pending_request import (
@@ -349,7 +349,7 @@ class Engine(Predictor):
         time since its last request counts only when the next one arrives, so that the figures of a
         finished run do not change.
         """
-        return sum_snapshots([slot.counters for slot in self._session.slots])
+        return predictor_statistics([slot.counters for slot in self._session.slots])
 
     def model_statistics(self) -> ModelStatistics:
         """Return all counters since `start` and the current gauges. Any thread."""

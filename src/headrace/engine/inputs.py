@@ -108,7 +108,7 @@ class ModelInputs:
 
         Raises ModelInputError if the request does not fit.
         """
-        rows = self.exact_rows(request)
+        rows = None if self.exact is None else self.exact_rows(request)
         if rows is not None:
             return rows
         self.check_names(request)

@@ -117,11 +117,6 @@ class EngineSession:
                 self._respond = ResponseBuilder(backend.check, backend.metadata)
             return self._respond
 
-    def start_store(self) -> None:
-        """Probe the checkpoint store, if there is one, from now on."""
-        if self.sequences is not None and self.sequences.store is not None:
-            self.sequences.store.start()
-
     def close_store(self) -> None:
         """Close the checkpoint store, after the last instance."""
         sequences = self.sequences
@@ -166,7 +161,8 @@ class EngineSession:
         """Return when requests are accepted. After an error, which is raised, the session has ended."""
         try:
             self.wait_until_loaded()
-            self.start_store()
+            if self.sequences is not None and self.sequences.store is not None:
+                self.sequences.store.start()
         except BaseException:
             self.queue.drop()
             self.close_store()
@@ -283,15 +279,12 @@ class EngineSession:
             slot.streams.discard(call)
             self.changed.notify_all()
 
-    def wait_for_streams(self) -> None:
-        """Wait until no stream is open, or `abort` is called."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.queue.dropped or not any(s.streams for s in self.slots))
-
     def end(self, *, drain: bool) -> None:
         """Finish the accepted requests, or fail them; return when the threads have ended."""
         if drain:
-            self.wait_for_streams()
+            with self.changed:
+                # `abort` ends this wait, too.
+                self.changed.wait_for(lambda: self.queue.dropped or not any(s.streams for s in self.slots))
             self.queue.close()
         else:
             self.abort()

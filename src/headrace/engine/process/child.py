@@ -240,7 +240,9 @@ class _ChildProcess:
             self._wire.close()
             return 1
         self._streams.backend = backend
-        backend.on_lost(lambda: self._report_lost(backend))
+        backend.on_lost(
+            lambda: self._wire.post(FrameKind.LOST, 0, str(backend.lost_reason).encode(errors="replace"))
+        )
         self._calls.send(LoadedMessage.from_model(backend.metadata, backend.inputs, backend.sequences))
         try:
             self._serve_calls(backend)
@@ -272,9 +274,6 @@ class _ChildProcess:
                 self._inputs = None
             reply = replace(reply, keeps_inputs=keeps_inputs, arena_bytes=self._outputs_arena.size)
             self._calls.send_packed(pack_message(reply), self._outputs_arena.take_fd())
-
-    def _report_lost(self, backend: LocalBackend) -> None:
-        self._wire.post(FrameKind.LOST, 0, str(backend.lost_reason).encode(errors="replace"))
 
     def _run(self, number: int, call: Callable[[], ResultMessage]) -> ResultMessage | ErrorMessage:
         """Return the result of a call, or its error. It can be cancelled meanwhile."""

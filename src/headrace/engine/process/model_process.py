@@ -41,7 +41,6 @@ from headrace.engine.process.messages import (
     StartMessage,
 )
 from headrace.engine.process.request_codec import (
-    encode_json,
     error_from_wire,
     pack_request,
     unpack_chunks,
@@ -202,7 +201,7 @@ class ModelProcess:
                 raise InstanceLostError(self._name, "its process died and is being restarted: retry later")
             self._open[id] = (call, sender, receiver)
         self._wire.post(
-            FrameKind.OPEN, id, encode_json({"id": call.id, "deadline_s": call.deadline_s, "body": body})
+            FrameKind.OPEN, id, orjson.dumps({"id": call.id, "deadline_s": call.deadline_s, "body": body})
         )
         sender.start()
         call.on_cancel(lambda: self._wire.post(FrameKind.CANCEL, id))

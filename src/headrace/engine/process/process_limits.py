@@ -120,7 +120,9 @@ def own_groups(proc: Path = _PROC) -> dict[str, ControlGroup]:
         version = 1 if controller in paths else 2
         name = controller if version == 1 else ""
         folder = _group_folder(paths.get(name), mounts.get(name))
-        if folder is None or (version == 2 and controller not in _read_words(folder / "cgroup.controllers")):
+        if folder is None or (
+            version == 2 and controller not in (_read(folder / "cgroup.controllers") or "").split()
+        ):
             continue
         groups[controller] = ControlGroup(folder, version)
     return groups
@@ -144,7 +146,9 @@ def _parent_folder(folder: Path, controllers: Iterable[str]) -> Path:
     refused: OSError | None = None
     for base in (folder, *([folder.parent] if _is_delegated(folder.parent) else [])):
         try:
-            missing = [c for c in controllers if c not in _read_words(base / "cgroup.subtree_control")]
+            missing = [
+                c for c in controllers if c not in (_read(base / "cgroup.subtree_control") or "").split()
+            ]
             if missing:
                 wanted = " ".join(f"+{c}" for c in missing)
                 (base / "cgroup.subtree_control").write_text(wanted, encoding="ascii")
@@ -215,10 +219,6 @@ def _group_folder(path: str | None, mount: tuple[str, str] | None) -> Path | Non
     inside = path.removeprefix(root) if root != "/" and (path + "/").startswith(root + "/") else path
     folder = Path(at) / inside.lstrip("/")
     return folder if ".." not in folder.parts and (folder / "cgroup.procs").exists() else None
-
-
-def _read_words(path: Path) -> list[str]:
-    return (_read(path) or "").split()
 
 
 def _read(path: Path) -> str | None:

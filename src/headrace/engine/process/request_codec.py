@@ -202,11 +202,6 @@ def unpack_chunks(data: memoryview) -> list[bytes]:
     return chunks
 
 
-def encode_json(values: Mapping[str, Any]) -> bytes:
-    """Encode a small message as JSON."""
-    return orjson.dumps(values, option=_JSON)
-
-
 def pack_opaque_requests(
     requests: Sequence[HandleRequest], now: float
 ) -> tuple[list[OpaqueHeader], dict[str, Array]]:

@@ -16,13 +16,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import orjson
 
 from headrace.core.errors import CancelledRequestError
 from headrace.engine.pipe import Pipe
-from headrace.engine.process.request_codec import encode_json, error_from_wire, error_to_wire
+from headrace.engine.process.request_codec import error_from_wire, error_to_wire
 from headrace.engine.streams import ITEMS_MAX
 
 _HEADER: Final = struct.Struct("<QBQ")
@@ -229,7 +230,7 @@ class StreamSender(Generic[T]):
     """The sending end of one pipe: up to ITEMS_MAX, plus one pipe's content, ahead of the consumer."""
 
     def __init__(self, relay: "Relay", id: int, pipe: Pipe[T], pack: Callable[[T], bytes]) -> None:
-        self._relay = relay
+        self._ready = partial(relay.ready, self)
         self._id = id
         self._pipe = pipe
         self._pack = pack
@@ -242,9 +243,6 @@ class StreamSender(Generic[T]):
         """Send the items of the pipe as they arrive."""
         if not self._pipe.when_item(self._ready):
             self._ready()
-
-    def _ready(self) -> None:
-        self._relay.ready(self)
 
     def acknowledge(self, count: int) -> None:
         """Record that the other end has passed on `count` items. In the wire's thread."""
@@ -298,7 +296,7 @@ class StreamSender(Generic[T]):
     def end(self, wire: Wire, error: BaseException | None) -> None:
         """Post the end of the stream."""
         self.ended = True
-        wire.post(FrameKind.END, self._id, encode_json(error_to_wire(error)) if error else b"")
+        wire.post(FrameKind.END, self._id, orjson.dumps(error_to_wire(error)) if error else b"")
         self._pipe.abandon()
 
 

@@ -9,6 +9,7 @@ that end without a step, by `headrace.engine.sequences.sequence_store.PendingSta
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from random import SystemRandom
 from typing import Final, NamedTuple
 
@@ -185,7 +186,7 @@ class StateLoader:
         self._idle_ms = idle_ms
         self._marks: dict[int, _Mark] = {}
         """Marks of the sequences that have one and have not ended, by sequence number."""
-        self._random = SystemRandom()
+        self._draw_random = partial(SystemRandom().randrange, 1, 1 << _DRAWN_BITS)
         self._last_purge_s = clock.now()
 
     def missing(self, items: Sequence[StepItem]) -> list[StepItem]:
@@ -299,9 +300,6 @@ class StateLoader:
         mark = random_part << _STEPS_BITS | (sequence.steps + 1)
         self._marks[sequence.number] = _Mark(random_part, mark, previous)
         return SequenceCheckpoint(sequence.id, mark, item.checkpoint, previous)
-
-    def _draw_random(self) -> int:
-        return self._random.randrange(1, 1 << _DRAWN_BITS)
 
     def has_checkpoint(self, endings: Sequence[SequenceEnding]) -> bool:
         """Return True if an ended sequence has a checkpoint that this instance has saved or loaded."""

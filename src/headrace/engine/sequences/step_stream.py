@@ -68,7 +68,7 @@ class StepStream:
     def open(self) -> None:
         """Queue the first message, which has arrived already. Raises the error that refuses it."""
         request = self._call.requests.take()[0]
-        self._send_request(request)
+        self._offer(*self._assign_sequence(request))
         self._call.on_cancel(self._stop)
         self._pump()
 
@@ -98,7 +98,7 @@ class StepStream:
             if not self._unsent:
                 self._unsent.extend(requests.take())
             if self._unsent:
-                self._send_request(self._unsent.popleft())
+                self._offer(*self._assign_sequence(self._unsent.popleft()))
             elif requests.ended:
                 self._finish_sending()
             elif requests.when_item(self._pump):
@@ -120,9 +120,6 @@ class StepStream:
                     InferRequest((), parameters={"sequence_id": own_sequence, "sequence_end": True}),
                     own_sequence,
                 )
-
-    def _send_request(self, request: InferRequest) -> None:
-        self._offer(*self._assign_sequence(request))
 
     def _offer(self, request: InferRequest, own_sequence: str | None) -> None:
         rows = count_steps(request, self._inputs)
