@@ -334,7 +334,7 @@ class ReadyQueue(AdaptiveBatcher[T]):
         """Record the end of items that were taken."""
         self.running -= count
         self._running_rows -= rows
-        self._recent_s = now
+        self.batch_ended(now)
 
     def forget_running(self) -> None:
         """Forget the items that were taken: their instance has died."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from headrace.batching.adaptive import WaitCondition
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, InstanceLostError, StoppedError
 from headrace.core.retry import RetryPolicy
@@ -17,7 +18,7 @@ from headrace.engine.inline_caller import InlineCaller
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_methods import describe_error
 from headrace.engine.pending_request import stopped_error
-from headrace.engine.request_queue import BlockingConsumer, TakenBatch
+from headrace.engine.request_queue import BlockingConsumer
 from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.step_committer import StepCommitter
@@ -179,17 +180,16 @@ class InstanceWorker:
         )
         try:
             while (taken := loop.take(consumer)) is not None:
-                error: BaseException | None = None
-                if isinstance(taken, TakenBatch):
+                if isinstance(taken, WaitCondition):
+                    is_alive = self._is_alive_after(loop, None)
+                else:
                     try:
-                        was_called = loop.run_batch(taken)
-                    except BaseException as raised:  # noqa: BLE001 - handled below
-                        error = raised
-                    else:
-                        if was_called:
+                        if loop.run_batch(taken):
                             self._restarts.deaths = 0
-                        continue
-                if self._is_alive_after(loop, error):
+                        is_alive = True
+                    except BaseException as error:  # noqa: BLE001 - a defect fails the batch, not the thread
+                        is_alive = self._is_alive_after(loop, error)
+                if is_alive:
                     continue
                 if not self._restart():
                     committer.instance_given_up()
@@ -230,7 +230,6 @@ class InstanceWorker:
         Return False if the instance has died.
         """
         if error is not None and not isinstance(error, InstanceLostError):
-            # A defect fails the batch, not the thread.
             _log.error(
                 "a batch failed with an internal error", extra={"model": self._session.name}, exc_info=error
             )
