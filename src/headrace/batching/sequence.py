@@ -35,7 +35,7 @@ class SequenceTable(SequenceRegistry[T]):
         instances: int,
         *,
         queue: Callable[[LiveSequence[T]], None],
-        unqueue: Callable[[LiveSequence[T]], None],
+        unqueue: Callable[[LiveSequence[T]], object],
         checkpoints: bool = False,
         keeps_checkpoint: Callable[[str], bool] = lambda _: False,
     ) -> None:

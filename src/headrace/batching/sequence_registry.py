@@ -84,7 +84,7 @@ class SequenceRegistry(Generic[T]):
         limits: SequenceLimits,
         instances: int,
         *,
-        unqueue: Callable[[LiveSequence[T]], None],
+        unqueue: Callable[[LiveSequence[T]], object],
         checkpoints: bool,
         keeps_checkpoint: Callable[[str], bool],
     ) -> None:

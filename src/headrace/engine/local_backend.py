@@ -89,8 +89,9 @@ class LocalBackend(Backend):
         self._fault.add_callback(self._lose)
         try:
             self._load(make_model(), settings, inline=inline)
-            # Such as by `sequence_ended`, after the step of the warm-up.
-            self._fault.raise_error()
+            if self._fault.reason is not None:
+                # Such as by `sequence_ended`, after the step of the warm-up.
+                self._fault.raise_error()
         except BaseException as error:
             self.lost_error(error)
             self.close()

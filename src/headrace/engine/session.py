@@ -197,7 +197,8 @@ class EngineSession:
 
     def drop(self, error: BaseException) -> None:
         """Fail all waiting and all later requests."""
-        self.deliver_results([(entry, error) for entry in self.queue.drop()])
+        if waiting := self.queue.drop():
+            self.deliver_results([(entry, error) for entry in waiting])
 
     def deliver_results(self, results: Sequence[tuple[PendingRequest, RequestResult]]) -> None:
         """Mark, count and deliver results without an instance. Any thread."""

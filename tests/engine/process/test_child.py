@@ -101,7 +101,7 @@ def test_child_exits_when_a_socket_closes(when):
             calls.send(_start("Echo"))
             calls.receive()
         if when != "wire":
-            calls.close()
+            calls.end.close()
         if when != "call":
             wire.close()
         assert process.wait(WAIT_S) == 1

@@ -313,11 +313,8 @@ class CallSocket:
     """
 
     def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-
-    def set_timeout(self, timeout_s: float | None) -> None:
-        """Set the timeout of `send` and `receive`; None for no limit."""
-        self._socket.settimeout(timeout_s)
+        self.end = end
+        """The socket, whose timeout is that of `send` and `receive`. Close it."""
 
     def send(self, message: Message) -> None:
         """Send one message. Raises as `pack_message` does."""
@@ -326,9 +323,9 @@ class CallSocket:
     def send_packed(self, data: bytes, fd: int | None = None) -> None:
         """Send a packed message and a file. The file is closed here."""
         try:
-            sent = self._socket.send(data) if fd is None else socket.send_fds(self._socket, [data], [fd])
+            sent = self.end.send(data) if fd is None else socket.send_fds(self.end, [data], [fd])
             if sent < len(data):
-                self._socket.sendall(memoryview(data)[sent:])
+                self.end.sendall(memoryview(data)[sent:])
         except TimeoutError:
             raise
         except OSError as error:
@@ -354,7 +351,7 @@ class CallSocket:
 
     def _receive_chunk(self) -> tuple[bytes, int | None]:
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_PIECE_BYTES, _FD_BYTES, _CLOEXEC)
+            data, ancillary, _, _ = self.end.recvmsg(_PIECE_BYTES, _FD_BYTES, _CLOEXEC)
         except TimeoutError:
             raise
         except OSError as error:
@@ -369,8 +366,4 @@ class CallSocket:
     def shutdown(self) -> None:
         """Make waiting calls raise EOFError. Any thread."""
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close this end."""
-        self._socket.close()
+            self.end.shutdown(socket.SHUT_RDWR)

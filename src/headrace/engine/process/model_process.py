@@ -273,7 +273,7 @@ class ModelProcess:
         with self._lock:
             self._closing = True
         with suppress(EOFError):
-            self.calls.set_timeout(CLOSE_S)
+            self.calls.end.settimeout(CLOSE_S)
             self.calls.send(CloseMessage())
         self._shut_down(CLOSE_S)
 
@@ -292,7 +292,7 @@ class ModelProcess:
         process.wait(None)
         self._wire.close()
         self._end_streams(StoppedError(f"model {self._name} is stopped"))
-        self.calls.close()
+        self.calls.end.close()
         self.arena.drop()
         self.returned = None
         self.control.close()

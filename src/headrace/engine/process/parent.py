@@ -116,7 +116,7 @@ class ProcessBackend(Backend):
             )
         self.check = OutputCheck(self._name, self.metadata.outputs)
         self.rows_max = self.metadata.max_batch_rows
-        process.calls.set_timeout(self._timeout_s)
+        process.calls.end.settimeout(self._timeout_s)
         self._process = process
 
     @property

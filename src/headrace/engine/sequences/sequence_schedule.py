@@ -59,8 +59,11 @@ class StepQueues:
         self.table = SequenceTable[RowRequest](
             limits,
             instances,
-            queue=self._queue,
-            unqueue=self._unqueue,
+            # A started request waits for no co-batching before its next step.
+            queue=lambda sequence: self.ready[sequence.instance].add(
+                sequence, flush=sequence.request_started
+            ),
+            unqueue=lambda sequence: self.ready[sequence.instance].remove(sequence),
             checkpoints=checkpoints,
             keeps_checkpoint=keeps_checkpoint,
         )
@@ -89,13 +92,6 @@ class StepQueues:
         age_s = max(0.0, now - min(oldest)) if oldest else 0.0
         table = self.table
         return max(0, table.requests - running), max(0, table.rows - running), age_s, running
-
-    def _queue(self, sequence: StepSequence) -> None:
-        # A started request waits for no co-batching before its next step.
-        self.ready[sequence.instance].add(sequence, flush=sequence.request_started)
-
-    def _unqueue(self, sequence: StepSequence) -> None:
-        self.ready[sequence.instance].remove(sequence)
 
     def wake_all(self) -> None:
         """Wake all instances."""
