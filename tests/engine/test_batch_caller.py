@@ -26,7 +26,7 @@ from headrace.core.errors import (
 )
 from headrace.core.tensor import InferResponse, RowFailure, Tensor, TensorSpec
 from headrace.engine.backend import Backend
-from headrace.engine.batch_caller import BatchCaller, CallItem, PreparedCall
+from headrace.engine.batch_caller import BatchCaller, CallItem, prepare_inputs
 from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
@@ -566,11 +566,11 @@ def test_prepared_call_is_used_if_all_items_are_wanted(gone):
     backend = _Recorded(PickyModel({3.0}))
     instance = _Instance(backend, before_call=before_call)
     items = instance.items(_strict([1], [2], [3]))
-    prepared = PreparedCall.from_items(items)
+    prepared = prepare_inputs(items)
     items[0].entry.cancelled = gone
     for call in instance.caller.call(items, prepared):
         call.apply()
-    first, *others = [inputs is prepared.inputs for inputs in backend.calls]
+    first, *others = [inputs is prepared for inputs in backend.calls]
     assert (first, any(others), len(others) > 1) == (not gone, False, True)
     assert [len(item.outputs) for item in items] == [not gone, 1, 0]
     assert (items[1].error, type(items[2].error)) == (None, PredictError)

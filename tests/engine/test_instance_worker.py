@@ -27,7 +27,7 @@ from engine.support import WAIT_S, request, rows, serving, submit_and_wait, valu
 from headrace.core import Model
 from headrace.core.errors import InstanceLostError, PredictError, SequenceLostError, StoppedError
 from headrace.engine import Engine
-from headrace.engine.batch_caller import BatchCaller, PreparedCall
+from headrace.engine.batch_caller import BatchCaller
 from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
@@ -310,7 +310,7 @@ def run_five_calls(model):
 
 
 def test_failed_preparation_is_retried_in_call(run_five_calls, monkeypatch):
-    real, threads = PreparedCall.from_items, []
+    real, threads = headrace.engine.batch_loop.prepare_inputs, []
 
     def broken(items):
         if threading.current_thread().name.endswith("-beside_0"):
@@ -318,7 +318,7 @@ def test_failed_preparation_is_retried_in_call(run_five_calls, monkeypatch):
             raise RuntimeError("boom")
         return real(items)
 
-    monkeypatch.setattr(PreparedCall, "from_items", broken)
+    monkeypatch.setattr(headrace.engine.batch_loop, "prepare_inputs", broken)
     assert run_five_calls(lambda: threads) == [None] * 5
 
 

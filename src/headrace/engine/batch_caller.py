@@ -145,20 +145,6 @@ class CallItem:
             self.outputs.append(outputs)
 
 
-class PreparedCall(NamedTuple):
-    """The arguments of a call of `items`, one row each, made before the call."""
-
-    items: Sequence[CallItem]
-    inputs: CallInputs
-
-    @classmethod
-    def from_items(cls, items: Sequence[CallItem]) -> "PreparedCall":
-        """Return the call of all these items."""
-        parts = [item.tensors for item in items]
-        joined = parts if len(parts) == 1 else (concatenate(parts),)
-        return cls(items, CallInputs(joined, len(items), orders=_orders(items), fresh=len(parts) > 1))
-
-
 class ModelCall(NamedTuple):
     """A call of the model that returned."""
 
@@ -212,8 +198,10 @@ class BatchCaller:
             if self._running.cancelled:
                 self._backend.cancel()
 
-    def call(self, items: Sequence[CallItem], prepared: PreparedCall | None = None) -> list[ModelCall] | None:
-        """Call the model for the items that are still wanted, with the `prepared` call if it fits.
+    def call(self, items: Sequence[CallItem], prepared: CallInputs | None = None) -> list[ModelCall] | None:
+        """Call the model for the items that are still wanted.
+
+        `prepared` are the arguments for all items, used if all are wanted.
 
         Return None without a call. Apply the returned calls to their items (`ModelCall.apply`). An
         item whose calls failed has its error, or its failures. Rows of one item are called in
@@ -235,10 +223,10 @@ class BatchCaller:
         rows, limit = sum(counts), self._limit
         if rows > limit.rows:
             return self._call_in_parts(wanted, self._new_search(wanted))
-        is_prepared = prepared is not None and len(prepared.items) == len(wanted)
-        inputs = prepared.inputs if prepared is not None and is_prepared else _whole_inputs(wanted, rows)
+        if prepared is None or prepared.rows != rows:
+            prepared = _whole_inputs(wanted, rows)
         try:
-            result = self._call_model(wanted, inputs)
+            result = self._call_model(wanted, prepared)
         except InstanceLostError:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
@@ -378,6 +366,13 @@ class BatchCaller:
             # A cancelled model may raise anything.
             reported = self._end_error(items[at].entry) or reported_error(self._name, error)
             items[at].fail(reported, describe_error(reported), finished=isinstance(error, _OF_ONE_REQUEST))
+
+
+def prepare_inputs(items: Sequence[CallItem]) -> CallInputs:
+    """Return the arguments of a call of all these items, one row each, ahead of the call."""
+    parts = [item.tensors for item in items]
+    joined = parts if len(parts) == 1 else (concatenate(parts),)
+    return CallInputs(joined, len(items), orders=_orders(items), fresh=len(parts) > 1)
 
 
 def _whole_inputs(items: Sequence[CallItem], rows: int) -> CallInputs:

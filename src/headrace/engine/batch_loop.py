@@ -18,7 +18,7 @@ from headrace.core.errors import HeadraceError, InstanceLostError
 from headrace.core.handle import HandleRequest
 from headrace.core.tensor import Array
 from headrace.engine.backend import Backend
-from headrace.engine.batch_caller import BatchCaller, CallItem, EndError, ModelCall, PreparedCall
+from headrace.engine.batch_caller import BatchCaller, CallItem, EndError, ModelCall, prepare_inputs
 from headrace.engine.counters import EngineCounters
 from headrace.engine.model_methods import internal_error, reported_error
 from headrace.engine.outputs import ResponseBuilder, select_outputs
@@ -138,9 +138,9 @@ class BatchLoop:
             return None
         taken.items = make_items(taken)
         try:
-            taken.call = PreparedCall.from_items(taken.items)
+            taken.inputs = prepare_inputs(taken.items)
         except Exception:  # noqa: BLE001 - raised again where the call is made
-            taken.call = None
+            taken.inputs = None
         return taken
 
     def run_batch(self, taken: TakenBatch) -> bool:
@@ -160,7 +160,7 @@ class BatchLoop:
         try:
             if committer.make_items is not None and self._queue.schedule.is_full(self._instance):
                 self._next_batch = self._side_thread.submit(self._prepare_ahead, committer.make_items)
-            calls = self._caller.call(taken.items, taken.call)
+            calls = self._caller.call(taken.items, taken.inputs)
         finally:
             counters.ended_s = ended_s = self._clock.now()
             counters.busy_s += ended_s - began_s

@@ -14,8 +14,8 @@ from typing_extensions import override
 from headrace.batching.adaptive import AdaptiveBatch, QueueConsumer, ReadyQueue, WaitCondition
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, StoppedError
-from headrace.engine.backend import Backend
-from headrace.engine.batch_caller import CallItem, PreparedCall
+from headrace.engine.backend import Backend, CallInputs
+from headrace.engine.batch_caller import CallItem
 from headrace.engine.pending_request import (
     PendingRequest,
     RequestResult,
@@ -57,7 +57,7 @@ class BlockingConsumer(QueueConsumer):
 class TakenBatch:
     """A batch that an instance has taken: the work of one call, and its progress."""
 
-    __slots__ = ("call", "endings", "endings_reported", "is_ended", "items", "reason", "rows", "work")
+    __slots__ = ("endings", "endings_reported", "inputs", "is_ended", "items", "reason", "rows", "work")
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class TakenBatch:
         """Ended sequences to report to the model before the call."""
         self.items: Sequence[CallItem] | None = None
         """The items of the call; None until they are made."""
-        self.call: PreparedCall | None = None
-        """The call of all items, if it was made ahead."""
+        self.inputs: CallInputs | None = None
+        """The arguments of the call of all items, if they were made ahead."""
         self.endings_reported = False
         """True once the model was told of the sequences that ended before this batch."""
         self.is_ended = False
