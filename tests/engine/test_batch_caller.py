@@ -59,8 +59,9 @@ class _Instance:
         queue = RequestQueue(
             clock, schedule, model="m", in_flight_max=1, queue_rows_max=1, deliver_results=lambda _: None
         )
+        queue.end_error = _end_error(before_call)
         self.counters = EngineCounters()
-        self.caller = BatchCaller(backend, "m", clock, self.counters, end_error=_end_error(before_call))
+        self.caller = BatchCaller(backend, "m", clock, self.counters, end_error=queue.end_error)
         self._committer = RequestCommitter(
             queue,
             schedule,
@@ -68,7 +69,6 @@ class _Instance:
             self.counters,
             clock,
             respond=ResponseBuilder(backend.check, backend.metadata),
-            end_error=_end_error(before_call),
         )
 
     def items(self, entries: list[PendingRequest]) -> list[CallItem]:

@@ -24,7 +24,7 @@ class LoadedModel:
         queue = RequestQueue(
             clock, schedule, model=name, in_flight_max=1, queue_rows_max=1, deliver_results=lambda _: None
         )
-        self._caller = BatchCaller(backend, name, clock, counters, end_error=lambda _: None)
+        self._caller = BatchCaller(backend, name, clock, counters, end_error=queue.end_error)
         self._committer = RequestCommitter(
             queue,
             schedule,
@@ -32,7 +32,6 @@ class LoadedModel:
             counters,
             clock,
             respond=ResponseBuilder(backend.check, backend.metadata),
-            end_error=lambda _: None,
         )
 
     def predict(self, request: InferRequest) -> InferResponse:

@@ -18,7 +18,7 @@ from headrace.core.errors import HeadraceError, InstanceLostError
 from headrace.core.handle import HandleRequest
 from headrace.core.tensor import Array
 from headrace.engine.backend import Backend
-from headrace.engine.batch_caller import BatchCaller, CallItem, EndError, ModelCall, prepare_inputs
+from headrace.engine.batch_caller import BatchCaller, CallItem, ModelCall, prepare_inputs
 from headrace.engine.counters import EngineCounters
 from headrace.engine.model_methods import internal_error, reported_error
 from headrace.engine.outputs import ResponseBuilder, select_outputs
@@ -240,7 +240,6 @@ class RequestCommitter(Committer):
         clock: Clock,
         *,
         respond: ResponseBuilder,
-        end_error: EndError,
     ) -> None:
         self._queue = queue
         self._schedule = schedule
@@ -249,7 +248,7 @@ class RequestCommitter(Committer):
         self._takes_requests = backend.metadata.whole_requests
         self._counters = counters
         self._clock = clock
-        self._end_error = end_error
+        self._end_error = queue.end_error
 
     def item(self, entry: PendingRequest) -> CallItem:
         """Return the item of a request."""

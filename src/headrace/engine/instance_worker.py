@@ -160,7 +160,6 @@ class InstanceWorker:
             self._slot.counters,
             session.clock,
             respond=session.use_response_builder(backend),
-            end_error=session.queue.end_error,
         )
 
     def _work(self, backend: Backend) -> bool:
