@@ -2,7 +2,7 @@
 
 Each page has a Mermaid diagram and a table.
 
-Run it after changing `headrace.jobs.state` or `headrace.batching.sequence_stages`::
+Run it after changing `headrace.jobs.state` or `headrace.batching.live_sequence`::
 
     .venv/bin/python scripts/draw_states.py
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from headrace.batching import sequence_stages
+from headrace.batching import live_sequence
 from headrace.jobs import state as job_states
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -81,17 +81,17 @@ PAGES = {
     ),
     DOCS / "sequence-states.md": StatePage(
         "States of a sequence",
-        "headrace.batching.sequence_stages",
+        "headrace.batching.live_sequence",
         "A sequence of a model with a `step` is in exactly one state.\n"
         "Each arrow below is an event; transitions without an arrow cannot happen.\n"
         "The first request creates the sequence, so a new sequence leaves the state idle at once.\n"
         "The reason of its end is a separate value:\n"
         "ended, restarted, cancelled, idle, timed_out, evicted, instance_lost or stopped.",
-        sequence_stages.SequenceStage,
-        sequence_stages.SequenceEvent,
-        sequence_stages.TRANSITIONS,
-        (sequence_stages.SequenceStage.IDLE, "start"),
-        {sequence_stages.SequenceStage.ENDED},
+        live_sequence.SequenceStage,
+        live_sequence.SequenceEvent,
+        live_sequence.TRANSITIONS,
+        (live_sequence.SequenceStage.IDLE, "start"),
+        {live_sequence.SequenceStage.ENDED},
     ),
 }
 

@@ -3,8 +3,7 @@
 import pytest
 
 from batching.sequence_reference import Item
-from headrace.batching.live_sequence import LiveSequence, is_started
-from headrace.batching.sequence_stages import SequenceEvent, SequenceStage
+from headrace.batching.live_sequence import LiveSequence, SequenceEvent, SequenceStage, is_started
 
 
 def _sequence(current: Item | None, *waiting: Item) -> LiveSequence[Item]:

@@ -5,8 +5,8 @@ import gc
 import pytest
 
 from batching.sequences import TableDriver
+from headrace.batching.live_sequence import SequenceStage
 from headrace.batching.sequence import RETRY_S, LiveSequence
-from headrace.batching.sequence_stages import SequenceStage
 from headrace.core.errors import (
     SequenceFullError,
     SequenceGoneError,

@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 import levels
 from batching.sequence_reference import Item, Reference, ReferenceSequence, Refused
+from headrace.batching.live_sequence import SequenceStage
 from headrace.batching.sequence import LiveSequence, SequenceTable
-from headrace.batching.sequence_stages import SequenceStage
 from headrace.core.errors import (
     PredictorError,
     SequenceFullError,

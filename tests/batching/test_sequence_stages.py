@@ -6,8 +6,8 @@ from itertools import product
 from pathlib import Path
 
 from cases import for_each
-from headrace.batching import sequence_stages as module
-from headrace.batching.sequence_stages import TRANSITIONS, SequenceEvent, SequenceStage, next_stage
+from headrace.batching import live_sequence as module
+from headrace.batching.live_sequence import TRANSITIONS, SequenceEvent, SequenceStage
 from headrace.core.sequence import SequenceEnd
 
 # Row by row as `docs/sequence-states.md` shows it; what is not here cannot happen.
@@ -30,7 +30,7 @@ TABLE = {
 
 @for_each(("stage", "event"), list(product(SequenceStage, SequenceEvent)))
 def test_every_pair_of_stage_and_event(stage: SequenceStage, event: SequenceEvent):
-    assert next_stage(stage, event) == TABLE[stage.value].get(event.value)
+    assert TRANSITIONS.get((stage, event)) == TABLE[stage.value].get(event.value)
 
 
 def test_stepping_starts_only_with_step_begun():
@@ -43,7 +43,7 @@ def test_stepping_starts_only_with_step_begun():
 
 def test_end_applies_once_to_every_live_stage():
     living = set(SequenceStage) - {SequenceStage.ENDING, SequenceStage.ENDED}
-    assert {stage for stage in SequenceStage if next_stage(stage, SequenceEvent.END)} == living
+    assert {stage for stage in SequenceStage if (stage, SequenceEvent.END) in TRANSITIONS} == living
 
 
 def test_every_stage_is_reachable_and_can_end():

@@ -28,7 +28,7 @@ from headrace.core.model import RowError
 from headrace.core.sequence import SequenceEnd, SequenceLimits
 from headrace.engine import Engine
 from headrace.engine.backend import CallInputs
-from headrace.engine.model_errors import describe_error
+from headrace.engine.model_methods import describe_error
 from headrace.engine.process.parent import ProcessBackend
 from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings

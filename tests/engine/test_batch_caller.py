@@ -16,6 +16,7 @@ from headrace.core import Model, RowError
 from headrace.core.errors import (
     CancelledRequestError,
     DeadlineError,
+    HeadraceError,
     InstanceLostError,
     ModelContractError,
     ModelInputError,
@@ -25,16 +26,27 @@ from headrace.core.errors import (
 )
 from headrace.core.tensor import InferResponse, RowFailure, Tensor, TensorSpec
 from headrace.engine.backend import Backend
-from headrace.engine.batch_caller import BatchCaller, CallItem, PreparedCall
+from headrace.engine.batch_caller import BatchCaller, CallItem, prepare_inputs
+from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_errors import WHY_CHARS_MAX, RemoteError
+from headrace.engine.model_methods import WHY_CHARS_MAX, RemoteError
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult
-from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_committer import RequestCommitter
-from headrace.engine.request_queue import RequestQueue
+from headrace.engine.request_queue import IndependentRequests, RequestQueue
 from headrace.testing import ManualClock, PickyModel
+
+
+def _end_error(before_call):
+    """Return the hook that returns the HeadraceError which `before_call` raises."""
+
+    def end_error(entry):
+        try:
+            before_call(entry)
+        except HeadraceError as error:
+            return error
+
+    return end_error
 
 
 class _Instance:
@@ -45,10 +57,11 @@ class _Instance:
         clock = clock or ManualClock()
         schedule = IndependentRequests(merge=True)
         queue = RequestQueue(
-            clock, schedule, in_flight_max=1, queue_rows_max=1, deliver_results=lambda _: None
+            clock, schedule, model="m", in_flight_max=1, queue_rows_max=1, deliver_results=lambda _: None
         )
+        queue.end_error = _end_error(before_call)
         self.counters = EngineCounters()
-        self.caller = BatchCaller(backend, "m", clock, self.counters, before_call=before_call)
+        self.caller = BatchCaller(backend, "m", clock, self.counters, end_error=queue.end_error)
         self._committer = RequestCommitter(
             queue,
             schedule,
@@ -56,7 +69,6 @@ class _Instance:
             self.counters,
             clock,
             respond=ResponseBuilder(backend.check, backend.metadata),
-            before_call=before_call,
         )
 
     def items(self, entries: list[PendingRequest]) -> list[CallItem]:
@@ -554,11 +566,11 @@ def test_prepared_call_is_used_if_all_items_are_wanted(gone):
     backend = _Recorded(PickyModel({3.0}))
     instance = _Instance(backend, before_call=before_call)
     items = instance.items(_strict([1], [2], [3]))
-    prepared = PreparedCall.from_items(items)
+    prepared = prepare_inputs(items)
     items[0].entry.cancelled = gone
     for call in instance.caller.call(items, prepared):
         call.apply()
-    first, *others = [inputs is prepared.inputs for inputs in backend.calls]
+    first, *others = [inputs is prepared for inputs in backend.calls]
     assert (first, any(others), len(others) > 1) == (not gone, False, True)
     assert [len(item.outputs) for item in items] == [not gone, 1, 0]
     assert (items[1].error, type(items[2].error)) == (None, PredictError)

@@ -8,7 +8,7 @@ from headrace.core.predictor import PredictorStatistics
 from headrace.core.statistics import BATCH_ROWS_BOUNDS, BatchStatistics, Duration, Histogram, ModelStatistics
 from headrace.engine import counters as counters_module
 from headrace.engine.backend import CallResult
-from headrace.engine.counters import EngineCounters, HistogramCounter, sum_counters
+from headrace.engine.counters import EngineCounters, HistogramCounter, predictor_statistics, sum_counters
 
 BASE = ModelStatistics("m", "1", cancelled=2, refused=3)
 OUTPUTS = {"output": np.zeros(1)}
@@ -54,10 +54,11 @@ def test_batch_sizes_are_bounded(monkeypatch):
 
 def test_results_are_counted_by_kind():
     one, other = EngineCounters(), EngineCounters()
-    one.record_wait(0.5)
+    for counters, seconds in ((one, 0.5), (other, 0.25)):
+        counters.queue.count, counters.queue.seconds = 1, seconds
+        counters.queue_s.add(seconds)
     one.record_success(1.0, rows=3, failed_rows=1)
     one.close_reasons = {"rows": 2, "delay": 1}
-    other.record_wait(0.25)
     other.record_failure(2.0, rows=6)
     other.expired, other.cancelled = 4, 5
     other.close_reasons = {"rows": 1}
@@ -76,8 +77,8 @@ def test_snapshot_is_predictor_statistics():
     counters = _call_result(3)
     counters.retries, counters.busy_s, counters.starved_s = 2, 1.0, 3.0
     counters.record_success(1.0, rows=2, failed_rows=1)
-    assert counters.snapshot() == PredictorStatistics(1, 1, 2, 1, 2, 1.0, 3.0)
-    assert counters.snapshot().busy_share == 0.25
+    assert predictor_statistics([counters]) == PredictorStatistics(1, 1, 2, 1, 2, 1.0, 3.0)
+    assert predictor_statistics([counters]).busy_share == 0.25
 
 
 def test_sums_are_safe_while_an_instance_counts():

@@ -28,7 +28,7 @@ from headrace.core.errors import (
 from headrace.core.model import current_call
 from headrace.core.tensor import text_array
 from headrace.engine import Engine
-from headrace.engine.session import EngineSession
+from headrace.engine.request_queue import RequestQueue
 from headrace.engine.settings import ServeSettings
 from headrace.testing import EchoModel, HeldModel, ManualClock, PickyModel
 from servers import polling
@@ -339,14 +339,14 @@ def test_cancel_in_shared_call_harms_no_other():
 
 def test_cancel_during_bisection_completes_each_once(monkeypatch):
     """The cancelled request is not tried again."""
-    check_wanted = EngineSession.check_wanted
+    end_error = RequestQueue.end_error
 
-    def or_gone(session, entry):
+    def or_gone(queue, entry):
         if entry.request.inputs[0].data[0, 0] == 1:
-            raise CancelledRequestError("gone")
-        check_wanted(session, entry)
+            return CancelledRequestError("gone")
+        return end_error(queue, entry)
 
-    monkeypatch.setattr(EngineSession, "check_wanted", or_gone)
+    monkeypatch.setattr(RequestQueue, "end_error", or_gone)
     model = Notes(lambda x: _raise(ValueError) if len(x) > 1 else None, held=True)
 
     async def ask(engine):

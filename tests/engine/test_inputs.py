@@ -10,8 +10,7 @@ from engine.support import rows
 from headrace.core import InferRequest, Model, Tensor, TensorSpec
 from headrace.core.errors import ModelInputError, ModelLoadError
 from headrace.core.tensor import ModelMetadata, text_array
-from headrace.engine.admission import convert_inputs
-from headrace.engine.inputs import ModelInputs
+from headrace.engine.inputs import ModelInputs, convert_inputs
 
 X = np.zeros((2, 3), np.float32)
 

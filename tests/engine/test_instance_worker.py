@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-import headrace.engine.request_committer
+import headrace.engine.batch_loop
 import headrace.engine.sequences.step_committer
 from engine.process_models import Identity
 from engine.sequences.models import (
@@ -27,17 +27,15 @@ from engine.support import WAIT_S, request, rows, serving, submit_and_wait, valu
 from headrace.core import Model
 from headrace.core.errors import InstanceLostError, PredictError, SequenceLostError, StoppedError
 from headrace.engine import Engine
-from headrace.engine.batch_caller import BatchCaller, PreparedCall
+from headrace.engine.batch_caller import BatchCaller
+from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.pending_request import FutureCallback
-from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_committer import RequestCommitter
-from headrace.engine.request_queue import RequestQueue
-from headrace.engine.sequences.instance_steps import InstanceSteps
+from headrace.engine.request_queue import IndependentRequests, RequestQueue
+from headrace.engine.sequences.instance_steps import InstanceSteps, StateLoader
 from headrace.engine.sequences.sequence_rows import MultiRowRequest
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
-from headrace.engine.sequences.state_loader import StateLoader
 from headrace.engine.sequences.step_committer import StepCommitter
 from headrace.engine.settings import ServeSettings
 from servers import polling
@@ -164,10 +162,10 @@ def test_memory_error_is_the_cause(breaks):
         (FutureCallback, "start"),
         (RequestCommitter, "item"),
         (RequestCommitter, "result"),
-        (headrace.engine.request_committer, "deliver"),
+        (headrace.engine.batch_loop, "deliver"),
         (EngineCounters, "record_result"),
         (IndependentRequests, "end"),
-        (RequestQueue, "mark_ended_locked"),
+        (RequestCommitter, "_end"),
     ],
 )
 def test_defect_around_delivery_ends_each_request_once(where, breaks):
@@ -312,7 +310,7 @@ def run_five_calls(model):
 
 
 def test_failed_preparation_is_retried_in_call(run_five_calls, monkeypatch):
-    real, threads = PreparedCall.from_items, []
+    real, threads = headrace.engine.batch_loop.prepare_inputs, []
 
     def broken(items):
         if threading.current_thread().name.endswith("-beside_0"):
@@ -320,7 +318,7 @@ def test_failed_preparation_is_retried_in_call(run_five_calls, monkeypatch):
             raise RuntimeError("boom")
         return real(items)
 
-    monkeypatch.setattr(PreparedCall, "from_items", broken)
+    monkeypatch.setattr(headrace.engine.batch_loop, "prepare_inputs", broken)
     assert run_five_calls(lambda: threads) == [None] * 5
 
 

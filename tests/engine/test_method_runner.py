@@ -7,8 +7,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from cases import for_each
-from headrace.engine.method_runner import LoopThread
-from headrace.engine.model_errors import RemoteError
+from headrace.engine.model_methods import LoopThread, RemoteError
 
 WAIT_S = 30.0
 

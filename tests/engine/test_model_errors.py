@@ -3,7 +3,7 @@
 from cases import for_each
 from headrace.core import RowError
 from headrace.core.errors import ModelContractError, PredictError, RefusedRowsError
-from headrace.engine.model_errors import (
+from headrace.engine.model_methods import (
     WHY_CHARS_MAX,
     RemoteError,
     describe_error,

@@ -77,8 +77,8 @@ def test_request_is_wanted_until_deadline_or_cancellation():
 
 
 def test_cancelled_error_names_request():
-    assert "request r-1 was cancelled" in str(cancelled_error(pending_request(request(id="r-1"))))
-    assert "a request was cancelled" in str(cancelled_error(pending_request(request())))
+    assert "request r-1 was cancelled" in str(cancelled_error(request(id="r-1")))
+    assert "a request was cancelled" in str(cancelled_error(request()))
 
 
 class _FailingCallback:

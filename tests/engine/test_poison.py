@@ -25,7 +25,7 @@ from headrace.core.errors import (
     PredictError,
 )
 from headrace.engine import Engine
-from headrace.engine.process.control_group import own_groups
+from headrace.engine.process.process_limits import own_groups
 from headrace.engine.settings import ServeSettings
 from headrace.testing import ManualClock
 from servers.polling import wait_until

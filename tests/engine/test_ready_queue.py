@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from engine.support import WAIT_S, pending_request, request, rows
-from headrace.batching.adaptive import AdaptiveBatch, AdaptiveReason, WaitCondition
+from headrace.batching.adaptive import AdaptiveBatch, AdaptiveReason, ReadyQueue, WaitCondition
 from headrace.engine.pending_request import PendingRequest
-from headrace.engine.ready_queue import ReadyQueue
 from headrace.engine.request_queue import BlockingConsumer
 
 NOTHING_WAITS = WaitCondition()
@@ -37,7 +36,7 @@ def _queue(*, rows_max=4, **settings) -> ReadyQueue:
 
 def _ask(queue, consumer, now=0.0, *, flush=False):
     """Return the next batch, or the condition for which the consumer sleeps."""
-    found = queue.next(consumer, now, flush=flush)
+    found = queue.next_for(consumer, now, flush=flush)
     return found if isinstance(found, AdaptiveBatch) else queue.sleep(consumer, found)
 
 
@@ -80,15 +79,15 @@ def test_items_do_not_share_batches_without_merge():
 
 def test_waiting_and_running_items_are_counted():
     queue = _queue(rows_max=3)
-    assert (queue.fills_call, queue.oldest_s) == (False, None)
+    assert (queue.fills_call, queue.oldest_arrival_s()) == (False, None)
     for arrived_s, count in ((3.0, 2), (4.0, 2)):
         entry = _entry(count)
         entry.arrived_s = arrived_s
         queue.add(entry)
-    assert (len(queue), queue.rows, queue.oldest_s, queue.running) == (2, 4, 3.0, 0)
+    assert (len(queue), queue.rows, queue.oldest_arrival_s(), queue.running) == (2, 4, 3.0, 0)
     assert queue.fills_call
     batch = _ask(queue, _Consumer(), 5.0)
-    assert (len(queue), queue.rows, queue.oldest_s, queue.running) == (1, 2, 4.0, 1)
+    assert (len(queue), queue.rows, queue.oldest_arrival_s(), queue.running) == (1, 2, 4.0, 1)
     assert not queue.fills_call
     _end(queue, batch, 6.0)
     assert queue.running == 0

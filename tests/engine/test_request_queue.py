@@ -4,6 +4,7 @@ import random
 import threading
 from collections import Counter
 from concurrent.futures import Future, wait
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +16,7 @@ from headrace.core import InferResponse
 from headrace.core.clock import SystemClock
 from headrace.core.errors import StoppedError
 from headrace.engine.pending_request import PendingRequest
-from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_queue import BlockingConsumer, ReadyBatch, RequestQueue
+from headrace.engine.request_queue import BlockingConsumer, IndependentRequests, RequestQueue, TakenBatch
 from headrace.testing import ManualClock
 
 RESPONSE = InferResponse(())
@@ -25,10 +25,10 @@ RESPONSE = InferResponse(())
 class Refusing(IndependentRequests):
     """A schedule that refuses negative priorities."""
 
-    def add(self, entry, details):
+    def add(self, entry, **settings):
         if entry.priority < 0:
             raise ValueError("refused")
-        super().add(entry, details)
+        super().add(entry, **settings)
 
 
 class QueueBench:
@@ -42,6 +42,7 @@ class QueueBench:
         self.queue = RequestQueue(
             self.clock,
             self.schedule,
+            model="m",
             in_flight_max=in_flight_max,
             queue_rows_max=queue_rows_max,
             deliver_results=self._no_results,
@@ -69,20 +70,20 @@ class QueueBench:
         if batch is None:
             return None
         self.end(batch)
-        (entry,) = batch.taken
+        (entry,) = batch.work
         return entry
 
-    def take_batch(self, consumer: BlockingConsumer | None = None) -> ReadyBatch | None:
+    def take_batch(self, consumer: BlockingConsumer | None = None) -> TakenBatch | None:
         return self.queue.take(consumer or BlockingConsumer())
 
-    def ask(self, consumer: BlockingConsumer) -> ReadyBatch | WaitCondition | None:
+    def ask(self, consumer: BlockingConsumer) -> TakenBatch | WaitCondition | None:
         """Return the next batch, or the condition for which the consumer would wait."""
         with self.queue.lock:
             return self.schedule.take(consumer, 0, self.clock.now(), closed=self.queue.closed)
 
-    def end(self, batch: ReadyBatch) -> None:
+    def end(self, batch: TakenBatch) -> None:
         with self.queue.lock:
-            self.schedule.end(len(batch.taken), batch.rows, self.clock.now())
+            self.schedule.end(len(batch.work), batch.rows, self.clock.now())
 
     def requeue(self, entries) -> None:
         with self.queue.lock:
@@ -115,7 +116,7 @@ def test_batch_has_requests_that_fit_and_its_reason():
     queue = QueueBench(4, merge=True, rows_max=3)
     entries = [queue.put(_entry()) for _ in range(4)]
     batch = queue.take_batch()
-    assert (batch.taken, batch.rows, batch.reason, batch.endings) == (tuple(entries[:3]), 3, "rows", ())
+    assert (batch.work, batch.rows, batch.reason, batch.endings) == (tuple(entries[:3]), 3, "rows", ())
     assert queue.queue.waiting() == (1, 1, 0.0, 3)
     queue.end(batch)
     assert queue.queue.waiting() == (1, 1, 0.0, 0)
@@ -178,7 +179,7 @@ def test_full_batch_can_be_taken_ahead(merge):
     assert queue.queue.take_full(0) is None
     queue.put(_entry())
     assert queue.schedule.is_full(0)
-    assert len(queue.queue.take_full(0).taken) == 1 + merge
+    assert len(queue.queue.take_full(0).work) == 1 + merge
     queue.offer(_entry(2))
     queue.close()
     assert queue.queue.take_full(0) is None
@@ -213,7 +214,7 @@ def test_withdrawn_request_leaves_at_once():
     assert queue.withdraw(waits)
     assert waits.cancelled
     assert queue.offer(other)
-    assert queue.take_batch().taken == (other,)
+    assert queue.take_batch().work == (other,)
     assert not queue.withdraw(other)
     assert other.cancelled
     queue.mark_ended([other])
@@ -269,7 +270,7 @@ def test_requests_of_dead_instance_go_first():
     queue.offer(_entry())
     queue.close()
     queue.requeue(lost)
-    assert queue.take_batch().taken[:2] == tuple(lost)
+    assert queue.take_batch().work[:2] == tuple(lost)
     assert queue.take_batch() is None
 
 
@@ -280,7 +281,7 @@ def test_suspect_requests_of_dead_instance_are_taken_alone():
         entry.key = entry
     queue.offer(_entry())
     queue.requeue(lost)
-    taken = [queue.take_batch().taken for _ in range(3)]
+    taken = [queue.take_batch().work for _ in range(3)]
     assert all(len(entries) == 1 for entries in taken)
     assert set(lost) <= {entry for (entry,) in taken}
 
@@ -302,7 +303,7 @@ def test_instance_waits_for_co_batching_up_to_its_delay():
     queue.offer(_entry())
     assert queue.ask(consumer) == WaitCondition(1.0, rows=2, requests=2)
     queue.offer(_entry())
-    assert len(queue.take_batch(consumer).taken) == 2
+    assert len(queue.take_batch(consumer).work) == 2
     queue.offer(_entry())
     queue.clock.advance(1.0)
     assert queue.take_batch(consumer).rows == 1
@@ -326,9 +327,9 @@ def test_unavailable_consumer_wakes_another():
     assert isinstance(queue.ask(dead), WaitCondition)
     entry = _entry()
     assert queue.offer(entry)  # wakes the latest consumer
-    assert isinstance(queue.queue.take(dead, 0, lambda: True), WaitCondition)
+    assert isinstance(queue.queue.take(dead, 0, SimpleNamespace(lost=True)), WaitCondition)
     assert healthy._set
-    assert queue.ask(healthy).taken == (entry,)
+    assert queue.ask(healthy).work == (entry,)
     queue.close()
     assert queue.queue.take(dead) is None
 
@@ -341,13 +342,15 @@ def test_failed_take_wakes_another_consumer():
     entry = _entry()
     queue.offer(entry)
 
-    def fails():
-        raise RuntimeError("boom")
+    class Broken:
+        @property
+        def lost(self):
+            raise RuntimeError("boom")
 
     with pytest.raises(RuntimeError, match="boom"):
-        queue.queue.take(broken, 0, fails)
+        queue.queue.take(broken, 0, Broken())
     assert healthy._set
-    assert queue.ask(healthy).taken == (entry,)
+    assert queue.ask(healthy).work == (entry,)
 
 
 # Results without a call
@@ -364,8 +367,8 @@ class Ending(IndependentRequests):
     def has_ended(self):
         return bool(self.ended)
 
-    def add(self, entry, details):
-        super().add(entry, details)
+    def add(self, entry, **settings):
+        super().add(entry, **settings)
         self.ended.append(entry)
         if entry.priority < 0:
             raise ValueError("refused")
@@ -392,7 +395,9 @@ def test_results_without_a_call_are_delivered_without_the_lock():
         delivered.append([entry for entry, _ in results])
 
     schedule = Ending()
-    queue = RequestQueue(ManualClock(), schedule, in_flight_max=8, queue_rows_max=8, deliver_results=deliver)
+    queue = RequestQueue(
+        ManualClock(), schedule, model="m", in_flight_max=8, queue_rows_max=8, deliver_results=deliver
+    )
     first, second, third, refused = _entry(), _entry(), _entry(), _entry(priority=-1)
     queue.put(first, first.callback.future)
     queue.offer(second)
@@ -516,10 +521,10 @@ def _stress(chance: random.Random, end: str, *, merge: bool) -> None:
     def taking():
         consumer = BlockingConsumer()
         while (batch := bench.take_batch(consumer)) is not None:
-            assert batch.rows == sum(t.rows for t in batch.taken)
-            assert batch.rows <= 4 or len(batch.taken) == 1
+            assert batch.rows == sum(t.rows for t in batch.work)
+            assert batch.rows <= 4 or len(batch.work) == 1
             most_waiting[0] = max(most_waiting[0], len(queue._entries_by_future))
-            for entry in batch.taken:
+            for entry in batch.work:
                 if entry.callback.start():
                     ends.append(("taken", entry))
                     entry.callback.complete(RESPONSE)

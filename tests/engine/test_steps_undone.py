@@ -20,7 +20,7 @@ from headrace.core.model import RowError
 from headrace.core.sequence import SequenceEnd
 from headrace.engine import Engine
 from headrace.engine.backend import CallInputs
-from headrace.engine.model_errors import describe_error
+from headrace.engine.model_methods import describe_error
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import SequenceEnding
 

@@ -24,7 +24,7 @@ from headrace.core.errors import (
     UnsupportedError,
 )
 from headrace.core.model import current_call
-from headrace.engine.open_streams import ResponseStream
+from headrace.engine.admission import ResponseStream, open_stream
 from headrace.engine.session import SessionState
 from headrace.engine.streams import ITEMS_MAX, StreamCall
 from headrace.testing import EchoModel, ManualClock
@@ -804,11 +804,10 @@ def test_stream_opened_during_stop_is_refused():
 
     async def use(engine):
         session = engine._session
-        backend = session.running_backend("")
-        session.running_backend = lambda _: backend
+        backend = session.slots[0].backend
         state, session.state = session.state, SessionState.STOPPING
         with pytest.raises(StoppedError):
-            engine.stream(request())
+            open_stream(session, backend, request(), None, 1)
         session.state = state
 
     _run(_script(plain_echo), use)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from faults.bench import SHORT_LEASE_S, Bench, has_ended, one_ledger
-from headrace.engine.process.control_group import own_groups
+from headrace.engine.process.process_limits import own_groups
 from servers.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

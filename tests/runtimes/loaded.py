@@ -5,13 +5,12 @@ from concurrent.futures import Future
 
 from headrace.core import InferRequest, InferResponse, Model, SystemClock
 from headrace.engine.batch_caller import BatchCaller
+from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import FutureCallback, PendingRequest
-from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_committer import RequestCommitter
-from headrace.engine.request_queue import RequestQueue
+from headrace.engine.request_queue import IndependentRequests, RequestQueue
 
 
 class LoadedModel:
@@ -23,9 +22,9 @@ class LoadedModel:
         self.metadata = backend.metadata
         clock, counters, schedule = SystemClock(), EngineCounters(), IndependentRequests(merge=False)
         queue = RequestQueue(
-            clock, schedule, in_flight_max=1, queue_rows_max=1, deliver_results=lambda _: None
+            clock, schedule, model=name, in_flight_max=1, queue_rows_max=1, deliver_results=lambda _: None
         )
-        self._caller = BatchCaller(backend, name, clock, counters, before_call=lambda _: None)
+        self._caller = BatchCaller(backend, name, clock, counters, end_error=queue.end_error)
         self._committer = RequestCommitter(
             queue,
             schedule,
@@ -33,7 +32,6 @@ class LoadedModel:
             counters,
             clock,
             respond=ResponseBuilder(backend.check, backend.metadata),
-            before_call=lambda _: None,
         )
 
     def predict(self, request: InferRequest) -> InferResponse:

@@ -220,7 +220,7 @@ class MemoryLimit:
     """
 
     def __init__(self, rows_max: int) -> None:
-        self._rows_max = rows_max
+        self.rows_max = rows_max
         self.rows = rows_max
         """The current limit."""
         self._probe_calls = PROBE_CALLS
@@ -231,12 +231,12 @@ class MemoryLimit:
 
     def record_success(self, rows: int) -> None:
         """Record a call of this many rows that fit."""
-        if self.rows == self._rows_max or rows < self.rows:
+        if self.rows == self.rows_max or rows < self.rows:
             return
         self._full_calls += 1
         if self._full_calls >= self._probe_calls:
             self._full_calls, self._was_raised = 0, True
-            self.rows = min(2 * self.rows, self._rows_max)
+            self.rows = min(2 * self.rows, self.rows_max)
 
     def record_out_of_memory(self, rows: int) -> None:
         """Record a call of this many rows that ran out of memory; `settle` draws the conclusion."""

@@ -7,9 +7,14 @@ decreases.
 
 from collections.abc import Callable, Iterable
 
-from headrace.batching.live_sequence import LiveSequence, RequestEnd, StepRequest
+from headrace.batching.live_sequence import (
+    LiveSequence,
+    RequestEnd,
+    SequenceEvent,
+    SequenceStage,
+    StepRequest,
+)
 from headrace.batching.sequence_registry import RETRY_S, SequenceRegistry, T
-from headrace.batching.sequence_stages import SequenceEvent, SequenceStage
 from headrace.core.errors import SequenceFullError
 from headrace.core.sequence import SequenceControl, SequenceEnd, SequenceLimits
 
@@ -30,7 +35,7 @@ class SequenceTable(SequenceRegistry[T]):
         instances: int,
         *,
         queue: Callable[[LiveSequence[T]], None],
-        unqueue: Callable[[LiveSequence[T]], None],
+        unqueue: Callable[[LiveSequence[T]], object],
         checkpoints: bool = False,
         keeps_checkpoint: Callable[[str], bool] = lambda _: False,
     ) -> None:

@@ -7,9 +7,15 @@ Pure: the caller passes `now`, which never decreases. Ended sequences and their 
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
-from headrace.batching.live_sequence import LiveSequence, RequestEnd, StepRequest, is_started
+from headrace.batching.live_sequence import (
+    LiveSequence,
+    RequestEnd,
+    SequenceEvent,
+    SequenceStage,
+    StepRequest,
+    is_started,
+)
 from headrace.batching.sequence_ends import RecentEnds, SequenceTimeouts
-from headrace.batching.sequence_stages import SequenceEvent, SequenceStage
 from headrace.core.errors import PredictorError, TooManySequencesError
 from headrace.core.sequence import SequenceControl, SequenceEnd, SequenceLimits
 
@@ -78,7 +84,7 @@ class SequenceRegistry(Generic[T]):
         limits: SequenceLimits,
         instances: int,
         *,
-        unqueue: Callable[[LiveSequence[T]], None],
+        unqueue: Callable[[LiveSequence[T]], object],
         checkpoints: bool,
         keeps_checkpoint: Callable[[str], bool],
     ) -> None:

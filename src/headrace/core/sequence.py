@@ -102,7 +102,7 @@ class SequenceInfo:
 
     id: str
     stage: str
-    """A value of `headrace.batching.sequence_stages.SequenceStage`."""
+    """A value of `headrace.batching.live_sequence.SequenceStage`."""
     instance: int
     """Number of the instance that holds the state, from 0."""
     steps: int

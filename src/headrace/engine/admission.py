@@ -1,22 +1,29 @@
-"""Admission: requests are checked, queued within the limits, and withdrawn if their client leaves."""
+"""Admission of clients: requests are checked, and queued within the limits; streams are opened.
+
+A request is withdrawn, and a stream cancelled, if its client leaves.
+"""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from headrace.core.errors import (
+    CancelledRequestError,
+    DeadlineError,
     HeadraceError,
+    InstanceLostError,
     LimitError,
     ModelInputError,
     OverloadedError,
     SequenceError,
     StoppedError,
 )
-from headrace.core.model import BytesAs, HandleRequest, HandleResponse
-from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, Tensor, text_array
+from headrace.core.model import HandleRequest, HandleResponse
+from headrace.core.tensor import InferRequest, InferResponse
 from headrace.engine.backend import Backend
 from headrace.engine.inline_caller import NO_CALLBACK, InlineCaller
+from headrace.engine.inputs import convert_inputs
 from headrace.engine.outputs import ChunkedResponse
 from headrace.engine.pending_request import (
     FutureCallback,
@@ -25,10 +32,16 @@ from headrace.engine.pending_request import (
     RequestResult,
     RequestTimes,
     cancelled_error,
+    deadline_error,
     merge_key,
+    stopped_error,
 )
 from headrace.engine.sequences.sequence_rows import count_steps
-from headrace.engine.session import EngineSession
+from headrace.engine.sequences.step_stream import StepStream
+from headrace.engine.session import EngineSession, SessionState
+from headrace.engine.streams import StreamCall
+
+T = TypeVar("T")
 
 REQUEST_ROWS_MAX: Final = 1 << 20
 """Limit of rows per `infer` request. Rows without values cost no bytes, so the body size does not
@@ -37,6 +50,19 @@ limit them.
 RETRY_AFTER_MAX_S: Final = 30.0
 _HANDLE: Final = "handle"
 """The key of opaque requests, which share calls with each other only."""
+
+
+def running_backend(session: EngineSession, why: str = "it is starting or stopping") -> Backend:
+    """Return the backend that describes the model.
+
+    Raises StoppedError, for the reason `why`, and InstanceLostError once no instance is left.
+    """
+    backend = session.slots[0].backend if session.state is SessionState.RUNNING else None
+    if backend is None:
+        raise stopped_error(session.name, why)
+    if session.lost_reason is not None:
+        raise InstanceLostError(session.name, session.lost_reason)
+    return backend
 
 
 def count_rows(request: InferRequest, backend: Backend) -> int:
@@ -62,16 +88,17 @@ def _prepare(session: EngineSession, backend: Backend, request: InferRequest) ->
     rows = count_rows(request, backend)
     if rows > REQUEST_ROWS_MAX:
         raise LimitError(f"model {session.name}: a request has {rows} rows; the limit is {REQUEST_ROWS_MAX}")
-    _check_deadline(session, request)
+    if request.deadline is not None:
+        _check_deadline(session, request, request.deadline)
     return request, rows
 
 
-def _check_deadline(session: EngineSession, request: InferRequest | HandleRequest) -> None:
+def _check_deadline(session: EngineSession, request: InferRequest | HandleRequest, deadline: float) -> None:
     """Raise DeadlineError for a request that has expired, and count it."""
-    if request.deadline is not None and session.clock.now() >= request.deadline:
+    if session.clock.now() >= deadline:
         with session.counters_lock:
             session.counters.expired += 1
-        raise session.deadline_error(request)
+        raise deadline_error(session.name, request)
 
 
 def submit(
@@ -118,7 +145,7 @@ def abandon(session: EngineSession, future: Future[InferResponse]) -> None:
         return
     with session.counters_lock:
         session.counters.cancelled += 1
-    FutureCallback(future).complete(cancelled_error(entry))
+    FutureCallback(future).complete(cancelled_error(entry.request))
     session.cancel_unwanted_calls()
 
 
@@ -152,7 +179,8 @@ def infer_inline(
 
 async def handle(session: EngineSession, request: HandleRequest) -> HandleResponse | ChunkedResponse:
     """Call a model for an opaque request, inline or by the queue, as `Engine.handle` describes."""
-    _check_deadline(session, request)
+    if request.deadline is not None:
+        _check_deadline(session, request, request.deadline)
     callback = LoopCallback(asyncio.get_running_loop())
     entry = PendingRequest(request, 1, session.clock.now(), callback, key=_HANDLE, strict=True)
     inline = session.inline
@@ -175,7 +203,15 @@ async def _queue_and_wait(session: EngineSession, entry: PendingRequest, callbac
     Never waits for space. Raises OverloadedError, StoppedError, DeadlineError, and the error of a
     sequence that refuses the request.
     """
-    _queue(session, entry)
+    try:
+        is_queued = session.queue.offer(entry)
+    except StoppedError:
+        raise stopped_error(session.name, "it is stopping, or has lost its instances") from None
+    except SequenceError as error:
+        session.count_refused(entry, error)
+        raise
+    if not is_queued:
+        raise _overloaded_error(session)
     deadline = entry.request.deadline
     try:
         if deadline is None:
@@ -191,23 +227,16 @@ async def _queue_and_wait(session: EngineSession, entry: PendingRequest, callbac
         if _withdraw(session, entry, callback):
             with session.counters_lock:
                 session.counters.expired += 1
-        raise session.deadline_error(entry.request) from None
+        raise deadline_error(session.name, entry.request) from None
 
 
-def _queue(session: EngineSession, entry: PendingRequest) -> None:
-    try:
-        if session.queue.offer(entry):
-            return
-    except StoppedError:
-        raise session.stopped_error("it is stopping, or has lost its instances") from None
-    except SequenceError as error:
-        session.count_refused(entry, error)
-        raise
+def _overloaded_error(session: EngineSession) -> OverloadedError:
+    """Return the error of a request for which there is no space, and count it."""
     with session.counters_lock:
         session.refused += 1
     _, rows, _, _ = session.queue.waiting()
     limit = session.queue.queue_rows_max
-    raise OverloadedError(
+    return OverloadedError(
         f"model {session.name}: {rows} rows are waiting, the limit is {limit} (queue_rows_max): retry later",
         retry_after_s=_retry_after_s(session, rows),
     )
@@ -233,45 +262,171 @@ def _withdraw(session: EngineSession, entry: PendingRequest, callback: LoopCallb
     return entry.cancelled
 
 
-def convert_inputs(request: InferRequest, metadata: ModelMetadata, *, as_rows: bool) -> InferRequest:
-    """Return the request with BYTES elements as the model takes them.
+class ResponseStream(Generic[T]):
+    """The responses of a stream, or the chunks of a body, for its client, in the client's event loop.
 
-    Text arrives as str from JSON and as bytes elsewhere. With `as_rows`, tensors without axes become
-    one row. Raises ModelInputError for invalid UTF-8.
+    Iterate it, or call `next_batch` for all responses that have arrived. Always `aclose` it: before
+    the end of the stream, this cancels the model's work. Raises the error of the model after the
+    items before it, and DeadlineError past the deadline.
     """
-    for tensor in request.inputs:
-        data = tensor.data
-        if data.dtype.char == "O" or not data.ndim:
-            break
-    else:
-        # Nearly every request ends here. On the hot path, a loop and `char` (not `kind`) are fast.
-        return request
-    if as_rows:
-        request = request.with_row_axes()
-    bytes_as = metadata.bytes_as
-    if bytes_as == "sent":
-        return request
-    inputs = tuple(
-        _tensor(t, bytes_as, metadata.name) if t.data.dtype.kind == "O" else t for t in request.inputs
-    )
-    return replace(request, inputs=inputs)
 
+    def __init__(
+        self, call: StreamCall, feeder: "asyncio.Task[None] | None", on_close: Callable[[StreamCall], None]
+    ) -> None:
+        self._call = call
+        self._feeder = feeder
+        self._on_close = on_close
+        self._ready: list[T] = []
+        self._ended = False
 
-def _tensor(tensor: Tensor, bytes_as: BytesAs, model: str) -> Tensor:
-    values: list[Any] = tensor.data.ravel().tolist()
-    element_type = str if bytes_as == "str" else bytes
-    if set(map(type, values)) <= {element_type}:
-        return tensor
-    converted = [_element(tensor.name, i, v, element_type, model) for i, v in enumerate(values)]
-    data: Array = text_array(converted).reshape(tensor.data.shape)
-    return replace(tensor, data=data)
+    def __aiter__(self) -> "ResponseStream[T]":
+        """Return the stream itself, which can be iterated once."""
+        return self
 
+    async def __anext__(self) -> T:
+        """Return the next response."""
+        if not self._ready:
+            self._ready = (await self.next_batch())[::-1]
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.pop()
 
-def _element(name: str, index: int, value: Any, element_type: type, model: str) -> Any:
-    if isinstance(value, bytes) and element_type is str:
+    async def next_batch(self) -> list[T]:
+        """Wait for at least one response. Return all that have arrived; none at the end."""
+        if self._ended:
+            return []
         try:
-            return value.decode()
-        except UnicodeDecodeError as error:
-            why = f"input {name!r} takes text, but element {index} is not UTF-8 (byte {error.start})"
-            raise ModelInputError(model, why) from None
-    return value.encode() if isinstance(value, str) and element_type is bytes else value
+            items = await self._next_batch()
+        except BaseException:
+            await self.aclose()
+            raise
+        self._call.items += len(items)
+        if not items:
+            await self.aclose()
+        return items
+
+    async def _next_batch(self) -> list[T]:
+        left_s = self._call.deadline_s
+        if left_s is None:
+            return await self._call.responses.aget()
+        if left_s <= 0:
+            # A model that never makes its client wait would otherwise never be late.
+            raise self._deadline_error()
+        timeout = asyncio.timeout(left_s)
+        try:
+            async with timeout:
+                return await self._call.responses.aget()
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise self._deadline_error() from None
+
+    def _deadline_error(self) -> DeadlineError:
+        name = f"stream {self._call.id}" if self._call.id else "a stream"
+        return DeadlineError(f"{name} did not end before its deadline")
+
+    async def aclose(self) -> None:
+        """End the stream. Does nothing the second time."""
+        if self._ended:
+            return
+        self._ended = True
+        self._ready.clear()
+        self._call.cancel()
+        try:
+            if self._feeder is not None:
+                self._feeder.cancel()
+                # Not awaited directly: its cancellation and the current task's could not be told
+                # apart.
+                await asyncio.wait((self._feeder,))
+        finally:
+            self._on_close(self._call)
+
+
+def open_stream(
+    session: EngineSession,
+    backend: Backend,
+    first: InferRequest,
+    more: AsyncIterator[InferRequest] | None,
+    streams_max: int,
+) -> ResponseStream[InferResponse]:
+    """Send `first`, then the requests of `more`, to the model, and return its responses.
+
+    Raises ModelInputError for the first request, OverloadedError while `streams_max` streams are
+    open, and StoppedError. An invalid later request, and an exception of `more`, end the stream.
+    """
+    first = _checked_request(first, backend)
+    call = StreamCall(session.clock, deadline=first.deadline, id=first.id)
+    call.requests.offer(first)
+    slot = session.reserve_slot(call, streams_max)
+    try:
+        if session.sequences is not None:
+            StepStream(
+                call,
+                session.queue,
+                session.sequences,
+                session.clock,
+                inputs=backend.inputs,
+                single=more is None,
+                on_client_left=session.cancel_unwanted_calls,
+            ).open()
+        else:
+            assert slot.backend is not None
+            slot.backend.open_stream(call)
+    except BaseException:
+        session.release_stream(slot, call)
+        raise
+    with session.counters_lock:
+        slot.counters.streams += 1
+    feeder: asyncio.Task[None] | None = None
+    if more is None:
+        call.requests.close()
+    else:
+        feeder = asyncio.get_running_loop().create_task(_feed(call, _checked_requests(more, backend)))
+    return ResponseStream[InferResponse](call, feeder, lambda call: session.release_stream(slot, call))
+
+
+def open_chunks(
+    session: EngineSession, request: HandleRequest, response: ChunkedResponse, streams_max: int
+) -> ResponseStream[bytes]:
+    """Return the chunks of a response. Raises OverloadedError and StoppedError as `open_stream`."""
+    call = StreamCall(session.clock, deadline=request.deadline, id=request.id)
+    call.requests.close()
+    slot = session.reserve_slot(call, streams_max)
+    try:
+        response.open_stream(call)
+    except BaseException:
+        session.release_stream(slot, call)
+        raise
+    return ResponseStream[bytes](call, None, lambda call: session.release_stream(slot, call))
+
+
+def _checked_request(request: InferRequest, backend: Backend) -> InferRequest:
+    """Return one request of a stream with the declared types of its inputs. Raises ModelInputError."""
+    if backend.inputs.declared and not backend.metadata.is_stateful:
+        backend.inputs.check_names(request)
+    return convert_inputs(request, backend.metadata, as_rows=backend.metadata.is_stateful)
+
+
+async def _checked_requests(
+    requests: AsyncIterator[InferRequest], backend: Backend
+) -> AsyncIterator[InferRequest]:
+    async for request in requests:
+        yield _checked_request(request, backend)
+
+
+async def _feed(call: StreamCall, requests: AsyncIterator[InferRequest]) -> None:
+    """Feed the requests of a stream to its model."""
+    error: BaseException | None = None
+    try:
+        async for request in requests:
+            await call.requests.aput(request)
+    except CancelledRequestError:
+        return
+    except asyncio.CancelledError:
+        # Not all requests were sent: the model must not take this for their end.
+        error = CancelledRequestError("the client has closed the stream")
+        raise
+    except BaseException as raised:  # noqa: BLE001 - raised in the generator of the model
+        error = raised
+    finally:
+        call.requests.close(error)

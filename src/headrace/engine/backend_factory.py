@@ -9,7 +9,7 @@ from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Isolation, Model, current_call
 from headrace.engine.backend import Backend, CallInputs
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_errors import ProcessFault, describe_error
+from headrace.engine.model_methods import ProcessFault, describe_error
 from headrace.engine.process.parent import ProcessBackend
 from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings

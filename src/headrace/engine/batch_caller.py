@@ -25,7 +25,7 @@ from headrace.core.model import Call, RowError
 from headrace.core.tensor import Array, RowFailure
 from headrace.engine.backend import Backend, CallInputs, CallResult
 from headrace.engine.counters import EngineCounters
-from headrace.engine.model_errors import (
+from headrace.engine.model_methods import (
     WHY_CHARS_MAX,
     describe_error,
     is_out_of_memory,
@@ -43,17 +43,8 @@ _OF_ONE_REQUEST = (ModelContractError, ModelInputError)
 _NOT_ABOUT_ROWS = (*_OF_ONE_REQUEST, DeadlineError, StoppedError)
 """Errors that end a request, although its rows may fail alone: bisection cannot help."""
 
-BeforeCall = Callable[[PendingRequest], None]
-"""Raises the error that ends a request whose result is no longer wanted."""
-
-
-def end_error(entry: PendingRequest, before_call: BeforeCall) -> HeadraceError | None:
-    """Return the error that ends a request whose result is no longer wanted, else None."""
-    try:
-        before_call(entry)
-    except HeadraceError as error:
-        return error
-    return None
+EndError = Callable[[PendingRequest], HeadraceError | None]
+"""Returns the error that ends a request whose result is no longer wanted, else None."""
 
 
 class RunningCall(Call):
@@ -95,8 +86,8 @@ class CallItem:
         "tensors",
     )
 
-    can_be_withdrawn = True
-    """True if its rows may be withdrawn between two calls of a failing batch."""
+    is_step = False
+    """True if it is a step of a sequence. A step that was taken ends: done, or failed by the model."""
 
     def __init__(
         self,
@@ -153,20 +144,6 @@ class CallItem:
             self.outputs.append(outputs)
 
 
-class PreparedCall(NamedTuple):
-    """The arguments of a call of `items`, one row each, made before the call."""
-
-    items: Sequence[CallItem]
-    inputs: CallInputs
-
-    @classmethod
-    def from_items(cls, items: Sequence[CallItem]) -> "PreparedCall":
-        """Return the call of all these items."""
-        parts = [item.tensors for item in items]
-        joined = parts if len(parts) == 1 else (concatenate(parts),)
-        return cls(items, CallInputs(joined, len(items), orders=_orders(items), fresh=len(parts) > 1))
-
-
 class ModelCall(NamedTuple):
     """A call of the model that returned."""
 
@@ -198,13 +175,13 @@ class BatchCaller:
         clock: Clock,
         counters: EngineCounters,
         *,
-        before_call: BeforeCall,
+        end_error: EndError,
     ) -> None:
         self._backend = backend
         self._name = name
         self._clock = clock
         self._counters = counters
-        self._before_call = before_call
+        self._end_error = end_error
         self._limit = MemoryLimit(backend.rows_max)
         self._running = RunningCall(clock)
         self._call_lock = threading.Lock()
@@ -220,32 +197,44 @@ class BatchCaller:
             if self._running.cancelled:
                 self._backend.cancel()
 
-    def call(self, items: Sequence[CallItem], prepared: PreparedCall | None = None) -> list[ModelCall] | None:
-        """Call the model for the items that are still wanted, with the `prepared` call if it fits.
+    def call(self, items: Sequence[CallItem], prepared: CallInputs | None = None) -> list[ModelCall] | None:
+        """Call the model for the items that are still wanted.
+
+        `prepared` are the arguments for all items, used if all are wanted.
 
         Return None without a call. Apply the returned calls to their items (`ModelCall.apply`). An
         item whose calls failed has its error, or its failures. Rows of one item are called in
         order, up to the limit of the model, or of its memory, at once. Only InstanceLostError is
         raised; then no item has an outcome.
         """
-        wanted = [item for item in items if item.error is None and item.rows and self._check_wanted(item)]
+        wanted: list[CallItem] = []
+        counts: list[int] = []
+        for item in items:
+            if item.error is not None or not item.rows:
+                continue
+            if (unwanted := self._end_error(item.entry)) is not None:
+                item.withdraw(unwanted)
+                continue
+            wanted.append(item)
+            counts.append(item.rows)
         if not wanted:
             return None
-        rows = sum([item.rows for item in wanted])
-        if rows > self._limit.rows:
+        rows, limit = sum(counts), self._limit
+        if rows > limit.rows:
             return self._call_in_parts(wanted, self._new_search(wanted))
-        is_prepared = prepared is not None and len(prepared.items) == len(wanted)
-        inputs = prepared.inputs if prepared is not None and is_prepared else _whole_inputs(wanted, rows)
+        if prepared is None or prepared.rows != rows:
+            prepared = _whole_inputs(wanted, rows)
         try:
-            result = self._call_model(wanted, inputs)
+            result = self._call_model(wanted, prepared)
         except InstanceLostError:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
             search = self._new_search(wanted)
             self._handle_error(search, wanted, search.next() or (), error)
             return self._call_in_parts(wanted, search)
-        self._limit.record_success(rows)
-        return [ModelCall(wanted, [item.rows for item in wanted], result)]
+        if limit.rows < limit.rows_max:
+            limit.record_success(rows)
+        return [ModelCall(wanted, counts, result)]
 
     def _new_search(self, items: Sequence[CallItem]) -> Bisection:
         return Bisection(
@@ -270,17 +259,12 @@ class BatchCaller:
                 item.failures = search.failures(at)
         return calls
 
-    def _check_wanted(self, item: CallItem) -> bool:
-        error = end_error(item.entry, self._before_call)
-        if error is not None:
-            item.withdraw(error)
-        return error is None
-
     def _close_unwanted(self, search: Bisection, items: Sequence[CallItem]) -> None:
         """Close the items that no client wants any more, before a call."""
         for at in search.open_items():
             item = items[at]
-            if item.can_be_withdrawn and not self._check_wanted(item):
+            if not item.is_step and (error := self._end_error(item.entry)) is not None:
+                item.withdraw(error)
                 search.close(at)
 
     def _settle_limit(self, search: Bisection) -> None:
@@ -361,7 +345,7 @@ class BatchCaller:
         for piece in group:
             search.close(piece.item)
             item = items[piece.item]
-            item.fail(end_error(item.entry, self._before_call) or error, describe_error(error), finished=True)
+            item.fail(self._end_error(item.entry) or error, describe_error(error), finished=True)
 
     def _handle_failure(
         self, search: Bisection, items: Sequence[CallItem], group: Group, error: BaseException
@@ -379,8 +363,15 @@ class BatchCaller:
         if at is not None:
             search.close(at)
             # A cancelled model may raise anything.
-            reported = end_error(items[at].entry, self._before_call) or reported_error(self._name, error)
+            reported = self._end_error(items[at].entry) or reported_error(self._name, error)
             items[at].fail(reported, describe_error(reported), finished=isinstance(error, _OF_ONE_REQUEST))
+
+
+def prepare_inputs(items: Sequence[CallItem]) -> CallInputs:
+    """Return the arguments of a call of all these items, one row each, ahead of the call."""
+    parts = [item.tensors for item in items]
+    joined = parts if len(parts) == 1 else (concatenate(parts),)
+    return CallInputs(joined, len(items), orders=_orders(items), fresh=len(parts) > 1)
 
 
 def _whole_inputs(items: Sequence[CallItem], rows: int) -> CallInputs:
@@ -388,8 +379,10 @@ def _whole_inputs(items: Sequence[CallItem], rows: int) -> CallInputs:
     first = items[0]
     if first.is_opaque:
         return _opaque_inputs(items)
-    request_id = first.entry.request.id if len(items) == 1 else ""
-    return CallInputs([item.tensors for item in items], rows, request_id, _orders(items))
+    orders = _orders(items) if first.is_step else ()
+    if len(items) == 1:
+        return CallInputs((first.tensors,), rows, first.entry.request.id, orders)
+    return CallInputs([item.tensors for item in items], rows, orders=orders)
 
 
 def _opaque_inputs(items: Sequence[CallItem]) -> CallInputs:

@@ -1,8 +1,10 @@
 """Counters of a running engine, one set per instance, so that each has one writer."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from headrace.core.errors import CancelledRequestError, DeadlineError
 from headrace.core.predictor import PredictorStatistics
@@ -19,6 +21,19 @@ from headrace.core.tensor import InferResponse
 from headrace.engine.backend import CallResult
 from headrace.engine.pending_request import PendingRequest, RequestResult
 
+_PLAIN_COUNTERS = (
+    "rows",
+    "failed_rows",
+    "error_rows",
+    "calls",
+    "retries",
+    "expired",
+    "streams",
+    "stream_items",
+    "restarts",
+    "busy_s",
+)
+"""Counters whose sum is a statistic of the same name."""
 _SIZES_MAX = 1024
 """Limit of batch sizes that are counted apart. Further sizes count as the largest."""
 
@@ -120,17 +135,11 @@ class EngineCounters:
         """Count one request that was called alone, without waiting, and got a response."""
         self.calls += 1
         self.record_call(rows, CallResult({}, infer_s=infer_s))
-        self.record_wait(0.0)
+        self.queue.count += 1
+        self.queue_s.add(0.0)
         self.record_success(infer_s, rows=rows, failed_rows=0)
         self.busy_s += infer_s
         self.ended_s = ended_s
-
-    def record_wait(self, seconds: float) -> None:
-        """Count one request that began after this many seconds."""
-        queue = self.queue
-        queue.count += 1
-        queue.seconds += seconds
-        self.queue_s.add(seconds)
 
     def record_success(self, seconds: float, *, rows: int, failed_rows: int) -> None:
         """Count one response, this many seconds after its request arrived."""
@@ -156,7 +165,10 @@ class EngineCounters:
         A withdrawn request counts its wait only.
         """
         arrived_s, times = entry.arrived_s, entry.times
-        self.record_wait(began_s - arrived_s)
+        queue, waited_s = self.queue, began_s - arrived_s
+        queue.count += 1
+        queue.seconds += waited_s
+        self.queue_s.add(waited_s)
         if times is not None:
             times.arrived_s, times.began_s, times.ended_s = arrived_s, began_s, ended_s
         if not entry.ended:
@@ -177,39 +189,26 @@ class EngineCounters:
         if interval_s is not None:
             self.interval_s.add(interval_s)
 
-    def snapshot(self) -> PredictorStatistics:
-        """Return the statistics that every predictor has."""
-        return PredictorStatistics(
-            instances=1,
-            calls=self.calls,
-            rows=self.rows,
-            failed_rows=self.failed_rows,
-            retries=self.retries,
-            busy_s=self.busy_s,
-            starved_s=self.starved_s,
-        )
 
-
-def sum_snapshots(all_counters: Sequence[EngineCounters]) -> PredictorStatistics:
+def predictor_statistics(all_counters: Sequence[EngineCounters]) -> PredictorStatistics:
     """Return the sums of the statistics that every predictor has."""
-    snapshots = [counters.snapshot() for counters in all_counters]
-    names = [field.name for field in fields(PredictorStatistics)]
-    return PredictorStatistics(**{name: sum(getattr(each, name) for each in snapshots) for name in names})
+    names = [field.name for field in fields(PredictorStatistics) if field.name != "instances"]
+    return PredictorStatistics(instances=len(all_counters), **_sums(all_counters, names))
+
+
+def _sums(all_counters: Sequence[EngineCounters], names: Sequence[str]) -> dict[str, Any]:
+    """Return the sums of these plain counters by name."""
+    return {name: sum(getattr(counters, name) for counters in all_counters) for name in names}
 
 
 def sum_counters(all_counters: Sequence[EngineCounters], base: ModelStatistics) -> ModelStatistics:
     """Return `base` with the sums of all counters."""
     return replace(
         base,
-        rows=sum(t.rows for t in all_counters),
-        failed_rows=sum(t.failed_rows for t in all_counters),
-        error_rows=sum(t.error_rows for t in all_counters),
-        calls=sum(t.calls for t in all_counters),
-        retries=sum(t.retries for t in all_counters),
+        **_sums(all_counters, _PLAIN_COUNTERS),
         success=_sum_durations([t.success for t in all_counters]),
         fail=_sum_durations([t.fail for t in all_counters]),
         cancelled=base.cancelled + sum(t.cancelled for t in all_counters),
-        expired=base.expired + sum(t.expired for t in all_counters),
         queue=_sum_durations([t.queue for t in all_counters]),
         compute_input=_duration([(t.compute.count, t.compute.input_s) for t in all_counters]),
         compute_infer=_duration([(t.compute.count, t.compute.infer_s) for t in all_counters]),
@@ -218,11 +217,7 @@ def sum_counters(all_counters: Sequence[EngineCounters], base: ModelStatistics) 
         batch_rows=_sum_histograms([t.batch_rows for t in all_counters], BATCH_ROWS_BOUNDS),
         queue_s=_sum_histograms([t.queue_s for t in all_counters], QUEUE_S_BOUNDS),
         request_s=_sum_histograms([t.request_s for t in all_counters], QUEUE_S_BOUNDS),
-        close_reasons=_close_reasons(all_counters),
-        streams=sum(t.streams for t in all_counters),
-        stream_items=sum(t.stream_items for t in all_counters),
-        restarts=sum(t.restarts for t in all_counters),
-        busy_s=sum(t.busy_s for t in all_counters),
+        close_reasons=dict(sum((Counter(t.close_reasons) for t in all_counters), Counter[str]())),
         sequences=None if base.sequences is None else _sum_sequences(all_counters, base.sequences),
     )
 
@@ -257,11 +252,3 @@ def _sum_histograms(counted: Sequence[HistogramCounter], bounds: tuple[float, ..
         return Histogram.empty(bounds)
     counts = tuple(map(sum, zip(*(s.counts for s in snapshots), strict=True)))
     return Histogram(bounds, counts, sum(s.total for s in snapshots))
-
-
-def _close_reasons(all_counters: Sequence[EngineCounters]) -> dict[str, int]:
-    close_reasons: dict[str, int] = {}
-    for counters in all_counters:
-        for reason, count in dict(counters.close_reasons).items():
-            close_reasons[reason] = close_reasons.get(reason, 0) + count
-    return close_reasons

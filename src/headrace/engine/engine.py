@@ -26,22 +26,29 @@ from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.sequence import SequenceInfo, SequenceLimits
 from headrace.core.statistics import ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.engine.admission import abandon, handle, infer, infer_inline, submit
+from headrace.engine.admission import (
+    ResponseStream,
+    abandon,
+    handle,
+    infer,
+    infer_inline,
+    open_chunks,
+    open_stream,
+    running_backend,
+    submit,
+)
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
-from headrace.engine.counters import sum_snapshots
+from headrace.engine.counters import predictor_statistics
 from headrace.engine.instance_worker import InstanceWorker
-from headrace.engine.open_streams import ResponseStream, open_chunks, open_stream
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
 from headrace.engine.pending_request import (
     RequestTimes,
 )
-from headrace.engine.sequences.monitored_store import MonitoredStore
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
+from headrace.engine.sequences.sequence_store import MonitoredStore
 from headrace.engine.session import EngineSession, SessionState
 from headrace.engine.settings import ServeSettings
-
-_NOT_NOW = "it is starting or stopping"
 
 
 class Engine(Predictor):
@@ -143,7 +150,8 @@ class Engine(Predictor):
     @override
     def metadata(self) -> ModelMetadata:
         """The model's metadata. Raises StoppedError before the first `start`."""
-        backend = self._session.backend
+        slots = self._session.slots
+        backend = slots[0].backend if slots else None
         if backend is None:
             raise StoppedError(f"model {self.name} is not loaded: start the engine first")
         return backend.metadata
@@ -230,7 +238,7 @@ class Engine(Predictor):
         if the model raised.
         """
         session = self._session
-        backend = session.running_backend("start the engine first")
+        backend = running_backend(session, "start the engine first")
         return submit(session, backend, request, merge=self._merge, alone=alone, strict=strict)
 
     def abandon(self, future: Future[InferResponse]) -> None:
@@ -256,12 +264,10 @@ class Engine(Predictor):
         passed, PredictError for an exception of the model, RefusedRowsError for rows that the model
         refused, and StoppedError. `times` are filled in, if given.
         """
-        response = self.infer_inline(request, times)
-        if response is not None:
-            return response
         session = self._session
-        backend = session.running_backend(_NOT_NOW)
-        return await infer(session, backend, request, times)
+        if session.inline is not None and (response := self.infer_inline(request, times)) is not None:
+            return response
+        return await infer(session, running_backend(session), request, times)
 
     def infer_inline(self, request: InferRequest, times: RequestTimes | None = None) -> InferResponse | None:
         """Return the response of an inline model, on the client's thread, as `infer` does.
@@ -276,7 +282,7 @@ class Engine(Predictor):
             response = inline.call_fast(request)
             if response is not None:
                 return response
-        return infer_inline(session, session.running_backend(_NOT_NOW), inline, request, times)
+        return infer_inline(session, running_backend(session), inline, request, times)
 
     async def handle(self, request: HandleRequest) -> tuple[HandleResponse, ResponseStream[bytes] | None]:
         """Return the response to an opaque request, from an event loop, and the chunks of its body.
@@ -287,7 +293,7 @@ class Engine(Predictor):
         chunks while `streams_max` streams are open.
         """
         session = self._session
-        backend = session.running_backend(_NOT_NOW)
+        backend = running_backend(session)
         if not backend.metadata.can_handle:
             raise UnsupportedError(f"model {self.name} takes no opaque requests: it has no handle")
         result = await handle(session, request)
@@ -306,7 +312,7 @@ class Engine(Predictor):
         end the stream with that error.
         """
         session = self._session
-        backend = session.running_backend(_NOT_NOW)
+        backend = running_backend(session)
         if not backend.metadata.can_stream:
             raise UnsupportedError(f"model {self.name} cannot stream: it has no predict_stream")
         return open_stream(session, backend, first, more, self.settings.streams_max)
@@ -326,7 +332,11 @@ class Engine(Predictor):
 
         Any thread.
         """
-        return self._session.cancel_sequence(id)
+        session = self._session
+        if session.sequences is None or not session.sequences.cancel(id):
+            return False
+        session.cancel_unwanted_calls()
+        return True
 
     # Checks and statistics
 
@@ -338,7 +348,7 @@ class Engine(Predictor):
         time since its last request counts only when the next one arrives, so that the figures of a
         finished run do not change.
         """
-        return sum_snapshots([slot.counters for slot in self._session.slots])
+        return predictor_statistics([slot.counters for slot in self._session.slots])
 
     def model_statistics(self) -> ModelStatistics:
         """Return all counters since `start` and the current gauges. Any thread."""

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from headrace.core.clock import Clock
-from headrace.core.errors import InstanceLostError, StoppedError
+from headrace.core.errors import InstanceLostError
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor
 from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import BatchCaller
+from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_errors import reported_error
+from headrace.engine.model_methods import reported_error
 from headrace.engine.outputs import OutputCheck
-from headrace.engine.pending_request import PendingRequest, RequestResult, ResponseCallback
-from headrace.engine.request_committer import RequestCommitter
+from headrace.engine.pending_request import PendingRequest, RequestResult, ResponseCallback, stopped_error
 
 
 class _FastPath(NamedTuple):
@@ -65,8 +65,6 @@ class InlineCaller:
         backend: Backend,
         counters: EngineCounters,
         clock: Clock,
-        *,
-        stopped_error: Callable[[str], StoppedError],
     ) -> None:
         self.backend = backend
         self._fast_path = _fast_path(backend)
@@ -76,7 +74,6 @@ class InlineCaller:
         self._model = backend.metadata.name
         self._counters = counters
         self._now = clock.now
-        self._stopped_error = stopped_error
         self._lock = threading.Lock()
         """Held while the model is called."""
         self._closed = False
@@ -87,7 +84,7 @@ class InlineCaller:
             if self.backend.lost:
                 return None
             if self._closed:
-                return self._stopped_error("it is stopping")
+                return stopped_error(self._model, "it is stopping")
             began_s = self._now()
             item = self._committer.item(entry)
             try:

@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from headrace.core.errors import ModelInputError, ModelLoadError
-from headrace.core.model import Model, has_step
-from headrace.core.tensor import Array, InferRequest, Tensor, TensorSpec, dtype_of
+from headrace.core.model import BytesAs, Model, has_step
+from headrace.core.tensor import Array, InferRequest, ModelMetadata, Tensor, TensorSpec, dtype_of, text_array
 
 _GUESSED_DATATYPE = "FP32"
 """Datatype of inputs that are known by parameter names only."""
@@ -108,13 +108,16 @@ class ModelInputs:
 
         Raises ModelInputError if the request does not fit.
         """
-        rows = self.exact_rows(request)
+        rows = None if self.exact is None else self.exact_rows(request)
         if rows is not None:
             return rows
         self.check_names(request)
         if self.reserved and not self.positional:
             self._check_reserved(request)
-        return self._rows(request)
+        try:
+            return request.rows
+        except ModelInputError as error:
+            return self._rows_with_axes(request, error)
 
     def exact_rows(self, request: InferRequest) -> int | None:
         """Return the rows of a request that matches the declared inputs exactly, else None.
@@ -190,17 +193,62 @@ class ModelInputs:
             f"input {spec.name!r} takes {wanted}, but the request has {tensor.datatype} {list(shape)}"
         )
 
-    def _rows(self, request: InferRequest) -> int:
-        try:
-            return request.rows
-        except ModelInputError as error:
-            with_axes = tuple(t for t in request.inputs if t.data.ndim)
-            if self.whole_requests and len(with_axes) < len(request.inputs):
-                return self._rows(InferRequest(with_axes)) if with_axes else 1
+    def _rows_with_axes(self, request: InferRequest, error: ModelInputError) -> int:
+        """Return the rows, where tensors without axes are no rows. Raises if there may be none of them."""
+        with_axes = tuple(t for t in request.inputs if t.data.ndim)
+        if not self.whole_requests or len(with_axes) == len(request.inputs):
             raise self._error(error.why) from None
+        try:
+            return InferRequest(with_axes).rows if with_axes else 1
+        except ModelInputError as differing:
+            raise self._error(differing.why) from None
 
     def _error(self, why: str) -> ModelInputError:
         return ModelInputError(self.model, why)
+
+
+def convert_inputs(request: InferRequest, metadata: ModelMetadata, *, as_rows: bool) -> InferRequest:
+    """Return the request with BYTES elements as the model takes them.
+
+    Text arrives as str from JSON and as bytes elsewhere. With `as_rows`, tensors without axes become
+    one row. Raises ModelInputError for invalid UTF-8.
+    """
+    for tensor in request.inputs:
+        data = tensor.data
+        if data.dtype.char == "O" or not data.ndim:
+            break
+    else:
+        # Nearly every request ends here. On the hot path, a loop and `char` (not `kind`) are fast.
+        return request
+    if as_rows:
+        request = request.with_row_axes()
+    bytes_as = metadata.bytes_as
+    if bytes_as == "sent":
+        return request
+    inputs = tuple(
+        _converted(t, bytes_as, metadata.name) if t.data.dtype.kind == "O" else t for t in request.inputs
+    )
+    return replace(request, inputs=inputs)
+
+
+def _converted(tensor: Tensor, bytes_as: BytesAs, model: str) -> Tensor:
+    values: list[Any] = tensor.data.ravel().tolist()
+    element_type = str if bytes_as == "str" else bytes
+    if set(map(type, values)) <= {element_type}:
+        return tensor
+    converted = [_element(tensor.name, i, v, element_type, model) for i, v in enumerate(values)]
+    data: Array = text_array(converted).reshape(tensor.data.shape)
+    return replace(tensor, data=data)
+
+
+def _element(name: str, index: int, value: Any, element_type: type, model: str) -> Any:
+    if isinstance(value, bytes) and element_type is str:
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            why = f"input {name!r} takes text, but element {index} is not UTF-8 (byte {error.start})"
+            raise ModelInputError(model, why) from None
+    return value.encode() if isinstance(value, str) and element_type is bytes else value
 
 
 def exact_inputs(specs: Sequence[TensorSpec]) -> tuple[ExactInput, ...] | None:

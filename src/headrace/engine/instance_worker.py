@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from headrace.batching.adaptive import WaitCondition
@@ -12,11 +13,11 @@ from headrace.core.retry import RetryPolicy
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.batch_caller import BatchCaller
-from headrace.engine.batch_loop import BatchLoop, Committer, TakenBatch
+from headrace.engine.batch_loop import BatchLoop, Committer, RequestCommitter
 from headrace.engine.inline_caller import InlineCaller
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_errors import describe_error
-from headrace.engine.request_committer import RequestCommitter
+from headrace.engine.model_methods import describe_error
+from headrace.engine.pending_request import stopped_error
 from headrace.engine.request_queue import BlockingConsumer
 from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
@@ -41,11 +42,8 @@ class RestartPolicy:
         self._start = start
         self._model = model
         self._clock = clock
-        self._deaths = 0
-
-    def record_success(self) -> None:
-        """Reset the delays, after a successful call."""
-        self._deaths = 0
+        self.deaths = 0
+        """Number of deaths in a row. Set it to 0 after a successful call, which resets the delays."""
 
     def restart(self, wake: threading.Event, is_wanted: Callable[[], bool]) -> None:
         """Restart the instance. Raises the last start's error after STARTS_MAX failures.
@@ -53,13 +51,11 @@ class RestartPolicy:
         Raises StoppedError once `is_wanted` returns False. `wake` ends a wait, so that `is_wanted`
         is called again.
         """
-        self._deaths += 1
-        _log.warning(
-            "an instance died and is restarted", extra={"model": self._model, "deaths": self._deaths}
-        )
+        self.deaths += 1
+        _log.warning("an instance died and is restarted", extra={"model": self._model, "deaths": self.deaths})
         failed_starts = 0
         while True:
-            self._wait(self._deaths + failed_starts - 1, wake)
+            self._wait(self.deaths + failed_starts - 1, wake)
             if not is_wanted():
                 raise StoppedError(f"model {self._model} is stopping, and no request waits for the instance")
             try:
@@ -128,7 +124,7 @@ class InstanceWorker:
                 is_last = session.ended_instances == len(session.slots)
             if is_last:
                 # Requests that an instance requeued after the others had ended.
-                session.drop(session.stopped_error("before this request began"))
+                session.drop(stopped_error(session.name, "before this request began"))
 
     def _load(self) -> None:
         session, slot = self._session, self._slot
@@ -144,14 +140,13 @@ class InstanceWorker:
                 backend,
                 slot.counters,
                 session.clock,
-                stopped_error=session.stopped_error,
             )
         slot.alive = True
 
     def _make_caller(self, backend: Backend) -> BatchCaller:
         session, slot = self._session, self._slot
         caller = BatchCaller(
-            backend, session.name, session.clock, slot.counters, before_call=session.check_wanted
+            backend, session.name, session.clock, slot.counters, end_error=session.queue.end_error
         )
         slot.cancel_if_unwanted = caller.cancel_if_unwanted
         return caller
@@ -165,20 +160,12 @@ class InstanceWorker:
             self._slot.counters,
             session.clock,
             respond=session.use_response_builder(backend),
-            before_call=session.check_wanted,
         )
 
     def _work(self, backend: Backend) -> bool:
         """Work until the queue is closed. Return True if a restart replaced the backend instead."""
         consumer = BlockingConsumer()
-
-        def lost() -> None:
-            # Another thread may be late to report the loss of a backend that was replaced meanwhile.
-            if self._slot.backend is backend:
-                self._slot.alive = False
-            consumer.wake()
-
-        backend.on_lost(lost)
+        backend.on_lost(partial(self._report_lost, backend, consumer))
         committer = self._make_committer(backend)
         session, slot = self._session, self._slot
         loop = BatchLoop(
@@ -187,24 +174,41 @@ class InstanceWorker:
             committer,
             slot.counters,
             session.clock,
+            backend=backend,
             instance=session.slots.index(slot),
-            name=session.name,
         )
         try:
-            while (taken := loop.take(consumer, lambda: backend.lost)) is not None:
-                if not self._run_batch(loop, taken):
-                    if not self._restart():
-                        committer.instance_given_up()
-                        return False
-                    committer.instance_restarted()
-                    if slot.backend is not backend:
-                        return True
+            while (taken := loop.take(consumer)) is not None:
+                if isinstance(taken, WaitCondition):
+                    is_alive = self._is_alive_after(loop, None)
+                else:
+                    try:
+                        if loop.run_batch(taken):
+                            self._restarts.deaths = 0
+                        is_alive = True
+                    except BaseException as error:  # noqa: BLE001 - a defect fails the batch, not the thread
+                        is_alive = self._is_alive_after(loop, error)
+                if is_alive:
+                    continue
+                if not self._restart():
+                    committer.instance_given_up()
+                    return False
+                committer.instance_restarted()
+                if slot.backend is not backend:
+                    return True
         except BaseException as error:
             loop.internal_failure(error)
             raise
         finally:
             loop.close()
         return False
+
+    def _report_lost(self, backend: Backend, consumer: BlockingConsumer) -> None:
+        """Stop taking batches for a backend that was lost. Any thread."""
+        # Another thread may be late to report the loss of a backend that was replaced meanwhile.
+        if self._slot.backend is backend:
+            self._slot.alive = False
+        consumer.wake()
 
     def _make_committer(self, backend: Backend) -> Committer:
         session, slot = self._session, self._slot
@@ -219,24 +223,22 @@ class InstanceWorker:
             instance=session.slots.index(slot),
         )
 
-    def _run_batch(self, loop: BatchLoop, taken: TakenBatch | WaitCondition) -> bool:
-        """Run a batch. Return False if the instance died meanwhile or before."""
-        if isinstance(taken, WaitCondition):
-            loop.instance_lost(None)
-            return False
-        try:
-            if loop.run_batch(taken):
-                self._restarts.record_success()
-        except InstanceLostError as error:
-            self._slot.alive = False
-            if loop.instance_lost(error):
-                # It was killed on purpose, so it restarts without delay.
-                self._restarts.record_success()
-            return False
-        except BaseException as error:  # noqa: BLE001 - a defect fails the batch, not the thread
-            _log.exception("a batch failed with an internal error", extra={"model": self._session.name})
+    def _is_alive_after(self, loop: BatchLoop, error: BaseException | None) -> bool:
+        """Handle the error of a batch, or the loss of the instance without a call.
+
+        Return False if the instance has died.
+        """
+        if error is not None and not isinstance(error, InstanceLostError):
+            _log.error(
+                "a batch failed with an internal error", extra={"model": self._session.name}, exc_info=error
+            )
             loop.internal_failure(error)
-        return True
+            return True
+        self._slot.alive = False
+        if loop.instance_lost(error):
+            # It was killed on purpose, so it restarts without delay.
+            self._restarts.deaths = 0
+        return False
 
     # Loss of the instance
 

@@ -36,8 +36,7 @@ from headrace.core.sequence import SequenceEnd, States
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.backend import Backend, CallInputs, CallResult
 from headrace.engine.inputs import ModelInputs
-from headrace.engine.method_runner import MethodRunner, check_methods
-from headrace.engine.model_errors import ProcessFault, describe_error
+from headrace.engine.model_methods import MethodRunner, ProcessFault, check_methods, describe_error
 from headrace.engine.outputs import (
     ChunkedResponse,
     OutputCheck,
@@ -99,8 +98,9 @@ class LocalBackend(Backend):
         self._fault.add_callback(self._lose)
         try:
             self._load(make_model(), settings, inline=inline)
-            # Such as by `sequence_ended`, after the step of the warm-up.
-            self._fault.raise_error()
+            if self._fault.reason is not None:
+                # Such as by `sequence_ended`, after the step of the warm-up.
+                self._fault.raise_error()
         except BaseException as error:
             self.lost_error(error)
             self.close()
@@ -172,7 +172,8 @@ class LocalBackend(Backend):
     @override
     def call(self, inputs: CallInputs, call: Call, deliver: Deliver | None = None) -> CallResult:
         """Call the model. A step counts only when `deliver` has returned."""
-        self._fault.raise_error()
+        if self._fault.reason is not None:
+            self._fault.raise_error()
         token = CALL.set(call)
         try:
             if inputs.requests:
@@ -182,7 +183,11 @@ class LocalBackend(Backend):
             joined_s = self._clock.now()
             if self._stepper is not None:
                 return self._step(self._stepper, tensors, inputs, joined_s - began_s, deliver)
-            returned = self._invoke(tensors)
+            if self._stream_model is not None:
+                returned = self._run_locked(lambda: self._predict(tensors))
+            else:
+                # A direct call: there is neither an event loop nor a lock to wait for.
+                returned = self.resolve(self.inputs.call(self.predict, tensors))
             inferred_s = self._clock.now()
             outputs = self.check(returned, inputs.rows, inputs.request_id)
             if deliver is not None:
@@ -258,12 +263,6 @@ class LocalBackend(Backend):
         assert self._stepper is not None, "the model has a step"
         self._fault.raise_error()
         self._stepper.end(endings)
-
-    def _invoke(self, tensors: Mapping[str, Array]) -> Any:
-        if self._stream_model is not None:
-            return self._run_locked(lambda: self._predict(tensors))
-        # A direct call: there is neither an event loop nor a lock to wait for.
-        return self.resolve(self.inputs.call(self.predict, tensors))
 
     def resolve(self, returned: Any) -> Any:
         """Return the result of `predict`, awaited if `predict` returned a coroutine."""
@@ -410,9 +409,13 @@ def _joined(inputs: CallInputs, *, writes_inputs: bool) -> Mapping[str, Array]:
         return concatenate(parts)
     if inputs.fresh:
         return parts[0]
-    if writes_inputs:
-        return {n: d.copy() for n, d in parts[0].items()}
-    return {n: d if d.flags.c_contiguous else np.ascontiguousarray(d) for n, d in parts[0].items()}
+    tensors: dict[str, Array] = {}
+    for name, data in parts[0].items():
+        if writes_inputs:
+            tensors[name] = data.copy()
+        else:
+            tensors[name] = data if data.flags.c_contiguous else np.ascontiguousarray(data)
+    return tensors
 
 
 def _chunked(

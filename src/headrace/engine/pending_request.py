@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, Protocol
 
 from typing_extensions import override
 
-from headrace.core.errors import CancelledRequestError
+from headrace.core.errors import CancelledRequestError, DeadlineError, StoppedError
 from headrace.core.model import HandleRequest, HandleResponse
 from headrace.core.predictor import complete_future
 from headrace.core.tensor import InferRequest, InferResponse, Tensor
@@ -29,6 +29,10 @@ class ResponseCallback(Protocol):
 
     loop: asyncio.AbstractEventLoop | None
     """The event loop in which `complete` must be called; None for any thread."""
+    make_collector: Callable[[int], Any] | None = None
+    """Makes the `OutputCollector` of a request's steps, given the number of its row requests. None for
+    one response with all outputs.
+    """
 
     def start(self) -> bool:
         """Mark the request as begun. Return False if no client wants it.
@@ -186,37 +190,44 @@ def deliver(results: Sequence[tuple[PendingRequest, RequestResult]]) -> None:
 
     One hop per event loop, since a hop costs more than a result.
     """
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[PendingRequest, RequestResult]]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop | None, list[tuple[PendingRequest, RequestResult]]] = {}
     for entry, result in results:
-        if entry.cancelled:
-            continue
-        loop = entry.callback.loop
-        if loop is None:
-            _complete(entry, result)
-        else:
-            by_loop.setdefault(loop, []).append((entry, result))
+        if not entry.cancelled:
+            by_loop.setdefault(entry.callback.loop, []).append((entry, result))
     for loop, pairs in by_loop.items():
+        if loop is None:
+            _complete(pairs)
+            continue
         try:
-            loop.call_soon_threadsafe(_complete_all, pairs)
+            loop.call_soon_threadsafe(_complete, pairs)
         except RuntimeError:  # the event loop is closed, so no client is left
             _log.debug(
                 "results dropped: the event loop of their client is closed", extra={"requests": len(pairs)}
             )
 
 
-def _complete_all(pairs: Sequence[tuple[PendingRequest, RequestResult]]) -> None:
+def _complete(pairs: Sequence[tuple[PendingRequest, RequestResult]]) -> None:
     for entry, result in pairs:
-        _complete(entry, result)
+        try:
+            entry.callback.complete(result)
+        except Exception:  # noqa: BLE001 - the other results must be delivered all the same
+            _log.exception("a result could not be delivered", extra={"request": entry.request.id})
 
 
-def _complete(entry: PendingRequest, result: RequestResult) -> None:
-    try:
-        entry.callback.complete(result)
-    except Exception:  # noqa: BLE001 - the other results must be delivered all the same
-        _log.exception("a result could not be delivered", extra={"request": entry.request.id})
-
-
-def cancelled_error(entry: PendingRequest) -> CancelledRequestError:
+def cancelled_error(request: InferRequest | HandleRequest) -> CancelledRequestError:
     """Return the error of a request whose client has left."""
-    name = f"request {entry.request.id}" if entry.request.id else "a request"
-    return CancelledRequestError(f"{name} was cancelled by its client")
+    return CancelledRequestError(f"{_named(request)} was cancelled by its client")
+
+
+def deadline_error(model: str, request: InferRequest | HandleRequest) -> DeadlineError:
+    """Return the error of an expired request."""
+    return DeadlineError(f"model {model} did not complete {_named(request)} before its deadline")
+
+
+def stopped_error(model: str, when: str) -> StoppedError:
+    """Return the error of a request that is not run."""
+    return StoppedError(f"model {model} is not running: {when}")
+
+
+def _named(request: InferRequest | HandleRequest) -> str:
+    return f"request {request.id}" if request.id else "a request"

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Generic, TypeVar
 
 from headrace.core.errors import CancelledRequestError
@@ -237,11 +236,7 @@ def wake_all(wakes: Sequence[Callable[[], None]]) -> None:
         else:
             wake()
     for loop, wakers in by_loop.items():
-        _call_loop(partial(_wake_loop, loop, wakers))
-
-
-def _wake_loop(loop: asyncio.AbstractEventLoop, wakers: Sequence[_Waker]) -> None:
-    loop.call_soon_threadsafe(_wake_all_waiters, wakers)
+        _call_loop(lambda loop=loop, wakers=wakers: loop.call_soon_threadsafe(_wake_all_waiters, wakers))
 
 
 def _wake_all_waiters(wakers: Sequence[_Waker]) -> None:

@@ -13,7 +13,7 @@ import orjson
 
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model, ModelRecipe
-from headrace.engine.model_errors import describe_error
+from headrace.engine.model_methods import describe_error
 
 _ADVICE = (
     "define the class, or a function that makes it, in a module that can be imported, or pass the path of a "

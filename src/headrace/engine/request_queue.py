@@ -11,23 +11,19 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from headrace.batching.adaptive import WaitCondition
+from headrace.batching.adaptive import AdaptiveBatch, QueueConsumer, ReadyQueue, WaitCondition
 from headrace.core.clock import Clock
-from headrace.core.errors import StoppedError
-from headrace.core.tensor import statically_frozen
-from headrace.engine.pending_request import PendingRequest, RequestResult
+from headrace.core.errors import HeadraceError, StoppedError
+from headrace.engine.backend import Backend, CallInputs
+from headrace.engine.batch_caller import CallItem
+from headrace.engine.pending_request import (
+    PendingRequest,
+    RequestResult,
+    cancelled_error,
+    deadline_error,
+    stopped_error,
+)
 from headrace.engine.stepper import SequenceEnding
-
-
-class QueueConsumer(Protocol):
-    """An instance that takes batches.
-
-    Any thread calls `wake` when the instance should ask again.
-    """
-
-    def wake(self) -> None:
-        """Make the consumer ask soon."""
-        ...
 
 
 class BlockingConsumer(QueueConsumer):
@@ -58,17 +54,33 @@ class BlockingConsumer(QueueConsumer):
                 self._asleep.acquire(blocking=False)
 
 
-@statically_frozen
-class ReadyBatch:
-    """The work of one call."""
+class TakenBatch:
+    """A batch that an instance has taken: the work of one call, and its progress."""
 
-    taken: Sequence[Any] = ()
-    """Pending requests, or sequences with their row requests: what the schedule keeps."""
-    rows: int = 0
-    reason: str = ""
-    """The reason for which the batch closed."""
-    endings: Sequence[SequenceEnding] = ()
-    """Ended sequences to report to the model before the call."""
+    __slots__ = ("endings", "endings_reported", "inputs", "is_ended", "items", "reason", "rows", "work")
+
+    def __init__(
+        self,
+        work: Sequence[Any] = (),
+        rows: int = 0,
+        reason: str = "",
+        endings: Sequence[SequenceEnding] = (),
+    ) -> None:
+        self.work = work
+        """Pending requests, or sequences with their row requests: what the schedule keeps."""
+        self.rows = rows
+        self.reason = reason
+        """The reason for which the batch closed."""
+        self.endings = endings
+        """Ended sequences to report to the model before the call."""
+        self.items: Sequence[CallItem] | None = None
+        """The items of the call; None until they are made."""
+        self.inputs: CallInputs | None = None
+        """The arguments of the call of all items, if they were made ahead."""
+        self.endings_reported = False
+        """True once the model was told of the sequences that ended before this batch."""
+        self.is_ended = False
+        """True once the schedule knows its end."""
 
 
 class Schedule(Protocol):
@@ -87,8 +99,8 @@ class Schedule(Protocol):
         """Return True if the request fits below the limit of queued rows."""
         ...
 
-    def add(self, entry: PendingRequest, details: Any, /) -> None:
-        """Add a request. `details` are those of `RequestQueue.offer`. Raises the error that refuses it."""
+    def add(self, entry: PendingRequest, /) -> None:
+        """Add a request. Raises the error that refuses it."""
         ...
 
     def remove(self, entry: PendingRequest, /) -> bool:
@@ -109,11 +121,11 @@ class Schedule(Protocol):
 
     def take(
         self, consumer: QueueConsumer, instance: int, now: float, *, closed: bool
-    ) -> ReadyBatch | WaitCondition | None:
+    ) -> TakenBatch | WaitCondition | None:
         """Return the next batch of an instance, or the condition to wait for; None if nothing is left."""
         ...
 
-    def take_full(self, instance: int, now: float) -> ReadyBatch | None:
+    def take_full(self, instance: int, now: float) -> TakenBatch | None:
         """Return the next batch of an instance if it fills a call."""
         ...
 
@@ -137,6 +149,75 @@ class Schedule(Protocol):
         ...
 
 
+class IndependentRequests(ReadyQueue[PendingRequest], Schedule):
+    """The schedule of requests without states: each can be called at once, by any instance."""
+
+    def __init__(self, *, merge: bool) -> None:
+        super().__init__(merge=merge, shared=True)
+
+    @property
+    @override
+    def has_ended(self) -> bool:
+        return False
+
+    @override
+    def has_room(self, entry: PendingRequest, rows_max: int) -> bool:
+        """Return True if the request fits, or nothing else waits."""
+        waiting = self.requests
+        return not waiting or (self.rows + entry.rows <= rows_max and waiting < rows_max)
+
+    @override
+    def forget(self, entries: Iterable[PendingRequest]) -> None:
+        pass
+
+    @override
+    def waiting(self, now: float) -> tuple[int, int, float, int]:
+        oldest_s = self.oldest_arrival_s()
+        age_s = 0.0 if oldest_s is None else max(0.0, now - oldest_s)
+        return self.requests, self.rows, age_s, self.running
+
+    @override
+    def take(
+        self, consumer: QueueConsumer, instance: int, now: float, *, closed: bool
+    ) -> TakenBatch | WaitCondition | None:
+        found = self.next_for(consumer, now, flush=closed)
+        if isinstance(found, AdaptiveBatch):
+            return TakenBatch(found.items, found.rows, found.reason)
+        if closed:
+            self.mark_awake(consumer)
+            return None
+        return self.sleep(consumer, found)
+
+    @override
+    def take_full(self, instance: int, now: float) -> TakenBatch | None:
+        found = self.next_full(now)
+        return None if found is None else TakenBatch(found.items, found.rows, found.reason)
+
+    def requeue(self, entries: Sequence[PendingRequest]) -> None:
+        """Queue requests again that lost their instance, ahead of their equals, also while closing.
+
+        Cancelled requests are skipped.
+        """
+        for entry in reversed(entries):
+            if not entry.cancelled:
+                self.add(entry, first=True)
+        self.wake_one()
+
+    @override
+    def is_full(self, instance: int) -> bool:
+        return self.fills_call
+
+    @override
+    def leave(self, consumer: QueueConsumer, instance: int) -> None:
+        self.mark_awake(consumer)
+        # It may have been woken for work that it does not take.
+        self.wake_one()
+
+    @override
+    def take_ended(self) -> Callable[[], list[tuple[PendingRequest, RequestResult]]]:
+        return list
+
+
 DeliverResults = Callable[[list[tuple[PendingRequest, RequestResult]]], None]
 """Marks, counts and delivers results that do not come from a call. Any thread, without a lock."""
 
@@ -154,6 +235,7 @@ class RequestQueue:
         clock: Clock,
         schedule: Schedule,
         *,
+        model: str,
         in_flight_max: int,
         queue_rows_max: int,
         deliver_results: DeliverResults,
@@ -162,6 +244,7 @@ class RequestQueue:
         """Guards the schedule, and the changes of pending requests."""
         self.schedule = schedule
         """The order of the calls. Replaced before the first request by a model with a `step`."""
+        self._model = model
         self._clock = clock
         self._in_flight_max = in_flight_max
         self.queue_rows_max = queue_rows_max
@@ -194,17 +277,16 @@ class RequestQueue:
                     self._space_freed.wait()
                 if self.closed:
                     raise StoppedError("it was stopped while this request waited")
-                self.schedule.add(entry, None)
+                self.schedule.add(entry)
                 self._entries_by_future[future] = entry
         finally:
             self.deliver_ended()
         future.add_done_callback(self._on_future_done)
 
-    def offer(self, entry: PendingRequest, details: Any = None) -> bool:
+    def offer(self, entry: PendingRequest) -> bool:
         """Queue a request. Return False if the queue is full.
 
-        `details` are passed to the schedule. Raises StoppedError once closed, and the error of a
-        schedule that refuses the request.
+        Raises StoppedError once closed, and the error of a schedule that refuses the request.
         """
         try:
             with self.lock:
@@ -212,7 +294,7 @@ class RequestQueue:
                     raise StoppedError("it is stopping")
                 if not self.schedule.has_room(entry, self.queue_rows_max):
                     return False
-                self.schedule.add(entry, details)
+                self.schedule.add(entry)
                 return True
         finally:
             self.deliver_ended()
@@ -265,15 +347,15 @@ class RequestQueue:
     # Instances
 
     def take(
-        self, consumer: BlockingConsumer, instance: int = 0, unavailable: Callable[[], bool] = lambda: False
-    ) -> ReadyBatch | WaitCondition | None:
+        self, consumer: BlockingConsumer, instance: int = 0, backend: Backend | None = None
+    ) -> TakenBatch | WaitCondition | None:
         """Wait for the next batch. Return None when the queue is closed and empty.
 
-        `unavailable` is evaluated whenever the consumer wakes. Once it returns True, the consumer
-        leaves the idle consumers and `take` returns a WaitCondition.
+        Whenever the consumer wakes, and its `backend` is lost, it leaves the idle consumers, and
+        `take` returns a WaitCondition.
         """
         try:
-            while not unavailable():
+            while backend is None or not backend.lost:
                 # Ends of the last batch are delivered before the next take: no client may want the
                 # work then.
                 self.deliver_ended()
@@ -289,11 +371,22 @@ class RequestQueue:
         self._leave(consumer, instance)
         return WaitCondition()
 
+    def end_error(self, entry: PendingRequest) -> HeadraceError | None:
+        """Return the error that ends a request whose result is no longer wanted, else None."""
+        if self.dropped:
+            return stopped_error(self._model, "while this request ran")
+        if entry.cancelled:
+            return cancelled_error(entry.request)
+        deadline = entry.request.deadline
+        if deadline is not None and self._clock.now() >= deadline:
+            return deadline_error(self._model, entry.request)
+        return None
+
     def _leave(self, consumer: BlockingConsumer, instance: int) -> None:
         with self.lock:
             self.schedule.leave(consumer, instance)
 
-    def take_full(self, instance: int) -> ReadyBatch | None:
+    def take_full(self, instance: int) -> TakenBatch | None:
         """Return the next batch of an instance if it fills a call, unless closed; else None."""
         with self.lock:
             batch = None if self.closed else self.schedule.take_full(instance, self._clock.now())
@@ -306,13 +399,9 @@ class RequestQueue:
         They cannot be withdrawn.
         """
         with self.lock:
-            self.mark_ended_locked(entries)
-
-    def mark_ended_locked(self, entries: Iterable[PendingRequest]) -> None:
-        """Mark requests as `mark_ended` does, while the lock is held."""
-        for entry in entries:
-            entry.ended = not entry.cancelled
-        self.schedule.forget(entries)
+            for entry in entries:
+                entry.ended = not entry.cancelled
+            self.schedule.forget(entries)
 
     def deliver_ended(self) -> None:
         """Deliver the results of requests that ended without a call.

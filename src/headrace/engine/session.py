@@ -7,25 +7,20 @@ from enum import Enum, auto
 
 from headrace.core.clock import Clock
 from headrace.core.errors import (
-    DeadlineError,
     HeadraceError,
-    InstanceLostError,
     OverloadedError,
     SequenceError,
     SequenceFullError,
     StoppedError,
     TooManySequencesError,
 )
-from headrace.core.model import HandleRequest
 from headrace.core.statistics import ModelStatistics
-from headrace.core.tensor import InferRequest
 from headrace.engine.backend import Backend
 from headrace.engine.counters import EngineCounters, sum_counters
 from headrace.engine.inline_caller import InlineCaller
 from headrace.engine.outputs import ResponseBuilder
-from headrace.engine.pending_request import PendingRequest, RequestResult, cancelled_error, deliver
-from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_queue import RequestQueue
+from headrace.engine.pending_request import PendingRequest, RequestResult, deliver, stopped_error
+from headrace.engine.request_queue import IndependentRequests, RequestQueue
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.streams import StreamCall
 
@@ -81,6 +76,7 @@ class EngineSession:
         self.queue = RequestQueue(
             clock,
             self.requests,
+            model=name,
             in_flight_max=in_flight_max,
             queue_rows_max=queue_rows_max,
             deliver_results=self.deliver_results,
@@ -108,11 +104,6 @@ class EngineSession:
         """Counters of requests that ended outside of an instance: withdrawn or dropped."""
         self.refused = 0
 
-    @property
-    def backend(self) -> Backend | None:
-        """The backend of the first instance; None until it is loaded."""
-        return self.slots[0].backend if self.slots else None
-
     def use_sequences(self, make: Callable[[], SequenceSchedule]) -> None:
         """Replace the schedule of the queue, for a model with a `step`."""
         with self.changed:
@@ -125,11 +116,6 @@ class EngineSession:
             if self._respond is None:
                 self._respond = ResponseBuilder(backend.check, backend.metadata)
             return self._respond
-
-    def start_store(self) -> None:
-        """Probe the checkpoint store, if there is one, from now on."""
-        if self.sequences is not None and self.sequences.store is not None:
-            self.sequences.store.start()
 
     def close_store(self) -> None:
         """Close the checkpoint store, after the last instance."""
@@ -175,7 +161,8 @@ class EngineSession:
         """Return when requests are accepted. After an error, which is raised, the session has ended."""
         try:
             self.wait_until_loaded()
-            self.start_store()
+            if self.sequences is not None and self.sequences.store is not None:
+                self.sequences.store.start()
         except BaseException:
             self.queue.drop()
             self.close_store()
@@ -203,42 +190,15 @@ class EngineSession:
 
     # Requests
 
-    def running_backend(self, why: str) -> Backend:
-        """Return the backend that describes the model.
-
-        Raises StoppedError, for the reason `why`, and InstanceLostError once no instance is left.
-        """
-        if self.state is not SessionState.RUNNING or self.backend is None:
-            raise self.stopped_error(why)
-        if self.lost_reason is not None:
-            raise InstanceLostError(self.name, self.lost_reason)
-        return self.backend
-
-    def check_wanted(self, entry: PendingRequest) -> None:
-        """Raise the error that ends a request whose result is no longer wanted."""
-        if self.queue.dropped:
-            raise self.stopped_error("while this request ran")
-        if entry.cancelled:
-            raise cancelled_error(entry)
-        deadline = entry.request.deadline
-        if deadline is not None and self.clock.now() >= deadline:
-            raise self.deadline_error(entry.request)
-
     def cancel_unwanted_calls(self) -> None:
         """Cancel the calls in progress that no client wants any more, after a client has left."""
         for slot in self.slots:
             slot.cancel_if_unwanted()
 
-    def cancel_sequence(self, id: str) -> bool:
-        """End a sequence with its waiting requests. Return True if it was live."""
-        if self.sequences is None or not self.sequences.cancel(id):
-            return False
-        self.cancel_unwanted_calls()
-        return True
-
     def drop(self, error: BaseException) -> None:
         """Fail all waiting and all later requests."""
-        self.deliver_results([(entry, error) for entry in self.queue.drop()])
+        if waiting := self.queue.drop():
+            self.deliver_results([(entry, error) for entry in waiting])
 
     def deliver_results(self, results: Sequence[tuple[PendingRequest, RequestResult]]) -> None:
         """Mark, count and deliver results without an instance. Any thread."""
@@ -264,15 +224,6 @@ class EngineSession:
                 self.refused += 1
             else:
                 self.counters.record_failure(0.0, rows=entry.rows)
-
-    def deadline_error(self, request: InferRequest | HandleRequest) -> DeadlineError:
-        """Return the error of an expired request."""
-        name = f"request {request.id}" if request.id else "a request"
-        return DeadlineError(f"model {self.name} did not complete {name} before its deadline")
-
-    def stopped_error(self, when: str) -> StoppedError:
-        """Return the error of a request that this session does not run."""
-        return StoppedError(f"model {self.name} is not running: {when}")
 
     def statistics(self, version: str | None) -> ModelStatistics:
         """Return all counters since the start and the current gauges. Any thread."""
@@ -309,7 +260,7 @@ class EngineSession:
         with self.changed:
             # From here on, a stop waits for this stream or cancels it.
             if self.state is not SessionState.RUNNING:
-                raise self.stopped_error("it is stopping")
+                raise stopped_error(self.name, "it is stopping")
             slot = min(self.slots, key=lambda s: (not s.alive, len(s.streams)))
             if sum(len(s.streams) for s in self.slots) < streams_max:
                 slot.streams.add(call)
@@ -329,15 +280,12 @@ class EngineSession:
             slot.streams.discard(call)
             self.changed.notify_all()
 
-    def wait_for_streams(self) -> None:
-        """Wait until no stream is open, or `abort` is called."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.queue.dropped or not any(s.streams for s in self.slots))
-
     def end(self, *, drain: bool) -> None:
         """Finish the accepted requests, or fail them; return when the threads have ended."""
         if drain:
-            self.wait_for_streams()
+            with self.changed:
+                # `abort` ends this wait, too.
+                self.changed.wait_for(lambda: self.queue.dropped or not any(s.streams for s in self.slots))
             self.queue.close()
         else:
             self.abort()
@@ -351,7 +299,7 @@ class EngineSession:
         with self.changed:
             streams = [stream for slot in self.slots for stream in slot.streams]
         for stream in streams:
-            stream.cancel(self.stopped_error("while this stream was open"))
-        self.drop(self.stopped_error("before this request began"))
+            stream.cancel(stopped_error(self.name, "while this stream was open"))
+        self.drop(stopped_error(self.name, "before this request began"))
         with self.changed:
             self.changed.notify_all()  # wakes a stop that waits for streams

@@ -24,7 +24,7 @@ from headrace.core.errors import (
 )
 from headrace.core.model import CALL, Call, Model
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, datatype_of, text_array
-from headrace.engine.model_errors import reported_error
+from headrace.engine.model_methods import reported_error
 from headrace.engine.pipe import Pipe
 
 T = TypeVar("T")

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from cases import for_each
-from headrace.engine.process.call_socket import CallSocket, pack_message
-from headrace.engine.process.messages import ErrorMessage
+from headrace.engine.process.messages import CallSocket, ErrorMessage, pack_message
 
 
 def _message(value):
@@ -25,7 +24,7 @@ def ends():
     made = [CallSocket(end) for end in socket.socketpair()]
     yield made
     for end in made:
-        end.close()
+        end.end.close()
 
 
 def test_message_arrives_with_its_file(ends):
@@ -62,8 +61,8 @@ def test_messages_of_any_size_arrive_whole(ends, size):
 def test_closed_other_end_raises_eof(ends):
     """Before a message, and in the middle of one."""
     here, there = ends
-    here._socket.send(b"\xff\x00\x00\x00half")
-    here.close()
+    here.end.send(b"\xff\x00\x00\x00half")
+    here.end.close()
     with pytest.raises(EOFError):
         there.receive()
     with pytest.raises(EOFError):
@@ -79,6 +78,6 @@ def test_shutdown_wakes_waiting_receive(ends):
 
 def test_timeout_is_enforced(ends):
     here, _ = ends
-    here.set_timeout(0.01)
+    here.end.settimeout(0.01)
     with pytest.raises(TimeoutError):
         here.receive()

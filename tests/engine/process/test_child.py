@@ -14,9 +14,9 @@ import pytest
 
 from engine.support import WAIT_S
 from headrace.core import ModelRecipe
-from headrace.engine.process.call_socket import CallSocket
 from headrace.engine.process.messages import (
     CONTROL_BYTES,
+    CallSocket,
     CloseMessage,
     ErrorMessage,
     LoadedMessage,
@@ -101,7 +101,7 @@ def test_child_exits_when_a_socket_closes(when):
             calls.send(_start("Echo"))
             calls.receive()
         if when != "wire":
-            calls.close()
+            calls.end.close()
         if when != "call":
             wire.close()
         assert process.wait(WAIT_S) == 1

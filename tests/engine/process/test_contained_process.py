@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from cases import for_each
 from engine.support import WAIT_S
 from headrace.core.errors import ConfigError, InstanceLostError, ModelLoadError
-from headrace.engine.process.contained_process import ContainedProcess, filter_environment
-from headrace.engine.process.process_exit import KillReason, OutOfMemory, ProcessExit, explain_exit
+from headrace.engine.process.contained_process import (
+    ContainedProcess,
+    KillReason,
+    OutOfMemory,
+    ProcessExit,
+    explain_exit,
+    filter_environment,
+)
 from headrace.engine.process.process_limits import ProcessLimits
 from headrace.engine.settings import ServeSettings
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.process import control_group
-from headrace.engine.process.control_group import ControlGroup, count_oom_kills, create_group, own_groups
+from headrace.engine.process import process_limits
+from headrace.engine.process.process_limits import ControlGroup, count_oom_kills, create_group, own_groups
 
 V1 = """\
 9:name=systemd:/
@@ -204,4 +204,4 @@ def test_real_group_takes_process_and_is_removed(controller):
 
 
 def test_group_names_share_prefix():
-    assert control_group.PREFIX == "headrace"
+    assert process_limits.PREFIX == "headrace"

@@ -31,7 +31,7 @@ from headrace.core.model import RowError
 from headrace.engine import Engine
 from headrace.engine.backend import CallInputs
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_errors import RemoteError
+from headrace.engine.model_methods import RemoteError
 from headrace.engine.process.parent import ProcessBackend
 from headrace.engine.recipe import make_recipe
 from headrace.engine.settings import ServeSettings

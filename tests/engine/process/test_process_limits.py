@@ -12,9 +12,13 @@ import pytest
 from engine.support import WAIT_S
 from headrace.core.errors import ConfigError
 from headrace.engine.process import process_limits
-from headrace.engine.process.control_group import ControlGroup
-from headrace.engine.process.process_exit import OutOfMemory
-from headrace.engine.process.process_limits import ProcessLimits, count_threads, session_members
+from headrace.engine.process.process_limits import (
+    ControlGroup,
+    OutOfMemory,
+    ProcessLimits,
+    count_threads,
+    session_members,
+)
 from headrace.engine.settings import ServeSettings
 
 

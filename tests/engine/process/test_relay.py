@@ -9,8 +9,15 @@ import pytest
 from engine.support import WAIT_S
 from headrace.core.errors import CancelledRequestError, ModelContractError
 from headrace.engine.pipe import Pipe
-from headrace.engine.process.relay import Relay, StreamReceiver, StreamSender, decode_count, decode_end
-from headrace.engine.process.wire import FrameKind, Wire
+from headrace.engine.process.wire import (
+    FrameKind,
+    Relay,
+    StreamReceiver,
+    StreamSender,
+    Wire,
+    decode_count,
+    decode_end,
+)
 from headrace.engine.streams import ITEMS_MAX
 from servers.polling import wait_until
 

@@ -16,8 +16,8 @@ from headrace.core.errors import (
     SequenceLostError,
 )
 from headrace.core.model import RowError
-from headrace.engine.model_errors import WHY_CHARS_MAX, RemoteError, describe_error
-from headrace.engine.process.wire_errors import error_from_wire, error_to_wire
+from headrace.engine.model_methods import WHY_CHARS_MAX, RemoteError, describe_error
+from headrace.engine.process.request_codec import error_from_wire, error_to_wire
 
 
 def _round_trip(error):

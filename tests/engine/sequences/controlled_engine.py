@@ -228,7 +228,7 @@ class ControlledEngine:
         """Return order, token and kind of each row of the prepared call."""
         coming = self.loops[at]._next_batch
         taken = coming.result() if coming is not None and coming.done() and not coming.cancelled() else None
-        return [] if taken is None else step_rows(taken.call.inputs.parts, taken.call.inputs.orders)
+        return [] if taken is None else step_rows(taken.inputs.parts, taken.inputs.orders)
 
     def busy(self, at):
         """Return True if an instance has a call that waits for its verdict."""

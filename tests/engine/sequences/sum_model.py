@@ -17,7 +17,7 @@ from headrace.checkpoints.store import MemoryCheckpointStore
 from headrace.core import InferRequest, Model, RowError, Tensor
 from headrace.core.errors import UnavailableError
 from headrace.engine import Engine
-from headrace.engine.sequences.monitored_store import PROBE_ID
+from headrace.engine.sequences.sequence_store import PROBE_ID
 from headrace.engine.settings import ServeSettings
 
 WAIT_S = 20.0

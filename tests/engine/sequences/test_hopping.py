@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-import headrace.engine.sequences.monitored_store
+import headrace.engine.sequences.sequence_store
 from engine.sequences.sum_model import FaultyStore, engine, infer_sums
 
 ENGINES = st.sampled_from([0, 1])
@@ -172,7 +172,7 @@ class LateHopping(Hopping):
 
     def __init__(self):
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(headrace.engine.sequences.monitored_store, "STORE_WAIT_S", 0.0)
+        self.patch.setattr(headrace.engine.sequences.sequence_store, "STORE_WAIT_S", 0.0)
         super().__init__()
 
     def teardown(self):

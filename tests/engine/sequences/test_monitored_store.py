@@ -7,7 +7,7 @@ import pytest
 
 from engine.sequences.sum_model import WAIT_S, FaultyStore, engine, sums
 from headrace.core.errors import UnavailableError
-from headrace.engine.sequences.monitored_store import PROBE_S, MonitoredStore
+from headrace.engine.sequences.sequence_store import PROBE_S, MonitoredStore
 from headrace.testing import ManualClock
 
 

@@ -7,7 +7,7 @@ import pytest
 from engine.sequences.sum_model import FaultyStore
 from headrace.checkpoints.store import SequenceCheckpoint
 from headrace.core.errors import PredictError, SequenceGoneError, UnavailableError
-from headrace.engine.sequences.pending_state_deletes import BATCH_MAX, PendingStateDeletes, StateDelete
+from headrace.engine.sequences.sequence_store import BATCH_MAX, PendingStateDeletes, StateDelete
 
 
 class Bench:

@@ -33,8 +33,7 @@ from headrace.engine import Engine
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.outputs import OutputCheck, ResponseBuilder
 from headrace.engine.pending_request import deliver
-from headrace.engine.ready_queue import IndependentRequests
-from headrace.engine.request_queue import ReadyBatch, RequestQueue
+from headrace.engine.request_queue import IndependentRequests, RequestQueue, TakenBatch
 from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.row_request import StepItem
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
@@ -72,6 +71,7 @@ class Schedule:
         self.queue = RequestQueue(
             self.clock,
             IndependentRequests(merge=True),
+            model="m",
             in_flight_max=8,
             queue_rows_max=64,
             deliver_results=deliver,
@@ -99,14 +99,14 @@ class Schedule:
     def take(self, instance=0):
         """Return the items of the next batch, or the condition to wait for."""
         found = self.sequences.take(self.consumers[instance], instance, self.clock.now(), closed=False)
-        return self.items(found) if isinstance(found, ReadyBatch) else found
+        return self.items(found) if isinstance(found, TakenBatch) else found
 
     def items(self, batch):
-        return [StepItem(sequence, row_request) for sequence, row_request in batch.taken]
+        return [StepItem(sequence, row_request) for sequence, row_request in batch.work]
 
     def endings(self, instance=0):
         found = self.sequences.take(self.consumers[instance], instance, self.clock.now(), closed=False)
-        return found.endings if isinstance(found, ReadyBatch) else ()
+        return found.endings if isinstance(found, TakenBatch) else ()
 
     def woken(self):
         return [consumer.woken for consumer in self.consumers]

@@ -11,7 +11,7 @@ import pytest
 from engine.sequences.sum_model import WAIT_S, FaultyStore, SumModel, engine, infer_sums, sums
 from engine.support import wait_until
 from headrace.core.errors import UnavailableError
-from headrace.engine.sequences.monitored_store import PROBE_S, STALL_S
+from headrace.engine.sequences.sequence_store import PROBE_S, STALL_S
 from headrace.engine.session import SessionState
 from headrace.testing import ManualClock
 

@@ -8,7 +8,7 @@ import pytest
 from engine.sequences.sum_model import FaultyStore, SumModel, engine, infer_sums, sum_request, sums
 from headrace.checkpoints.codec import decode_state, encode_state
 from headrace.core.errors import UnavailableError
-from headrace.engine.sequences.state_loader import PURGE_S
+from headrace.engine.sequences.instance_steps import PURGE_S
 from headrace.testing import ManualClock
 
 

@@ -26,7 +26,7 @@ from headrace.core.errors import (
 )
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor
-from headrace.engine.method_runner import LoopThread
+from headrace.engine.model_methods import LoopThread
 
 MAX_BATCH_ROWS: Final = 128
 """Default row limit of a batch. The server's limit is not known where the pipeline is built."""

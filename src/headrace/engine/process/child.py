@@ -28,11 +28,11 @@ from headrace.core.tensor import Array, InferRequest, InferResponse
 from headrace.engine.backend import CallInputs
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.outputs import ChunkedResponse, Outputs
-from headrace.engine.process.call_socket import CallSocket, pack_message
 from headrace.engine.process.messages import (
     CALL_NUMBER,
     CONTROL_BYTES,
     CallMessage,
+    CallSocket,
     EndSequencesMessage,
     ErrorMessage,
     Lengths,
@@ -40,10 +40,11 @@ from headrace.engine.process.messages import (
     ResultMessage,
     StartMessage,
     join_blobs,
+    pack_message,
     split_blobs,
 )
-from headrace.engine.process.relay import Relay, StreamReceiver, StreamSender, decode_count, decode_end
 from headrace.engine.process.request_codec import (
+    error_to_wire,
     opaque_response_header,
     pack_bodies,
     pack_chunk,
@@ -52,8 +53,16 @@ from headrace.engine.process.request_codec import (
     unpack_requests,
 )
 from headrace.engine.process.shared_arrays import Arena, ArenaMapping, ArrayHeader, read_arrays, write_arrays
-from headrace.engine.process.wire import Frame, FrameKind, Wire
-from headrace.engine.process.wire_errors import error_to_wire
+from headrace.engine.process.wire import (
+    Frame,
+    FrameKind,
+    Relay,
+    StreamReceiver,
+    StreamSender,
+    Wire,
+    decode_count,
+    decode_end,
+)
 from headrace.engine.recipe import recipe_factory
 from headrace.engine.streams import StreamCall
 
@@ -231,7 +240,9 @@ class _ChildProcess:
             self._wire.close()
             return 1
         self._streams.backend = backend
-        backend.on_lost(lambda: self._report_lost(backend))
+        backend.on_lost(
+            lambda: self._wire.post(FrameKind.LOST, 0, str(backend.lost_reason).encode(errors="replace"))
+        )
         self._calls.send(LoadedMessage.from_model(backend.metadata, backend.inputs, backend.sequences))
         try:
             self._serve_calls(backend)
@@ -263,9 +274,6 @@ class _ChildProcess:
                 self._inputs = None
             reply = replace(reply, keeps_inputs=keeps_inputs, arena_bytes=self._outputs_arena.size)
             self._calls.send_packed(pack_message(reply), self._outputs_arena.take_fd())
-
-    def _report_lost(self, backend: LocalBackend) -> None:
-        self._wire.post(FrameKind.LOST, 0, str(backend.lost_reason).encode(errors="replace"))
 
     def _run(self, number: int, call: Callable[[], ResultMessage]) -> ResultMessage | ErrorMessage:
         """Return the result of a call, or its error. It can be cancelled meanwhile."""

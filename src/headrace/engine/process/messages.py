@@ -1,12 +1,16 @@
-"""Messages between an instance and its process: dataclasses that travel as JSON, tagged by type.
+"""Messages between an instance and its process, through a call socket: dataclasses as JSON, tagged by type.
 
 Arrays, and the bytes of checkpoints, requests and responses, travel in shared memory
-(`headrace.engine.process.shared_arrays`); messages say where they lie.
+(`headrace.engine.process.shared_arrays`); messages say where they lie. A message may bring a file.
 """
 
+import array
 import mmap
+import os
+import socket
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -28,6 +32,11 @@ as CALL_NUMBER.
 """
 CALL_NUMBER: Final = struct.Struct("<Q")
 _BLOBS: Final = "blobs"
+_LENGTH: Final = struct.Struct("<I")
+_PIECE_BYTES: Final = 16 * 1024
+_FD_BYTES: Final = socket.CMSG_SPACE(4)
+_CLOEXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+"""On systems without the flag, a received file is made uninheritable afterwards."""
 
 Lengths = Sequence[int | None]
 """Bytes of each blob; None for none."""
@@ -202,7 +211,7 @@ class ErrorMessage:
     """The error of loading, of a call, or of the ends of sequences."""
 
     error: Mapping[str, Any]
-    """The error, by `headrace.engine.process.wire_errors`."""
+    """The error, by `headrace.engine.model_methods`."""
     arena_bytes: int = 0
     keeps_inputs: bool = False
 
@@ -288,3 +297,73 @@ def split_blobs(lengths: Lengths | None, arrays: Mapping[str, Array], count: int
         blobs.append(None if length is None else bytes(data[at : at + length]))
         at += length or 0
     return blobs
+
+
+def pack_message(message: Message) -> bytes:
+    """Return a message as bytes. Raises TypeError for values that are not plain, and invalid text."""
+    text = encode_message(message)
+    return _LENGTH.pack(len(text)) + text
+
+
+class CallSocket:
+    """One end of a socket pair.
+
+    Raises EOFError when the other end is closed, and TimeoutError when the other end takes too
+    long.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        """The socket, whose timeout is that of `send` and `receive`. Close it."""
+
+    def send(self, message: Message) -> None:
+        """Send one message. Raises as `pack_message` does."""
+        self.send_packed(pack_message(message))
+
+    def send_packed(self, data: bytes, fd: int | None = None) -> None:
+        """Send a packed message and a file. The file is closed here."""
+        try:
+            sent = self.end.send(data) if fd is None else socket.send_fds(self.end, [data], [fd])
+            if sent < len(data):
+                self.end.sendall(memoryview(data)[sent:])
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise EOFError(str(error)) from error
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def receive(self) -> tuple[Message, int | None]:
+        """Return the next message and its file. The caller closes the file."""
+        data, fd = self._receive_chunk()
+        try:
+            while len(data) < _LENGTH.size:
+                data += self._receive_chunk()[0]
+            end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+            while len(data) < end:
+                data += self._receive_chunk()[0]
+        except BaseException:
+            if fd is not None:
+                os.close(fd)
+            raise
+        return decode_message(memoryview(data)[_LENGTH.size :]), fd
+
+    def _receive_chunk(self) -> tuple[bytes, int | None]:
+        try:
+            data, ancillary, _, _ = self.end.recvmsg(_PIECE_BYTES, _FD_BYTES, _CLOEXEC)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise EOFError(str(error)) from error
+        if not data:
+            raise EOFError("the other end of the socket is closed")
+        fd = array.array("i", ancillary[0][2])[0] if ancillary else None
+        if fd is not None and not _CLOEXEC:
+            os.set_inheritable(fd, False)
+        return data, fd
+
+    def shutdown(self) -> None:
+        """Make waiting calls raise EOFError. Any thread."""
+        with suppress(OSError):
+            self.end.shutdown(socket.SHUT_RDWR)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
+import orjson
+
 from headrace.core.clock import Clock
 from headrace.core.errors import (
     DataError,
@@ -28,29 +30,33 @@ from headrace.core.errors import (
 from headrace.core.model import HandleResponse
 from headrace.core.tensor import InferRequest
 from headrace.engine.outputs import ChunkedResponse
-from headrace.engine.process.call_socket import CallSocket
-from headrace.engine.process.contained_process import ContainedProcess
+from headrace.engine.process.contained_process import ContainedProcess, ProcessExit
 from headrace.engine.process.messages import (
     CALL_NUMBER,
     CONTROL_BYTES,
+    CallSocket,
     CloseMessage,
     ErrorMessage,
     LoadedMessage,
     StartMessage,
 )
-from headrace.engine.process.process_exit import ProcessExit
-from headrace.engine.process.relay import (
+from headrace.engine.process.request_codec import (
+    error_from_wire,
+    pack_request,
+    unpack_chunks,
+    unpack_responses,
+)
+from headrace.engine.process.shared_arrays import Arena, ArenaMapping, open_unnamed_memory
+from headrace.engine.process.wire import (
+    Frame,
+    FrameKind,
     Relay,
     StreamReceiver,
     StreamSender,
+    Wire,
     decode_count,
     decode_end,
-    decode_log_record,
 )
-from headrace.engine.process.request_codec import encode_json, pack_request, unpack_chunks, unpack_responses
-from headrace.engine.process.shared_arrays import Arena, ArenaMapping, open_unnamed_memory
-from headrace.engine.process.wire import Frame, FrameKind, Wire
-from headrace.engine.process.wire_errors import error_from_wire
 from headrace.engine.settings import ServeSettings
 from headrace.engine.streams import StreamCall
 
@@ -195,7 +201,7 @@ class ModelProcess:
                 raise InstanceLostError(self._name, "its process died and is being restarted: retry later")
             self._open[id] = (call, sender, receiver)
         self._wire.post(
-            FrameKind.OPEN, id, encode_json({"id": call.id, "deadline_s": call.deadline_s, "body": body})
+            FrameKind.OPEN, id, orjson.dumps({"id": call.id, "deadline_s": call.deadline_s, "body": body})
         )
         sender.start()
         call.on_cancel(lambda: self._wire.post(FrameKind.CANCEL, id))
@@ -213,7 +219,7 @@ class ModelProcess:
     def _on_frames(self, frames: Sequence[Frame]) -> None:
         for kind, id, payload in frames:
             if kind == FrameKind.LOG:
-                self._log(*decode_log_record(payload))
+                self._log(*orjson.loads(payload))
                 continue
             if kind == FrameKind.LOST:
                 self.kill("unrecoverable", bytes(payload).decode())
@@ -267,7 +273,7 @@ class ModelProcess:
         with self._lock:
             self._closing = True
         with suppress(EOFError):
-            self.calls.set_timeout(CLOSE_S)
+            self.calls.end.settimeout(CLOSE_S)
             self.calls.send(CloseMessage())
         self._shut_down(CLOSE_S)
 
@@ -286,7 +292,7 @@ class ModelProcess:
         process.wait(None)
         self._wire.close()
         self._end_streams(StoppedError(f"model {self._name} is stopped"))
-        self.calls.close()
+        self.calls.end.close()
         self.arena.drop()
         self.returned = None
         self.control.close()

@@ -1,7 +1,7 @@
 """A model in a process of its own: its crashes, memory and GIL affect no other model.
 
 Arrays travel in shared memory (`headrace.engine.process.shared_arrays`), messages through a socket
-(`headrace.engine.process.call_socket`), streams and cancellations through another
+(`headrace.engine.process.messages`), streams and cancellations through another
 (`headrace.engine.process.wire`). Nothing is pickled.
 """
 
@@ -22,7 +22,6 @@ from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.backend import Backend, CallInputs, CallResult, InputParts
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.outputs import OutputCheck
-from headrace.engine.process.call_socket import pack_message
 from headrace.engine.process.contained_process import KillTimer
 from headrace.engine.process.messages import (
     CallMessage,
@@ -31,12 +30,16 @@ from headrace.engine.process.messages import (
     ResultMessage,
     StartMessage,
     join_blobs,
+    pack_message,
     split_blobs,
 )
 from headrace.engine.process.model_process import ModelProcess
-from headrace.engine.process.request_codec import pack_opaque_requests, unpack_opaque_responses
+from headrace.engine.process.request_codec import (
+    error_from_wire,
+    pack_opaque_requests,
+    unpack_opaque_responses,
+)
 from headrace.engine.process.shared_arrays import ArenaMapping, ArrayHeader, read_arrays, write_arrays
-from headrace.engine.process.wire_errors import error_from_wire
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import SequenceEnding
 from headrace.engine.streams import StreamCall
@@ -112,7 +115,7 @@ class ProcessBackend(Backend):
             )
         self.check = OutputCheck(self._name, self.metadata.outputs)
         self.rows_max = self.metadata.max_batch_rows
-        process.calls.set_timeout(self._timeout_s)
+        process.calls.end.settimeout(self._timeout_s)
         self._process = process
 
     @property

@@ -10,7 +10,7 @@ from headrace.core.sequence import SequenceInfo
 from headrace.core.tensor import Array
 from headrace.engine.backend import CallResult
 from headrace.engine.batch_caller import CallItem
-from headrace.engine.model_errors import describe_error
+from headrace.engine.model_methods import describe_error
 from headrace.engine.outputs import Outputs
 from headrace.engine.pending_request import PendingRequest, RequestResult
 from headrace.engine.stepper import SequenceEnding, StepOrder
@@ -211,8 +211,7 @@ class StepItem(CallItem):
         "withdrawn",
     )
 
-    # A step that was taken ends: done, or failed by the model.
-    can_be_withdrawn = False
+    is_step = True
 
     def __init__(self, sequence: StepSequence, row_request: RowRequest) -> None:
         super().__init__(row_request.entry, row_request.step_tensors(), 1, is_whole=True)

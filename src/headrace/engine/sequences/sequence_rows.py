@@ -26,7 +26,7 @@ from headrace.core.sequence import (
 )
 from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor, statically_frozen
 from headrace.engine.inputs import ModelInputs
-from headrace.engine.model_errors import describe_error, internal_error
+from headrace.engine.model_methods import describe_error, internal_error
 from headrace.engine.outputs import Outputs, ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult, merge_key
 from headrace.engine.sequences.row_request import OutputCollector, RowRequest

@@ -13,7 +13,8 @@ from uuid import uuid4
 
 from typing_extensions import override
 
-from headrace.batching.adaptive import AdaptiveBatch, WaitCondition
+from headrace.batching.adaptive import AdaptiveBatch, QueueConsumer, ReadyQueue, WaitCondition
+from headrace.batching.sequence import SequenceTable
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, SequenceError, SequenceGoneError
 from headrace.core.sequence import SequenceControl, SequenceInfo, SequenceLimits
@@ -22,13 +23,11 @@ from headrace.core.tensor import InferResponse
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.outputs import ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult
-from headrace.engine.request_queue import DeliverResults, QueueConsumer, ReadyBatch, RequestQueue, Schedule
-from headrace.engine.sequences.monitored_store import MonitoredStore
-from headrace.engine.sequences.pending_state_deletes import PendingStateDeletes, StateDelete
+from headrace.engine.request_queue import DeliverResults, RequestQueue, Schedule, TakenBatch
 from headrace.engine.sequences.row_request import (
-    OutputCollector,
     RowRequest,
     StepSequence,
+    sequence_ending,
     sequence_info,
 )
 from headrace.engine.sequences.sequence_rows import (
@@ -36,10 +35,79 @@ from headrace.engine.sequences.sequence_rows import (
     make_row_requests,
     split_sequences,
 )
-from headrace.engine.sequences.step_queues import StepQueues
+from headrace.engine.sequences.sequence_store import MonitoredStore, PendingStateDeletes, StateDelete
+from headrace.engine.stepper import SequenceEnding
 
-MakeCollector = Callable[[int], OutputCollector]
-"""Makes the collector of a request's outputs, given the number of its row requests."""
+
+class StepQueues:
+    """The table of live sequences, with a queue of ready steps for each instance.
+
+    With `merge`, steps of several requests share a call. Without, only the steps of one request do,
+    without delay. `SequenceTable` describes the other arguments.
+    """
+
+    def __init__(
+        self,
+        limits: SequenceLimits,
+        instances: int,
+        *,
+        merge: bool,
+        checkpoints: bool,
+        keeps_checkpoint: Callable[[str], bool],
+    ) -> None:
+        self.merge = merge
+        self.table = SequenceTable[RowRequest](
+            limits,
+            instances,
+            # A started request waits for no co-batching before its next step.
+            queue=lambda sequence: self.ready[sequence.instance].add(
+                sequence, flush=sequence.request_started
+            ),
+            unqueue=lambda sequence: self.ready[sequence.instance].remove(sequence),
+            checkpoints=checkpoints,
+            keeps_checkpoint=keeps_checkpoint,
+        )
+        self.ready = [ReadyQueue[StepSequence]() for _ in range(instances)]
+        """The sequences of each instance that are ready for a step."""
+        self.endings: list[list[SequenceEnding]] = [[] for _ in range(instances)]
+        """The ended sequences to report to the model, by instance."""
+
+    def resize(self, *, rows_max: int, delay_s: float) -> None:
+        """Set the limits of a call: its rows and its co-batching delay."""
+        for ready in self.ready:
+            ready.resize(rows_max=rows_max, delay_s=delay_s if self.merge else 0.0)
+
+    def is_full(self, instance: int) -> bool:
+        """Return True if the ready steps of an instance fill a call. Needs no lock."""
+        return self.ready[instance].fills_call
+
+    def leave(self, consumer: QueueConsumer, instance: int) -> None:
+        """Record that an instance takes nothing for now."""
+        self.ready[instance].mark_awake(consumer)
+
+    def waiting(self, now: float) -> tuple[int, int, float, int]:
+        """Return the waiting requests and rows, the oldest age in seconds, and running requests."""
+        running = sum(ready.running for ready in self.ready)
+        oldest = [s for ready in self.ready if (s := ready.oldest_arrival_s()) is not None]
+        age_s = max(0.0, now - min(oldest)) if oldest else 0.0
+        table = self.table
+        return max(0, table.requests - running), max(0, table.rows - running), age_s, running
+
+    def wake_all(self) -> None:
+        """Wake all instances."""
+        for ready in self.ready:
+            ready.wake_all()
+
+    def report_ended(self) -> None:
+        """Pass the ended sequences to the instances that know them."""
+        ended = self.table.ended_sequences
+        if not ended:
+            return
+        for sequence in ended:
+            if sequence.instance_knows:
+                self.endings[sequence.instance].append(sequence_ending(sequence))
+                self.ready[sequence.instance].wake_all()
+        ended.clear()
 
 
 class SequenceSchedule(StepQueues, Schedule):
@@ -143,7 +211,7 @@ class SequenceSchedule(StepQueues, Schedule):
     @override
     def take(
         self, consumer: QueueConsumer, instance: int, now: float, *, closed: bool
-    ) -> ReadyBatch | WaitCondition | None:
+    ) -> TakenBatch | WaitCondition | None:
         """Return the next steps of an instance; None once closed and all ends are reported."""
         ready, table = self.ready[instance], self.table
         table.expire(now)
@@ -151,7 +219,7 @@ class SequenceSchedule(StepQueues, Schedule):
             self._stopped = True
             table.stop(now)
         self.collect_ended()
-        found = ready.next(consumer, now, flush=closed)
+        found = ready.next_for(consumer, now, flush=closed)
         if isinstance(found, AdaptiveBatch):
             return self._batch(instance, found)
         if self.endings[instance]:
@@ -164,19 +232,19 @@ class SequenceSchedule(StepQueues, Schedule):
         return WaitCondition(min(due, default=None))
 
     @override
-    def take_full(self, instance: int, now: float) -> ReadyBatch | None:
+    def take_full(self, instance: int, now: float) -> TakenBatch | None:
         self.table.expire(now)
         self.collect_ended()
         found = self.ready[instance].next_full(now)
         return None if found is None else self._batch(instance, found)
 
-    def _batch(self, instance: int, closed: AdaptiveBatch[StepSequence] | None) -> ReadyBatch:
+    def _batch(self, instance: int, closed: AdaptiveBatch[StepSequence] | None) -> TakenBatch:
         endings = tuple(self.endings[instance])
         self.endings[instance].clear()
         if closed is None:
-            return ReadyBatch(endings=endings)
+            return TakenBatch(endings=endings)
         steps = [(sequence, self._begin_step(sequence)) for sequence in closed.items]
-        return ReadyBatch(steps, closed.rows, closed.reason, endings)
+        return TakenBatch(steps, closed.rows, closed.reason, endings)
 
     def _begin_step(self, sequence: StepSequence) -> RowRequest:
         row_request = self.table.begin_step(sequence)
@@ -216,13 +284,12 @@ class SequenceSchedule(StepQueues, Schedule):
         return self.state_deletes is None or self.state_deletes.waiting < rows_max
 
     @override
-    def add(self, entry: PendingRequest, details: MakeCollector | None) -> None:
-        """Add a request. `details` makes the collector of its outputs; None for one response."""
+    def add(self, entry: PendingRequest) -> None:
         groups, split = split_sequences(entry.request, self._inputs)
         if groups[0].control.cancel:
             self._cancel_by(entry, groups[0].control.id)
             return
-        make = details or partial(
+        make = entry.callback.make_collector or partial(
             MultiRowRequest, strict=entry.strict, model=self._model, respond=self.respond
         )
         row_requests = make_row_requests(entry, groups, make(len(groups)), self._inputs if split else None)

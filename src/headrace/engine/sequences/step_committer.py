@@ -22,18 +22,17 @@ from headrace.core.errors import (
 )
 from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import CallItem, ModelCall
-from headrace.engine.batch_loop import Committer, TakenBatch
+from headrace.engine.batch_loop import Committer
 from headrace.engine.counters import EngineCounters
-from headrace.engine.model_errors import internal_error
+from headrace.engine.model_methods import internal_error
 from headrace.engine.outputs import Outputs
 from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
 from headrace.engine.pipe import wake_all
-from headrace.engine.request_queue import ReadyBatch, RequestQueue
-from headrace.engine.sequences.instance_steps import InstanceSteps
-from headrace.engine.sequences.monitored_store import StoreThread
+from headrace.engine.request_queue import RequestQueue, TakenBatch
+from headrace.engine.sequences.instance_steps import InstanceSteps, StateLoader
 from headrace.engine.sequences.row_request import RowRequest, StepItem, StepSequence
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
-from headrace.engine.sequences.state_loader import StateLoader
+from headrace.engine.sequences.sequence_store import StoreThread
 from headrace.engine.stepper import SequenceEnding
 
 _log = logging.getLogger("headrace.engine")
@@ -68,18 +67,14 @@ class StepCommitter(Committer):
         )
         self._delivering = threading.Lock()
         # With checkpoints, states are loaded first, which waits for the commit of the steps before.
-        self.takes_ahead = self._state_loader is None
-
-    @override
-    def make_items(self, batch: ReadyBatch) -> Sequence[StepItem]:
-        return [StepItem(sequence, row_request) for sequence, row_request in batch.taken]
+        self.make_items = _make_items if self._state_loader is None else None
 
     @override
     def prepare(self, taken: TakenBatch, wait_for_commit: Callable[[], None]) -> None:
         """Report ended sequences to the model and to the store, and load the states of the steps."""
         if taken.items is None:
-            taken.items = self.make_items(taken.batch)
-        endings, loader = taken.batch.endings, self._state_loader
+            taken.items = _make_items(taken)
+        endings, loader = taken.endings, self._state_loader
         if endings:
             self._backend.end_sequences(endings)
         taken.endings_reported = True
@@ -284,7 +279,7 @@ class StepCommitter(Committer):
     ) -> bool:
         endings: list[SequenceEnding] = []
         for each in taken:
-            endings += () if each.endings_reported else each.batch.endings
+            endings += () if each.endings_reported else each.endings
         self._steps.return_endings(endings)
         died = cast("Sequence[StepItem]", died_in)
         intended = bool(died) and all(item.entry.cancelled for item in died)
@@ -312,6 +307,10 @@ class StepCommitter(Committer):
         self._steps.retire_instance()
 
 
+def _make_items(taken: TakenBatch) -> Sequence[StepItem]:
+    return [StepItem(sequence, row_request) for sequence, row_request in taken.work]
+
+
 def _steps(taken: TakenBatch) -> Sequence[StepItem]:
     return cast("Sequence[StepItem]", taken.items or ())
 
@@ -319,7 +318,7 @@ def _steps(taken: TakenBatch) -> Sequence[StepItem]:
 def _taken_steps(taken: TakenBatch) -> Sequence[tuple[StepSequence, RowRequest]]:
     """Return the steps of a batch, without those that `prepare` removed."""
     if taken.items is None:
-        return taken.batch.taken
+        return taken.work
     return [(item.sequence, item.row_request) for item in _steps(taken)]
 
 

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 from typing_extensions import override
@@ -67,7 +68,7 @@ class StepStream:
     def open(self) -> None:
         """Queue the first message, which has arrived already. Raises the error that refuses it."""
         request = self._call.requests.take()[0]
-        self._send_request(request)
+        self._offer(*self._assign_sequence(request))
         self._call.on_cancel(self._stop)
         self._pump()
 
@@ -97,7 +98,7 @@ class StepStream:
             if not self._unsent:
                 self._unsent.extend(requests.take())
             if self._unsent:
-                self._send_request(self._unsent.popleft())
+                self._offer(*self._assign_sequence(self._unsent.popleft()))
             elif requests.ended:
                 self._finish_sending()
             elif requests.when_item(self._pump):
@@ -120,9 +121,6 @@ class StepStream:
                     own_sequence,
                 )
 
-    def _send_request(self, request: InferRequest) -> None:
-        self._offer(*self._assign_sequence(request))
-
     def _offer(self, request: InferRequest, own_sequence: str | None) -> None:
         rows = count_steps(request, self._inputs)
         callback = _StreamCallback(self)
@@ -133,7 +131,7 @@ class StepStream:
             self._pending[entry] = own_sequence
         taken = False
         try:
-            taken = self._queue.offer(entry, self._make_collector)
+            taken = self._queue.offer(entry)
         finally:
             if not taken:
                 with self._lock:
@@ -146,9 +144,6 @@ class StepStream:
         if self._ended:
             # The thread that ended the stream may have missed this message.
             self._withdraw({entry: own_sequence})
-
-    def _make_collector(self, count: int) -> "_MessageCollector":
-        return _MessageCollector(self, count)
 
     def _assign_sequence(self, request: InferRequest) -> tuple[InferRequest, str | None]:
         """Return a message with the id of its sequence, and the id if it is the stream's own."""
@@ -306,6 +301,7 @@ class _StreamCallback(ResponseCallback):
     def __init__(self, stream: StepStream) -> None:
         self._stream = stream
         self.entry: PendingRequest | None = None
+        self.make_collector = partial(_MessageCollector, stream)
 
     @override
     def start(self) -> bool:
