@@ -18,7 +18,7 @@ import headrace
 from headrace.cli import main
 from headrace.cli.groups import DefaultCommandGroup
 from headrace.cli.options import SettingOption
-from headrace.runs.spec_extension import EXTENSION_FIELDS
+from headrace.runs.document import EXTENSION_FIELDS
 from headrace.server.jobs.app import job_routes
 from headrace.server.rest import model_routes
 

@@ -34,6 +34,7 @@ from headrace.jobs.outbound.urls import OutboundPolicy
 from headrace.jobs.trigger import Trigger
 from headrace.jobs.worker.settings import WorkerSettings
 from headrace.runners.engines import RayWorkers
+from headrace.runs.document import EXTENSION_SETTINGS, SpecKeys
 from headrace.runs.settings import (
     FailurePolicy,
     FlowSettings,
@@ -42,7 +43,6 @@ from headrace.runs.settings import (
     StreamSettings,
     TaskSettings,
 )
-from headrace.runs.spec_extension import EXTENSION_SETTINGS, SpecKeys
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.server.settings import DrainSettings, RestLimits, TlsFiles
 

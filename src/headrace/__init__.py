@@ -67,7 +67,7 @@ _LAZY_MODULES = {
     "RayWorkers": "headrace.runners.engines",
     "ReadOptions": "headrace.formats.read",
     "RegionRules": "headrace.storage.regions",
-    "Report": "headrace.runs.reporting",
+    "Report": "headrace.runs.work",
     "StreamSettings": "headrace.runs.settings",
     "TaskSettings": "headrace.runs.settings",
     "TransformOutput": "headrace.app.renamed",

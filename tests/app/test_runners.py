@@ -11,8 +11,8 @@ from headrace.app.runners import BeamWorkers, DataRegions, RayWorkers, Workers, 
 from headrace.core.errors import ConfigError
 from headrace.runners.processes import ProcessRunner
 from headrace.runs.ledger import Ledger
-from headrace.runs.runner import InProcessRunner, Locality
 from headrace.runs.settings import TransformSettings
+from headrace.runs.tasks import InProcessRunner, Locality
 from headrace.storage.regions import RegionRules
 from headrace.storage.resolve import Stores
 

@@ -19,9 +19,9 @@ from headrace.cli.run_options import (
 )
 from headrace.cli.runner_options import RUNNER_OPTIONS, workers_from
 from headrace.core.errors import ConfigError
+from headrace.runs.document import EXTENSION_FIELDS
 from headrace.runs.settings import FailurePolicy, TransformSettings
 from headrace.runs.spec import TransformSpec
-from headrace.runs.spec_extension import EXTENSION_FIELDS
 
 
 def parsed(*args: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from headrace.runners.scheduler import TaskScheduler, WorkerHandle
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Plan, Shard, Task
 from headrace.runs.records import Counts, PlannedObject, ShardRecord, TaskRecord
-from headrace.runs.runner import Locality
+from headrace.runs.tasks import Locality
 from headrace.runs.work import RunWork
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores

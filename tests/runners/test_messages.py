@@ -34,8 +34,8 @@ from headrace.runners.messages import (
     send,
     statistics_of,
 )
-from headrace.runs.progress import RunProgress
 from headrace.runs.records import Counts, ShardPosition
+from headrace.runs.work import RunProgress
 
 COUNT = st.integers(0, 1 << 50)
 SECONDS = st.floats(0, 1e9)

@@ -20,8 +20,8 @@ from headrace.reports.report import Report
 from headrace.runs.encoders import Encoders, resolve_format
 from headrace.runs.mapping import Mapper
 from headrace.runs.run import Run
-from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import TABLES, MappingOptions, OutputSettings, StreamSettings, TransformSettings
+from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores
 from runs.support import (
     IN,

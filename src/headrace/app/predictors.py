@@ -14,7 +14,7 @@ from headrace.core.model import Model
 from headrace.core.predictor import Predictor
 from headrace.core.settings import Setting, check
 from headrace.engine.engine import Engine
-from headrace.runs.spec_extension import IN_FLIGHT_MAX, REQUEST_TIMEOUT_S
+from headrace.runs.document import IN_FLIGHT_MAX, REQUEST_TIMEOUT_S
 from headrace.runtimes.load import model_factory
 
 ModelLike = str | type[Model] | Callable[[], Model] | Predictor

@@ -7,12 +7,7 @@ from typing import Annotated, Any, Literal
 
 from headrace.app.model_copy import StoredCopy, copy_model
 from headrace.app.predictors import ModelLike, OpenedPredictor, PredictorOptions, RunningPredictor
-from headrace.app.transform_worker import (
-    WorkerOpener,
-    with_absolute_model,
-    worker_command,
-    worker_spec,
-)
+from headrace.app.transform_worker import WorkerOpener, with_absolute_model, worker_command, worker_spec
 from headrace.core.errors import ConfigError
 from headrace.core.settings import Setting
 from headrace.runners.beam import BeamRunner
@@ -20,8 +15,8 @@ from headrace.runners.engines import BeamWorkers, RayWorkers
 from headrace.runners.processes import ProcessRunner
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import no_region
-from headrace.runs.runner import InProcessRunner, Locality, OtherRegions, Runner
 from headrace.runs.settings import RunSettings
+from headrace.runs.tasks import InProcessRunner, Locality, OtherRegions, Runner
 from headrace.storage.regions import RegionResolver, RegionRules
 from headrace.storage.resolve import Stores
 

@@ -22,7 +22,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
 from headrace.reports.observation import RunObservation
 from headrace.reports.report import Report
-from headrace.runs.flow import Flow, open_flow
+from headrace.runs.flow import Flow, Stream, open_flow
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import check_separate, no_region, output_names, plan_objects, select_infos
 from headrace.runs.parts import check_folder
@@ -31,10 +31,8 @@ from headrace.runs.probe import ProbedRecord, first_records
 from headrace.runs.records import LEDGER_FOLDER
 from headrace.runs.retried_run import finished_identity
 from headrace.runs.retry import FailedRecordsRetry
-from headrace.runs.run import IfExists, Run
+from headrace.runs.run import IfExists, Run, SourceWatcher
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
-from headrace.runs.stream import Stream
-from headrace.runs.watch import SourceWatcher
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 

@@ -16,7 +16,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headrace.core.predictor import PredictorStatistics
-from headrace.runs.progress import RunProgress
+from headrace.runs.work import RunProgress
 
 Style = Literal["bar", "lines", "json", "none"]
 

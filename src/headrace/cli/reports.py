@@ -10,8 +10,8 @@ from headrace.app.runs import DryRun
 from headrace.core.errors import HeadraceError
 from headrace.reports.report import Report, one_line
 from headrace.runs.probe import ProbedRecord
-from headrace.runs.progress import RunProgress
 from headrace.runs.settings import RunSettings
+from headrace.runs.work import RunProgress
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in shells: 128 plus the number of SIGINT."""

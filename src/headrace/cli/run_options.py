@@ -13,16 +13,10 @@ import click
 from click.core import ParameterSource
 
 from headrace.app.predictors import PredictorOptions
-from headrace.cli.options import (
-    combined_options,
-    option,
-    option_name,
-    setting_options,
-    settings_from,
-)
+from headrace.cli.options import combined_options, option, option_name, setting_options, settings_from
 from headrace.core.errors import ConfigError
 from headrace.formats.read import ReadOptions
-from headrace.runs.document import read_document
+from headrace.runs.document import EXTENSION_FIELDS, SpecKeys, parse_max_failed, read_document
 from headrace.runs.settings import (
     BY_PLACE,
     SETTINGS_GROUPS,
@@ -36,7 +30,6 @@ from headrace.runs.settings import (
     TransformSettings,
 )
 from headrace.runs.spec import EXTENSION_TABLE, TransformSpec, spec_of
-from headrace.runs.spec_extension import EXTENSION_FIELDS, SpecKeys, parse_max_failed
 
 SPEC_BYTES_MAX: Final = 4 << 20
 _COMMAND_LINE: Final = "the command line"

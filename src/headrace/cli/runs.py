@@ -24,8 +24,8 @@ from headrace.cli.reports import INTERRUPTED, exit_status, print_error, print_re
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.reports.report import Report
-from headrace.runs.progress import RunProgress
 from headrace.runs.retry import FailedRecordsRetry
+from headrace.runs.work import RunProgress
 
 DRY_RECORDS: Final = 3
 _log = logging.getLogger("headrace.cli")

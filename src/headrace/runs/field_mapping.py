@@ -22,13 +22,26 @@ from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.parquet_decode import ColumnsInput, ParquetDecoder, values_dtype
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
 from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
-from headrace.runs.csv_mapping import FIRST_RECORDS, one_input
 from headrace.runs.settings import MappingOptions
+
+FIRST_RECORDS: Final = 100
+"""The number of first records; if none of them fits the model, the run is refused."""
 
 FRAMED_KINDS: Final[Mapping[str, MessageKind]] = {"recordio": RECORD, "tfrecord": EXAMPLE}
 """The formats of framed records, with the message type of their records."""
 
 _VECTOR: Final = "values"
+
+
+def one_input(metadata: ModelMetadata, what: str) -> TensorSpec:
+    """Return the model's only input, for `what`. Raise ModelInputError if the model has several."""
+    inputs = metadata.inputs
+    if len(inputs) == 1:
+        return inputs[0]
+    if not inputs:
+        return TensorSpec("x", "FP32")
+    names = ", ".join(i.name for i in inputs)
+    raise ModelInputError(metadata.name, f"{what} is one input, but the model has several: {names}")
 
 
 def framed_decoder(

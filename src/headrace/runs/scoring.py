@@ -1,6 +1,6 @@
 """Score a plan: the contract of the two ways, and the way in the order of the source, into numbered parts.
 
-The other way is by tasks: `headrace.runs.task_scoring`.
+The other way is by tasks: `headrace.runs.tasks`.
 """
 
 import logging
@@ -16,15 +16,13 @@ from headrace.core.tensor import ModelMetadata
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, Replay
-from headrace.runs.ledger import PartsState
+from headrace.runs.ledger import PartsState, RetryLedger
 from headrace.runs.parts import PartsSink
 from headrace.runs.plan import Plan
-from headrace.runs.progress import RunProgress, WorkFigures
 from headrace.runs.records import Counts, PlannedObject
-from headrace.runs.retried_run import RetryLedger
 from headrace.runs.sequences import Sequencer
 from headrace.runs.totals import RunTotals, part_totals, replace_retried
-from headrace.runs.work import RunWork
+from headrace.runs.work import RunProgress, RunWork, WorkFigures
 
 _log = logging.getLogger("headrace.runs")
 

@@ -32,9 +32,15 @@ from typing import Any, Final, TypeVar, cast
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.read import AUTO, ReadOptions
-from headrace.runs.document import SpecTable, read_document
+from headrace.runs.document import (
+    EXTENSION_FIELDS,
+    SpecExtension,
+    SpecTable,
+    read_document,
+    read_extension,
+    rename_old_fields,
+)
 from headrace.runs.media_types import accept_of, read_options
-from headrace.runs.rejections import reject
 from headrace.runs.sagemaker import (
     FIELDS,
     PAYLOAD_MB_DEFAULT,
@@ -43,6 +49,7 @@ from headrace.runs.sagemaker import (
     TIMEOUT_S,
     SageMakerJob,
     read_job,
+    reject,
 )
 from headrace.runs.settings import (
     MIB,
@@ -53,12 +60,6 @@ from headrace.runs.settings import (
     OutputSettings,
     TaskSettings,
     TransformSettings,
-)
-from headrace.runs.spec_extension import (
-    EXTENSION_FIELDS,
-    SpecExtension,
-    read_extension,
-    rename_old_fields,
 )
 
 T = TypeVar("T")
