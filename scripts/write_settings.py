@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from headrace.app.predictors import PredictorOptions
+from headrace.app.models import PredictorOptions
 from headrace.app.runners import DataRegions
 from headrace.app.server_options import JobLocations, JobsOptions, ServerOptions
 from headrace.cli import main

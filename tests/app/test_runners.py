@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cases import for_each
-from headrace.app.predictors import PredictorOptions, open_predictor
+from headrace.app.models import PredictorOptions, open_predictor
 from headrace.app.runners import BeamWorkers, DataRegions, RayWorkers, Workers, instance_options, open_runner
 from headrace.core.errors import ConfigError
 from headrace.runners.processes import ProcessRunner

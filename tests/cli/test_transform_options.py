@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from cases import for_each
-from headrace.app.predictors import PredictorOptions
+from headrace.app.models import PredictorOptions
 from headrace.app.runners import Workers
 from headrace.cli.run_options import (
     SPEC_BYTES_MAX,

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import click
 from click.core import ParameterSource
 
-from headrace.app.predictors import PredictorOptions
+from headrace.app.models import PredictorOptions
 from headrace.cli.options import combined_options, option, option_name, setting_options, settings_from
 from headrace.core.errors import ConfigError
 from headrace.formats.read import ReadOptions

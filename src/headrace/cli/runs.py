@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 from typing_extensions import override
 
-from headrace.app.predictors import add_current_folder_to_path
+from headrace.app.models import add_current_folder_to_path
 from headrace.app.runs import OpenedRun, execute, open_watch, retry_failed
 from headrace.cli.groups import complete_files
 from headrace.cli.logs import configure_logs

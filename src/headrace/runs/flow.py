@@ -18,18 +18,15 @@ thread would only compete for the interpreter lock. Batches that close by delay 
 reader thread, because the feeder must not be blocked in a read when a delay ends.
 """
 
-import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from headrace.core.block import FailureKind
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import SequenceGoneError
-from headrace.core.outcome import Outcome
 from headrace.core.predictor import Predictor
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.runs.feed import Batch, Feed, score_batch
@@ -356,90 +353,3 @@ def _log_broken_objects(batch: ScoredBatch) -> None:
 
 def _columns_bytes(read: ReadBlock) -> int:
     return sum(c.nbytes for c in read.block.columns.values())
-
-
-class Stream:
-    """The outcomes of a source, one per record, in source order.
-
-    Iterate once, with ``async for`` or ``for``. Nothing is read before the first request for an
-    outcome, and then only as far ahead as the settings allow: a caller that pauses stops the
-    source. Leaving the loop, also by ``break`` or an error, closes everything; ``with`` and ``async
-    with`` guarantee it. A broken source raises after the outcomes of all earlier records.
-
-    `batches` yields whole batches of arrays instead of one value per record, which is hundreds of
-    times cheaper.
-    """
-
-    def __init__(self, make_flow: Callable[[], Flow], predictor: Predictor) -> None:
-        self._make_flow = make_flow
-        self._predictor = predictor
-        self._flow: Flow | None = None
-        self._closed = False
-
-    def _next(self) -> ScoredBatch | None:
-        if self._closed:
-            return None
-        if self._flow is None:
-            self._predictor.start()
-            self._flow = self._make_flow()
-            if self._closed:  # another thread closed it during the start of the predictor
-                self._flow.close()
-                self._predictor.stop(drain=False)
-                return None
-        return self._flow.next_batch()
-
-    def batches(self) -> Iterator[ScoredBatch]:
-        """Yield batches in source order.
-
-        A batch has `selections` (raw records), `outputs` (arrays) and `failures`.
-        """
-        try:
-            while (batch := self._next()) is not None:
-                yield batch
-        finally:
-            self.close()
-
-    def __iter__(self) -> Iterator[Outcome]:
-        """Yield outcomes, for callers without an event loop."""
-        for batch in self.batches():
-            yield from batch.outcomes()
-
-    async def __aiter__(self) -> AsyncIterator[Outcome]:
-        """Yield outcomes. The event loop is never blocked."""
-        try:
-            while (batch := await asyncio.to_thread(self._next)) is not None:
-                for outcome in batch.outcomes():
-                    yield outcome
-        finally:
-            # The shield makes sure that a cancelled task leaves no thread behind.
-            await asyncio.shield(asyncio.to_thread(self.close))
-
-    def close(self) -> None:
-        """Stop the source and the predictor, and wait for their threads.
-
-        A second call does nothing.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        if self._flow is not None:
-            self._flow.cancel()
-        self._predictor.stop(drain=False)
-        if self._flow is not None:
-            self._flow.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.app.predictors import PredictorOptions, open_predictor
+from headrace.app.models import PredictorOptions, open_predictor
 from headrace.contrib.beam.handler_mixin import HandlerMixin
 from headrace.contrib.beam.library import base
 from headrace.contrib.beam.loaded_model import LoadedModel

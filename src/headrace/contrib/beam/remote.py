@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from headrace.app.predictors import PredictorOptions, open_predictor
-from headrace.app.server_client import open_model_server
+from headrace.app.models import PredictorOptions, open_model_server, open_predictor
 from headrace.client.address import TOKEN_VARIABLE, resolve_address
 from headrace.client.model_server import ModelAddress
 from headrace.contrib.beam.handler_mixin import HandlerMixin
