@@ -18,13 +18,7 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.output import suppresses_output
 from headrace.runs.parts import part_names
 from headrace.runs.plan import Plan
-from headrace.runs.records import (
-    Counts,
-    ShardPosition,
-    ShardRecord,
-    TaskRecord,
-    repeated_bytes,
-)
+from headrace.runs.records import Counts, ShardPosition, ShardRecord, TaskRecord, repeated_bytes
 from headrace.runs.settings import RunSettings
 from headrace.storage.contract import Store
 from headrace.storage.draft import PersistedDraft, PersistedRange, assemble, discard, open_draft, read_range

@@ -1,4 +1,7 @@
-"""Read a spec file into tables with typed values. Errors name the file, the table and the key."""
+"""Read the tables of a spec file, and its ``headrace`` table as the settings of a transform.
+
+Errors name the file, the table and the key. Each key is checked by itself; the settings check the rest.
+"""
 
 import json
 import logging

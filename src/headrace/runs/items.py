@@ -1,4 +1,4 @@
-"""The values that pass between the stages of a stream."""
+"""The values that pass between the stages of a flow, and the bounded queue that they pass through."""
 
 import threading
 from bisect import bisect_left

@@ -1,7 +1,9 @@
 """The mapping of records to model inputs, by the model, the options and the first records.
 
-Blocks become `DecodedBlock`s with tensors by input name. The choice of a decoder for CSV is in
-`csv_mapping`, that for JSON, framed messages and Parquet in `field_mapping`.
+Blocks become `DecodedBlock`s with tensors by input name. `CsvMapping` chooses the decoder for CSV: one
+matrix, or one input for each column. The decoders for JSON, framed messages and Parquet are chosen in
+`headrace.runs.field_mapping`. Mismatches are found before the first call: too few columns, a file with
+more columns than the model takes, text for a numeric model.
 """
 
 import csv

@@ -10,12 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headrace.core.errors import (
-    ResumeRefusedError,
-)
-from headrace.formats.read import (
-    text_format,
-)
+from headrace.core.errors import ResumeRefusedError
+from headrace.formats.read import text_format
 from headrace.reports.page import PAGE_NAME
 from headrace.reports.report import REPORT_NAME
 from headrace.runs.items import Cursor

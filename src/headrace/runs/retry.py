@@ -49,8 +49,8 @@ from headrace.runs.retry_records import (
     with_true_positions,
     write_merged,
 )
+from headrace.runs.scoring import PredictorWork
 from headrace.runs.settings import RunSettings
-from headrace.runs.tasks import InProcessRunner
 from headrace.runs.work import RunProgress, RunReporter, RunWork
 from headrace.storage.draft import open_draft
 from headrace.storage.resolve import Stores
@@ -289,7 +289,7 @@ class FailedRecordsRetry:
     def _report(self, run: RetriedRun, reporter: RunReporter) -> Report:
         report = reporter.make(
             run.totals(),
-            InProcessRunner(self._predictor).figures,
+            PredictorWork(self._predictor),
             objects=len(run.plan.objects),
             resumed=True,
         )

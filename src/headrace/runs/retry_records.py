@@ -15,10 +15,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
-from headrace.core.errors import (
-    DataError,
-    NotFoundError,
-)
+from headrace.core.errors import DataError, NotFoundError
 from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, failed_record_line
 from headrace.formats.read import ReadOptions, format_name

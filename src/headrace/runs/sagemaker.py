@@ -1,6 +1,6 @@
-"""Read the fields of a SageMaker CreateTransformJob request, with their types and limits.
+"""Read the fields of a SageMaker CreateTransformJob request, and reject what its documentation forbids.
 
-Each field is checked by itself. `headrace.runs.sagemaker` checks combinations of fields.
+Each field is checked by itself, with its type and limits; then `reject` checks combinations of fields.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The conversion of batches to steps of sequences, with starts and ends in source order.
+"""The sequences of records, for models with a state: the sequence of each record, and the steps of batches.
 
 Every request names the starts and the ends explicitly. So a state that the predictor lost is an
 error, never a sequence that silently restarts in its middle. The sequences are counted here in

@@ -53,6 +53,7 @@ from headrace.runs.sagemaker import (
 )
 from headrace.runs.settings import (
     MIB,
+    ROWS_OF_CELLS,
     DataType,
     FailurePolicy,
     FlowSettings,
@@ -275,7 +276,8 @@ def _check_filters(
         _check_columns(where, path, named=named)
     if extension.run.get("output_filter") and (output.join == "none" or read.format != "csv"):
         named = True  # predictions have names, although SageMaker's filters do not use them
-    if output.format == "csv" or (output.format == "auto" and read.format == "csv"):
+    # The format auto writes CSV for CSV.
+    if (read.format if output.format == "auto" else output.format) in ROWS_OF_CELLS:
         where = (
             "headrace.output_filter" if extension.run.get("output_filter") else "DataProcessing.OutputFilter"
         )

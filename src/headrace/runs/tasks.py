@@ -1,4 +1,8 @@
-"""The contract of runners, which distribute tasks; the regions of workers; the runner of this process."""
+"""Score a plan by tasks: the contract of the runners that distribute them, and their run in this process.
+
+`TaskScoring` gives the tasks to a `Runner`; they may finish in any order. Every runner runs tasks as a
+`TaskRun`, here or in a worker: outputs, drafts, and a record of every task in the ledger.
+"""
 
 import logging
 import threading
@@ -9,8 +13,7 @@ from typing import Any, Literal, Protocol, get_args
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, HeadraceError, LedgerError
-from headrace.core.predictor import Predictor, PredictorStatistics
-from headrace.core.tensor import ModelMetadata
+from headrace.core.predictor import Predictor
 from headrace.runs.assembler import Assembler
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
@@ -20,7 +23,7 @@ from headrace.runs.mapping import Mapper
 from headrace.runs.plan import Plan, Task, list_open_shards
 from headrace.runs.probe import learn
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject, TaskCheckpoint, TaskRecord, sum_counts
-from headrace.runs.scoring import Mode, Scoring
+from headrace.runs.scoring import Mode, PredictorWork, Scoring
 from headrace.runs.source import ShardSource
 from headrace.runs.task_sink import TaskSink
 from headrace.runs.totals import RunTotals, task_totals
@@ -239,50 +242,23 @@ class TaskScoring(Scoring):
         self._runner.drain()
 
 
-class InProcessRunner(Runner, WorkFigures):
+class InProcessRunner(PredictorWork, Runner):
     """A runner of all tasks in this process, as one flow.
 
     The caller starts and stops the predictor.
     """
 
     def __init__(self, predictor: Predictor, locality: Locality | None = None) -> None:
-        self._predictor = predictor
+        super().__init__(predictor)
         self._locality = locality or Locality()
-        self._run: TaskRun | None = None
-        self._draining = False
-
-    @property
-    @override
-    def figures(self) -> WorkFigures:
-        return self
-
-    @property
-    @override
-    def metadata(self) -> ModelMetadata:
-        return self._predictor.metadata
 
     @override
     def run(self, work: RunWork, tasks: Sequence[Task]) -> bool:
         local_tasks = self._locality.ordered(tasks)
         local_work = replace(work, region=self._locality.region)
-        self._run = TaskRun(local_work, local_tasks, self._predictor)
-        if self._draining:
-            self._run.drain()
-        return self._run.execute() and len(local_tasks) == len(tasks)
-
-    @override
-    def drain(self) -> None:
-        self._draining = True
-        if self._run is not None:
-            self._run.drain()
-
-    @override
-    def statistics(self) -> PredictorStatistics:
-        return self._predictor.statistics()
-
-    @override
-    def reading(self) -> Sequence[str]:
-        return [self._run.reading] if self._run is not None else []
+        task_run = TaskRun(local_work, local_tasks, self._predictor)
+        self._read_with(task_run)
+        return task_run.execute() and len(local_tasks) == len(tasks)
 
 
 class TaskRun:

@@ -1,6 +1,7 @@
-"""The work of a run: what its stages and workers share, and the guard of workers.
+"""The work of a run: what its stages and workers share, its progress, and its report.
 
-A `RunGuard` stops a worker from writing after its run is over.
+A `RunGuard` stops a worker from writing after its run is over. `RunReporter` writes the report and the
+page at the end.
 """
 
 import re
