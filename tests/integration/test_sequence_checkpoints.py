@@ -19,7 +19,11 @@ import pytest
 
 import levels
 from engine.sequences.sum_model import HangingModel, SlowModel, engine, sum_request
-from headrace.core.errors import InstanceLostError, SequenceLostError, UnavailableError
+from headrace.core.errors import (
+    InstanceLostError,
+    SequenceLostError,
+    UnavailableError,
+)
 from servers.polling import wait_until
 from servers.ports import free_port
 from servers.process import ServerProcess

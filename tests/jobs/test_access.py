@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.api_key import format_digest, hash_key, parse_digest
-from headrace.core.errors import ConfigError, ForbiddenError, LimitError, QueueFullError, UnauthenticatedError
+from headrace.core.errors import (
+    ConfigError,
+    ForbiddenError,
+    LimitError,
+    QueueFullError,
+    UnauthenticatedError,
+)
 from headrace.jobs.access import (
     ANONYMOUS_KEY,
     INLINE_BYTES_MAX_DEFAULT,

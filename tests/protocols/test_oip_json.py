@@ -11,7 +11,14 @@ from hypothesis.extra import numpy as hnp
 
 from cases import for_each
 from headrace.core.errors import DataError, UnsupportedError
-from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, RowFailure, Tensor, TensorSpec
+from headrace.core.tensor import (
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    RowFailure,
+    Tensor,
+    TensorSpec,
+)
 from headrace.protocols.oip_json import (
     decode_error,
     decode_error_kind,

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import DataError
-from headrace.core.statistics import BatchStatistics, Duration, ModelIndexEntry, ModelState, ModelStatistics
+from headrace.core.statistics import (
+    BatchStatistics,
+    Duration,
+    ModelIndexEntry,
+    ModelState,
+    ModelStatistics,
+)
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.protocols.oip_json import decode_metadata
 from headrace.protocols.oip_repository import (

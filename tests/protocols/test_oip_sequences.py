@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.sequence import SequenceEnd, SequenceInfo, SequenceListing
-from headrace.protocols.oip_sequences import decode_listing, encode_listing
+from headrace.protocols.oip_sequences import (
+    decode_listing,
+    encode_listing,
+)
 
 COUNTS = st.integers(0, 1 << 53)
 SECONDS = st.floats(0, 1e9)

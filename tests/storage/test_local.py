@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.errors import AccessDeniedError, ChangedError, ConfigError, NotFoundError, StorageError
+from headrace.core.errors import (
+    AccessDeniedError,
+    ChangedError,
+    ConfigError,
+    NotFoundError,
+    StorageError,
+)
 from headrace.storage.local import LocalStore, replace_by_link
 
 store = LocalStore()

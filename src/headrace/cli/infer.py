@@ -95,7 +95,12 @@ async def _infer(model: str, params: dict[str, Any]) -> None:
     # Imported here, since the other commands do not need these modules.
     from headrace.cli.inputs import read_input  # noqa: PLC0415
     from headrace.cli.request_builder import build_request  # noqa: PLC0415
-    from headrace.cli.responses import StreamPrinter, check_output, print_response, save_response  # noqa: PLC0415
+    from headrace.cli.responses import (  # noqa: PLC0415
+        StreamPrinter,
+        check_output,
+        print_response,
+        save_response,
+    )
     from headrace.client.model_server import ModelAddress  # noqa: PLC0415
 
     output: Path | None = params["output"]

@@ -18,7 +18,12 @@ from click.core import ParameterSource
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError
-from headrace.core.settings import DeclaredSetting, declared_settings, format_size, parse_size
+from headrace.core.settings import (
+    DeclaredSetting,
+    declared_settings,
+    format_size,
+    parse_size,
+)
 from headrace.runs.settings import BY_PLACE
 from headrace.server.settings import TlsFiles
 

@@ -13,7 +13,13 @@ import click
 from click.core import ParameterSource
 
 from headrace.app.models import PredictorOptions
-from headrace.cli.options import combined_options, option, option_name, setting_options, settings_from
+from headrace.cli.options import (
+    combined_options,
+    option,
+    option_name,
+    setting_options,
+    settings_from,
+)
 from headrace.core.errors import ConfigError
 from headrace.formats.read import ReadOptions
 from headrace.runs.document import EXTENSION_FIELDS, SpecKeys, parse_max_failed, read_document

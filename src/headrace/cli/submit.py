@@ -129,7 +129,11 @@ def submit_command(**params: Any) -> None:
 
 
 def _wait(client: Any, job: Any, params: dict[str, Any]) -> int:
-    from headrace.cli.job_display import exit_status, fetch_result, follow  # noqa: PLC0415
+    from headrace.cli.job_display import (  # noqa: PLC0415
+        exit_status,
+        fetch_result,
+        follow,
+    )
 
     json_lines = params["json_lines"]
     if not json_lines:

@@ -20,8 +20,20 @@ from headrace.client.predictor import EndpointProtocol
 from headrace.client.refusals import RefusalGuard
 from headrace.client.retry import HttpResponse, ResponseKind, classify_response
 from headrace.client.retrying_client import RetryingClient, RowsRefusedError
-from headrace.core.errors import DataError, EndpointError, EndpointRefusedError, EndpointUnavailableError
-from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, RowFailure, Tensor, TensorSpec
+from headrace.core.errors import (
+    DataError,
+    EndpointError,
+    EndpointRefusedError,
+    EndpointUnavailableError,
+)
+from headrace.core.tensor import (
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    RowFailure,
+    Tensor,
+    TensorSpec,
+)
 from headrace.protocols.oip_json import (
     HEADER_LENGTH,
     decode_metadata,

@@ -19,7 +19,13 @@ from headrace.client.circuit_breaker import CircuitBreaker
 from headrace.client.connection_pool import HttpConnectionPool
 from headrace.client.retrying_client import RetryingClient
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import DeadlineError, EndpointError, HeadraceError, ModelInputError, StoppedError
+from headrace.core.errors import (
+    DeadlineError,
+    EndpointError,
+    HeadraceError,
+    ModelInputError,
+    StoppedError,
+)
 from headrace.core.predictor import Predictor, PredictorStatistics, complete_future
 from headrace.core.retry import RetryPolicy
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata

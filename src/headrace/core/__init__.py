@@ -13,7 +13,14 @@ from headrace.core.outcome import Outcome, Prediction
 from headrace.core.predictor import Predictor
 from headrace.core.sequence import SequenceEnd, SequenceLimits, SequenceState, States, UndoneStep
 from headrace.core.service import Service
-from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, RowFailure, Tensor, TensorSpec
+from headrace.core.tensor import (
+    InferRequest,
+    InferResponse,
+    ModelMetadata,
+    RowFailure,
+    Tensor,
+    TensorSpec,
+)
 
 __all__ = [
     "Block",

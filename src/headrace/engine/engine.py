@@ -16,7 +16,11 @@ from typing_extensions import override
 from headrace.checkpoints.open import open_store
 from headrace.checkpoints.store import KEEP_MS, CheckpointStore
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ConfigError, StoppedError, UnsupportedError
+from headrace.core.errors import (
+    ConfigError,
+    StoppedError,
+    UnsupportedError,
+)
 from headrace.core.handle import HandleRequest, HandleResponse
 from headrace.core.model import Model
 from headrace.core.predictor import Predictor, PredictorStatistics
@@ -30,7 +34,9 @@ from headrace.engine.counters import sum_snapshots
 from headrace.engine.instance_worker import InstanceWorker
 from headrace.engine.open_streams import ResponseStream, open_chunks, open_stream
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
-from headrace.engine.pending_request import RequestTimes
+from headrace.engine.pending_request import (
+    RequestTimes,
+)
 from headrace.engine.sequences.monitored_store import MonitoredStore
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.session import EngineSession, SessionState

@@ -18,7 +18,11 @@ from typing_extensions import override
 
 from headrace.core.call import CALL, Call
 from headrace.core.clock import Clock
-from headrace.core.errors import CancelledRequestError, HeadraceError, ModelContractError
+from headrace.core.errors import (
+    CancelledRequestError,
+    HeadraceError,
+    ModelContractError,
+)
 from headrace.core.model import Model
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, datatype_of, text_array
 from headrace.engine.model_errors import reported_error

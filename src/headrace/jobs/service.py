@@ -13,7 +13,11 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.core.errors import DataError, JobStateError, LimitError
+from headrace.core.errors import (
+    DataError,
+    JobStateError,
+    LimitError,
+)
 from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.documents import oldest_seconds
 from headrace.jobs.follower import Follower, JobCondition, JobWaiter

@@ -10,7 +10,13 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.errors import DataError
-from headrace.core.statistics import BatchStatistics, Duration, ModelIndexEntry, ModelState, ModelStatistics
+from headrace.core.statistics import (
+    BatchStatistics,
+    Duration,
+    ModelIndexEntry,
+    ModelState,
+    ModelStatistics,
+)
 from headrace.core.tensor import ModelMetadata, TensorSpec
 
 _Json = dict[str, Any]

@@ -18,7 +18,11 @@ from headrace.server.guard import Guard
 from headrace.server.http import JSON, X_REQUEST_ID, Headers, compress_body, echoed_request_id
 from headrace.server.listener import DeferredResponse, DirectHandler, DirectResponse
 from headrace.server.observation import RequestObservation, ResponseCounters, observed_error_status
-from headrace.server.rest_inference import content_headers, encode_response_body, read_request
+from headrace.server.rest_inference import (
+    content_headers,
+    encode_response_body,
+    read_request,
+)
 
 ACTION: Final = "infer"
 ROUTES_MAX: Final = 4096

@@ -9,7 +9,11 @@ from typing import Final
 
 from typing_extensions import override
 
-from headrace.core.errors import IdempotencyError, QueueClosedError, QueueFullError
+from headrace.core.errors import (
+    IdempotencyError,
+    QueueClosedError,
+    QueueFullError,
+)
 from headrace.jobs.job import HistoryEvent, Job, NewJob, Settlement, new_job_id
 from headrace.jobs.ledger import (
     ClaimRequest,

@@ -14,7 +14,11 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.core.errors import JobLedgerUnavailableError, JobNotFoundError, JobStateError
+from headrace.core.errors import (
+    JobLedgerUnavailableError,
+    JobNotFoundError,
+    JobStateError,
+)
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
 from headrace.jobs.ledger import (
     REPORTED_MODELS_KEPT_DAYS,
@@ -27,7 +31,11 @@ from headrace.jobs.ledger import (
 )
 from headrace.jobs.state import JobEvent, JobState
 from headrace.testing.clock import ManualWallClock
-from headrace.testing.job_rules import apply_event, matches_filter, requeue_job
+from headrace.testing.job_rules import (
+    apply_event,
+    matches_filter,
+    requeue_job,
+)
 
 _LOST_DELAY_MAX_MS: Final = 60_000
 

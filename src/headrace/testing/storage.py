@@ -13,7 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from headrace.core.errors import AlreadyExistsError, ChangedError, NotFoundError
+from headrace.core.errors import (
+    AlreadyExistsError,
+    ChangedError,
+    NotFoundError,
+)
 from headrace.storage.contract import Store
 from headrace.storage.uri import join
 from headrace.testing.expect import equal, raises, true

@@ -5,7 +5,12 @@ import pytest
 
 from cases import for_each
 from headrace.contrib.beam.elements import ONLY_INPUT, ElementFailure, build_batch, element_bytes, inferences
-from headrace.core.errors import InstanceLostError, ModelContractError, ModelInputError, RefusedRowsError
+from headrace.core.errors import (
+    InstanceLostError,
+    ModelContractError,
+    ModelInputError,
+    RefusedRowsError,
+)
 from headrace.core.tensor import InferRequest, InferResponse, RowFailure, Tensor
 
 

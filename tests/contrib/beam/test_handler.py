@@ -31,7 +31,12 @@ from contrib.beam.support import (
 )
 from headrace import InferRequest, Model, PredictorOptions, Tensor, TensorSpec
 from headrace.beam import ElementFailure, ModelHandler, SplitFailures
-from headrace.core.errors import ConfigError, ModelContractError, ModelLoadError, RefusedRowsError
+from headrace.core.errors import (
+    ConfigError,
+    ModelContractError,
+    ModelLoadError,
+    RefusedRowsError,
+)
 
 
 @pytest.fixture(scope="module")

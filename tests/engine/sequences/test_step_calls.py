@@ -15,7 +15,12 @@ from engine.sequences.models import (
     submit_result,
 )
 from engine.support import WAIT_S, serving
-from headrace.core.errors import CancelledRequestError, DeadlineError, ModelContractError, PredictError
+from headrace.core.errors import (
+    CancelledRequestError,
+    DeadlineError,
+    ModelContractError,
+    PredictError,
+)
 from headrace.testing import ManualClock
 
 

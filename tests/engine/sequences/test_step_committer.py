@@ -6,7 +6,10 @@ import pytest
 
 from engine.sequences.models import Adding, end, more, run, start, submit_result
 from engine.support import WAIT_S, serving
-from headrace.core.errors import CancelledRequestError, SequenceGoneError
+from headrace.core.errors import (
+    CancelledRequestError,
+    SequenceGoneError,
+)
 
 
 @pytest.fixture

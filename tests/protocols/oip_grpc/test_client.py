@@ -8,7 +8,13 @@ from hypothesis.extra import numpy as hnp
 
 from cases import for_each
 from headrace.core.errors import DataError
-from headrace.core.statistics import BatchStatistics, Duration, ModelIndexEntry, ModelState, ModelStatistics
+from headrace.core.statistics import (
+    BatchStatistics,
+    Duration,
+    ModelIndexEntry,
+    ModelState,
+    ModelStatistics,
+)
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 from headrace.protocols.oip_grpc import client, repository
 from headrace.protocols.oip_grpc.requests import decode_request

@@ -25,8 +25,17 @@ from headrace.engine.pending_request import PendingRequest, RequestResult
 from headrace.engine.request_queue import DeliverResults, QueueConsumer, ReadyBatch, RequestQueue, Schedule
 from headrace.engine.sequences.monitored_store import MonitoredStore
 from headrace.engine.sequences.pending_state_deletes import PendingStateDeletes, StateDelete
-from headrace.engine.sequences.row_request import OutputCollector, RowRequest, StepSequence, sequence_info
-from headrace.engine.sequences.sequence_rows import MultiRowRequest, make_row_requests, split_sequences
+from headrace.engine.sequences.row_request import (
+    OutputCollector,
+    RowRequest,
+    StepSequence,
+    sequence_info,
+)
+from headrace.engine.sequences.sequence_rows import (
+    MultiRowRequest,
+    make_row_requests,
+    split_sequences,
+)
 from headrace.engine.sequences.step_queues import StepQueues
 
 MakeCollector = Callable[[int], OutputCollector]

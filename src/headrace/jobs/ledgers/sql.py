@@ -8,7 +8,12 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, QueueCounts, QueueSettings, Wakeup
+from headrace.jobs.ledger import (
+    REPORTED_MODELS_KEPT_DAYS,
+    QueueCounts,
+    QueueSettings,
+    Wakeup,
+)
 from headrace.jobs.ledgers.database import Database, Transaction, read_statement, reading, writing
 from headrace.jobs.ledgers.outbox import SqlOutbox
 from headrace.jobs.ledgers.rows import clean

@@ -18,7 +18,14 @@ from headrace.jobs.ledgers.database import (
     writing,
     writing_once,
 )
-from headrace.jobs.ledgers.rows import clean, dump, dump_mapping, dump_result, entry_of, job_of
+from headrace.jobs.ledgers.rows import (
+    clean,
+    dump,
+    dump_mapping,
+    dump_result,
+    entry_of,
+    job_of,
+)
 from headrace.jobs.ledgers.transitions import Change, Note, after_ms, change, requeue_change
 from headrace.jobs.state import JobEvent, JobState, source_states
 

@@ -9,7 +9,13 @@ Requests carry tensors as raw contents. Responses may be raw or typed. Every mal
 from collections.abc import Mapping
 from typing import Any, Final
 
-from headrace.core.statistics import BatchStatistics, Duration, ModelIndexEntry, ModelState, ModelStatistics
+from headrace.core.statistics import (
+    BatchStatistics,
+    Duration,
+    ModelIndexEntry,
+    ModelState,
+    ModelStatistics,
+)
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, TensorSpec, datatype_of
 from headrace.protocols.oip_grpc.messages import message_class, parse_message
 from headrace.protocols.oip_grpc.requests import decode_parameters, decode_tensors

@@ -4,7 +4,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from headrace.core.errors import DataError
-from headrace.protocols.oip_grpc.messages import INFERENCE, file_descriptors, message_class, parse_message
+from headrace.protocols.oip_grpc.messages import (
+    INFERENCE,
+    file_descriptors,
+    message_class,
+    parse_message,
+)
 
 _NOT_FOUND: Final = 5
 _UNIMPLEMENTED: Final = 12

@@ -23,7 +23,12 @@ from headrace.core.tensor import (
     text_array,
 )
 from headrace.protocols.oip_grpc.messages import message_class, parse_message
-from headrace.protocols.tensors import DIMENSIONS_MAX, array_from_binary, validate_datatype, validate_shape
+from headrace.protocols.tensors import (
+    DIMENSIONS_MAX,
+    array_from_binary,
+    validate_datatype,
+    validate_shape,
+)
 
 TENSORS_MAX: Final = 1024
 """Limit of a message's inputs, and of its requested outputs."""
