@@ -35,19 +35,11 @@ from headrace.runs.work import RunWork
 
 _CANCEL_S: Final = 30.0
 """The maximal duration of a cancellation."""
-
-
 _LINES_SHOWN: Final = 3
-
-
 _OUTPUT_BYTES_MAX: Final = 64 << 10
 """The size of the retained end of Beam's output."""
-
-
 _OUTPUT_END_S: Final = 2.0
 """The maximal wait for the end of the output after the pipeline's last message."""
-
-
 _START: Final = "import sys; from headrace.runners.beam_pipeline import main; main(sys.argv[1])"
 
 ASSUMED_WORKERS: Final = 64

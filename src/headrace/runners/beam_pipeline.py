@@ -35,8 +35,6 @@ _log = logging.getLogger("headrace.runs")
 
 _CANCELLED: Final = 5
 """The exit status of a cancelled pipeline."""
-
-
 _embedded_workers: dict[str, EmbeddedWorker] = {}
 _embedded_workers_lock = threading.Lock()
 

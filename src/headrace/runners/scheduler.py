@@ -36,12 +36,8 @@ _log = logging.getLogger("headrace.runs")
 ASSIGNED_TASKS_MAX: Final = 8
 ASSIGNMENTS_AIM: Final = 4
 """The intended number of assignments per worker, for an even end of the run."""
-
-
 DEATHS_MAX: Final = 2
 """The number of workers that a task may kill before it is excluded."""
-
-
 EXCLUDED_TASKS_MAX: Final = 3
 """The number of excluded tasks after which the model itself is blamed."""
 

@@ -42,19 +42,11 @@ is sent to where the workers run.
 """
 COUNTERS_INTERVAL_S: Final = 0.2
 OBSERVATION_INTERVAL_S: Final = 2.0
-
-
 STATUS_INTERVAL_S: Final = 2.0
 """The interval in which a busy worker writes its status and checks for a drain."""
-
-
 PARENT_CHECK_INTERVAL_S: Final = 5.0
 """The interval in which an idle worker checks that its engine still exists."""
-
-
 _MESSAGES_MAX: Final = 1_000
-
-
 ORPHANED: Final = 3
 """The exit status of a worker whose run is gone."""
 

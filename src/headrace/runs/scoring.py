@@ -25,8 +25,6 @@ from headrace.runs.totals import RunTotals, part_totals, replace_retried
 from headrace.runs.work import RunProgress, RunWork, WorkFigures
 
 _log = logging.getLogger("headrace.runs")
-
-
 Mode = Literal["sequence", "tasks"]
 
 

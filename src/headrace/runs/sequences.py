@@ -26,20 +26,10 @@ from headrace.runs.settings import BY_MEMBER, FlowSettings, MappingOptions
 
 SEQUENCE_INPUTS: Final = ("sequence_id", "sequence_start", "sequence_end")
 """The tensors that name the sequence, the start and the end of every row."""
-
-
 _ID: Final = "id"
-
-
 _END: Final = "end"
-
-
 _TRUE: Final = frozenset({"true", "1"})
-
-
 _FALSE: Final = frozenset({"false", "0", ""})
-
-
 _TAIL_CHARS: Final = 180
 
 

@@ -42,8 +42,6 @@ BY_MEMBER: Final = "@member"
 """Each archive member is a sequence, and each object that is not an archive."""
 BY_PLACE: Final = (BY_OBJECT, BY_MEMBER)
 """The values of `MappingOptions.sequence` that are not columns."""
-
-
 _SLICE_END: Final = "End of JSONPath slices: $[1:4] without (exclusive) or with (inclusive) column 4."
 _COLUMN: Final = "a non-empty text, or a whole number of 0 or more"
 

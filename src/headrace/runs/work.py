@@ -33,14 +33,8 @@ from headrace.runs.totals import ObjectResult, RunTotals
 from headrace.storage.resolve import Stores
 
 _STATUS = Path("/proc/self/status")
-
-
 _PEAK_KIB = re.compile(rb"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
-
-
 _WORST_MAX: Final = 20
-
-
 CHECK_INTERVAL_S: Final = 1.0
 
 
