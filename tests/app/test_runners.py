@@ -44,7 +44,7 @@ def runner_of(
         options=options,
         stores=stores or Stores(),
         locality=locality or Locality(),
-    ).runner
+    )[0]
 
 
 @for_each(

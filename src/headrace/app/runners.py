@@ -111,14 +111,6 @@ class DataRegions:
         return RegionResolver(self.rules, stores.environ).resolve
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedRunner:
-    """A runner and the context manager that must be entered while it runs."""
-
-    runner: Runner
-    around: AbstractContextManager[Any]
-
-
 def instance_options(workers: AnyWorkers, options: PredictorOptions) -> PredictorOptions:
     """Return the predictor options of this process: one model instance for each worker thread."""
     if isinstance(workers, Workers) and workers.isolation == "thread" and workers.count > 1:
@@ -141,8 +133,8 @@ def open_runner(
     options: PredictorOptions,
     stores: Stores,
     locality: Locality,
-) -> OpenedRunner:
-    """Return the runner for these workers, not started.
+) -> tuple[Runner, AbstractContextManager[Any]]:
+    """Return the runner for these workers, and the context manager to enter while it runs.
 
     Raises ConfigError if workers elsewhere cannot load the model or reach the destination, and
     MissingExtraError for a missing optional dependency.
@@ -150,7 +142,7 @@ def open_runner(
     if not isinstance(workers, RayWorkers):
         locality.require_region()  # Ray nodes can declare their region.
     if isinstance(workers, Workers) and workers.isolation == "thread":
-        return OpenedRunner(InProcessRunner(opened.predictor, locality), RunningPredictor(opened.predictor))
+        return InProcessRunner(opened.predictor, locality), RunningPredictor(opened.predictor)
     spec = worker_spec(
         destination, model, endpoint, settings, options, identity=opened.identity, stores=stores
     )
@@ -160,7 +152,7 @@ def open_runner(
         process_runner = ProcessRunner(
             command, workers.count, model=name, environ=stores.environ, locality=locality
         )
-        return OpenedRunner(process_runner, process_runner)
+        return process_runner, process_runner
     remote_spec = with_absolute_model(spec)
     # The workers of Beam's DirectRunner run on this machine and load the model from its own path.
     model_copy = (
@@ -173,7 +165,7 @@ def open_runner(
 
         opener = WorkerOpener(remote_spec, stores.environ, model_copy)
         ray_runner = RayRunner(opener, workers, model=name, locality=locality)
-        return OpenedRunner(ray_runner, ray_runner)
+        return ray_runner, ray_runner
     # A pipeline description is visible to many users and limited in size: it carries neither
     # secrets nor the model.
     copy_uri = Ledger(stores.for_uri(destination), spec.destination).draft_uri("model.tar")
@@ -187,7 +179,7 @@ def open_runner(
         locality=locality,
         prepare=lambda ledger: None if model_copy is None else ledger.store.put(copy_uri, model_copy.archive),
     )
-    return OpenedRunner(beam_runner, beam_runner)
+    return beam_runner, beam_runner
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,11 +153,11 @@ def open_run(
     if workers is not None:
         chosen_options = instance_options(workers, chosen_options)
     opened = open_run_predictor(model, endpoint, chosen_options, chosen_settings)
-    predictor, runner, region_of = opened.predictor, None, no_region
+    runner, region_of = None, no_region
     around: AbstractContextManager[Any] = RunningPredictor(opened.predictor)
     if workers is not None:
         chosen_regions = regions or DataRegions()
-        opened_runner = open_runner(
+        runner, around = open_runner(
             workers,
             opened,
             destination=output,
@@ -168,13 +168,12 @@ def open_run(
             stores=chosen_stores,
             locality=chosen_regions.locality,
         )
-        predictor, runner, around = None, opened_runner.runner, opened_runner.around
         region_of = chosen_regions.region_of(chosen_stores)
     run = Run(
         source,
         output,
         stores=chosen_stores,
-        predictor=predictor,
+        predictor=opened.predictor if runner is None else None,
         runner=runner,
         settings=chosen_settings,
         model_identity=opened.identity,

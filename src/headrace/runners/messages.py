@@ -19,7 +19,6 @@ from headrace.core import errors
 from headrace.core.block import Failure
 from headrace.core.errors import HeadraceError, NotFoundError
 from headrace.core.predictor import PredictorStatistics
-from headrace.core.tensor import ModelMetadata
 from headrace.formats.failures import failure_line, read_failures
 from headrace.reports.observation import RunObservation
 from headrace.runs.ledger import WORKERS, Ledger
@@ -299,13 +298,3 @@ class StatusStore:
         self._etags.clear()
         for info in list(self._store.list(self._folder)):
             self._store.delete(info.uri)
-
-
-def metadata_to_json(metadata: ModelMetadata) -> Message:
-    """Return a model's metadata as plain values."""
-    return asdict(metadata)
-
-
-def metadata_from_json(data: Mapping[str, Any]) -> ModelMetadata:
-    """Return a model's metadata from its plain values."""
-    return msgspec.convert(data, ModelMetadata)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Final
 
+import msgspec
 from typing_extensions import override
 
 from headrace.core.errors import InstanceLostError, ModelLoadError
@@ -23,7 +24,6 @@ from headrace.runners.messages import (
     WorkerCounters,
     add_counters,
     error_from_json,
-    metadata_from_json,
     statistics_of,
 )
 from headrace.runs.plan import Task
@@ -102,7 +102,7 @@ class TaskScheduler(WorkFigures):
         if "ready" in message:
             handle.ready = True
             self._load_deaths = 0
-            self.loaded = self.loaded or metadata_from_json(message["ready"])
+            self.loaded = self.loaded or msgspec.convert(message["ready"], ModelMetadata)
         elif "tally" in message:
             handle.counters = WorkerCounters.from_json(message["tally"])
         elif "task" in message and work is not None:

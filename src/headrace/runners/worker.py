@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 from headrace.core.clock import Clock, SystemClock
@@ -25,7 +25,6 @@ from headrace.runners.messages import (
     WorkerCounters,
     WorkerStatus,
     error_to_json,
-    metadata_to_json,
 )
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
@@ -96,7 +95,7 @@ class TaskWorker:
 
     def send_ready(self) -> None:
         """Report that the model is loaded, with its metadata."""
-        self._send({"ready": metadata_to_json(self._predictor.metadata)})
+        self._send({"ready": asdict(self._predictor.metadata)})
 
     def remaining_tasks(self, assignment: Assignment) -> list[int]:
         """Return the unfinished tasks of an assignment that may have been run before."""

@@ -83,7 +83,7 @@ class Flow:
         sequencer: Sequencer | None = None,
         is_replay: bool = False,
     ) -> None:
-        if sequencer is None and (predictor.metadata.is_stateful or mapper.by_sequence):
+        if sequencer is None and (predictor.metadata.is_stateful or mapper.options.sequence is not None):
             sequencer = Sequencer(predictor.metadata, mapper.options, settings)
         self._sequencer = sequencer
         self._start_cursor = start

@@ -121,11 +121,6 @@ class Mapper:
             self._sequence_readers[layout] = reader
         return reader(block)
 
-    @property
-    def by_sequence(self) -> bool:
-        """True if the options assign records to sequences."""
-        return self._mapping.sequence is not None
-
     def layout_of(self, block: Block) -> tuple[str, str]:
         """Return the format of a block's records, and for CSV their delimiter.
 

@@ -36,10 +36,8 @@ class Scoring(Protocol):
         """The figures of the work."""
         ...
 
-    @property
-    def mode(self) -> Mode:
-        """The way to score: "sequence" or "tasks". A resumption must use the same."""
-        ...
+    mode: Mode
+    """The way to score. A resumption must use the same."""
 
     def check(self) -> None:
         """Raise ConfigError, before any write, if the model or the settings do not fit."""
@@ -140,6 +138,8 @@ class PredictorWork(WorkFigures):
 class PartScoring(PredictorWork, Scoring):
     """The scoring of a stream without workers. The predictor is started when `execute` is called."""
 
+    mode: Mode = "sequence"
+
     def __init__(self, work: RunWork, predictor: Predictor) -> None:
         super().__init__(predictor)
         self._work = work
@@ -153,11 +153,6 @@ class PartScoring(PredictorWork, Scoring):
         self._sequencer: Sequencer | None = None
         """The state of the predictor's sequences, if all submitted batches were delivered."""
         self._resumed = False
-
-    @property
-    @override
-    def mode(self) -> Mode:
-        return "sequence"
 
     @override
     def check(self) -> None:

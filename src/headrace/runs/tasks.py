@@ -98,6 +98,8 @@ class Runner(Protocol):
 class TaskScoring(Scoring):
     """The scoring of a transform, or of a stream with workers. The runner is started before."""
 
+    mode: Mode = "tasks"
+
     def __init__(self, work: RunWork, runner: Runner) -> None:
         self._work = work
         self._runner = runner
@@ -111,11 +113,6 @@ class TaskScoring(Scoring):
     @override
     def figures(self) -> WorkFigures:
         return self._runner.figures
-
-    @property
-    @override
-    def mode(self) -> Mode:
-        return "tasks"
 
     @override
     def check(self) -> None:
