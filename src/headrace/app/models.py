@@ -216,18 +216,6 @@ def model_reference(
     return {"model": name, "endpoint": endpoint, "options": asdict(options)}
 
 
-def _code_fingerprint(code: Callable[..., Any]) -> str:
-    """Return the SHA-256 of the source of a class or function.
-
-    Without a source, hash the qualified name.
-    """
-    try:
-        text = inspect.getsource(code)
-    except (OSError, TypeError):
-        text = repr(getattr(code, "__qualname__", type(code)))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def open_model_server(
     url: str = DEFAULT_URL,
     *,
@@ -262,6 +250,18 @@ def open_model_server(
 
     path = parts.path.rstrip("/").removesuffix("/v2")
     return RestServerClient(f"{parts.scheme}://{parts.netloc}{path}", api_key=key, timeout_s=timeout_s)
+
+
+def _code_fingerprint(code: Callable[..., Any]) -> str:
+    """Return the SHA-256 of the source of a class or function.
+
+    Without a source, hash the qualified name.
+    """
+    try:
+        text = inspect.getsource(code)
+    except (OSError, TypeError):
+        text = repr(getattr(code, "__qualname__", type(code)))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _parse_url(url: str) -> SplitResult:

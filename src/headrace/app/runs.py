@@ -45,6 +45,8 @@ from headrace.storage.resolve import Stores
 
 ReportFormat = Literal["html"]
 """The format of an additional report, besides ``_report.json``."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,6 @@ def _action_if_exists(*, resume: bool, overwrite: bool) -> IfExists:
     if resume and overwrite:
         raise ConfigError("resume and overwrite cannot be combined: give one of them")
     return "resume" if resume else "overwrite" if overwrite else "refuse"
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def _accepts_old_names(function: Callable[P, R]) -> Callable[P, R]:

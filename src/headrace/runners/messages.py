@@ -26,6 +26,7 @@ from headrace.runs.records import Counts, ShardPosition
 from headrace.runs.work import RunProgress
 
 Message = dict[str, Any]
+_DRAIN = "drain"
 
 
 def send(connection: Connection, message: Mapping[str, Any]) -> None:
@@ -188,9 +189,6 @@ def error_from_json(data: Mapping[str, Any]) -> HeadraceError:
     made = HeadraceError.__new__(HeadraceError if kind is None else kind)
     Exception.__init__(made, f"{data['type']}: {data['message']}" if kind is None else data["message"])
     return made
-
-
-_DRAIN = "drain"
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,7 +264,10 @@ def _checkpoint_every_batch(settings: RunSettings) -> RunSettings:
 
 
 class EmbeddedWorker:
-    """The worker of a process. Any thread may call it; assignments run one after another.
+    """The worker of another engine's process. Any thread may call it; assignments run one after another.
+
+    A process has one worker for all threads of its engine: the model is loaded once and used by one
+    task at a time. Such engines have no messages, so the worker writes its status.
 
     Args:
         opener: Opens the worker.

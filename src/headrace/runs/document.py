@@ -22,6 +22,9 @@ from headrace.storage.uri import parse
 T = TypeVar("T")
 
 _SHOWN_CHARACTERS_MAX: Final = 60
+_log = logging.getLogger("headrace.runs")
+_COUNT: Final = re.compile(r"\d{1,15}", re.ASCII)
+_SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", re.ASCII)
 
 
 def read_document(text: str, name: str) -> dict[str, Any]:
@@ -193,12 +196,6 @@ def format_value(value: Any) -> str:
     ):  # too deeply nested, or an integer of too many digits
         return f"this {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS_MAX else f"{text[:_SHOWN_CHARACTERS_MAX]}…"
-
-
-_log = logging.getLogger("headrace.runs")
-
-_COUNT: Final = re.compile(r"\d{1,15}", re.ASCII)
-_SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%", re.ASCII)
 
 
 def _checked_uri(text: str) -> str:

@@ -18,6 +18,8 @@ from headrace.core.tensor import Array
 from headrace.formats.contract import BlockSelection, DecodedBlock
 from headrace.formats.read import position_after
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
@@ -259,9 +261,6 @@ class ScoredBatch:
 def selected_rows(selection: BlockSelection) -> NDArray[np.int64]:
     """Return the indices of the selected records in their block."""
     return np.arange(selection.start, selection.stop) if selection.rows is None else selection.rows
-
-
-T = TypeVar("T")
 
 
 class ChannelClosedError(Exception):

@@ -338,42 +338,6 @@ class Ledger:
             ) from error
 
 
-def _in_order(name: str) -> tuple[int, str]:
-    """Return the sort key of numbered names: numbers beyond the padding have more digits."""
-    return len(name), name
-
-
-def _part_checkpoint(part: int, number: int) -> str:
-    return f"part-{part:05d}.checkpoint-{number:04d}"
-
-
-def _planned_objects(uri: str, text: bytes) -> Iterator[PlannedObject]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line:
-            yield parse_record(f"{uri}: line {number}", line, _planned_object)
-
-
-def _planned_object(line: bytes) -> PlannedObject:
-    data = parse_object(line)
-    if "info" not in data:  # a stream of version 1, whose output is about to be deleted
-        data = {"info": data}
-    return msgspec.convert(data, PlannedObject)
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """Yield the changed settings by full name: ``settings.read.header was 'none', is 'names'``."""
-    for key, value in now.items():
-        was, name = before.get(key), within + key
-        if isinstance(was, dict) and isinstance(value, dict):
-            yield from _differences(cast("dict[str, Any]", was), cast("dict[str, Any]", value), f"{name}.")
-        elif was != value:
-            yield f"{name} was {was!r}, is {value!r}"
-
-
-def _object_info(text: bytes) -> ObjectInfo:
-    return msgspec.convert(parse_versioned(text), ObjectInfo)
-
-
 class RetryLedger:
     """The records of the retries of one destination. Used by one thread."""
 
@@ -449,3 +413,39 @@ class RetryLedger:
             number = int(listed.uri.removeprefix(prefix).removesuffix(".json"))
             found[number] = parse_record(listed.uri, self._store.get(listed.uri), _object_info)
         return found
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    """Return the sort key of numbered names: numbers beyond the padding have more digits."""
+    return len(name), name
+
+
+def _part_checkpoint(part: int, number: int) -> str:
+    return f"part-{part:05d}.checkpoint-{number:04d}"
+
+
+def _planned_objects(uri: str, text: bytes) -> Iterator[PlannedObject]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line:
+            yield parse_record(f"{uri}: line {number}", line, _planned_object)
+
+
+def _planned_object(line: bytes) -> PlannedObject:
+    data = parse_object(line)
+    if "info" not in data:  # a stream of version 1, whose output is about to be deleted
+        data = {"info": data}
+    return msgspec.convert(data, PlannedObject)
+
+
+def _object_info(text: bytes) -> ObjectInfo:
+    return msgspec.convert(parse_versioned(text), ObjectInfo)
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """Yield the changed settings by full name: ``settings.read.header was 'none', is 'names'``."""
+    for key, value in now.items():
+        was, name = before.get(key), within + key
+        if isinstance(was, dict) and isinstance(value, dict):
+            yield from _differences(cast("dict[str, Any]", was), cast("dict[str, Any]", value), f"{name}.")
+        elif was != value:
+            yield f"{name} was {was!r}, is {value!r}"

@@ -415,26 +415,6 @@ class CsvMapping:
         )
 
 
-def _is_single_column(spec: TensorSpec) -> bool:
-    """Return True if an input takes one value per record: [n], or [n, 1] for text."""
-    return spec.shape is not None and (
-        len(spec.shape) == 1 or (spec.datatype == "BYTES" and len(spec.shape) == 2)
-    )
-
-
-def _cells(record: bytes, delimiter: str) -> int:
-    """Return the number of cells of a record."""
-    rows = list(csv.reader([record.decode("utf-8", "replace")], delimiter=delimiter))
-    return len(rows[0]) if rows else 0
-
-
-def _selected_names(input_selection: ColumnSelection, names: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        return tuple(names[index] for index in input_selection.indices(len(names), names))
-    except ValueError as error:
-        raise ConfigError(f"the input filter does not fit the header: {error}") from None
-
-
 def other_columns(
     mapping: MappingOptions, width: int, names: tuple[str, ...] | None, delimiter: str
 ) -> tuple[str, ...] | tuple[int, ...]:
@@ -453,3 +433,23 @@ def other_columns(
     if names is not None and len(set(names)) == width:
         return tuple(names[index] for index in remaining)
     return remaining
+
+
+def _is_single_column(spec: TensorSpec) -> bool:
+    """Return True if an input takes one value per record: [n], or [n, 1] for text."""
+    return spec.shape is not None and (
+        len(spec.shape) == 1 or (spec.datatype == "BYTES" and len(spec.shape) == 2)
+    )
+
+
+def _cells(record: bytes, delimiter: str) -> int:
+    """Return the number of cells of a record."""
+    rows = list(csv.reader([record.decode("utf-8", "replace")], delimiter=delimiter))
+    return len(rows[0]) if rows else 0
+
+
+def _selected_names(input_selection: ColumnSelection, names: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return tuple(names[index] for index in input_selection.indices(len(names), names))
+    except ValueError as error:
+        raise ConfigError(f"the input filter does not fit the header: {error}") from None

@@ -40,6 +40,15 @@ _UNSUPPORTED_DATA_TYPES: Final = {
 _SPLITS: Final = {"None": "none", "Line": "line", "RecordIO": "recordio", "TFRecord": "tfrecord"}
 _ASSEMBLES: Final[dict[str, Assemble]] = {"None": "none", "Line": "line"}
 _JOINS: Final[dict[str, Join]] = {"None": "none", "Input": "input"}
+_PROCESSED_KINDS: Final = ("csv", "json", "jsonl")
+_PROCESSED_TYPES: Final = "text/csv, application/json or application/jsonlines"
+_CONTENT_FIELD: Final = "TransformInput.ContentType"
+_SPLIT_FIELD: Final = "TransformInput.SplitType"
+_ACCEPT_FIELD: Final = "TransformOutput.Accept"
+_ASSEMBLE_FIELD: Final = "TransformOutput.AssembleWith"
+_DISPLAY_NAMES: Final = {"none": "None", "line": "Line", "recordio": "RecordIO", "tfrecord": "TFRecord"}
+# EC2's naming: a "d" after the generation, or a family that always has local storage.
+_LOCAL_STORAGE: Final = re.compile(r"ml\.([a-z]+\d+[a-z]*d[a-z]*|g5|g6e?|gr6|p5|trn1n?)\.", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,20 +231,12 @@ def _check_texts(
     return table
 
 
-_KINDS: Final = ("csv", "json", "jsonl")
-_TYPES: Final = "text/csv, application/json or application/jsonlines"
-_CONTENT: Final = "TransformInput.ContentType"
-_SPLIT: Final = "TransformInput.SplitType"
-_ACCEPT: Final = "TransformOutput.Accept"
-_ASSEMBLE: Final = "TransformOutput.AssembleWith"
-_DISPLAY_NAMES: Final = {"none": "None", "line": "Line", "recordio": "RecordIO", "tfrecord": "TFRecord"}
-
-# EC2's naming: a "d" after the generation, or a family that always has local storage.
-_LOCAL_STORAGE: Final = re.compile(r"ml\.([a-z]+\d+[a-z]*d[a-z]*|g5|g6e?|gr6|p5|trn1n?)\.", re.IGNORECASE)
-
-
 def reject(job: SageMakerJob, overridden: AbstractSet[str]) -> None:
     """Raise ConfigError for the first documented rule that a job breaks.
+
+    Some rules need the data and are checked during the run: no record exceeds MaxPayloadInMB, and
+    records have the columns and fields of a filter. A missing model or an existing output is found
+    when either is opened.
 
     `overridden` names values that the file sets in its ``headrace`` table; their rules are skipped.
     Any of ``content_type``, ``split``, ``accept``, ``assemble``, ``payload``.
@@ -270,7 +271,7 @@ def _reject_strategy(job: SageMakerJob) -> None:
     """
     if job.single_record is False and job.split in {None, "none"}:
         raise ConfigError(
-            f"BatchStrategy MultiRecord without {_SPLIT}: whole objects are not batched: set "
+            f"BatchStrategy MultiRecord without {_SPLIT_FIELD}: whole objects are not batched: set "
             "SplitType to Line, RecordIO or TFRecord, or remove BatchStrategy"
         )
 
@@ -284,14 +285,17 @@ def _reject_volume_key(job: SageMakerJob) -> None:
 
 
 def _reject_types(job: SageMakerJob, overridden: AbstractSet[str]) -> None:
-    for word, field, value in (("content_type", _CONTENT, job.content_type), ("accept", _ACCEPT, job.accept)):
+    for word, field, value in (
+        ("content_type", _CONTENT_FIELD, job.content_type),
+        ("accept", _ACCEPT_FIELD, job.accept),
+    ):
         if word in overridden:
             continue
         if value is None:
-            raise ConfigError(f"DataProcessing without {field}: set it to {_TYPES}")
-        if kind_of(value) not in _KINDS:
+            raise ConfigError(f"DataProcessing without {field}: set it to {_PROCESSED_TYPES}")
+        if kind_of(value) not in _PROCESSED_KINDS:
             raise ConfigError(
-                f"DataProcessing with {field} {value}: filters and joins need {_TYPES}: choose one of "
+                f"DataProcessing with {field} {value}: filters and joins need {_PROCESSED_TYPES}: choose one of "
                 "them, or remove DataProcessing"
             )
 
@@ -299,8 +303,8 @@ def _reject_types(job: SageMakerJob, overridden: AbstractSet[str]) -> None:
 def _reject_delimiters(job: SageMakerJob, overridden: AbstractSet[str]) -> None:
     """Reject CSV without SplitType Line or AssembleWith Line."""
     for type_word, type_field, value, word, field, delimiter in (
-        ("content_type", _CONTENT, job.content_type, "split", _SPLIT, job.split),
-        ("accept", _ACCEPT, job.accept, "assemble", _ASSEMBLE, job.assemble),
+        ("content_type", _CONTENT_FIELD, job.content_type, "split", _SPLIT_FIELD, job.split),
+        ("accept", _ACCEPT_FIELD, job.accept, "assemble", _ASSEMBLE_FIELD, job.assemble),
     ):
         if {type_word, word} & overridden or value is None:
             continue
@@ -315,14 +319,14 @@ def _reject_join(job: SageMakerJob, overridden: AbstractSet[str]) -> None:
     is_checked = not {"content_type", "accept"} & overridden
     if is_checked and job.content_type and job.accept and kind_of(job.content_type) != kind_of(job.accept):
         raise ConfigError(
-            f"DataProcessing.JoinSource Input with {_CONTENT} {job.content_type} and {_ACCEPT} {job.accept}: "
+            f"DataProcessing.JoinSource Input with {_CONTENT_FIELD} {job.content_type} and {_ACCEPT_FIELD} {job.accept}: "
             "a prediction can only be joined to a record of the same type: make them equal"
         )
     split, assemble = job.split or "none", job.assemble or "none"
     if not {"split", "assemble"} & overridden and split != assemble:
         raise ConfigError(
-            f"DataProcessing.JoinSource Input with {_SPLIT} {_display(job.split)} and "
-            f"{_ASSEMBLE} {_display(job.assemble)}: make them equal"
+            f"DataProcessing.JoinSource Input with {_SPLIT_FIELD} {_display(job.split)} and "
+            f"{_ASSEMBLE_FIELD} {_display(job.assemble)}: make them equal"
         )
 
 
