@@ -40,8 +40,8 @@ _UNSUPPORTED_DATA_TYPES: Final = {
 _SPLITS: Final = {"None": "none", "Line": "line", "RecordIO": "recordio", "TFRecord": "tfrecord"}
 _ASSEMBLES: Final[dict[str, Assemble]] = {"None": "none", "Line": "line"}
 _JOINS: Final[dict[str, Join]] = {"None": "none", "Input": "input"}
-_PROCESSED_KINDS: Final = ("csv", "json", "jsonl")
-_PROCESSED_TYPES: Final = "text/csv, application/json or application/jsonlines"
+_KINDS: Final = ("csv", "json", "jsonl")
+_TYPES: Final = "text/csv, application/json or application/jsonlines"
 _CONTENT_FIELD: Final = "TransformInput.ContentType"
 _SPLIT_FIELD: Final = "TransformInput.SplitType"
 _ACCEPT_FIELD: Final = "TransformOutput.Accept"
@@ -292,10 +292,10 @@ def _reject_types(job: SageMakerJob, overridden: AbstractSet[str]) -> None:
         if word in overridden:
             continue
         if value is None:
-            raise ConfigError(f"DataProcessing without {field}: set it to {_PROCESSED_TYPES}")
-        if kind_of(value) not in _PROCESSED_KINDS:
+            raise ConfigError(f"DataProcessing without {field}: set it to {_TYPES}")
+        if kind_of(value) not in _KINDS:
             raise ConfigError(
-                f"DataProcessing with {field} {value}: filters and joins need {_PROCESSED_TYPES}: choose one of "
+                f"DataProcessing with {field} {value}: filters and joins need {_TYPES}: choose one of "
                 "them, or remove DataProcessing"
             )
 
@@ -319,7 +319,8 @@ def _reject_join(job: SageMakerJob, overridden: AbstractSet[str]) -> None:
     is_checked = not {"content_type", "accept"} & overridden
     if is_checked and job.content_type and job.accept and kind_of(job.content_type) != kind_of(job.accept):
         raise ConfigError(
-            f"DataProcessing.JoinSource Input with {_CONTENT_FIELD} {job.content_type} and {_ACCEPT_FIELD} {job.accept}: "
+            f"DataProcessing.JoinSource Input with {_CONTENT_FIELD} {job.content_type} and "
+            f"{_ACCEPT_FIELD} {job.accept}: "
             "a prediction can only be joined to a record of the same type: make them equal"
         )
     split, assemble = job.split or "none", job.assemble or "none"
