@@ -40,7 +40,7 @@ def read_document(text: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name}: a spec file's name ends in .toml or .json")
     try:
         text.encode()  # ledgers and reports can hold valid Unicode only
-        document = parse(text)
+        document = parse(text.removeprefix("\ufeff"))
     except RecursionError:
         raise ConfigError(f"{name}: the tables are nested too deeply") from None
     except ValueError as error:
@@ -51,12 +51,8 @@ def read_document(text: str, name: str) -> dict[str, Any]:
     return cast("dict[str, Any]", document)
 
 
-def _toml(text: str) -> Any:
-    return tomllib.loads(text.removeprefix("\ufeff"))
-
-
 def _json(text: str) -> Any:
-    document = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_pairs)
+    document = json.loads(text, object_pairs_hook=_pairs)
     json.dumps(document, ensure_ascii=False).encode()  # an escape may be a lone surrogate
     return document
 
@@ -70,7 +66,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_PARSERS: Final = {"toml": _toml, "json": _json}
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"toml": tomllib.loads, "json": _json}
 
 
 @dataclass(frozen=True, slots=True)

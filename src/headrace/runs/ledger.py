@@ -411,7 +411,10 @@ class RetryLedger:
         prefix, found = self._ledger.uri("renewed-"), dict[int, ObjectInfo]()
         for listed in self._store.list(prefix):
             number = int(listed.uri.removeprefix(prefix).removesuffix(".json"))
-            found[number] = parse_record(listed.uri, self._store.get(listed.uri), _object_info)
+            text = self._store.get(listed.uri)
+            found[number] = parse_record(
+                listed.uri, text, lambda text: msgspec.convert(parse_versioned(text), ObjectInfo)
+            )
         return found
 
 
@@ -435,10 +438,6 @@ def _planned_object(line: bytes) -> PlannedObject:
     if "info" not in data:  # a stream of version 1, whose output is about to be deleted
         data = {"info": data}
     return msgspec.convert(data, PlannedObject)
-
-
-def _object_info(text: bytes) -> ObjectInfo:
-    return msgspec.convert(parse_versioned(text), ObjectInfo)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:

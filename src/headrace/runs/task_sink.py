@@ -13,7 +13,7 @@ from itertools import groupby
 
 from headrace.core.errors import LedgerError
 from headrace.core.tensor import Array, ModelMetadata, empty_array
-from headrace.runs.items import ScoredBatch, ScoredSpan
+from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import DRAFTS, Ledger
 from headrace.runs.output import EncoderFactory, RecordOutput, SpooledOutput, suppresses_output
 from headrace.runs.parts import part_names
@@ -79,7 +79,7 @@ class OpenOutputs:
         self._settings = settings
         self._per_object = settings.per_object
         self._attempt = attempt
-        self._open: dict[int, OpenOutput] = {}
+        self.unfinished: dict[int, OpenOutput] = {}
         """The outputs of the shards that are being written, by open shard."""
         self._part_in_progress: tuple[int, RecordOutput[SpooledOutput]] | None = None
         """The task in progress and its part, in a run that writes parts."""
@@ -89,19 +89,6 @@ class OpenOutputs:
         """The last finished shard and its draft."""
         self._objects_with_begin = set[int]()
         """Objects whose header a range of this process has written."""
-
-    def get(self, index: int) -> OpenOutput | None:
-        """Return the output of an open shard if it is being written."""
-        return self._open.get(index)
-
-    @property
-    def unfinished(self) -> list[int]:
-        """The open shards that are being written."""
-        return list(self._open)
-
-    def remove(self, index: int) -> None:
-        """Forget a finished shard; the part of its task stays."""
-        del self._open[index]
 
     def keep_range(self, index: int, output: RecordOutput[SpooledOutput]) -> None:
         """Keep the end of a finished range for the next range of its object."""
@@ -118,7 +105,7 @@ class OpenOutputs:
 
     def close(self) -> None:
         """Release all drafts. Further calls do nothing."""
-        outputs = [opened.output for opened in self._open.values()]
+        outputs = [opened.output for opened in self.unfinished.values()]
         if self._part_in_progress is not None:
             outputs.append(self._part_in_progress[1])
         for output in outputs:
@@ -129,7 +116,7 @@ class OpenOutputs:
 
     def open(self, index: int) -> OpenOutput:
         """Return the output of an open shard."""
-        if index not in self._open:
+        if index not in self.unfinished:
             open_shard = self._open_shards[index]
             output = self._object_output(index, open_shard) if self._per_object else self._part(open_shard)
             resumed = open_shard.resume
@@ -140,14 +127,14 @@ class OpenOutputs:
             if not self._per_object:
                 # The output of a checkpoint inside the shard has the shard's first bytes, too.
                 out_bytes = sum(s.out_bytes for s in resumed.done) if resumed else output.out.nbytes
-            self._open[index] = OpenOutput(
+            self.unfinished[index] = OpenOutput(
                 output,
                 output.counts.minus(already),
                 output.entries,
                 output.failures - failures,
                 out_bytes,
             )
-        return self._open[index]
+        return self.unfinished[index]
 
     def _object_output(self, index: int, open_shard: OpenShard) -> RecordOutput[SpooledOutput]:
         shard, resume = open_shard.shard, open_shard.resume
@@ -263,7 +250,7 @@ class TaskSink:
         Raises TooManyFailuresError for a failed record if the settings allow none.
         """
         row = 0
-        for index, group in groupby(batch.spans, key=_index_of):
+        for index, group in groupby(batch.spans, key=lambda span: span.index):
             spans = list(group)
             rows = sum(len(span.selection) for span in spans)
             outputs = {name: data[row : row + rows] for name, data in batch.outputs.items()} if rows else {}
@@ -292,7 +279,7 @@ class TaskSink:
     def _finish(self, end: ShardEnd, opened: OpenOutput) -> None:
         open_shard, output = self._open_shards[end.open_shard], opened.output
         self._work.check()
-        self._outputs.remove(end.open_shard)
+        del self._outputs.unfinished[end.open_shard]  # the part of its task stays
         ends_output = self._per_object or open_shard.ends_task
         if ends_output:
             output.end(self._empty_outputs)
@@ -370,7 +357,7 @@ class TaskSink:
         open_shard = self._open_shards[index]
         task, done = open_shard.task, self._done[open_shard.task]
         self._publisher.flush()
-        opened = None if position is None else self._outputs.get(index)
+        opened = None if position is None else self._outputs.unfinished.get(index)
         output = opened.output if opened is not None else self._outputs.begun_part(task)
         if output is None or self._is_table:
             if done and self._per_object:
@@ -425,10 +412,6 @@ class TaskSink:
         """Release all drafts; committed work stays. Further calls do nothing."""
         self._outputs.close()
         self._publisher.close()
-
-
-def _index_of(span: ScoredSpan) -> int:
-    return span.index
 
 
 def _make_empty_outputs(metadata: ModelMetadata) -> Mapping[str, Array]:
