@@ -33,17 +33,6 @@ FRAMED_KINDS: Final[Mapping[str, MessageKind]] = {"recordio": RECORD, "tfrecord"
 _VECTOR: Final = "values"
 
 
-def one_input(metadata: ModelMetadata, what: str) -> TensorSpec:
-    """Return the model's only input, for `what`. Raise ModelInputError if the model has several."""
-    inputs = metadata.inputs
-    if len(inputs) == 1:
-        return inputs[0]
-    if not inputs:
-        return TensorSpec("x", "FP32")
-    names = ", ".join(i.name for i in inputs)
-    raise ModelInputError(metadata.name, f"{what} is one input, but the model has several: {names}")
-
-
 def framed_decoder(
     kind: str, metadata: ModelMetadata, mapping: MappingOptions, learned: dict[str, Any], block: Block
 ) -> Decoder:
@@ -305,18 +294,18 @@ class JsonMapping:
         text = self._mapping.text_column
         if text is not None:
             return JsonDecoder(
-                {one_input(self._metadata, "--text-column").name: JsonField(str(text), "text")},
+                {self._metadata.only_input("--text-column").name: JsonField(str(text), "text")},
                 select=self._select,
             )
         if self._mapping.columns:
-            spec = one_input(self._metadata, "--columns")
+            spec = self._metadata.only_input("--columns")
             return _StackedFieldsDecoder(spec, [str(c) for c in self._mapping.columns], self._select)
-        inputs = self._metadata.inputs or (one_input(self._metadata, "JSON"),)
+        inputs = self._metadata.inputs or (self._metadata.only_input("JSON"),)
         # A resumed run accepts the records that the original run accepted.
         first = _first_json(block, self._select, refuse="json_whole" not in self._learned)
         whole = self._learned.setdefault("json_whole", not isinstance(first, dict))
         if whole:
-            spec = one_input(self._metadata, "a JSON array")
+            spec = self._metadata.only_input("a JSON array")
             return JsonDecoder({spec.name: self._field(spec, None, first)}, select=self._select)
         fields = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
         if "json_fields" in self._learned or all(i.name in fields for i in inputs):

@@ -28,7 +28,6 @@ from headrace.runs.field_mapping import (
     JsonMapping,
     ParquetMapping,
     framed_decoder,
-    one_input,
 )
 from headrace.runs.items import RecordSequences
 from headrace.runs.sequences import SequenceReader, drop_failed_records, sequence_reader, sequences_by_place
@@ -156,7 +155,7 @@ class Mapper:
             return ParquetMapping(self._metadata, self._mapping, self.learned, block).decoder()
         if kind in FRAMED_KINDS:
             return framed_decoder(kind, self._metadata, self._mapping, self.learned, block)
-        return RawDecoder(one_input(self._metadata, "a whole object").name, text=False)
+        return RawDecoder(self._metadata.only_input("a whole object").name, text=False)
 
     def _takes_text(self) -> bool:
         """Return True if the model has one text input and no column is selected for it."""
@@ -171,7 +170,7 @@ class Mapper:
             select = self._cells_of(delimiter)
         else:
             select = self._json_of
-        spec = one_input(self._metadata, "a record")
+        spec = self._metadata.only_input("a record")
         as_text = self._metadata.bytes_as != "bytes"
         return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec), select=select)
 
@@ -196,7 +195,7 @@ class Mapper:
         return self._filter.raw(record)
 
     def _line(self) -> Decoder:
-        spec = one_input(self._metadata, "a line")
+        spec = self._metadata.only_input("a line")
         if self._metadata.inputs and spec.datatype != "BYTES":
             raise ModelInputError(
                 self._metadata.name,
@@ -207,7 +206,7 @@ class Mapper:
         return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec))
 
     def _media(self, kind: str) -> Decoder:
-        spec = one_input(self._metadata, f"{kind} data")
+        spec = self._metadata.only_input(f"{kind} data")
         return ColumnDecoder(self._metadata.name, spec, kind, scale=self._mapping.image_scale)
 
 
@@ -261,21 +260,21 @@ class CsvMapping:
         inputs, columns = self._metadata.inputs, self._mapping.columns
         input_selection = self._filter.csv_columns(named=bool(self.names or block.column_names))
         if self._mapping.text_column is not None:
-            name = one_input(self._metadata, "--text-column").name
+            name = self._metadata.only_input("--text-column").name
             return CsvColumnsDecoder(
                 {name: (self._mapping.text_column, "text")},
                 input_selection=input_selection,
                 width=self.width(block, delimiter),
                 delimiter=delimiter,
             )
-        if len(inputs) <= 1 and not _is_single_column(one_input(self._metadata, "CSV")):
+        if len(inputs) <= 1 and not _is_single_column(self._metadata.only_input("CSV")):
             return self._matrix(block, delimiter, input_selection)
         return self._columns(inputs, columns, block, delimiter, input_selection)
 
     def _matrix(
         self, block: Block, delimiter: str, input_selection: ColumnSelection | None
     ) -> CsvMatrixDecoder:
-        spec = one_input(self._metadata, "CSV")
+        spec = self._metadata.only_input("CSV")
         if spec.datatype == "BYTES":
             raise ModelInputError(
                 self._metadata.name,
