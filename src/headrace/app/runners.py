@@ -118,10 +118,6 @@ def instance_options(workers: AnyWorkers, options: PredictorOptions) -> Predicto
     return options
 
 
-def _is_direct_runner(workers: AnyWorkers) -> bool:
-    return isinstance(workers, BeamWorkers) and workers.direct
-
-
 def open_runner(
     workers: AnyWorkers,
     opened: OpenedPredictor,
@@ -155,11 +151,8 @@ def open_runner(
         return process_runner, process_runner
     remote_spec = with_absolute_model(spec)
     # The workers of Beam's DirectRunner run on this machine and load the model from its own path.
-    model_copy = (
-        None
-        if spec.model is None or _is_direct_runner(workers)
-        else copy_model(spec.model, options.model_options)
-    )
+    is_direct = isinstance(workers, BeamWorkers) and workers.direct
+    model_copy = None if spec.model is None or is_direct else copy_model(spec.model, options.model_options)
     if isinstance(workers, RayWorkers):
         from headrace.runners.ray import RayRunner  # noqa: PLC0415 - optional dependency
 

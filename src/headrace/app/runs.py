@@ -65,29 +65,19 @@ class OpenedRun:
     stores: Stores
 
     def __enter__(self) -> Run:
-        self._remove_stale_files()
-        self.around.__enter__()
-        return self.run
-
-    def _remove_stale_files(self) -> None:
-        """Remove old temporary files of killed runs from a local output; no listing shows them."""
         output = self.run.destination
         store = self.stores.for_uri(output)
         if isinstance(store, LocalStore):
+            # Killed runs leave temporary files, which no listing shows.
             for folder in (output, f"{output}{LEDGER_FOLDER}/"):
                 store.clean(folder)
+        self.around.__enter__()
+        return self.run
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.around.__exit__(kind, error, trace)
-
-
-def _action_if_exists(*, resume: bool, overwrite: bool) -> IfExists:
-    """Return the action for earlier output. Raise ConfigError for both flags."""
-    if resume and overwrite:
-        raise ConfigError("resume and overwrite cannot be combined: give one of them")
-    return "resume" if resume else "overwrite" if overwrite else "refuse"
 
 
 def _accepts_old_names(function: Callable[P, R]) -> Callable[P, R]:
@@ -139,7 +129,9 @@ def open_run(
     (`TransformSettings`). Enter the result to get the `Run`. Then call `Run.append_notice` for each
     notice, or `Run.execute` once. Raises ConfigError for invalid arguments.
     """
-    if_exists = _action_if_exists(resume=resume, overwrite=overwrite)
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite cannot be combined: give one of them")
+    if_exists: IfExists = "resume" if resume else "overwrite" if overwrite else "refuse"
     chosen_stores, chosen_settings = stores or Stores(), settings or StreamSettings()
     chosen_options = options or PredictorOptions()
     if not chosen_settings.per_object:

@@ -141,7 +141,9 @@ class Flow:
         scored = score_batch(batch, None if future is None else future.result())
         self._progress.batch_delivered(scored)
         if scored.broken and not self._is_replay:
-            _log_broken_objects(scored)
+            for failure in scored.failures:
+                if failure.kind is FailureKind.OBJECT:
+                    _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})
         return scored
 
     def drain(self) -> None:
@@ -191,7 +193,8 @@ class Flow:
         """Run the reader thread, if batches close by delay."""
         try:
             for read in self._read():
-                blocks.send(read, max(len(read.block.data), _columns_bytes(read)))
+                column_bytes = sum(column.nbytes for column in read.block.columns.values())
+                blocks.send(read, max(len(read.block.data), column_bytes))
             blocks.finish()
         except ChannelClosedError:
             pass
@@ -343,13 +346,3 @@ def open_flow(
         sequencer=sequencer,
         is_replay=stop is not None,
     )
-
-
-def _log_broken_objects(batch: ScoredBatch) -> None:
-    for failure in batch.failures:
-        if failure.kind is FailureKind.OBJECT:
-            _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})
-
-
-def _columns_bytes(read: ReadBlock) -> int:
-    return sum(c.nbytes for c in read.block.columns.values())

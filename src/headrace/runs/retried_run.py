@@ -46,14 +46,10 @@ class RetriedRun:
         self.settings = settings_from_identity(identity["settings"], per_object=self.kind == "transform")
         self.learned = ledger.learned()
         self._by_tasks = identity["mode"] == "tasks"
-        self.plan = self._make_plan()
-        """The plan with its original tasks and the present versions of the objects."""
-
-    def _make_plan(self) -> Plan:
-        plan = make_plan(self._ledger.plans(), self.settings, by_tasks=self._by_tasks)
-        renewed = self._records.new_infos()
+        plan, renewed = make_plan(ledger.plans(), self.settings, by_tasks=self._by_tasks), records.new_infos()
         objects = (replace(o, info=renewed.get(i, o.info)) for i, o in enumerate(plan.objects))
-        return Plan(tuple(objects), plan.tasks)
+        self.plan = Plan(tuple(objects), plan.tasks)
+        """The plan with its original tasks and the present versions of the objects."""
 
     @cached_property
     def _parts(self) -> list[PartRecord]:
@@ -199,7 +195,8 @@ def redo_objects(work: RunWork, predictor: Predictor, indices: Collection[int]) 
         redone = [plan.tasks[number] for number in sorted(misplaced)]
         work = replace(work, range_starts=dict(misplaced.values()), checkpoints={})
         TaskRun(work, redone, predictor).execute()
-    for index in _without_failures(ledger, indices):
+    shards = (s for record in ledger.tasks().values() for s in record.shards)
+    for index in set(indices).difference(s.index for s in shards if s.counts.has_failures):
         ledger.store.delete(ledger.destination + plan.objects[index].failed)
     records.end_redo()
 
@@ -219,12 +216,6 @@ def _cut_tasks_to(
             task.number, tuple(records[s.index, s.number] for s in others)
         )
     return cut, checkpoints
-
-
-def _without_failures(ledger: Ledger, indices: Collection[int]) -> set[int]:
-    shards = [s for record in ledger.tasks().values() for s in record.shards]
-    failed = {s.index for s in shards if s.counts.rows_failed or s.counts.objects_broken}
-    return set(indices) - failed
 
 
 def finished_identity(ledger: Ledger) -> Mapping[str, Any]:
