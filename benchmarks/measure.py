@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 
-from headrace.runs.progress import cpu_s, peak_memory_mb
+from headrace.runs.work import cpu_s, peak_memory_mb
 
 
 class Measurement:

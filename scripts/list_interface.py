@@ -18,7 +18,7 @@ import headrace
 from headrace.cli.commands import DefaultCommandGroup
 from headrace.cli.main import load_all
 from headrace.cli.options import SettingOption
-from headrace.runs.spec_extension import EXTENSION_FIELDS
+from headrace.runs.document import EXTENSION_FIELDS
 from headrace.server.jobs.app import job_routes
 from headrace.server.rest import model_routes
 

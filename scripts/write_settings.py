@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from headrace.app.predictors import PredictorOptions
+from headrace.app.models import PredictorOptions
 from headrace.app.runners import DataRegions
 from headrace.app.server_options import JobLocations, JobsOptions, ServerOptions
 from headrace.cli.commands import DefaultCommandGroup
@@ -34,6 +34,7 @@ from headrace.jobs.outbound import OutboundPolicy
 from headrace.jobs.trigger import Trigger
 from headrace.jobs.worker import WorkerSettings
 from headrace.runners.engines import RayWorkers
+from headrace.runs.document import EXTENSION_SETTINGS, SpecKeys
 from headrace.runs.settings import (
     FailurePolicy,
     FlowSettings,
@@ -42,7 +43,6 @@ from headrace.runs.settings import (
     StreamSettings,
     TaskSettings,
 )
-from headrace.runs.spec_extension import EXTENSION_SETTINGS, SpecKeys
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.server.settings import DrainSettings, RestLimits, TlsFiles
 

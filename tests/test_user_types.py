@@ -81,6 +81,16 @@ def forget(outcome: headrace.Outcome) -> None:
     print(outcome.outputs)  # wrong
     print(outcome.why)  # wrong
     headrace.stream(1, model="model.onnx")  # wrong
+
+
+async def run(options: headrace.TransformSettings) -> None:
+    assert_type(await headrace.run("in/", output="out/", model="model.onnx", resume=True), headrace.Report)
+    assert_type(headrace.run_sync("in/", output="out/"), headrace.Report)
+    assert_type(await headrace.transform("in/", "out/", settings=options), headrace.Report)
+    assert_type(headrace.transform_sync("in/", "out/", settings=options), headrace.Report)
+    headrace.run_sync("in/")  # wrong
+    headrace.run_sync("in/", output="out/", settings=options)  # wrong
+    headrace.transform_sync("in/", "out/", suffix=".csv")  # wrong
 """
 
 

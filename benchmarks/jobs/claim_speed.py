@@ -14,7 +14,7 @@ sys.path.insert(1, str(Path(__file__).parent))
 from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.ledgers import open_ledger
-from headrace.runs.progress import peak_memory_mb
+from headrace.runs.work import peak_memory_mb
 
 CLAIM = ClaimRequest("bench", ("default",), 1, 60_000)
 WARM = 20

@@ -35,10 +35,19 @@ from headrace.core import (
 from headrace.core.errors import WINDOWS_REFUSAL
 
 if TYPE_CHECKING:
-    from headrace.app.predictors import PredictorOptions as PredictorOptions
-    from headrace.app.renamed import TransformOutput, TransformReport
+    from headrace.app.models import PredictorOptions as PredictorOptions
     from headrace.app.runners import DataRegions, Workers
-    from headrace.app.runs import open_run, retry_failed, run, run_sync, stream, transform, transform_sync
+    from headrace.app.runs import (
+        TransformOutput,
+        TransformReport,
+        open_run,
+        retry_failed,
+        run,
+        run_sync,
+        transform,
+        transform_sync,
+    )
+    from headrace.app.stream import stream
     from headrace.formats.read import ReadOptions
     from headrace.reports.report import Report
     from headrace.runners.engines import BeamWorkers, RayWorkers
@@ -63,22 +72,22 @@ _LAZY_MODULES = {
     "FlowSettings": "headrace.runs.settings",
     "MappingOptions": "headrace.runs.settings",
     "OutputSettings": "headrace.runs.settings",
-    "PredictorOptions": "headrace.app.predictors",
+    "PredictorOptions": "headrace.app.models",
     "RayWorkers": "headrace.runners.engines",
     "ReadOptions": "headrace.formats.read",
     "RegionRules": "headrace.storage.regions",
     "Report": "headrace.reports.report",
     "StreamSettings": "headrace.runs.settings",
     "TaskSettings": "headrace.runs.settings",
-    "TransformOutput": "headrace.app.renamed",
-    "TransformReport": "headrace.app.renamed",
+    "TransformOutput": "headrace.app.runs",
+    "TransformReport": "headrace.app.runs",
     "TransformSettings": "headrace.runs.settings",
     "Workers": "headrace.app.runners",
     "open_run": "headrace.app.runs",
     "retry_failed": "headrace.app.runs",
     "run": "headrace.app.runs",
     "run_sync": "headrace.app.runs",
-    "stream": "headrace.app.runs",
+    "stream": "headrace.app.stream",
     "transform": "headrace.app.runs",
     "transform_sync": "headrace.app.runs",
 }

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from headrace.app import model_copy
-from headrace.app.model_copy import copy_model
+from headrace.app import runners
+from headrace.app.runners import copy_model
 from headrace.runtimes.load import model_factory, model_files
 
 MODEL = "import headrace\n\n\nclass Twice(headrace.Model):\n    def predict(self, x):\n        return x * 2\n"
@@ -45,5 +45,5 @@ def test_class_of_a_module_is_not_copied():
 
 def test_model_above_the_size_limit_is_not_copied(tmp_path, monkeypatch):
     (tmp_path / "a.onnx").write_bytes(b"x" * 101)
-    monkeypatch.setattr(model_copy, "COPY_BYTES_MAX", 100)
+    monkeypatch.setattr(runners, "COPY_BYTES_MAX", 100)
     assert copy_model(str(tmp_path / "a.onnx")) is None

@@ -1,6 +1,6 @@
 """The lazy SNS notifier: delivery, and refusal without a region."""
 
-from headrace.app.notifications import LazySnsNotifier
+from headrace.app.job_components import LazySnsNotifier
 from headrace.jobs.notify import Delivered, Notification, Refused, SnsTarget
 from headrace.storage.resolve import Stores
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from cases import for_each
-from headrace.app.predictors import PredictorOptions, open_predictor
+from headrace.app.models import PredictorOptions, open_predictor
 from headrace.app.runners import BeamWorkers, DataRegions, RayWorkers, Workers, instance_options, open_runner
 from headrace.core.errors import ConfigError
 from headrace.runners.processes import ProcessRunner
 from headrace.runs.ledger import Ledger
-from headrace.runs.runner import InProcessRunner, Locality
 from headrace.runs.settings import TransformSettings
+from headrace.runs.tasks import InProcessRunner, Locality
 from headrace.storage.regions import RegionRules
 from headrace.storage.resolve import Stores
 
@@ -44,7 +44,7 @@ def runner_of(
         options=options,
         stores=stores or Stores(),
         locality=locality or Locality(),
-    ).runner
+    )[0]
 
 
 @for_each(

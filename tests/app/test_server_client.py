@@ -3,7 +3,7 @@
 import pytest
 
 from cases import for_each
-from headrace.app.server_client import open_model_server
+from headrace.app.models import open_model_server
 from headrace.client.model_server_grpc import GrpcServerClient
 from headrace.client.model_server_rest import RestServerClient
 from headrace.core.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 
 import headrace
 from cases import for_each
-from headrace.app.predictors import PredictorOptions, open_predictor
+from headrace.app.models import PredictorOptions, open_predictor
 from headrace.app.runs import OpenedRun, execute, open_run, open_watch
 from headrace.core.errors import ConfigError, LimitError, ModelLoadError, NotFoundError, OutputExistsError
 from headrace.core.model import Model

@@ -8,7 +8,7 @@ import pytest
 
 import headrace
 from cases import for_each
-from headrace.app.predictors import PredictorOptions
+from headrace.app.models import PredictorOptions
 from headrace.app.runners import Workers
 from headrace.app.runs import dry_run, open_run, retry_failed, transform_sync
 from headrace.core.errors import ConfigError, EmptySourceError, OutputExistsError, ResumeRefusedError

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from cases import for_each
-from headrace.app.model_copy import copy_model
-from headrace.app.predictors import PredictorOptions, open_predictor
-from headrace.app.transform_worker import (
+from headrace.app.models import PredictorOptions, open_predictor
+from headrace.app.runners import (
     WorkerOpener,
     WorkerSpec,
+    copy_model,
     with_absolute_model,
     worker_command,
     worker_spec,

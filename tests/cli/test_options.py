@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from cases import for_each
-from headrace.app.predictors import PredictorOptions
+from headrace.app.models import PredictorOptions
 from headrace.app.server_options import JobsOptions
 from headrace.cli.options import SIZE, key_values, setting_options, settings_from
 from headrace.cli.run_options import STREAM_OPTIONS, stream_settings

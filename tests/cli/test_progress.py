@@ -9,7 +9,7 @@ from cases import for_each
 from headrace.cli import run_display as module
 from headrace.cli.run_display import ProgressDisplay, choose_style
 from headrace.core.predictor import PredictorStatistics
-from headrace.runs.progress import RunProgress
+from headrace.runs.work import RunProgress
 
 
 class Terminal(io.StringIO):

@@ -6,7 +6,7 @@ from headrace.cli.run_display import exit_status, print_report
 from headrace.core.block import Failure, FailureKind, Position
 from headrace.core.errors import ConfigError
 from headrace.reports.report import Report
-from headrace.runs.progress import RunProgress
+from headrace.runs.work import RunProgress
 
 
 def report_of(**changed) -> Report:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from cases import for_each
-from headrace.app.predictors import PredictorOptions
+from headrace.app.models import PredictorOptions
 from headrace.app.runners import Workers
 from headrace.cli.run_options import (
     RUNNER_OPTIONS,
@@ -20,9 +20,9 @@ from headrace.cli.run_options import (
     workers_from,
 )
 from headrace.core.errors import ConfigError
+from headrace.runs.document import EXTENSION_FIELDS
 from headrace.runs.settings import FailurePolicy, TransformSettings
 from headrace.runs.spec import TransformSpec
-from headrace.runs.spec_extension import EXTENSION_FIELDS
 
 
 def parsed(*args: str) -> dict[str, Any]:

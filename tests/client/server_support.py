@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.app.server_client import open_model_server
+from headrace.app.models import open_model_server
 from headrace.client.model_server import ModelAddress
 from headrace.core.api_key import hash_key
 from headrace.core.tensor import InferRequest, Tensor

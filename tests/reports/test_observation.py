@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from headrace.core.block import FailureKind
 from headrace.core.errors import DataError
-from headrace.reports.distribution import Distribution
+from headrace.reports.distribution import SAMPLE_VALUES_MAX, Distribution
 from headrace.reports.observation import EXCERPT_BYTES_MAX, FAILURES_MAX, OUTPUTS_MAX, RunObservation
-from headrace.reports.series import SAMPLE_VALUES_MAX
 from reports.observation_support import failure, scored
 
 

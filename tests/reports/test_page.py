@@ -10,8 +10,8 @@ from headrace.reports.observation import FAILURES_MAX, RunObservation
 from headrace.reports.page import PAGE_NAME, report_page
 from headrace.reports.report import Report
 from headrace.runs.run import Run
-from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import FailurePolicy, OutputSettings, StreamSettings, TransformSettings
+from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from reports.observation_support import failure, report, scored

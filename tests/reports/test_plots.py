@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.reports.distribution import Distribution
+from headrace.reports.observation import Timeline
 from headrace.reports.plots import BARS_MAX, histogram, nice, readable, throughput, value_bar
-from headrace.reports.series import Timeline
 from reports.page_reader import read_page
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cases import for_each
-from headrace.reports.series import (
+from headrace.reports.distribution import (
     COLUMNS_MAX,
     SAMPLE_TEXTS_MAX,
     SAMPLE_VALUES_MAX,

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.reports.series import POINTS_MAX, STEP_MIN_S, Timeline
+from headrace.reports.observation import POINTS_MAX, STEP_MIN_S, Timeline
 
 _EVENTS = st.lists(
     st.tuples(st.floats(0, 1e6), st.integers(0, 10_000), st.integers(0, 100)), min_size=1, max_size=40

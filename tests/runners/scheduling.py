@@ -1,14 +1,15 @@
 """The environment of a scheduler without workers: tasks in regions, a ledger, and messages."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.runners.messages import Message, metadata_to_json
+from headrace.runners.messages import Message
 from headrace.runners.scheduler import TaskScheduler, WorkerHandle
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Plan, Shard, Task
 from headrace.runs.records import Counts, PlannedObject, ShardRecord, TaskRecord
-from headrace.runs.runner import Locality
+from headrace.runs.tasks import Locality
 from headrace.runs.work import RunWork
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -20,7 +21,7 @@ METADATA = ModelMetadata(
     inputs=(TensorSpec("x", "FP64", (-1, 2)),),
     outputs=(TensorSpec("y", "FP64", (-1,)),),
 )
-READY: Message = {"ready": metadata_to_json(METADATA)}
+READY: Message = {"ready": asdict(METADATA)}
 IDLE: Message = {"idle": True, "complete": True}
 ROWS = 5
 """The number of rows of each task; one of them fails."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace.runners import actor
+from headrace.runners import worker as module
 from headrace.runners.messages import Assignment
-from headrace.runners.processes import ORPHANED
+from headrace.runners.worker import ORPHANED
 
 LOCATION = ("node-1", None)
 
@@ -56,7 +56,7 @@ def remaining(stream: Any) -> list[dict[str, Any]]:
 
 def test_messages_stream_from_start_to_stop():
     opened = RecordingOpener()
-    worker_actor = actor.Actor(opened, "eu", lambda: LOCATION)
+    worker_actor = module.Actor(opened, "eu", lambda: LOCATION)
     stream = worker_actor.messages()
     assert next(stream) == [{"node": "node-1", "region": "eu"}]
     worker_actor.drain()  # nothing to drain yet
@@ -70,7 +70,7 @@ def test_messages_stream_from_start_to_stop():
 
 
 def test_pending_messages_are_sent_together():
-    worker_actor = actor.Actor(RecordingOpener(), None, lambda: LOCATION)
+    worker_actor = module.Actor(RecordingOpener(), None, lambda: LOCATION)
     stream = worker_actor.messages()
     next(stream)
     next(stream)
@@ -80,23 +80,23 @@ def test_pending_messages_are_sent_together():
 
 def test_declared_region_of_the_node_is_used():
     opened = RecordingOpener()
-    stream = actor.Actor(opened, "eu", lambda: ("node-1", "us")).messages()
+    stream = module.Actor(opened, "eu", lambda: ("node-1", "us")).messages()
     assert next(stream) == [{"node": "node-1", "region": "us"}]
     next(stream)
     assert opened.regions == ["us"]
 
 
 def test_load_error_is_sent():
-    stream = actor.Actor(RecordingOpener(ValueError("no weights")), None, lambda: LOCATION).messages()
+    stream = module.Actor(RecordingOpener(ValueError("no weights")), None, lambda: LOCATION).messages()
     next(stream)
     assert remaining(stream) == [{"error": {"type": "ValueError", "message": "no weights"}}]
 
 
 def test_idle_orphan_ends_its_process(monkeypatch):
     """Otherwise it would occupy memory and a GPU forever. A busy orphan finishes its work."""
-    monkeypatch.setattr(actor, "PARENT_CHECK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(module, "PARENT_CHECK_INTERVAL_S", 0.001)
     monkeypatch.setattr("os._exit", exit_stub)
-    worker_actor = actor.Actor(RecordingOpener(), None, lambda: LOCATION)
+    worker_actor = module.Actor(RecordingOpener(), None, lambda: LOCATION)
     stream = worker_actor.messages()
     assert len([next(stream), next(stream)]) == 2
     checks: list[int] = []

@@ -6,8 +6,8 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from headrace.runners import beam_process
-from headrace.runners.beam_process import PipelineOrder, PipelineProcess
+from headrace.runners import beam as module
+from headrace.runners.beam import PipelineOrder, PipelineProcess
 
 pytestmark = pytest.mark.slow
 ORDER = PipelineOrder(
@@ -44,7 +44,7 @@ DIES = f"{BEGIN}\nos.kill(os.getpid(), 9)"
 @pytest.fixture
 def started(monkeypatch):
     def start(program: str) -> PipelineProcess:
-        monkeypatch.setattr(beam_process, "_START", program)
+        monkeypatch.setattr(module, "_START", program)
         return PipelineProcess(ORDER)
 
     return start
@@ -55,13 +55,13 @@ def test_end_of_the_output_is_retained(started):
         assert wait([process.connection], 60)
         assert process.receive() == {"failed": "p"}
         assert process.output_tail() == "line 39999\nthe end is near\nthe end"
-        assert len(process._output) <= beam_process._OUTPUT_BYTES_MAX
+        assert len(process._output) <= module._OUTPUT_BYTES_MAX
     assert not process._collector.is_alive()
 
 
 def test_orphaned_child_is_not_waited_for(started, monkeypatch):
     """Such as a server of Beam that keeps the standard error open."""
-    monkeypatch.setattr(beam_process, "_OUTPUT_END_S", 0.1)
+    monkeypatch.setattr(module, "_OUTPUT_END_S", 0.1)
     with started(LEAVES_CHILD) as process:
         assert wait([process.connection], 60)
         assert process.receive() == {"ended": "DONE"}

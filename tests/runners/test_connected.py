@@ -6,7 +6,8 @@ from multiprocessing import Pipe
 import pytest
 
 from headrace.runners.messages import Assignment, Message, receive, send
-from headrace.runners.processes import ORPHANED, ConnectedWorker
+from headrace.runners.processes import ConnectedWorker
+from headrace.runners.worker import ORPHANED
 
 
 class FakeWorker:

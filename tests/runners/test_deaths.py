@@ -2,7 +2,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import InstanceLostError
-from headrace.runners.deaths import EXCLUDED_TASKS_MAX, WorkerDeaths
+from headrace.runners.scheduler import EXCLUDED_TASKS_MAX, WorkerDeaths
 from headrace.runs.plan import Plan, Shard, Task
 from headrace.runs.records import Counts, ShardRecord, TaskCheckpoint
 from runners.scheduling import work_of

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.core.errors import LedgerError
-from headrace.runners.embedded_worker import STATUS_INTERVAL_S, EmbeddedWorker, StatusStore
-from headrace.runners.messages import Assignment, error_from_json
-from headrace.runners.worker import TaskWorker
+from headrace.runners.messages import Assignment, StatusStore, error_from_json
+from headrace.runners.worker import STATUS_INTERVAL_S, EmbeddedWorker, TaskWorker
 from headrace.runs.ledger import Ledger
 from headrace.testing import ManualClock
 from runs.support import (

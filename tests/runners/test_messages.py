@@ -1,9 +1,11 @@
 """Messages between a run and its workers round trip."""
 
 import json
+from dataclasses import asdict
 from multiprocessing import Pipe
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from hypothesis import given
@@ -28,14 +30,12 @@ from headrace.runners.messages import (
     add_counters,
     error_from_json,
     error_to_json,
-    metadata_from_json,
-    metadata_to_json,
     receive,
     send,
     statistics_of,
 )
-from headrace.runs.progress import RunProgress
 from headrace.runs.records import Counts, ShardPosition
+from headrace.runs.work import RunProgress
 
 COUNT = st.integers(0, 1 << 50)
 SECONDS = st.floats(0, 1e9)
@@ -148,7 +148,7 @@ SPECS = st.builds(
 def test_metadata_round_trips(inputs, outputs, rows_max):
     more = {} if rows_max is None else {"max_batch_rows": rows_max}
     metadata = ModelMetadata("m", inputs=tuple(inputs), outputs=tuple(outputs), **more)
-    assert metadata_from_json(send_and_receive(metadata_to_json(metadata))) == metadata
+    assert msgspec.convert(send_and_receive(asdict(metadata)), ModelMetadata) == metadata
 
 
 KINDS = [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, HeadraceError)]

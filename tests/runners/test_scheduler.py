@@ -9,9 +9,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import levels
 from headrace.core.errors import InstanceLostError, ModelLoadError
-from headrace.runners.deaths import DEATHS_MAX, EXCLUDED_TASKS_MAX
 from headrace.runners.messages import WorkerCounters
-from headrace.runners.scheduler import ASSIGNED_TASKS_MAX, TaskScheduler, WorkerHandle, any_busy
+from headrace.runners.scheduler import (
+    ASSIGNED_TASKS_MAX,
+    DEATHS_MAX,
+    EXCLUDED_TASKS_MAX,
+    TaskScheduler,
+    WorkerHandle,
+    any_busy,
+)
 from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint
 from headrace.runs.work import RunWork
 from runners.scheduling import IDLE, READY, ROWS, add_worker, record, task_message, work_of

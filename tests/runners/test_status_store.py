@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.reports.observation import RunObservation
-from headrace.runners.embedded_worker import StatusStore, WorkerStatus
-from headrace.runners.messages import WorkerCounters
+from headrace.runners.messages import StatusStore, WorkerCounters, WorkerStatus
 from headrace.runs.ledger import Ledger
 from headrace.runs.records import TaskRecord
 from headrace.storage.resolve import Stores

@@ -20,7 +20,6 @@ from headrace.reports.report import Report
 from headrace.runs.objects import check_separate, output_names, plan_objects, select_infos
 from headrace.runs.plan import Plan, make_plan
 from headrace.runs.run import Run
-from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import (
     FailurePolicy,
     FlowSettings,
@@ -30,6 +29,7 @@ from headrace.runs.settings import (
     TaskSettings,
     TransformSettings,
 )
+from headrace.runs.tasks import InProcessRunner
 from headrace.storage.contract import ObjectInfo, Store, Writer
 from headrace.storage.resolve import Stores
 

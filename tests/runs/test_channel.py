@@ -4,7 +4,7 @@ from concurrent.futures import Future
 import pytest
 
 from headrace.core import InferResponse
-from headrace.runs.channel import Channel, ChannelClosedError, EndOfChannelError
+from headrace.runs.items import Channel, ChannelClosedError, EndOfChannelError
 from servers.polling import wait_until
 
 

@@ -13,15 +13,16 @@ from headrace.core.model import Model
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.contract import BlockSelection
 from headrace.formats.csv_encode import CsvEncoder
-from headrace.formats.json_encode import JsonLinesEncoder
-from headrace.formats.parquet import ParquetEncoder
+from headrace.formats.encode import TextEncoder
+from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
+from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.formats.read import ReadOptions
 from headrace.reports.report import Report
 from headrace.runs.encoders import Encoders, resolve_format
 from headrace.runs.mapping import Mapper
 from headrace.runs.run import Run
-from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import TABLES, MappingOptions, OutputSettings, StreamSettings, TransformSettings
+from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores
 from runs.support import (
     IN,
@@ -203,6 +204,7 @@ def test_default_format_of_parts_is_csv():
 
 # Parts
 
+TEXT_ROW = {"y": np.array(["a"], object)}
 ONE_ROW = {"y": np.zeros(1, np.float32)}
 
 
@@ -223,6 +225,34 @@ def selection_of(name, text, **more):
 )
 def test_part_has_the_requested_format(format_, kind):
     assert isinstance(part_encoder(format=format_), kind)
+
+
+def object_encoder(format_):
+    settings = TransformSettings()
+    object.__setattr__(settings.output, "format", format_)
+    mapper = Mapper(ModelMetadata("m"), MappingOptions(), ReadOptions())
+    return Encoders(settings, mapper).make(TEXT_ROW if format_ == "text" else ONE_ROW, None)
+
+
+@for_each(
+    ("format_", "kind"),
+    [
+        ("auto", CsvEncoder),
+        ("csv", CsvEncoder),
+        ("jsonl", TransformJsonEncoder),
+        ("json", TransformJsonEncoder),
+        ("text", TextEncoder),
+        ("parquet", ParquetEncoder),
+        ("arrow", ArrowEncoder),
+    ],
+)
+def test_object_has_the_requested_format(format_, kind):
+    assert isinstance(object_encoder(format_), kind)
+
+
+def test_format_without_an_encoder_is_an_error():
+    with pytest.raises(AssertionError, match="xml"):
+        object_encoder("xml")
 
 
 @for_each(

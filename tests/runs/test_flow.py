@@ -21,9 +21,8 @@ from headrace.core.errors import (
     PredictError,
     SequenceGoneError,
 )
-from headrace.runs.channel import Channel
 from headrace.runs.flow import Flow, open_flow
-from headrace.runs.items import Cursor, ScoredBatch
+from headrace.runs.items import Channel, Cursor, ScoredBatch
 from headrace.runs.objects import select_objects
 from headrace.runs.records import PlannedObject
 from headrace.runs.sequences import Sequencer

@@ -1,3 +1,5 @@
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,8 +10,16 @@ from headrace.core.block import Position
 from headrace.core.errors import LedgerError, ResumeRefusedError
 from headrace.reports.report import RunKind
 from headrace.runs.items import Cursor
-from headrace.runs.ledger import Ledger
-from headrace.runs.records import Counts, PartRecord, PlannedObject, ShardRecord, TaskCheckpoint, TaskRecord
+from headrace.runs.ledger import Ledger, RetryLedger
+from headrace.runs.records import (
+    Counts,
+    PartRecord,
+    PlannedObject,
+    RetriedOutput,
+    ShardRecord,
+    TaskCheckpoint,
+    TaskRecord,
+)
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import open_draft
 from headrace.storage.local import LocalStore
@@ -352,3 +362,84 @@ def test_destination_without_a_run_stays_unchanged(ledger, action):
     ledger.store.put(OUT + "other", b"1")
     getattr(ledger, action)()
     assert names(ledger) == [OUT + "other"]
+
+
+# Damaged records
+
+
+def _with_all_records() -> Ledger:
+    ledger = Ledger(MemoryStore(), OUT)
+    begin(ledger)
+    ledger.learn({"csv_width": 3})
+    ledger.commit_part(part(0))
+    ledger.checkpoint_part(part(1, checkpoint=1), b"", b"")
+    ledger.commit_task(record(0))
+    ledger.checkpoint(TaskCheckpoint(1, ()))
+    ledger.finish({"exit_code": 0})
+    retries = RetryLedger(ledger)
+    retries.commit(RetriedOutput(0, 1, 20, {}))
+    retries.begin_redo([0])
+    retries.save_new_info(0, OBJECTS[0].info)
+    return ledger
+
+
+def _read_all(ledger: Ledger, name: str) -> object:
+    retries = RetryLedger(ledger)
+    readers = {
+        "run.json": ledger.kind,
+        "plan-00000.jsonl": ledger.plans,
+        "learned.json": ledger.learned,
+        "part-00000.json": lambda: list(ledger.parts(ledger.parts_state())),
+        "task-00000.json": lambda: (ledger.task(0), ledger.tasks()),
+        "report.json": ledger.final_report,
+        "retried-00000.json": retries.retried,
+        "again.json": retries.objects_to_redo,
+        "renewed-00000.json": retries.new_infos,
+    }
+    return readers[name]()
+
+
+@for_each(
+    "name",
+    [
+        "run.json",
+        "plan-00000.jsonl",
+        "learned.json",
+        "part-00000.json",
+        "task-00000.json",
+        "report.json",
+        "retried-00000.json",
+        "again.json",
+        "renewed-00000.json",
+    ],
+)
+@for_each("text", [b"", b'{"v": 2', b"[1]", b'"x"'])
+def test_damaged_record_is_named(name, text):
+    ledger = _with_all_records()
+    assert _read_all(ledger, name) is not None
+    uri = ledger.uri(name)
+    if name == "plan-00000.jsonl":
+        text, uri = ledger.store.get(uri) + (text or b"{"), f"{uri}: line 3"
+    ledger.store.put(ledger.uri(name), text)
+    with pytest.raises(LedgerError, match=re.escape(uri) + ": the record is damaged: .*Restore it"):
+        _read_all(ledger, name)
+
+
+@for_each(
+    ("name", "field", "why"),
+    [
+        ("part-00000.json", "cursor", "'cursor' is missing"),
+        ("part-00000.json", "total", "missing required field `total`"),
+        ("task-00000.json", "shards", "missing required field `shards`"),
+        ("task-00001.checkpoint.json", "done", "missing required field `done`"),
+        ("again.json", "indices", "'indices' is missing"),
+    ],
+)
+def test_missing_field_of_a_record_is_named(name, field, why):
+    ledger = _with_all_records()
+    ledger.checkpoint(TaskCheckpoint(1, ()))
+    data = json.loads(ledger.store.get(ledger.uri(name)))
+    del data[field]
+    ledger.store.put(ledger.uri(name), json.dumps(data).encode())
+    with pytest.raises(LedgerError, match=f"{re.escape(ledger.uri(name))}: the record is damaged: .*{why}"):
+        ledger.checkpoints() if "checkpoint" in name else _read_all(ledger, name)

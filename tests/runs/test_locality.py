@@ -3,7 +3,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.runs.plan import Task
-from headrace.runs.runner import Locality
+from headrace.runs.tasks import Locality
 
 NOWHERE, EU, US = Task(0, ()), Task(1, (), "eu"), Task(2, (), "us")
 TASKS = [EU, NOWHERE, US]

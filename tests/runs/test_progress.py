@@ -2,7 +2,7 @@ from headrace.batching.dynamic import CloseReason
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.formats.contract import BlockSelection
 from headrace.runs.items import Cursor, ScoredBatch, ScoredSpan
-from headrace.runs.progress import RunProgress
+from headrace.runs.work import RunProgress
 
 
 def test_counters_follow_delivered_batches():

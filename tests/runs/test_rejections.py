@@ -7,8 +7,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.runs.document import SpecTable
-from headrace.runs.rejections import reject
-from headrace.runs.sagemaker import FIELDS, read_job
+from headrace.runs.sagemaker import FIELDS, read_job, reject
 
 
 def check(document: dict[str, Any], *overridden: str) -> None:

@@ -10,12 +10,11 @@ from headrace.batching.dynamic import CloseReason
 from headrace.cli.run_display import print_report
 from headrace.core.predictor import PredictorStatistics
 from headrace.reports.report import Report
-from headrace.runs.progress import RunProgress
 from headrace.runs.records import Counts
-from headrace.runs.reporting import make_report
 from headrace.runs.run import Run
 from headrace.runs.settings import StreamSettings
 from headrace.runs.totals import ObjectResult, RegionTransfer, RunTotals
+from headrace.runs.work import RunProgress, make_report
 from reports.observation_support import failure
 from reports.observation_support import report as example_report
 from reports.page_reader import read_page

@@ -3,9 +3,8 @@
 import pytest
 
 from headrace.core.errors import LedgerError
-from headrace.runs.ledger import Ledger
+from headrace.runs.ledger import Ledger, RetryLedger
 from headrace.runs.records import RetriedOutput
-from headrace.runs.retried_run import RetryLedger
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import PersistedDraft, open_draft
 from headrace.storage.resolve import MemoryStore

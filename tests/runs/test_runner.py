@@ -1,6 +1,6 @@
 from headrace.runs.ledger import Ledger
 from headrace.runs.probe import learn
-from headrace.runs.runner import InProcessRunner
+from headrace.runs.tasks import InProcessRunner
 from headrace.runs.work import RunWork
 from runs.support import IN, OUT, FailingPredictor, make_settings, plan_of, put, rows
 

@@ -6,7 +6,7 @@ from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.read import ReadOptions
 from headrace.runs.mapping import Mapper
-from headrace.runs.sequence_mapping import place_id
+from headrace.runs.sequences import place_id
 from headrace.runs.settings import MappingOptions
 
 

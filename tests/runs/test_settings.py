@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -7,9 +8,11 @@ from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.formats.read import ReadOptions
 from headrace.runs.settings import (
+    PART_SUFFIXES,
     FailurePolicy,
     FlowSettings,
     MappingOptions,
+    OutputFormat,
     OutputSettings,
     StreamSettings,
     TransformSettings,
@@ -172,3 +175,17 @@ def test_sequence_limit_is_not_in_the_identity():
     assert more.identity() == StreamSettings().identity()
     with pytest.raises(ConfigError, match="sequences_live_max must be a whole number of 1 or more"):
         FlowSettings(sequences_live_max=0)
+
+
+@for_each("output_format", get_args(OutputFormat))
+def test_stream_has_a_part_suffix_for_every_format_that_it_accepts(output_format):
+    output = OutputSettings(format=output_format)
+    if output_format in PART_SUFFIXES:
+        assert StreamSettings(output=output).output.format == output_format
+    else:
+        with pytest.raises(ConfigError, match=f"one record per line, not {output_format}"):
+            StreamSettings(output=output)
+
+
+def test_only_json_needs_an_output_per_object():
+    assert set(get_args(OutputFormat)) - set(PART_SUFFIXES) == {"json"}

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import headrace.runs.spec as module
 from cases import for_each
 from headrace.core.errors import ConfigError
+from headrace.runs.document import EXTENSION_FIELDS
 from headrace.runs.settings import MIB, FailurePolicy, FlowSettings, TransformSettings
 from headrace.runs.spec import TransformSpec, read_spec
-from headrace.runs.spec_extension import EXTENSION_FIELDS
 
 REQUEST: dict[str, Any] = {
     "TransformJobName": "churn-1",

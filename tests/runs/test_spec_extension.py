@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.runs.document import SpecTable
-from headrace.runs.spec import spec_of
-from headrace.runs.spec_extension import (
+from headrace.runs.document import (
     EXTENSION_FIELDS,
     SpecExtension,
     SpecKeys,
+    SpecTable,
     parse_max_failed,
     read_extension,
 )
+from headrace.runs.spec import spec_of
 
 VALUES: dict[str, tuple[Any, Any]] = {
     "model": ("m.onnx", "m.onnx"),

@@ -4,12 +4,12 @@ import threading
 import pytest
 
 from cases import for_each
+from headrace.app.stream import Stream
 from headrace.core.errors import NotFoundError, StoppedError
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.objects import select_infos
 from headrace.runs.records import PlannedObject
 from headrace.runs.settings import StreamSettings
-from headrace.runs.stream import Stream
 from headrace.storage.resolve import Stores
 from runs.stream_support import ScriptedPredictor
 

@@ -10,8 +10,8 @@ from headrace.core.errors import ConfigError
 from headrace.reports.report import Report
 from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.run import Run
-from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import MappingOptions, OutputSettings, StreamSettings, TaskSettings
+from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores
 from runs.support import IN, OUT, Doubler, allow_small_tasks, engine, outputs, put, rows
 

@@ -9,7 +9,6 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError, ResumeRefusedError
 from headrace.runs.run import Run
-from headrace.runs.runner import InProcessRunner
 from headrace.runs.settings import (
     FailurePolicy,
     FlowSettings,
@@ -18,6 +17,7 @@ from headrace.runs.settings import (
     StreamSettings,
     TaskSettings,
 )
+from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores
 from runs.support import (
     IN,

@@ -5,7 +5,7 @@ import pytest
 from headrace.core.errors import TooManyFailuresError, UnavailableError
 from headrace.core.tensor import InferRequest
 from headrace.runs.ledger import Ledger
-from headrace.runs.task_run import TaskRun
+from headrace.runs.tasks import TaskRun
 from headrace.runs.work import RunWork
 from headrace.storage.resolve import MemoryStore
 from runs.support import (

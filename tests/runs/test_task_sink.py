@@ -16,7 +16,7 @@ from headrace.runs import task_sink as module
 from headrace.runs.ledger import Ledger
 from headrace.runs.records import Counts, TaskCheckpoint, TaskRecord
 from headrace.runs.settings import TABLES, StreamSettings
-from headrace.runs.task_run import TaskRun
+from headrace.runs.tasks import TaskRun
 from headrace.runs.work import RunWork
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import MemoryStore, Stores

@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from headrace.core.errors import ResumeRefusedError
-from headrace.runs.run import Run
-from headrace.runs.watch import SourceWatcher
+from headrace.runs.run import Run, SourceWatcher
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock
 from runs.support import (

@@ -1,8 +1,8 @@
 import subprocess
 import sys
 
-from headrace.runs import progress as usage
-from headrace.runs.progress import cpu_s, peak_memory_mb
+from headrace.runs import work as usage
+from headrace.runs.work import cpu_s, peak_memory_mb
 
 
 def test_work_takes_processor_time():
@@ -27,7 +27,7 @@ def test_peak_memory_excludes_the_parent_process():
     """Processes inherit the maximum of `getrusage` from their parent."""
     held = bytearray(300 << 20)
     held[:: 1 << 12] = bytes(len(held) >> 12)
-    script = "from headrace.runs.progress import peak_memory_mb; print(peak_memory_mb())"
+    script = "from headrace.runs.work import peak_memory_mb; print(peak_memory_mb())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     del held
     assert 5 < float(done.stdout) < 200

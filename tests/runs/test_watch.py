@@ -2,9 +2,8 @@ import threading
 
 import pytest
 
-from headrace.runs.run import Run
+from headrace.runs.run import Run, SourceWatcher
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
-from headrace.runs.watch import SourceWatcher
 from headrace.storage.resolve import MemoryStore, Stores
 from headrace.testing import ManualClock
 from runs.stream_support import ScriptedPredictor

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from engine.support import fresh_response, values
-from headrace.app.model_copy import copy_model
+from headrace.app.runners import copy_model
 from headrace.core.errors import ModelLoadError
 from headrace.runtimes.classes import import_file, load_class
 from headrace.runtimes.load import model_factory, model_files

@@ -1,18 +1,23 @@
 """Build the shared components of all job processes: ledger, stores, maintenance and notifications."""
 
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
-from headrace.app.notifications import open_deliverer
+from typing_extensions import override
+
 from headrace.app.server_options import JobLocations
 from headrace.config.jobs_file import JobsFile
 from headrace.core.clock import SystemClock
+from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Service
 from headrace.core.retry import RetryPolicy
 from headrace.jobs.brokers import WakeupBroker, open_wakeup_broker
 from headrace.jobs.ledgers import open_ledger
+from headrace.jobs.ledgers.outbox import SqlOutbox
 from headrace.jobs.ledgers.sql import SqlJobLedger
 from headrace.jobs.maintenance import (
     Maintenance,
@@ -23,6 +28,19 @@ from headrace.jobs.maintenance import (
     Retention,
     Sweeper,
 )
+from headrace.jobs.notify import (
+    DeliveryResult,
+    EmailTarget,
+    Notification,
+    Notifier,
+    Notifiers,
+    Refused,
+    SnsTarget,
+    Target,
+    WebhookTarget,
+)
+from headrace.jobs.notify.deliverer import Deliverer
+from headrace.jobs.notify.notifiers import EmailNotifier, SmtpSettings, WebhookNotifier
 from headrace.jobs.outbound.client import InputStore, OutboundClient
 from headrace.jobs.paths import JobPaths
 from headrace.jobs.payloads import Publication
@@ -150,3 +168,67 @@ def _maintenance_tasks(
         reconciler = Reconciler(ledger, dispatcher.announce, overdue_s=_RECONCILE_S)
         tasks.append(MaintenanceTask("reconciler", _RECONCILE_S, reconciler.tick))
     return tasks
+
+
+def open_deliverer(
+    outbox: SqlOutbox,
+    client: OutboundClient,
+    stores: Stores,
+    *,
+    smtp: SmtpSettings | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Deliverer:
+    """Return a deliverer for the outbox, not started. The caller keeps ownership of `client`."""
+    by_kind: dict[type[Target], Notifier] = {
+        # Sign with the database's time: all clocks of headrace follow it.
+        WebhookTarget: WebhookNotifier(client, wall_s=lambda: outbox.now_ms() / 1000),
+        SnsTarget: LazySnsNotifier(stores, os.environ if environ is None else environ),
+    }
+    if smtp is not None:
+        by_kind[EmailTarget] = EmailNotifier(smtp)
+    return Deliverer(outbox, Notifiers(by_kind))
+
+
+class LazySnsNotifier(Notifier):
+    """A notifier for SNS that creates its client at the first notification.
+
+    boto3 is an optional dependency that few installations have.
+    """
+
+    def __init__(self, stores: Stores, environ: Mapping[str, str]) -> None:
+        self._stores = stores
+        self._environ = environ
+        self._lock = threading.Lock()
+        self._cached: Notifier | None = None
+
+    @override
+    def send(self, notification: Notification, target: Target) -> DeliveryResult:
+        try:
+            notifier = self._notifier()
+        except HeadraceError as error:
+            return Refused(str(error))
+        return notifier.send(notification, target)
+
+    def _notifier(self) -> Notifier:
+        with self._lock:
+            if self._cached is None:
+                from headrace.jobs.aws import (  # noqa: PLC0415 - optional dependency
+                    AwsFault,
+                    SnsNotifier,
+                    aws_client,
+                )
+
+                try:
+                    client: Any = aws_client("sns", self._environ)
+                except (AwsFault, ValueError) as error:
+                    raise ConfigError(
+                        f"cannot create an SNS client from the AWS settings: {error}"
+                    ) from error
+                self._cached = SnsNotifier(
+                    client, region=client.meta.region_name, read_response=self._read_response
+                )
+            return self._cached
+
+    def _read_response(self, uri: str, bytes_max: int) -> bytes | None:
+        data = self._stores.for_uri(uri).get_range(uri, 0, bytes_max + 1)
+        return data if len(data) <= bytes_max else None

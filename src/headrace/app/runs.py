@@ -1,28 +1,29 @@
-"""Build streams, runs and transforms from stores, predictors, runners and the ledger."""
+"""Build and execute runs and transforms from stores, predictors, runners and the ledger."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature, unwrap
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
-from headrace.app.predictors import (
+from headrace.app.models import (
     ModelLike,
-    OpenedPredictor,
     PredictorOptions,
     RunningPredictor,
     model_reference,
     open_predictor,
+    open_run_predictor,
 )
-from headrace.app.renamed import accepts_old_names
 from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_options, open_runner
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
 from headrace.reports.observation import RunObservation
 from headrace.reports.report import Report
-from headrace.runs.flow import Flow, open_flow
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import check_separate, no_region, output_names, plan_objects, select_infos
 from headrace.runs.parts import check_folder
@@ -31,85 +32,21 @@ from headrace.runs.probe import ProbedRecord, first_records
 from headrace.runs.records import LEDGER_FOLDER
 from headrace.runs.retried_run import finished_identity
 from headrace.runs.retry import FailedRecordsRetry
-from headrace.runs.run import IfExists, Run
-from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
-from headrace.runs.stream import Stream
-from headrace.runs.watch import SourceWatcher
+from headrace.runs.run import IfExists, Run, SourceWatcher
+from headrace.runs.settings import (
+    OutputFormat,
+    OutputSettings,
+    RunSettings,
+    StreamSettings,
+    TransformSettings,
+)
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
 ReportFormat = Literal["html"]
 """The format of an additional report, besides ``_report.json``."""
-
-
-def _open_stream_predictor(
-    model: ModelLike | None,
-    endpoint: str | None,
-    options: PredictorOptions | None,
-    settings: RunSettings | None,
-) -> OpenedPredictor:
-    """Return the predictor of a stream or run. Raise ConfigError for sequences at an endpoint.
-
-    A request whose response is lost is sent again. Its steps would then change their states twice.
-    """
-    if endpoint is not None and settings is not None and settings.mapping.sequence is not None:
-        raise ConfigError(
-            f"--sequence {settings.mapping.sequence} needs the model itself (--model), not an endpoint: "
-            "a request whose response is lost would be sent again and repeat its steps"
-        )
-    return open_predictor(model, endpoint, options or PredictorOptions())
-
-
-def stream(
-    source: str | Sequence[str],
-    *,
-    model: ModelLike | None = None,
-    endpoint: str | None = None,
-    settings: StreamSettings | None = None,
-    options: PredictorOptions | None = None,
-    stores: Stores | None = None,
-) -> Stream:
-    """Return the predictions for a source as a stream, to be iterated once.
-
-    ::
-
-        async for outcome in headrace.stream("s3://bucket/day.tar.gz", model="churn.onnx"):
-            if outcome.ok:
-                ...  # outcome.outputs by name, outcome.record (raw bytes), outcome.position
-            else:
-                ...  # outcome.position, outcome.why, outcome.raw
-
-    Iterate with ``async for`` or ``for``. Each record yields one outcome (`Prediction` or
-    `Failure`), in source order. The source is read from the first iteration on, and only as far
-    ahead as the settings allow: a consumer that stops iterating stops the source. `Stream.batches`
-    yields whole batches with arrays, without an object for each record.
-
-    Args:
-        source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
-        model: A file (``model.onnx``, ``file.py``, ``file.py:Class``), ``module:Class``, a Model class,
-            or a Predictor.
-        endpoint: The URL of a served model, instead of `model`.
-        settings: Reading, mapping and batching of records; `StreamSettings.output` is ignored.
-        options: Model instances, or the protocol and limits of an endpoint.
-        stores: The object stores. By default all URI schemes, with credentials from the environment.
-
-    Raises:
-        ConfigError: At once, for invalid arguments; MissingExtraError names the extra to install.
-        HeadraceError: While iterating, after all earlier outcomes: the model does not load or breaks its
-            contract, or the source is empty or no longer reachable.
-    """
-    opened = _open_stream_predictor(model, endpoint, options, settings)
-    chosen_settings, chosen_stores = settings or StreamSettings(), stores or Stores()
-
-    def make_flow() -> Flow:
-        return open_flow(
-            plan_objects(select_infos(source, chosen_stores, chosen_settings), None),
-            chosen_stores,
-            opened.predictor,
-            chosen_settings,
-        )
-
-    return Stream(make_flow, opened.predictor)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +65,14 @@ class OpenedRun:
     stores: Stores
 
     def __enter__(self) -> Run:
-        self._remove_stale_files()
-        self.around.__enter__()
-        return self.run
-
-    def _remove_stale_files(self) -> None:
-        """Remove old temporary files of killed runs from a local output; no listing shows them."""
         output = self.run.destination
         store = self.stores.for_uri(output)
         if isinstance(store, LocalStore):
+            # Killed runs leave temporary files, which no listing shows.
             for folder in (output, f"{output}{LEDGER_FOLDER}/"):
                 store.clean(folder)
+        self.around.__enter__()
+        return self.run
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -146,14 +80,34 @@ class OpenedRun:
         self.around.__exit__(kind, error, trace)
 
 
-def _action_if_exists(*, resume: bool, overwrite: bool) -> IfExists:
-    """Return the action for earlier output. Raise ConfigError for both flags."""
-    if resume and overwrite:
-        raise ConfigError("resume and overwrite cannot be combined: give one of them")
-    return "resume" if resume else "overwrite" if overwrite else "refuse"
+def _accepts_old_names(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function accept ``if_exists`` for `resume` and `overwrite`, and ``page`` for `report`."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "if_exists" in kwargs:
+            _warn("if_exists", "resume=True or overwrite=True")
+            kwargs |= _flags(kwargs.pop("if_exists"))
+        if "page" in kwargs:
+            _warn("page", 'report="html"')
+            kwargs["report"] = "html" if kwargs.pop("page") else None
+        return function(*args, **kwargs)
+
+    return call
 
 
-@accepts_old_names
+def _warn(old: str, new: str) -> None:
+    # Attribute the warning to the caller of the public function.
+    warnings.warn(f"the argument {old} is deprecated: use {new}", DeprecationWarning, stacklevel=3)
+
+
+def _flags(if_exists: Any) -> dict[str, bool]:
+    if if_exists not in ("refuse", "resume", "overwrite"):
+        raise ConfigError(f"if_exists must be refuse, resume or overwrite, not {if_exists!r}")
+    return {"resume": if_exists == "resume", "overwrite": if_exists == "overwrite"}
+
+
+@_accepts_old_names
 def open_run(
     source: str | Sequence[str],
     *,
@@ -175,7 +129,9 @@ def open_run(
     (`TransformSettings`). Enter the result to get the `Run`. Then call `Run.append_notice` for each
     notice, or `Run.execute` once. Raises ConfigError for invalid arguments.
     """
-    if_exists = _action_if_exists(resume=resume, overwrite=overwrite)
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite cannot be combined: give one of them")
+    if_exists: IfExists = "resume" if resume else "overwrite" if overwrite else "refuse"
     chosen_stores, chosen_settings = stores or Stores(), settings or StreamSettings()
     chosen_options = options or PredictorOptions()
     if not chosen_settings.per_object:
@@ -186,16 +142,12 @@ def open_run(
         workers = Workers()
     if workers is not None:
         chosen_options = instance_options(workers, chosen_options)
-    opened = _open_stream_predictor(model, endpoint, chosen_options, settings)
-    predictor, runner, around, region_of = (
-        opened.predictor,
-        None,
-        RunningPredictor(opened.predictor),
-        no_region,
-    )
+    opened = open_run_predictor(model, endpoint, chosen_options, chosen_settings)
+    runner, region_of = None, no_region
+    around: AbstractContextManager[Any] = RunningPredictor(opened.predictor)
     if workers is not None:
         chosen_regions = regions or DataRegions()
-        opened_runner = open_runner(
+        runner, around = open_runner(
             workers,
             opened,
             destination=output,
@@ -206,13 +158,12 @@ def open_run(
             stores=chosen_stores,
             locality=chosen_regions.locality,
         )
-        predictor, runner, around = None, opened_runner.runner, opened_runner.around
         region_of = chosen_regions.region_of(chosen_stores)
     run = Run(
         source,
         output,
         stores=chosen_stores,
-        predictor=predictor,
+        predictor=opened.predictor if runner is None else None,
         runner=runner,
         settings=chosen_settings,
         model_identity=opened.identity,
@@ -233,19 +184,46 @@ def execute(opened: OpenedRun, around: AbstractContextManager[Any] | None = None
         return run.execute()
 
 
-async def _execute_in_thread(opened: OpenedRun) -> Report:
-    """Execute a run in a thread. A cancellation drains it."""
-    execution = asyncio.ensure_future(asyncio.to_thread(execute, opened))
-    try:
-        return await asyncio.shield(execution)
-    except asyncio.CancelledError:
-        opened.run.drain()
-        await asyncio.wait([execution])
-        raise
+def _executed(open_it: Callable[P, OpenedRun]) -> Callable[P, Coroutine[Any, Any, Report]]:
+    """Return an async function that opens a run and executes it in a thread. A cancellation drains it."""
+
+    @wraps(open_it)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> Report:
+        opened = open_it(*args, **kwargs)
+        execution = asyncio.ensure_future(asyncio.to_thread(execute, opened))
+        try:
+            return await asyncio.shield(execution)
+        except asyncio.CancelledError:
+            opened.run.drain()
+            await asyncio.wait([execution])
+            raise
+
+    return _accepts_old_names(_returns_report(call))
 
 
-@accepts_old_names
-def run_sync(
+def _blocking(function: Callable[P, Coroutine[Any, Any, Report]]) -> Callable[P, Report]:
+    """Return a function of `_executed` for callers without an event loop. It has the same arguments."""
+    open_it: Callable[P, OpenedRun] = unwrap(function)
+
+    @wraps(open_it)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Report:
+        return execute(open_it(*args, **kwargs))
+
+    name = open_it.__name__
+    call.__name__ = call.__qualname__ = f"{name}_sync"
+    call.__doc__ = f"Run `{name}` for callers without an event loop; block until everything is committed."
+    return _accepts_old_names(_returns_report(call))
+
+
+def _returns_report(function: Callable[P, R]) -> Callable[P, R]:
+    """Show the return type of the function instead of that of the wrapped one, for ``help``."""
+    shown: Any = function
+    shown.__signature__ = signature(function).replace(return_annotation=Report)
+    return function
+
+
+@_executed
+def run(
     source: str | Sequence[str],
     *,
     output: str,
@@ -259,41 +237,7 @@ def run_sync(
     overwrite: bool = False,
     stores: Stores | None = None,
     report: ReportFormat | None = None,
-) -> Report:
-    """Run `run` for callers without an event loop; block until all predictions are committed."""
-    opened = open_run(
-        source,
-        output=output,
-        model=model,
-        endpoint=endpoint,
-        settings=settings or StreamSettings(),
-        options=options,
-        workers=workers,
-        regions=regions,
-        resume=resume,
-        overwrite=overwrite,
-        stores=stores,
-        report=report,
-    )
-    return execute(opened)
-
-
-@accepts_old_names
-async def run(
-    source: str | Sequence[str],
-    *,
-    output: str,
-    model: ModelLike | None = None,
-    endpoint: str | None = None,
-    settings: StreamSettings | None = None,
-    options: PredictorOptions | None = None,
-    workers: AnyWorkers | None = None,
-    regions: DataRegions | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    stores: Stores | None = None,
-    report: ReportFormat | None = None,
-) -> Report:
+) -> OpenedRun:
     """Score a source and write the predictions below `output`.
 
     ::
@@ -330,12 +274,12 @@ async def run(
         TooManyFailuresError: More records failed than `StreamSettings.failures` allows.
         HeadraceError: The run failed. Committed parts stay, and the run can be resumed.
     """
-    opened = open_run(
+    return open_run(
         source,
         output=output,
         model=model,
         endpoint=endpoint,
-        settings=settings or StreamSettings(),
+        settings=settings,
         options=options,
         workers=workers,
         regions=regions,
@@ -344,11 +288,10 @@ async def run(
         stores=stores,
         report=report,
     )
-    return await _execute_in_thread(opened)
 
 
-@accepts_old_names
-def transform_sync(
+@_executed
+def transform(
     source: str | Sequence[str],
     destination: str,
     *,
@@ -362,41 +305,7 @@ def transform_sync(
     overwrite: bool = False,
     stores: Stores | None = None,
     report: ReportFormat | None = None,
-) -> Report:
-    """Run `transform` for callers without an event loop; block until all outputs are committed."""
-    opened = open_run(
-        source,
-        output=destination,
-        model=model,
-        endpoint=endpoint,
-        settings=settings or TransformSettings(),
-        options=options,
-        workers=workers,
-        regions=regions,
-        resume=resume,
-        overwrite=overwrite,
-        stores=stores,
-        report=report,
-    )
-    return execute(opened)
-
-
-@accepts_old_names
-async def transform(
-    source: str | Sequence[str],
-    destination: str,
-    *,
-    model: ModelLike | None = None,
-    endpoint: str | None = None,
-    settings: TransformSettings | None = None,
-    options: PredictorOptions | None = None,
-    workers: AnyWorkers | None = None,
-    regions: DataRegions | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    stores: Stores | None = None,
-    report: ReportFormat | None = None,
-) -> Report:
+) -> OpenedRun:
     """Score every object of a source and write one predictions file for each of them.
 
     ::
@@ -434,7 +343,7 @@ async def transform(
         TooManyFailuresError: More records failed than `TransformSettings.failures` allows.
         HeadraceError: The run failed. Committed outputs stay, and the run can be resumed.
     """
-    opened = open_run(
+    return open_run(
         source,
         output=destination,
         model=model,
@@ -448,7 +357,10 @@ async def transform(
         stores=stores,
         report=report,
     )
-    return await _execute_in_thread(opened)
+
+
+run_sync = _blocking(run)
+transform_sync = _blocking(transform)
 
 
 def open_watch(opened: OpenedRun, *, poll_s: float) -> SourceWatcher:
@@ -533,3 +445,20 @@ def dry_run(
         )
     by_tasks = chosen_settings.per_object or workers is not None
     return DryRun(make_plan([objects], chosen_settings, by_tasks=by_tasks), tuple(seen))
+
+
+TransformReport = Report
+"""The old name of `Report`, for one release."""
+
+
+class TransformOutput:
+    """The old name of `OutputSettings`, with ``accept`` for `format`. A call returns OutputSettings."""
+
+    def __new__(cls, accept: OutputFormat = "auto", **settings: Any) -> OutputSettings:
+        """Return the settings, with a deprecation warning."""
+        warnings.warn(
+            "headrace.TransformOutput is deprecated: use headrace.OutputSettings, with format for accept",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return OutputSettings(format=accept, **settings)

@@ -23,8 +23,8 @@ from headrace.cli.commands import INTERRUPTED
 from headrace.core.predictor import PredictorStatistics
 from headrace.reports.report import Report, one_line
 from headrace.runs.probe import ProbedRecord
-from headrace.runs.progress import RunProgress
 from headrace.runs.settings import RunSettings
+from headrace.runs.work import RunProgress
 
 Style = Literal["bar", "lines", "json", "none"]
 

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import click
 from click.core import ParameterSource
 
-from headrace.app.predictors import PredictorOptions
+from headrace.app.models import PredictorOptions
 from headrace.app.runners import AnyWorkers, DataRegions, Workers
 from headrace.cli.options import (
     ParsedType,
@@ -29,7 +29,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.settings import declared_settings
 from headrace.formats.read import ReadOptions
 from headrace.runners.engines import BeamWorkers, RayWorkers
-from headrace.runs.document import read_document
+from headrace.runs.document import EXTENSION_FIELDS, SpecKeys, parse_max_failed, read_document
 from headrace.runs.settings import (
     BY_PLACE,
     SETTINGS_GROUPS,
@@ -43,7 +43,6 @@ from headrace.runs.settings import (
     TransformSettings,
 )
 from headrace.runs.spec import EXTENSION_TABLE, TransformSpec, spec_of
-from headrace.runs.spec_extension import EXTENSION_FIELDS, SpecKeys, parse_max_failed
 from headrace.storage.regions import RegionRules, require_region
 
 SPEC_BYTES_MAX: Final = 4 << 20

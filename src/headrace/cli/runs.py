@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 from typing_extensions import override
 
-from headrace.app.predictors import add_current_folder_to_path
+from headrace.app.models import add_current_folder_to_path
 from headrace.app.runs import OpenedRun, execute, open_watch, retry_failed
 from headrace.cli.commands import INTERRUPTED, complete_files, print_error
 from headrace.cli.logs import configure_logs
@@ -23,8 +23,8 @@ from headrace.cli.run_display import ProgressDisplay, choose_style, exit_status,
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.reports.report import Report
-from headrace.runs.progress import RunProgress
 from headrace.runs.retry import FailedRecordsRetry
+from headrace.runs.work import RunProgress
 
 DRY_RECORDS: Final = 3
 _log = logging.getLogger("headrace.cli")

@@ -49,7 +49,7 @@ def server_options(*, timeout_s: float = 60.0) -> Callable[[Command], Command]:
 def open_server(params: dict[str, Any]) -> Any:
     """Return a client of the server that the options name, to be entered."""
     # The client is an optional dependency: the other commands work without it.
-    from headrace.app.server_client import open_model_server  # noqa: PLC0415
+    from headrace.app.models import open_model_server  # noqa: PLC0415
 
     return open_model_server(params["url"], api_key=params["api_key"], timeout_s=params["timeout_s"])
 

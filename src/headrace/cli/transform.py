@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from headrace.app.predictors import PredictorOptions
+from headrace.app.models import PredictorOptions
 from headrace.app.runs import dry_run, open_run
 from headrace.cli.commands import DefaultCommandGroup, complete_files
 from headrace.cli.options import settings_from

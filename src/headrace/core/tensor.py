@@ -193,6 +193,18 @@ class ModelMetadata:
     is_stateful: bool = False
     sequences_live_max: int | None = None
 
+    def only_input(self, purpose: str) -> TensorSpec:
+        """Return the model's only input, for `purpose`: ``x`` of float32 if the inputs are unknown.
+
+        Raises ModelInputError if the model has several.
+        """
+        if len(self.inputs) == 1:
+            return self.inputs[0]
+        if not self.inputs:
+            return TensorSpec("x", "FP32")
+        names = ", ".join(spec.name for spec in self.inputs)
+        raise ModelInputError(self.name, f"{purpose} is one input, but the model has several: {names}")
+
 
 @statically_frozen
 class InferRequest:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count as numbers
 from typing import Final
 
-from headrace.reports.distribution import BinCounts, Distribution
+from headrace.reports.distribution import COLUMNS_MAX, TEXT_CHARACTERS_MAX, BinCounts, Distribution, Series
 from headrace.reports.markup import (
     Html,
     count,
@@ -21,8 +21,7 @@ from headrace.reports.markup import (
     section,
     share,
 )
-from headrace.reports.observation import RunObservation
-from headrace.reports.series import COLUMNS_MAX, TEXT_CHARACTERS_MAX, Series, Timeline
+from headrace.reports.observation import RunObservation, Timeline
 
 _HEIGHT: Final = 100
 _POINTS_SHOWN_MAX: Final = 120

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, Protocol
 
 from headrace.core.block import Failure
-from headrace.reports.markup import summary
+from headrace.reports.markup import pluralize, summary
 
 RunKind = Literal["stream", "transform"]
 
@@ -163,7 +163,7 @@ class Report:
             "replayed": replayed if self.records_replayed else "",
             "across regions": _across_regions(self),
             "rows/s": f"{self.rows_per_s:,.0f} over {self.elapsed_s:.2f} s",
-            "instances busy": f"{self.instance_busy_share:.0%}, {_count(self.model_calls, 'call')}",
+            "instances busy": f"{self.instance_busy_share:.0%}, {pluralize(self.model_calls, 'call')}",
             "peak memory": f"{self.peak_memory_mb:,.0f} MB",
             "status": _STATUS_TEXTS.get(self.status, self.status),
         }
@@ -181,15 +181,11 @@ _STATUS_TEXTS: Final = {
 }
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' if number != 1 else ''}"
-
-
 def _outputs(report: Report) -> str:
     if report.kind == "stream":
-        return _count(report.parts, "part")
+        return pluralize(report.parts, "part")
     done = f"{report.objects_done:,} of " if report.status in _STATUS_TEXTS else ""
-    return f"{done}{_count(report.objects, 'object')}"
+    return f"{done}{pluralize(report.objects, 'object')}"
 
 
 def _records(report: Report) -> str:

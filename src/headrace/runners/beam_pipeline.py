@@ -14,10 +14,9 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from headrace.core.errors import MissingExtraError
-from headrace.runners.beam_process import PipelineOrder
-from headrace.runners.embedded_worker import EmbeddedWorker
+from headrace.runners.beam import PipelineOrder
 from headrace.runners.messages import Assignment, Message, receive, send
-from headrace.runners.worker import Opener
+from headrace.runners.worker import EmbeddedWorker, Opener
 
 try:
     import apache_beam as _beam
@@ -36,8 +35,6 @@ _log = logging.getLogger("headrace.runs")
 
 _CANCELLED: Final = 5
 """The exit status of a cancelled pipeline."""
-
-
 _embedded_workers: dict[str, EmbeddedWorker] = {}
 _embedded_workers_lock = threading.Lock()
 

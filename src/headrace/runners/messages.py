@@ -1,8 +1,13 @@
-"""The messages between a run and its workers: plain values, sent as JSON over connections."""
+"""The messages between a run and its workers: plain values, as JSON.
+
+They are sent over connections. The workers of an engine without messages write a `WorkerStatus` next to
+the ledger's records instead. The ledger has the counts that must be right; a status is for progress, for
+figures, and to know what a dead worker was doing.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -12,14 +17,16 @@ import orjson
 from headrace.batching.dynamic import CloseReason
 from headrace.core import errors
 from headrace.core.block import Failure
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, NotFoundError
 from headrace.core.predictor import PredictorStatistics
-from headrace.core.tensor import ModelMetadata
 from headrace.formats.failures import failure_line, read_failures
-from headrace.runs.progress import RunProgress
+from headrace.reports.observation import RunObservation
+from headrace.runs.ledger import WORKERS, Ledger
 from headrace.runs.records import Counts, ShardPosition
+from headrace.runs.work import RunProgress
 
 Message = dict[str, Any]
+_DRAIN = "drain"
 
 
 def send(connection: Connection, message: Mapping[str, Any]) -> None:
@@ -171,16 +178,6 @@ def statistics_of(workers: Sequence[WorkerCounters]) -> PredictorStatistics:
     return PredictorStatistics(**sums)
 
 
-def metadata_to_json(metadata: ModelMetadata) -> Message:
-    """Return a model's metadata as plain values."""
-    return asdict(metadata)
-
-
-def metadata_from_json(data: Mapping[str, Any]) -> ModelMetadata:
-    """Return a model's metadata from its plain values."""
-    return msgspec.convert(data, ModelMetadata)
-
-
 def error_to_json(error: BaseException) -> Message:
     """Return an error as the name of its type and its message."""
     return {"type": type(error).__name__, "message": str(error) or type(error).__name__}
@@ -192,3 +189,110 @@ def error_from_json(data: Mapping[str, Any]) -> HeadraceError:
     made = HeadraceError.__new__(HeadraceError if kind is None else kind)
     Exception.__init__(made, f"{data['type']}: {data['message']}" if kind is None else data["message"])
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """The status of one worker. Each write replaces the one before.
+
+    Attributes:
+        worker: The unique name of the worker.
+        pipeline: The name of its pipeline.
+        host: The host of its process.
+        pid: The process id.
+        doing: The assigned unfinished tasks, in order.
+        done: All tasks that it has finished.
+        counters: Its counters.
+        observed: Its observation.
+        error: The error of its last assignment.
+    """
+
+    worker: str
+    pipeline: str
+    host: str
+    pid: int
+    doing: tuple[int, ...] = ()
+    done: tuple[int, ...] = ()
+    counters: WorkerCounters = field(default_factory=WorkerCounters)
+    observed: Message | None = None
+    error: Message | None = None
+
+    def to_json(self) -> bytes:
+        """Return the status as JSON."""
+        data: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        del data["counters"]
+        return orjson.dumps({**data, "tally": self.counters.to_json()})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "WorkerStatus":
+        """Return the status from its JSON."""
+        data: dict[str, Any] = orjson.loads(text)
+        lists: dict[str, Any] = {name: tuple(data[name]) for name in ("doing", "done")}
+        data |= {**lists, "counters": WorkerCounters.from_json(data.pop("tally"))}
+        return cls(**data)
+
+    def updated(self, message: Message) -> "WorkerStatus":
+        """Return the status with the contents of a worker's message."""
+        if "tally" in message:
+            return replace(self, counters=WorkerCounters.from_json(message["tally"]))
+        if "task" in message:
+            number = orjson.loads(message["task"])["task"]
+            return replace(self, done=(*self.done, number))
+        if "observed" in message:
+            return replace(self, observed=_merge_observations(self.observed, message["observed"]))
+        if "error" in message:
+            return replace(self, error=message["error"], doing=())
+        return replace(self, doing=()) if "idle" in message else self
+
+
+def _merge_observations(before: Message | None, now: Message) -> Message:
+    if before is None:
+        return now
+    both = RunObservation.from_json(before)
+    both.add_all(RunObservation.from_json(now))
+    return both.to_json()
+
+
+class StatusStore:
+    """The statuses of one run's workers, and the request to drain. Used by one thread."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._store = ledger.store
+        self._folder = ledger.uri(WORKERS)
+        self._etags: dict[str, str | None] = {}
+        """The ETag of each status that was read, by URI."""
+
+    # A worker's side
+
+    def write(self, status: WorkerStatus) -> None:
+        """Write the status of a worker."""
+        self._store.put(f"{self._folder}{status.worker}.json", status.to_json())
+
+    def draining(self) -> bool:
+        """Return True if workers must not start tasks."""
+        return any(info.uri == self._folder + _DRAIN for info in self._store.list(self._folder + _DRAIN))
+
+    # The run's side
+
+    def read(self) -> Sequence[WorkerStatus]:
+        """Return the statuses that are new since the last call."""
+        statuses: list[WorkerStatus] = []
+        for info in self._store.list(self._folder):
+            if not info.uri.endswith(".json") or (info.etag and self._etags.get(info.uri) == info.etag):
+                continue
+            try:
+                statuses.append(WorkerStatus.from_json(self._store.get(info.uri)))
+            except NotFoundError:
+                continue
+            self._etags[info.uri] = info.etag
+        return statuses
+
+    def request_drain(self) -> None:
+        """Request all workers to drain, also those that start later."""
+        self._store.put(self._folder + _DRAIN, b"")
+
+    def clear(self) -> None:
+        """Remove all statuses and the request."""
+        self._etags.clear()
+        for info in list(self._store.list(self._folder)):
+            self._store.delete(info.uri)

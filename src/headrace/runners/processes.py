@@ -20,11 +20,10 @@ from typing_extensions import override
 
 from headrace.core.errors import ModelLoadError
 from headrace.runners.messages import Assignment, Message, receive, send
-from headrace.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
-from headrace.runners.worker import TaskWorker
+from headrace.runners.scheduler import ScheduledRunner, WorkerHandle, any_busy
+from headrace.runners.worker import ORPHANED, TaskWorker
 from headrace.runs.plan import Task
-from headrace.runs.progress import WorkFigures
-from headrace.runs.runner import Locality, Runner
+from headrace.runs.tasks import Locality
 from headrace.runs.work import RunWork
 
 _log = logging.getLogger("headrace.runs")
@@ -32,8 +31,6 @@ _log = logging.getLogger("headrace.runs")
 _WAIT_S: Final = 0.5
 _STOP_S: Final = 30.0
 """The maximal duration of an idle worker's end."""
-ORPHANED: Final = 3
-"""The exit status of a worker whose run is gone."""
 
 
 @dataclass(slots=True)
@@ -50,7 +47,7 @@ class _Process:
         self.connection.close()
 
 
-class ProcessRunner(Runner):
+class ProcessRunner(ScheduledRunner):
     """A runner of tasks in worker processes. As a context manager it starts and always ends them.
 
     Args:
@@ -71,14 +68,11 @@ class ProcessRunner(Runner):
         environ: Mapping[str, str] | None = None,
         locality: Locality | None = None,
     ) -> None:
-        self._model = model
-        self._scheduler = TaskScheduler(model)
+        super().__init__(model, locality)
         self._command = list(command)
         self._environ = None if environ is None else {**os.environ, **environ}
         self._count = workers
-        self._locality = locality or Locality()
         self._workers: list[_Process] = []
-        self._draining = False
 
     def start(self) -> None:
         """Start the workers and wait until one has loaded the model. Raises the errors of loading."""
@@ -118,11 +112,6 @@ class ProcessRunner(Runner):
     def pids(self) -> list[int]:
         """The process ids of the workers."""
         return [worker.process.pid for worker in self._workers]
-
-    @property
-    @override
-    def figures(self) -> WorkFigures:
-        return self._scheduler
 
     @override
     def run(self, work: RunWork, tasks: Sequence[Task]) -> bool:
@@ -189,12 +178,6 @@ class ProcessRunner(Runner):
                 self._model, f"its worker ended with status {code} while it loaded"
             ) from None
         self._scheduler.on_message(worker.handle, message)
-
-    def _may_get_work(self) -> bool:
-        """Return True if a task waits for a worker that is still loading."""
-        if self._draining or not self._scheduler.left:
-            return False
-        return not all(worker.handle.ready for worker in self._workers)
 
     def _assign(self) -> None:
         """Assign tasks to every idle worker."""

@@ -13,22 +13,13 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError, ModelLoadError
-from headrace.runners.actor import Actor
-from headrace.runners.cluster import (
-    Cluster,
-    exceptions,
-    exit_reason,
-    is_node_failure,
-    ray,
-    worker_location,
-)
+from headrace.runners.cluster import Cluster, exceptions, exit_reason, is_node_failure, ray, worker_location
 from headrace.runners.engines import RayWorkers
 from headrace.runners.messages import Message
-from headrace.runners.scheduler import TaskScheduler, WorkerHandle, any_busy
-from headrace.runners.worker import Opener
+from headrace.runners.scheduler import ScheduledRunner, WorkerHandle, any_busy
+from headrace.runners.worker import Actor, Opener
 from headrace.runs.plan import Task
-from headrace.runs.progress import WorkFigures
-from headrace.runs.runner import Locality, Runner
+from headrace.runs.tasks import Locality
 from headrace.runs.work import RunWork
 
 _log = logging.getLogger("headrace.runs")
@@ -108,7 +99,7 @@ class _Placement:
         )
 
 
-class RayRunner(Runner):
+class RayRunner(ScheduledRunner):
     """A runner of tasks in Ray actors.
 
     As a context manager it joins the cluster, and always leaves it.
@@ -130,11 +121,9 @@ class RayRunner(Runner):
         locality: Locality | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._model = model
-        self._scheduler = TaskScheduler(model)
+        super().__init__(model, locality)
         self._opener = opener
         self._pool = pool
-        self._locality = locality or Locality()
         self._members: list[_Member] = []
         self._opener_ref: Any = None
         """The reference of the opener in the cluster, which sends it to each machine once."""
@@ -142,8 +131,8 @@ class RayRunner(Runner):
         self._workers_max = pool.workers_min
         """The limit of workers; updated from the cluster's capacity."""
         self._placement = _Placement(pool, self._cluster, clock or SystemClock())
-        self._draining = self._drained = False
-        """True if a drain was requested, and if the workers were notified."""
+        self._drained = False
+        """True if the workers were notified of a drain."""
 
     # Beginning and end
 
@@ -204,11 +193,6 @@ class RayRunner(Runner):
 
     # Doing
 
-    @property
-    @override
-    def figures(self) -> WorkFigures:
-        return self._scheduler
-
     @override
     def run(self, work: RunWork, tasks: Sequence[Task]) -> bool:
         """Run the tasks. The workers read their checkpoints from the ledger.
@@ -239,12 +223,6 @@ class RayRunner(Runner):
         for member in [] if ready else self._members:
             if member.handle.ready:
                 member.calls.append(member.actor.drain.remote())
-
-    def _may_get_work(self) -> bool:
-        """Return True if a task waits for a worker that is still loading."""
-        if self._draining or not self._scheduler.left:
-            return False
-        return not all(member.handle.ready for member in self._members)
 
     def _assign(self) -> None:
         """Assign tasks to every idle worker, and adapt the number of workers to the remaining work."""

@@ -11,33 +11,35 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import Final
 
+import msgspec
 from typing_extensions import override
 
-from headrace.core.errors import ModelLoadError
+from headrace.core.errors import InstanceLostError, ModelLoadError
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.reports.observation import RunObservation
-from headrace.runners.deaths import DEATHS_MAX, WorkerDeaths
 from headrace.runners.messages import (
     Assignment,
     Message,
     WorkerCounters,
     add_counters,
     error_from_json,
-    metadata_from_json,
     statistics_of,
 )
 from headrace.runs.plan import Task
-from headrace.runs.progress import WorkFigures
 from headrace.runs.records import Counts, TaskCheckpoint, TaskRecord, sum_counts
-from headrace.runs.runner import Locality
-from headrace.runs.work import RunWork
+from headrace.runs.tasks import Locality, Runner
+from headrace.runs.work import RunWork, WorkFigures
 
 _log = logging.getLogger("headrace.runs")
 
 ASSIGNED_TASKS_MAX: Final = 8
 ASSIGNMENTS_AIM: Final = 4
 """The intended number of assignments per worker, for an even end of the run."""
+DEATHS_MAX: Final = 2
+"""The number of workers that a task may kill before it is excluded."""
+EXCLUDED_TASKS_MAX: Final = 3
+"""The number of excluded tasks after which the model itself is blamed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +102,7 @@ class TaskScheduler(WorkFigures):
         if "ready" in message:
             handle.ready = True
             self._load_deaths = 0
-            self.loaded = self.loaded or metadata_from_json(message["ready"])
+            self.loaded = self.loaded or msgspec.convert(message["ready"], ModelMetadata)
         elif "tally" in message:
             handle.counters = WorkerCounters.from_json(message["tally"])
         elif "task" in message and work is not None:
@@ -288,6 +290,32 @@ class TaskScheduler(WorkFigures):
         return sum(handle.counters.peak_memory_mb for handle in list(self.handles))
 
 
+class ScheduledRunner(Runner):
+    """A runner with a scheduler, for workers in other processes.
+
+    Args:
+        model: The model's name, for errors.
+        locality: The region of the workers, and the rule for other regions.
+    """
+
+    def __init__(self, model: str, locality: Locality | None) -> None:
+        self._model = model
+        self._scheduler = TaskScheduler(model)
+        self._locality = locality or Locality()
+        self._draining = False
+
+    @property
+    @override
+    def figures(self) -> WorkFigures:
+        return self._scheduler
+
+    def _may_get_work(self) -> bool:
+        """Return True if a task waits for a worker that is still loading."""
+        if self._draining or not self._scheduler.left:
+            return False
+        return not all(handle.ready for handle in self._scheduler.handles)
+
+
 def _counts_of_record(record: TaskRecord) -> Counts:
     return sum_counts(shard.counts for shard in record.shards)
 
@@ -323,3 +351,68 @@ def make_assignment(
 def assignment_size(left: int, workers: int) -> int:
     """Return the number of tasks of an assignment when `left` tasks remain for `workers` workers."""
     return max(1, min(ASSIGNED_TASKS_MAX, left // (workers * ASSIGNMENTS_AIM)))
+
+
+class WorkerDeaths:
+    """The deaths of a runner's workers, by task. Used by one thread.
+
+    Args:
+        model: The model's name, for errors.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._by_task: dict[int, int] = {}
+        self._excluded: list[str] = []
+        """Descriptions of the excluded tasks, for the error."""
+
+    def is_suspect(self, task: int) -> bool:
+        """Return True if a worker died at the task.
+
+        Such a task is retried alone, with a checkpoint of every batch, to locate the fatal record.
+        """
+        return task in self._by_task
+
+    def is_excluded(self, task: int) -> bool:
+        """Return True if the task killed DEATHS_MAX workers and is not retried."""
+        return self._by_task.get(task, 0) >= DEATHS_MAX
+
+    def record_death(self, task: int, work: RunWork, reason: str) -> bool:
+        """Record the death of a worker during the task.
+
+        Return True if the task is excluded from now on.
+
+        Raises InstanceLostError if EXCLUDED_TASKS_MAX tasks are excluded: the model is the likely
+        cause.
+        """
+        self._by_task[task] = self._by_task.get(task, 0) + 1
+        if not self.is_excluded(task):
+            return False
+        self._excluded.append(f"{reason} {_describe_position(task, work)}")
+        if len(self._excluded) >= EXCLUDED_TASKS_MAX:
+            raise self._error()
+        return True
+
+    def check(self) -> None:
+        """Raise InstanceLostError if a task is excluded."""
+        if self._excluded:
+            raise self._error()
+
+    def _error(self) -> InstanceLostError:
+        return InstanceLostError(
+            self._model,
+            f"its workers died repeatedly, {'; '.join(self._excluded)}. Finished tasks stay: find out what "
+            "kills the model there, then --resume",
+        )
+
+
+def _describe_position(task: int, work: RunWork) -> str:
+    """Return the position that a task with a checkpoint of every batch has reached."""
+    checkpoint = next(iter(work.ledger.checkpoints([task]).values()), None)
+    shard = work.plan.tasks[task].shards[len(checkpoint.done) if checkpoint else 0]
+    uri = work.plan.objects[shard.index].info.uri
+    if checkpoint is None or not checkpoint.is_inside:
+        part = "" if shard.is_whole else f" (from about byte {shard.start:,} on)"
+        return f"at the first records of {uri}{part}, or soon after them"
+    since = f" of its range from about byte {shard.start:,} on" if checkpoint.relative else ""
+    return f"at record {checkpoint.record:,}{since} of {uri}, or soon after it"

@@ -1,12 +1,17 @@
 """A worker of any runner: it runs the tasks of its assignments and sends messages about them.
 
-The other end is `headrace.runners.scheduler`; the runner connects both.
+The other end is `headrace.runners.scheduler`; the runner connects both. An `Actor` is driven by calls,
+an `EmbeddedWorker` by the engine in whose process it lives.
 """
 
+import os
+import queue
+import socket
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import replace
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, replace
 from typing import Final
 
 from headrace.core.clock import Clock, SystemClock
@@ -16,18 +21,18 @@ from headrace.reports.observation import RunObservation
 from headrace.runners.messages import (
     Assignment,
     Message,
+    StatusStore,
     WorkerCounters,
+    WorkerStatus,
     error_to_json,
-    metadata_to_json,
 )
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import make_plan
-from headrace.runs.progress import RunProgress, cpu_s, peak_memory_mb
 from headrace.runs.records import TaskCheckpoint, TaskRecord
 from headrace.runs.settings import RunSettings
-from headrace.runs.task_run import TaskRun
-from headrace.runs.work import RunGuard, RunWork
+from headrace.runs.tasks import TaskRun
+from headrace.runs.work import RunGuard, RunProgress, RunWork, cpu_s, peak_memory_mb
 from headrace.storage.resolve import Stores
 
 Opener = Callable[[Callable[[Message], None], str | None], AbstractContextManager["TaskWorker"]]
@@ -36,6 +41,13 @@ is sent to where the workers run.
 """
 COUNTERS_INTERVAL_S: Final = 0.2
 OBSERVATION_INTERVAL_S: Final = 2.0
+STATUS_INTERVAL_S: Final = 2.0
+"""The interval in which a busy worker writes its status and checks for a drain."""
+PARENT_CHECK_INTERVAL_S: Final = 5.0
+"""The interval in which an idle worker checks that its engine still exists."""
+_MESSAGES_MAX: Final = 1_000
+ORPHANED: Final = 3
+"""The exit status of a worker whose run is gone."""
 
 
 class TaskWorker:
@@ -83,7 +95,7 @@ class TaskWorker:
 
     def send_ready(self) -> None:
         """Report that the model is loaded, with its metadata."""
-        self._send({"ready": metadata_to_json(self._predictor.metadata)})
+        self._send({"ready": asdict(self._predictor.metadata)})
 
     def remaining_tasks(self, assignment: Assignment) -> list[int]:
         """Return the unfinished tasks of an assignment that may have been run before."""
@@ -249,3 +261,151 @@ def _checkpoint_every_batch(settings: RunSettings) -> RunSettings:
     """
     output = replace(settings.output, checkpoint_s=0.0)
     return replace(settings, output=output, flow=replace(settings.flow, window_bytes_max=1))
+
+
+class EmbeddedWorker:
+    """The worker of another engine's process. Any thread may call it; assignments run one after another.
+
+    A process has one worker for all threads of its engine: the model is loaded once and used by one
+    task at a time. Such engines have no messages, so the worker writes its status.
+
+    Args:
+        opener: Opens the worker.
+        pipeline: The name of its pipeline.
+        region: The region of the worker.
+        clock: The clock of `STATUS_INTERVAL_S`.
+    """
+
+    def __init__(
+        self, opener: Opener, pipeline: str, region: str | None = None, clock: Clock | None = None
+    ) -> None:
+        self._opener = opener
+        self._region = region
+        self._clock = clock or SystemClock()
+        self._stack = ExitStack()
+        self._worker: TaskWorker | None = None
+        self._status_store: StatusStore | None = None
+        self._status = WorkerStatus(uuid.uuid4().hex[:12], pipeline, socket.gethostname(), os.getpid())
+        self._status_written_s = self._clock.now()
+        self._lock = threading.Lock()
+
+    def do(self, assignment: Assignment) -> WorkerStatus:
+        """Run the unfinished tasks of an assignment and return the worker's status.
+
+        Raises the errors of loading the model. Errors of the tasks go into the status, for the run
+        to raise; the engine would only retry them.
+        """
+        with self._lock:
+            worker = self._opened()
+            assert self._status_store is not None, "opened"
+            remaining = tuple(worker.remaining_tasks(assignment))
+            if not remaining or self._status_store.draining():
+                return self._status
+            self._status = replace(self._status, doing=remaining)
+            self._write()
+            worker.do(replace(assignment, tasks=remaining))
+            self._write()
+            return self._status
+
+    def _opened(self) -> TaskWorker:
+        if self._worker is None:
+            self._worker = self._stack.enter_context(self._opener(self._on_message, self._region))
+            self._status_store = StatusStore(self._worker.ledger)
+        return self._worker
+
+    def close(self) -> None:
+        """Unload the model after the assignment in progress. Further calls do nothing."""
+        with self._lock:
+            self._stack.close()
+            self._worker = None
+
+    def _on_message(self, message: Message) -> None:
+        self._status = self._status.updated(message)
+        if self._clock.now() - self._status_written_s >= STATUS_INTERVAL_S:
+            self._write()
+
+    def _write(self) -> None:
+        assert self._status_store is not None, "opened"
+        assert self._worker is not None, "opened"
+        self._status_written_s = self._clock.now()
+        self._status_store.write(self._status)
+        if self._status_store.draining():
+            self._worker.drain()
+
+
+class Actor:
+    """A worker that is driven by calls from other threads.
+
+    `messages` runs as long as the worker does.
+
+    Args:
+        opener: Opens the worker.
+        region: The region of the worker, unless its location declares one.
+        locate: Returns the name and region of the worker's location. Called in the worker's process.
+    """
+
+    def __init__(
+        self, opener: Opener, region: str | None, locate: Callable[[], tuple[str, str | None]]
+    ) -> None:
+        self._opener, self._region, self._locate = opener, region, locate
+        self._messages = queue.Queue[Message | None](_MESSAGES_MAX)
+        self._worker: TaskWorker | None = None
+        self._working = False
+        self._parent = os.getppid()
+
+    def messages(self) -> Iterator[list[Message]]:
+        """Load the model; yield the worker's messages until `stop`."""
+        place, region = self._locate()
+        region = region or self._region
+        yield [{"node": place, "region": region}]
+        try:
+            with self._opener(self._messages.put, region) as worker:
+                self._worker = worker
+                worker.send_ready()
+                yield from self._batches()
+        except Exception as error:  # noqa: BLE001 - sent to the run, which raises it
+            yield [{"error": error_to_json(error)}]
+
+    def _batches(self) -> Iterator[list[Message]]:
+        """Yield the pending messages together: each batch has the same cost for the run."""
+        while (message := self._next()) is not None:
+            messages = [message]
+            while not self._messages.empty():
+                if (more := self._messages.get()) is None:
+                    yield messages
+                    return
+                messages.append(more)
+            yield messages
+
+    def _next(self) -> Message | None:
+        """Return the next message. End the process if the engine that started it is gone.
+
+        An idle orphan would occupy memory and devices.
+        """
+        while True:
+            try:
+                return self._messages.get(timeout=PARENT_CHECK_INTERVAL_S)
+            except queue.Empty:
+                # The engine was killed alone: without this check the worker would wait forever.
+                if os.getppid() != self._parent and not self._working:
+                    os._exit(ORPHANED)
+
+    def do(self, assignment: Message) -> None:
+        """Run an assignment to its end. Its results are messages."""
+        assert self._worker is not None, "it has said that it is ready"
+        self._working = True
+        try:
+            self._worker.do(Assignment.from_json(assignment))
+        finally:
+            self._working = False
+
+    def drain(self) -> None:
+        """Drain the worker; do nothing before the model is loaded."""
+        if self._worker is not None:
+            self._worker.drain()
+
+    def stop(self) -> None:
+        """Unload the model and end `messages`. Called between two assignments."""
+        if self._worker is not None:
+            self._worker.send_counters()
+        self._messages.put(None)

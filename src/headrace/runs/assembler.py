@@ -18,16 +18,10 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.output import suppresses_output
 from headrace.runs.parts import part_names
 from headrace.runs.plan import Plan
-from headrace.runs.records import (
-    Counts,
-    ShardPosition,
-    ShardRecord,
-    TaskRecord,
-    repeated_bytes,
-)
+from headrace.runs.records import Counts, ShardPosition, ShardRecord, TaskRecord, repeated_bytes
 from headrace.runs.settings import RunSettings
 from headrace.storage.contract import Store
-from headrace.storage.draft import PersistedDraft, PersistedRange, assemble, discard, open_draft, read_range
+from headrace.storage.draft import PersistedDraft, assemble, discard, open_draft, read_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +239,7 @@ class _ShardsOutput:
         uri, failed_uri = (ledger.destination + name for name in self.names)
         draft_uri = ledger.draft_uri(f"output-{self.number}-{attempt}")
         pairs = zip(records, repeated_bytes(records), strict=True)
-        ranges = [_skip_bytes(r.out, repeated) for r, repeated in pairs if r.out is not None]
+        ranges = [replace(r.out, start=r.out.start + repeated) for r, repeated in pairs if r.out is not None]
         if self.suppressed:
             store.delete(uri)
         elif ranges or not self.is_part:
@@ -270,11 +264,6 @@ class _ShardsOutput:
             for failed in read_failed_records(_lines(read_range(store, record.failed))):
                 draft.write(failed_record_line(_absolute_record(failed, record, repeated, offset)))
         draft.publish(uri)
-
-
-def _skip_bytes(part: PersistedRange, nbytes: int) -> PersistedRange:
-    """Return the range without its first bytes."""
-    return PersistedRange(part.kept, part.start + nbytes, part.stop)
 
 
 def _absolute_record(

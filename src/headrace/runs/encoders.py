@@ -1,7 +1,7 @@
 """Choose the encoder of an output from the settings and the format of its records."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from typing_extensions import override
 
@@ -17,13 +17,13 @@ from headrace.formats.json_select import ElementSelector, MemberSelector
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import JSON_KINDS, Mapper
-from headrace.runs.settings import OutputFormat, RunSettings
+from headrace.runs.settings import EncodedFormat, RunSettings
 
 _JSON_FORMATS = JSON_KINDS | {"parquet"}
 """Formats whose records are, or are shown as, JSON."""
 
 
-def resolve_format(settings: RunSettings, kind: str | None) -> OutputFormat:
+def resolve_format(settings: RunSettings, kind: str | None) -> EncodedFormat:
     """Return the output format. `kind` is the format of the source's first records.
 
     "auto" is csv for a stream; for a transform, it is jsonl if the records are JSON, else csv.
@@ -54,26 +54,25 @@ class Encoders:
         raises ConfigError for records whose layout differs from the first ones of the run.
         """
         columns, join = self._columns_of(outputs), self._output.join
-        match resolve_format(self._settings, self._mapper.kind):
+        output_format = resolve_format(self._settings, self._mapper.kind)
+        match output_format:
             case "parquet":
                 return ParquetEncoder(columns, join=join)
             case "arrow":
                 return ArrowEncoder(columns, join=join)
             case "text":
                 return self._text(columns)
-            case "csv" if self._settings.per_object:
-                return self._object_csv(columns, block)
             case "csv":
-                return self._part_csv(columns)
-            case found if self._settings.per_object:
-                line = found == "jsonl" or self._output.assemble == "line"
+                return (
+                    self._object_csv(columns, block) if self._settings.per_object else self._part_csv(columns)
+                )
+            case "jsonl" | "json" if self._settings.per_object:
+                line = output_format == "jsonl" or self._output.assemble == "line"
                 return self._reuse_or_make((columns,), lambda: self._json(columns, b"\n" if line else b""))
+            case "jsonl" | "json":
+                return self._part_json(columns)
             case _:
-                lines = JsonLinesEncoder(columns, join=join, input_is_json=self._is_json)
-                if self._filter.is_root:
-                    return lines
-                known = [column.name for column in columns]
-                return _FilteredLines(lines, self._filter, [INPUT, *known] if join == "input" else known)
+                assert_never(output_format)
 
     def _columns_of(self, outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
         signature = tuple((name, data.dtype, data.shape[1:]) for name, data in outputs.items())
@@ -95,6 +94,14 @@ class Encoders:
             separator=separator,
             input_is_json=self._is_json,
         )
+
+    def _part_json(self, columns: tuple[TensorSpec, ...]) -> Encoder:
+        lines = JsonLinesEncoder(columns, join=self._output.join, input_is_json=self._is_json)
+        if self._filter.is_root:
+            return lines
+        known = [column.name for column in columns]
+        names = [INPUT, *known] if self._output.join == "input" else known
+        return _FilteredLines(lines, self._filter, names)
 
     def _text(self, columns: tuple[TensorSpec, ...]) -> Encoder:
         if self._output.join != "none" or not self._filter.is_root:

@@ -12,12 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.batching.dynamic import ClosedBatch, CloseReason, DynamicBatcher
 from headrace.core.block import Block, Failure, FailureKind
-from headrace.core.errors import (
-    CountMismatchError,
-    HeadraceError,
-    ModelContractError,
-    ModelInputError,
-)
+from headrace.core.errors import CountMismatchError, HeadraceError, ModelContractError, ModelInputError
 from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, Tensor
 from headrace.formats.contract import BlockSelection
 from headrace.runs.items import (

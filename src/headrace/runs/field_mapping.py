@@ -22,8 +22,10 @@ from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.line import RawDecoder
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
 from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
-from headrace.runs.csv_mapping import FIRST_RECORDS, one_input
 from headrace.runs.settings import MappingOptions
+
+FIRST_RECORDS: Final = 100
+"""The number of first records; if none of them fits the model, the run is refused."""
 
 FRAMED_KINDS: Final[Mapping[str, MessageKind]] = {"recordio": RECORD, "tfrecord": EXAMPLE}
 """The formats of framed records, with the message type of their records."""
@@ -292,18 +294,18 @@ class JsonMapping:
         text = self._mapping.text_column
         if text is not None:
             return JsonDecoder(
-                {one_input(self._metadata, "--text-column").name: JsonField(str(text), "text")},
+                {self._metadata.only_input("--text-column").name: JsonField(str(text), "text")},
                 select=self._select,
             )
         if self._mapping.columns:
-            spec = one_input(self._metadata, "--columns")
+            spec = self._metadata.only_input("--columns")
             return _StackedFieldsDecoder(spec, [str(c) for c in self._mapping.columns], self._select)
-        inputs = self._metadata.inputs or (one_input(self._metadata, "JSON"),)
+        inputs = self._metadata.inputs or (self._metadata.only_input("JSON"),)
         # A resumed run accepts the records that the original run accepted.
         first = _first_json(block, self._select, refuse="json_whole" not in self._learned)
         whole = self._learned.setdefault("json_whole", not isinstance(first, dict))
         if whole:
-            spec = one_input(self._metadata, "a JSON array")
+            spec = self._metadata.only_input("a JSON array")
             return JsonDecoder({spec.name: self._field(spec, None, first)}, select=self._select)
         fields = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
         if "json_fields" in self._learned or all(i.name in fields for i in inputs):

@@ -29,16 +29,23 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import SequenceGoneError
 from headrace.core.predictor import Predictor
 from headrace.core.tensor import InferRequest, InferResponse
-from headrace.runs.channel import Channel, ChannelClosedError, EndOfChannelError
 from headrace.runs.feed import Batch, Feed, score_batch
-from headrace.runs.items import BlockSource, Cursor, ReadBlock, ScoredBatch
+from headrace.runs.items import (
+    BlockSource,
+    Channel,
+    ChannelClosedError,
+    Cursor,
+    EndOfChannelError,
+    ReadBlock,
+    ScoredBatch,
+)
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import list_objects
-from headrace.runs.progress import RunProgress
 from headrace.runs.records import PlannedObject
 from headrace.runs.sequences import Sequencer, end_request, join_responses, split_request
 from headrace.runs.settings import FlowSettings, RunSettings
 from headrace.runs.source import ShardSource
+from headrace.runs.work import RunProgress
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.runs")
@@ -76,7 +83,7 @@ class Flow:
         sequencer: Sequencer | None = None,
         is_replay: bool = False,
     ) -> None:
-        if sequencer is None and (predictor.metadata.is_stateful or mapper.by_sequence):
+        if sequencer is None and (predictor.metadata.is_stateful or mapper.options.sequence is not None):
             sequencer = Sequencer(predictor.metadata, mapper.options, settings)
         self._sequencer = sequencer
         self._start_cursor = start
@@ -134,7 +141,9 @@ class Flow:
         scored = score_batch(batch, None if future is None else future.result())
         self._progress.batch_delivered(scored)
         if scored.broken and not self._is_replay:
-            _log_broken_objects(scored)
+            for failure in scored.failures:
+                if failure.kind is FailureKind.OBJECT:
+                    _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})
         return scored
 
     def drain(self) -> None:
@@ -184,7 +193,8 @@ class Flow:
         """Run the reader thread, if batches close by delay."""
         try:
             for read in self._read():
-                blocks.send(read, max(len(read.block.data), _columns_bytes(read)))
+                column_bytes = sum(column.nbytes for column in read.block.columns.values())
+                blocks.send(read, max(len(read.block.data), column_bytes))
             blocks.finish()
         except ChannelClosedError:
             pass
@@ -336,13 +346,3 @@ def open_flow(
         sequencer=sequencer,
         is_replay=stop is not None,
     )
-
-
-def _log_broken_objects(batch: ScoredBatch) -> None:
-    for failure in batch.failures:
-        if failure.kind is FailureKind.OBJECT:
-            _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})
-
-
-def _columns_bytes(read: ReadBlock) -> int:
-    return sum(c.nbytes for c in read.block.columns.values())

@@ -27,10 +27,10 @@ rewrite of the same bytes. The record of a task is created only if it is absent.
 that finishes the same task, after a retry or by speculation, changes nothing.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from secrets import token_hex
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import orjson
@@ -43,14 +43,19 @@ from headrace.runs.records import (
     Counts,
     PartRecord,
     PlannedObject,
+    RetriedOutput,
     ShardRecord,
     TaskCheckpoint,
     TaskRecord,
     dump_json,
+    parse_object,
+    parse_record,
     parse_versioned,
 )
-from headrace.storage.contract import Store
-from headrace.storage.draft import is_complete, open_draft, remove_unfinished
+from headrace.storage.contract import ObjectInfo, Store
+from headrace.storage.draft import assemble, discard, is_complete, open_draft, remove_unfinished
+
+T = TypeVar("T")
 
 DRAFTS: Final = "drafts/"
 WORKERS: Final = "workers/"
@@ -111,16 +116,15 @@ class Ledger:
 
     def kind(self) -> RunKind | None:
         """Return the kind of the run at the destination, of any version, or None without a run."""
-        found = self.get("run.json")
-        return None if found is None else orjson.loads(found).get("kind", "stream")
+        found = self.find("run.json", parse_object)
+        return None if found is None else found.get("kind", "stream")
 
     def identity(self) -> dict[str, Any] | None:
         """Return the identity of the run at the destination, or None.
 
         Raises LedgerError for a ledger of another version.
         """
-        found = self.get("run.json")
-        return None if found is None else parse_versioned(found)
+        return self.find("run.json", parse_versioned)
 
     def run_id(self) -> str | None:
         """Return the unique id of the run, or None without a run."""
@@ -143,9 +147,8 @@ class Ledger:
 
     def plans(self) -> list[list[PlannedObject]]:
         """Return all plan files, in order; none while the run is being deleted."""
-        infos = sorted(self.store.list(self.uri("plan")), key=lambda info: _in_order(info.uri))
-        texts = (self.store.get(info.uri) for info in infos)
-        return [[_planned_object(line) for line in text.splitlines() if line] for text in texts]
+        uris = sorted((info.uri for info in self.store.list(self.uri("plan"))), key=_in_order)
+        return [list(_planned_objects(uri, self.store.get(uri))) for uri in uris]
 
     def learn(self, learned: Mapping[str, Any]) -> None:
         """Store the properties of the first records."""
@@ -153,8 +156,7 @@ class Ledger:
 
     def learned(self) -> dict[str, Any]:
         """Return the properties of the first records; empty if they have not been read."""
-        found = self.get("learned.json")
-        return {} if found is None else orjson.loads(found)
+        return self.find("learned.json", parse_object) or {}
 
     # Parts
 
@@ -162,19 +164,16 @@ class Ledger:
         """Return the last part and the checkpoints of the part in progress."""
         names = [i.uri.removeprefix(self._base) for i in self.store.list(self.uri("part-"))]
         parts = sorted((n for n in names if n.count("-") == 1), key=_in_order)
-        last = self._part(parts[-1]) if parts else None
+        last = self._read(parts[-1], PartRecord.from_json) if parts else None
         begun = f"part-{last.part + 1 if last else 0:05d}.checkpoint-"
         under_way = sorted((n for n in names if n.startswith(begun) and n.endswith(".json")), key=_in_order)
-        checkpoints = [self._part(n) for n in under_way]
+        checkpoints = [self._read(name, PartRecord.from_json) for name in under_way]
         return PartsState(checkpoints[-1] if checkpoints else last, checkpoints)
 
     def parts(self, state: PartsState, *, since: int = 0) -> Iterator[PartRecord]:
         """Yield the records of the published parts from `since` on."""
         for number in range(since, state.published):
-            yield self._part(f"part-{number:05d}.json")
-
-    def _part(self, name: str) -> PartRecord:
-        return PartRecord.from_json(self.store.get(self.uri(name)))
+            yield self._read(f"part-{number:05d}.json", PartRecord.from_json)
 
     def checkpoint_part(self, record: PartRecord, out: bytes, failed: bytes) -> None:
         """Store the output that the part in progress gained since its last checkpoint."""
@@ -219,7 +218,7 @@ class Ledger:
     def tasks(self, *, without: Collection[int] = ()) -> dict[int, TaskRecord]:
         """Return the records of all finished tasks, except those of the tasks in `without`."""
         numbers = sorted(self.done_tasks().difference(without))
-        return {number: self._task(number) for number in numbers}
+        return {number: self._read(f"task-{number:05d}.json", TaskRecord.from_json) for number in numbers}
 
     def done_tasks(self) -> set[int]:
         """Return the numbers of the finished tasks. Lists the records without reading them."""
@@ -246,21 +245,16 @@ class Ledger:
 
     def task(self, number: int) -> TaskRecord | None:
         """Return the record of a finished task, or None."""
-        found = self.get(f"task-{number:05d}.json")
-        return None if found is None else TaskRecord.from_json(found)
-
-    def _task(self, number: int) -> TaskRecord:
-        return TaskRecord.from_json(self.store.get(self.uri(f"task-{number:05d}.json")))
+        return self.find(f"task-{number:05d}.json", TaskRecord.from_json)
 
     def checkpoints(self, tasks: Iterable[int] | None = None) -> dict[int, TaskCheckpoint]:
         """Return the checkpoints of all tasks, or of those in `tasks`."""
         if tasks is None:
-            infos = self.store.list(self.uri("task-"))
-            texts = [self.store.get(i.uri) for i in infos if i.uri.endswith(_CHECKPOINT)]
+            names = [i.uri.removeprefix(self._base) for i in self.store.list(self.uri("task-"))]
+            found = [self._read(n, TaskCheckpoint.from_json) for n in names if n.endswith(_CHECKPOINT)]
         else:
-            found = (self.get(f"task-{number:05d}{_CHECKPOINT}") for number in tasks)
-            texts = [text for text in found if text is not None]
-        return {c.task: c for c in map(TaskCheckpoint.from_json, texts)}
+            found = [self.find(f"task-{n:05d}{_CHECKPOINT}", TaskCheckpoint.from_json) for n in tasks]
+        return {checkpoint.task: checkpoint for checkpoint in found if checkpoint is not None}
 
     def is_complete(self, record: ShardRecord | TaskCheckpoint) -> bool:
         """Return True if all drafts of a shard or checkpoint still exist."""
@@ -291,8 +285,7 @@ class Ledger:
 
     def final_report(self) -> dict[str, Any] | None:
         """Return the report of a finished run, or None."""
-        found = self.get("report.json")
-        return None if found is None else orjson.loads(found)
+        return self.find("report.json", parse_object)
 
     def reopen(self) -> None:
         """Record that the run has new objects and is incomplete again."""
@@ -323,10 +316,16 @@ class Ledger:
         for folder in (DRAFTS, WORKERS, ""):
             remove_unfinished(self.store, self.uri(folder))
 
-    def get(self, name: str) -> bytes | None:
-        """Return a ledger object, or None if it does not exist."""
+    def find(self, name: str, parse: Callable[[bytes], T]) -> T | None:
+        """Return `parse` of a ledger object, or None if it does not exist.
+
+        Raises LedgerError for a damaged object.
+        """
         found = next(iter(self.store.list(self.uri(name))), None)
-        return None if found is None or found.uri != self.uri(name) else self.store.get(found.uri)
+        return None if found is None or found.uri != self.uri(name) else self._read(name, parse)
+
+    def _read(self, name: str, parse: Callable[[bytes], T]) -> T:
+        return parse_record(self.uri(name), self.store.get(self.uri(name)), parse)
 
     def create(self, name: str, data: bytes) -> None:
         """Create a ledger object. Raise LedgerError if it exists."""
@@ -339,6 +338,86 @@ class Ledger:
             ) from error
 
 
+class RetryLedger:
+    """The records of the retries of one destination. Used by one thread."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._store = ledger.store
+
+    # Failed records
+
+    def commit(self, record: RetriedOutput) -> None:
+        """Record that an output's failed records were retried.
+
+        The new output only remains to be published.
+        """
+        self._store.put(self._ledger.uri(f"retried-{record.number:05d}.json"), record.to_json())
+
+    def publish(self, record: RetriedOutput, output: str, failed: str) -> None:
+        """Publish the drafts of a record under the names of its output, unless that is done."""
+        if record.out is None:
+            return
+        name, destination = f"retry-{record.number:05d}-copy", self._ledger.destination
+        if record.out.nbytes:  # else it is as empty as before
+            draft_uri = self._ledger.draft_uri(f"{name}.out")
+            assemble(self._store, [record.out.full_range], draft_uri, destination + output)
+        if record.failed is None:
+            self._store.delete(destination + failed)
+        else:
+            draft_uri = self._ledger.draft_uri(f"{name}.failed")
+            assemble(self._store, [record.failed.full_range], draft_uri, destination + failed)
+        self.commit(replace(record, out=None, failed=None))
+        for draft in (record.out, record.failed):
+            if draft is not None:
+                discard(self._store, draft)
+
+    def retried(self) -> dict[int, RetriedOutput]:
+        """Return the outputs whose failed records were retried, by number."""
+        uris = [info.uri for info in self._store.list(self._ledger.uri("retried-"))]
+        records = (parse_record(uri, self._store.get(uri), RetriedOutput.from_json) for uri in uris)
+        return {record.number: record for record in records}
+
+    # Whole objects
+
+    def begin_redo(self, indices: Iterable[int]) -> None:
+        """Record the objects that are scored again as a whole.
+
+        Their records are unreliable until `end_redo`.
+        """
+        found = sorted(indices)
+        self._store.put(self._ledger.uri("again.json"), dump_json({"v": VERSION, "indices": found}))
+
+    def objects_to_redo(self) -> set[int]:
+        """Return the objects of an unfinished redo."""
+        return self._ledger.find("again.json", lambda text: set(parse_versioned(text)["indices"])) or set()
+
+    def end_redo(self) -> None:
+        """Record that the redo is finished."""
+        self._store.delete(self._ledger.uri("again.json"))
+
+    def reset_output(self, number: int) -> None:
+        """Remove the records of an output that is written again: its assembly and its retried records."""
+        self._store.delete(self._ledger.uri(f"output-{number:05d}.json"))
+        self._store.delete(self._ledger.uri(f"retried-{number:05d}.json"))
+
+    def save_new_info(self, index: int, info: ObjectInfo) -> None:
+        """Record the version of an object that is read instead of the planned one."""
+        data = dump_json(asdict(info) | {"v": VERSION})
+        self._store.put(self._ledger.uri(f"renewed-{index:05d}.json"), data)
+
+    def new_infos(self) -> dict[int, ObjectInfo]:
+        """Return the versions that replace planned ones, by object index."""
+        prefix, found = self._ledger.uri("renewed-"), dict[int, ObjectInfo]()
+        for listed in self._store.list(prefix):
+            number = int(listed.uri.removeprefix(prefix).removesuffix(".json"))
+            text = self._store.get(listed.uri)
+            found[number] = parse_record(
+                listed.uri, text, lambda text: msgspec.convert(parse_versioned(text), ObjectInfo)
+            )
+        return found
+
+
 def _in_order(name: str) -> tuple[int, str]:
     """Return the sort key of numbered names: numbers beyond the padding have more digits."""
     return len(name), name
@@ -348,8 +427,14 @@ def _part_checkpoint(part: int, number: int) -> str:
     return f"part-{part:05d}.checkpoint-{number:04d}"
 
 
+def _planned_objects(uri: str, text: bytes) -> Iterator[PlannedObject]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line:
+            yield parse_record(f"{uri}: line {number}", line, _planned_object)
+
+
 def _planned_object(line: bytes) -> PlannedObject:
-    data = orjson.loads(line)
+    data = parse_object(line)
     if "info" not in data:  # a stream of version 1, whose output is about to be deleted
         data = {"info": data}
     return msgspec.convert(data, PlannedObject)

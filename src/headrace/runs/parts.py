@@ -18,7 +18,7 @@ from headrace.runs.items import Cursor, Replay, ScoredBatch
 from headrace.runs.ledger import Ledger, PartsState
 from headrace.runs.output import EncoderFactory, RecordOutput
 from headrace.runs.records import Counts, PartRecord
-from headrace.runs.settings import PART_SUFFIXES, TABLES, OutputFormat, RunSettings
+from headrace.runs.settings import PART_SUFFIXES, ROWS_OF_CELLS, TABLES, OutputFormat, RunSettings
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.runs")
@@ -263,7 +263,8 @@ def _one_file(destination: str, folder: str, settings: RunSettings) -> str:
     suffix, header = PART_SUFFIXES[settings.output.format], settings.output.header
     if settings.output.format in TABLES:
         return ""
-    has_header = suffix == "csv" and (settings.read.header == "names" if header is None else header)
+    may_have_header = settings.output.format in ("auto", *ROWS_OF_CELLS)
+    has_header = may_have_header and (settings.read.header == "names" if header is None else header)
     command = "awk 'FNR > 1 || NR == 1'" if has_header else "cat"
     copy = " (copy them to a disk first)" if "://" in destination else ""
     name = destination.rpartition("/")[2] if copy else destination

@@ -10,12 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headrace.core.errors import (
-    ResumeRefusedError,
-)
-from headrace.formats.read import (
-    text_format,
-)
+from headrace.core.errors import ResumeRefusedError
+from headrace.formats.read import text_format
 from headrace.reports.page import PAGE_NAME
 from headrace.reports.report import REPORT_NAME
 from headrace.runs.items import Cursor
@@ -23,7 +19,7 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.objects import check_separate, output_names, plan_objects
 from headrace.runs.parts import PART_NAME
 from headrace.runs.records import PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
-from headrace.runs.settings import TABLES, RunSettings, TaskSettings
+from headrace.runs.settings import TABLES, RunSettings
 from headrace.storage.contract import ObjectInfo
 
 TASKS_AIM: Final = 16
@@ -102,15 +98,11 @@ def _cut_tasks(
 
     They are numbered from `first` on; the index of an object is its place plus `offset`.
     """
-    task_bytes = _task_bytes(objects, settings.tasks)
+    total_bytes = sum(o.info.size_bytes or 0 for o in objects)
+    task_bytes = min(settings.tasks.task_bytes, max(total_bytes // TASKS_AIM, TASK_BYTES_MIN))
     for number, shards in enumerate(_groups(objects, settings, task_bytes), first):
         region = objects[shards[0].index].region
         yield Task(number, tuple(replace(s, index=s.index + offset) for s in shards), region)
-
-
-def _task_bytes(objects: Sequence[PlannedObject], settings: TaskSettings) -> int:
-    total = sum(o.info.size_bytes or 0 for o in objects)
-    return min(settings.task_bytes, max(total // TASKS_AIM, TASK_BYTES_MIN))
 
 
 def _groups(

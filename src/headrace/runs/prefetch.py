@@ -96,8 +96,10 @@ class Prefetch:
         """Start reads until the window is full. A single read may be larger than the window."""
         while len(self._window) < READS_AHEAD_MAX and self._window_bytes < self._bytes_max:
             last = self._window[-1][0] if self._window else None
-            if last and last.start and len(self._window) >= _ranges_ahead_max(last.info):
-                return
+            if last and last.start:
+                ranges_max = LOCAL_RANGES_AHEAD_MAX if _is_local(last.info) else RANGES_AHEAD_MAX
+                if len(self._window) >= ranges_max:
+                    return
             reads = self._next_group()
             if not reads:
                 return
@@ -182,7 +184,3 @@ def _is_small(read: _Read) -> bool:
     """Return True if a read covers a whole small local object."""
     whole = read.start == 0 and read.length == read.info.size_bytes
     return whole and read.length is not None and read.length <= SMALL_BYTES and _is_local(read.info)
-
-
-def _ranges_ahead_max(info: ObjectInfo) -> int:
-    return LOCAL_RANGES_AHEAD_MAX if _is_local(info) else RANGES_AHEAD_MAX

@@ -65,8 +65,8 @@ def _learn_format(mapper: Mapper, infos: Sequence[ObjectInfo], stores: Stores, s
             for block in _first_blocks(info, stores, settings):
                 if not len(block):
                     continue
-                decoded, refused = _decoded_rows(mapper, block), None
-                if len(decoded):
+                rows, refused = mapper.decode(block).rows, None
+                if rows is None or len(rows):
                     return
         except ModelInputError as error:
             refused = refused or error
@@ -124,12 +124,6 @@ def _chunks(info: ObjectInfo, stores: Stores) -> Iterator[bytes]:
             return
         yield chunk
         at, length = at + len(chunk), _MORE_BYTES
-
-
-def _decoded_rows(mapper: Mapper, block: Block) -> Array:
-    """Return the indices of the records that decode."""
-    rows = mapper.decode(block).rows
-    return np.arange(len(block)) if rows is None else rows
 
 
 def _probe_block(mapper: Mapper, block: Block) -> Iterator[ProbedRecord]:

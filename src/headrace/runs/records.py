@@ -1,8 +1,8 @@
 """The records of a ledger: objects, counts, finished tasks and parts, and checkpoints, as versioned JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 import orjson
@@ -13,6 +13,8 @@ from headrace.core.errors import CountMismatchError, LedgerError
 from headrace.runs.items import Cursor, Replay
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import PersistedDraft, PersistedRange
+
+T = TypeVar("T")
 
 LEDGER_FOLDER: Final = "_headrace"
 VERSION: Final = 2
@@ -96,7 +98,10 @@ class LedgerRecord:
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """Return the record from its JSON. Raises LedgerError for another version."""
+        """Return the record from its JSON. Raises LedgerError for another version.
+
+        A damaged record raises other errors: see `parse_record`.
+        """
         return msgspec.convert(parse_versioned(text), cls)
 
 
@@ -270,9 +275,25 @@ def _shallow_dict(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
+def parse_record(uri: str, text: bytes, parse: Callable[[bytes], T]) -> T:
+    """Return `parse` of a record at `uri`. Raises LedgerError, with the URI, for a damaged record."""
+    try:
+        return parse(text)
+    except (msgspec.MsgspecError, ValueError, TypeError, LookupError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise LedgerError(
+            f"{uri}: the record is damaged: {why}. Restore it, or choose another destination"
+        ) from error
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Return the fields of a record without a version."""
+    return msgspec.convert(orjson.loads(text), dict[str, Any])
+
+
 def parse_versioned(text: bytes) -> dict[str, Any]:
     """Return a record's fields. Raises LedgerError for another version."""
-    data: dict[str, Any] = orjson.loads(text)
+    data = parse_object(text)
     if data.get("v") != VERSION:
         raise LedgerError(
             f"the ledger has version {data.get('v')}, but this headrace writes version {VERSION}: finish "

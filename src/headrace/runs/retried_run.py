@@ -7,118 +7,29 @@ the next retry scores them again.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
-
-import msgspec
 
 from headrace.core.errors import ConfigError, LedgerError, NotFoundError
 from headrace.core.predictor import Predictor
 from headrace.reports.report import RunKind
 from headrace.runs.assembler import Assembler
 from headrace.runs.encoders import resolve_format
-from headrace.runs.ledger import Ledger
+from headrace.runs.ledger import Ledger, RetryLedger
 from headrace.runs.parts import part_names
 from headrace.runs.plan import Plan, Task, make_plan
-from headrace.runs.records import (
-    VERSION,
-    PartRecord,
-    RetriedOutput,
-    TaskCheckpoint,
-    TaskRecord,
-    dump_json,
-    parse_versioned,
-)
+from headrace.runs.records import PartRecord, TaskCheckpoint, TaskRecord
 from headrace.runs.settings import TABLES, settings_from_identity
-from headrace.runs.task_run import TaskRun
+from headrace.runs.tasks import TaskRun
 from headrace.runs.totals import RunTotals, part_totals, task_totals
 from headrace.runs.work import RunWork
 from headrace.storage.contract import ObjectInfo
-from headrace.storage.draft import assemble, discard
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.runs")
 _FAILED_PART: Final = ".failed.jsonl"
-
-
-class RetryLedger:
-    """The records of the retries of one destination. Used by one thread."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._store = ledger.store
-
-    # Failed records
-
-    def commit(self, record: RetriedOutput) -> None:
-        """Record that an output's failed records were retried.
-
-        The new output only remains to be published.
-        """
-        self._store.put(self._ledger.uri(f"retried-{record.number:05d}.json"), record.to_json())
-
-    def publish(self, record: RetriedOutput, output: str, failed: str) -> None:
-        """Publish the drafts of a record under the names of its output, unless that is done."""
-        if record.out is None:
-            return
-        name, destination = f"retry-{record.number:05d}-copy", self._ledger.destination
-        if record.out.nbytes:  # else it is as empty as before
-            draft_uri = self._ledger.draft_uri(f"{name}.out")
-            assemble(self._store, [record.out.full_range], draft_uri, destination + output)
-        if record.failed is None:
-            self._store.delete(destination + failed)
-        else:
-            draft_uri = self._ledger.draft_uri(f"{name}.failed")
-            assemble(self._store, [record.failed.full_range], draft_uri, destination + failed)
-        self.commit(replace(record, out=None, failed=None))
-        for draft in (record.out, record.failed):
-            if draft is not None:
-                discard(self._store, draft)
-
-    def retried(self) -> dict[int, RetriedOutput]:
-        """Return the outputs whose failed records were retried, by number."""
-        infos = self._store.list(self._ledger.uri("retried-"))
-        records = (RetriedOutput.from_json(self._store.get(info.uri)) for info in infos)
-        return {record.number: record for record in records}
-
-    # Whole objects
-
-    def begin_redo(self, indices: Iterable[int]) -> None:
-        """Record the objects that are scored again as a whole.
-
-        Their records are unreliable until `end_redo`.
-        """
-        found = sorted(indices)
-        self._store.put(self._ledger.uri("again.json"), dump_json({"v": VERSION, "indices": found}))
-
-    def objects_to_redo(self) -> set[int]:
-        """Return the objects of an unfinished redo."""
-        found = self._ledger.get("again.json")
-        return set() if found is None else set(parse_versioned(found)["indices"])
-
-    def end_redo(self) -> None:
-        """Record that the redo is finished."""
-        self._store.delete(self._ledger.uri("again.json"))
-
-    def reset_output(self, number: int) -> None:
-        """Remove the records of an output that is written again: its assembly and its retried records."""
-        self._store.delete(self._ledger.uri(f"output-{number:05d}.json"))
-        self._store.delete(self._ledger.uri(f"retried-{number:05d}.json"))
-
-    def save_new_info(self, index: int, info: ObjectInfo) -> None:
-        """Record the version of an object that is read instead of the planned one."""
-        data = dump_json(asdict(info) | {"v": VERSION})
-        self._store.put(self._ledger.uri(f"renewed-{index:05d}.json"), data)
-
-    def new_infos(self) -> dict[int, ObjectInfo]:
-        """Return the versions that replace planned ones, by object index."""
-        prefix, found = self._ledger.uri("renewed-"), dict[int, ObjectInfo]()
-        for listed in self._store.list(prefix):
-            number = int(listed.uri.removeprefix(prefix).removesuffix(".json"))
-            found[number] = msgspec.convert(parse_versioned(self._store.get(listed.uri)), ObjectInfo)
-        return found
 
 
 class RetriedRun:
@@ -135,14 +46,10 @@ class RetriedRun:
         self.settings = settings_from_identity(identity["settings"], per_object=self.kind == "transform")
         self.learned = ledger.learned()
         self._by_tasks = identity["mode"] == "tasks"
-        self.plan = self._make_plan()
-        """The plan with its original tasks and the present versions of the objects."""
-
-    def _make_plan(self) -> Plan:
-        plan = make_plan(self._ledger.plans(), self.settings, by_tasks=self._by_tasks)
-        renewed = self._records.new_infos()
+        plan, renewed = make_plan(ledger.plans(), self.settings, by_tasks=self._by_tasks), records.new_infos()
         objects = (replace(o, info=renewed.get(i, o.info)) for i, o in enumerate(plan.objects))
-        return Plan(tuple(objects), plan.tasks)
+        self.plan = Plan(tuple(objects), plan.tasks)
+        """The plan with its original tasks and the present versions of the objects."""
 
     @cached_property
     def _parts(self) -> list[PartRecord]:
@@ -288,7 +195,8 @@ def redo_objects(work: RunWork, predictor: Predictor, indices: Collection[int]) 
         redone = [plan.tasks[number] for number in sorted(misplaced)]
         work = replace(work, range_starts=dict(misplaced.values()), checkpoints={})
         TaskRun(work, redone, predictor).execute()
-    for index in _without_failures(ledger, indices):
+    shards = (s for record in ledger.tasks().values() for s in record.shards)
+    for index in set(indices).difference(s.index for s in shards if s.counts.has_failures):
         ledger.store.delete(ledger.destination + plan.objects[index].failed)
     records.end_redo()
 
@@ -308,12 +216,6 @@ def _cut_tasks_to(
             task.number, tuple(records[s.index, s.number] for s in others)
         )
     return cut, checkpoints
-
-
-def _without_failures(ledger: Ledger, indices: Collection[int]) -> set[int]:
-    shards = [s for record in ledger.tasks().values() for s in record.shards]
-    failed = {s.index for s in shards if s.counts.rows_failed or s.counts.objects_broken}
-    return set(indices) - failed
 
 
 def finished_identity(ledger: Ledger) -> Mapping[str, Any]:

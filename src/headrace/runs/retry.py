@@ -25,15 +25,12 @@ from headrace.reports.page import PAGE_NAME
 from headrace.reports.report import Report
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
-from headrace.runs.ledger import Ledger
+from headrace.runs.ledger import Ledger, RetryLedger
 from headrace.runs.mapping import Mapper
 from headrace.runs.output import count_reason
-from headrace.runs.progress import RunProgress
 from headrace.runs.records import RetriedOutput
-from headrace.runs.reporting import RunReporter
 from headrace.runs.retried_run import (
     RetriedRun,
-    RetryLedger,
     current_info,
     finished_identity,
     redo_objects,
@@ -52,9 +49,9 @@ from headrace.runs.retry_records import (
     with_true_positions,
     write_merged,
 )
-from headrace.runs.runner import InProcessRunner
+from headrace.runs.scoring import PredictorWork
 from headrace.runs.settings import RunSettings
-from headrace.runs.work import RunWork
+from headrace.runs.work import RunProgress, RunReporter, RunWork
 from headrace.storage.draft import open_draft
 from headrace.storage.resolve import Stores
 
@@ -292,7 +289,7 @@ class FailedRecordsRetry:
     def _report(self, run: RetriedRun, reporter: RunReporter) -> Report:
         report = reporter.make(
             run.totals(),
-            InProcessRunner(self._predictor).figures,
+            PredictorWork(self._predictor),
             objects=len(run.plan.objects),
             resumed=True,
         )

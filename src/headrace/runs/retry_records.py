@@ -15,10 +15,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
-from headrace.core.errors import (
-    DataError,
-    NotFoundError,
-)
+from headrace.core.errors import DataError, NotFoundError
 from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, failed_record_line
 from headrace.formats.read import ReadOptions, format_name
@@ -124,7 +121,8 @@ class RetrySource(BlockSource):
             else None
         )
         for start in range(0, len(raws), _RECORDS_MAX):
-            yield _make_block(uri, start, raws[start : start + _RECORDS_MAX], names)
+            data, starts, ends = _as_lines(raws[start : start + _RECORDS_MAX])
+            yield Block(Position(uri, record=start), data, starts, ends, column_names=names)
 
     def _column_names(self, info: ObjectInfo) -> tuple[str, ...] | None:
         with closing(self._all_blocks(info)) as blocks:
@@ -133,9 +131,8 @@ class RetrySource(BlockSource):
 
     def _from_object(self, object_failures: ObjectFailures) -> Iterator[Block]:
         """Read the object again and yield only the retryable records."""
-        wanted = {
-            _record_key(f.failure.position): number for number, f in enumerate(object_failures.retryable)
-        }
+        positions = enumerate(f.failure.position for f in object_failures.retryable)
+        wanted = {(p.member, p.member_byte, p.record): number for number, p in positions}
         left = len(wanted)
         with closing(self._all_blocks(object_failures.info)) as blocks:
             while left and (block := next(blocks, None)) is not None:
@@ -155,15 +152,6 @@ class RetrySource(BlockSource):
         for chunk in self._stores.for_uri(info.uri).stream(info.uri, etag=info.etag):
             self.bytes_read += len(chunk)
             yield chunk
-
-
-def _record_key(position: Position) -> tuple[str | None, int, int]:
-    return position.member, position.member_byte, position.record
-
-
-def _make_block(uri: str, number: int, raws: Sequence[bytes], names: tuple[str, ...] | None) -> Block:
-    data, starts, ends = _as_lines(raws)
-    return Block(Position(uri, record=number), data, starts, ends, column_names=names)
 
 
 def _as_lines(raws: Sequence[bytes]) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:

@@ -5,6 +5,7 @@ records, a ledger, a report and a page.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from headrace.core.errors import (
     EmptySourceError,
     HeadraceError,
     LedgerError,
+    NotFoundError,
     OutputExistsError,
 )
 from headrace.core.predictor import Predictor, PredictorStatistics
@@ -23,13 +25,10 @@ from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import no_region, notice_objects, select_infos, select_typed_objects, source_covers
 from headrace.runs.plan import Plan, RunPlan, make_plan
-from headrace.runs.progress import RunProgress
-from headrace.runs.reporting import RunReporter
-from headrace.runs.runner import InProcessRunner, Runner
 from headrace.runs.scoring import PartScoring, Scoring
 from headrace.runs.settings import RunSettings
-from headrace.runs.task_scoring import TaskScoring
-from headrace.runs.work import RunWork
+from headrace.runs.tasks import InProcessRunner, Runner, TaskScoring
+from headrace.runs.work import RunProgress, RunReporter, RunWork
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -343,3 +342,45 @@ def _make_scoring(work: RunWork, predictor: Predictor | None, runner: Runner | N
     if work.settings.per_object:
         return TaskScoring(work, InProcessRunner(predictor))
     return PartScoring(work, predictor)
+
+
+class SourceWatcher:
+    """A poller of a run's source with the interval `poll_s`.
+
+    Objects in cloud stores appear whole. A local file may still be growing, so it is scored when
+    two successive polls see it unchanged.
+    """
+
+    def __init__(self, run: Run, *, poll_s: float, clock: Clock) -> None:
+        self._run = run
+        self._poll_s = poll_s
+        self._clock = clock
+        self._stop = threading.Event()
+        self._last_etags: dict[str, str] = {}
+
+    def tick(self) -> Report | None:
+        """Poll once: score new objects and return the report, or None without new objects."""
+        try:
+            listed = self._run.select()
+        except (EmptySourceError, NotFoundError):
+            listed = []
+        ready = [i for i in listed if self._is_unchanged(i)]
+        self._last_etags = {i.uri: i.etag for i in listed}
+        return self._run.append(ready)
+
+    def _is_unchanged(self, info: ObjectInfo) -> bool:
+        local = "://" not in info.uri or info.uri.startswith("file:")
+        return not local or self._last_etags.get(info.uri) == info.etag
+
+    def serve(self, report: Callable[[Report], None]) -> None:
+        """Poll until `stop`. Call `report` after every poll that scored objects."""
+        while not self._stop.is_set():
+            done = self.tick()
+            if done is not None:
+                report(done)
+            self._clock.sleep(self._poll_s, self._stop)
+
+    def stop(self) -> None:
+        """Stop after the pending batches are delivered and committed."""
+        self._stop.set()
+        self._run.drain()

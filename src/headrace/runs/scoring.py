@@ -1,6 +1,6 @@
 """Score a plan: the contract of the two ways, and the way in the order of the source, into numbered parts.
 
-The other way is by tasks: `headrace.runs.task_scoring`.
+The other way is by tasks: `headrace.runs.tasks`.
 """
 
 import logging
@@ -16,19 +16,15 @@ from headrace.core.tensor import ModelMetadata
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, Replay
-from headrace.runs.ledger import PartsState
+from headrace.runs.ledger import PartsState, RetryLedger
 from headrace.runs.parts import PartsSink
 from headrace.runs.plan import Plan
-from headrace.runs.progress import RunProgress, WorkFigures
 from headrace.runs.records import Counts, PlannedObject
-from headrace.runs.retried_run import RetryLedger
 from headrace.runs.sequences import Sequencer
 from headrace.runs.totals import RunTotals, part_totals, replace_retried
-from headrace.runs.work import RunWork
+from headrace.runs.work import RunProgress, RunWork, WorkFigures
 
 _log = logging.getLogger("headrace.runs")
-
-
 Mode = Literal["sequence", "tasks"]
 
 
@@ -40,10 +36,8 @@ class Scoring(Protocol):
         """The figures of the work."""
         ...
 
-    @property
-    def mode(self) -> Mode:
-        """The way to score: "sequence" or "tasks". A resumption must use the same."""
-        ...
+    mode: Mode
+    """The way to score. A resumption must use the same."""
 
     def check(self) -> None:
         """Raise ConfigError, before any write, if the model or the settings do not fit."""
@@ -86,13 +80,69 @@ class Scoring(Protocol):
         ...
 
 
-class PartScoring(Scoring, WorkFigures):
+class Reader(Protocol):
+    """A flow, or what runs one. Any thread may use it."""
+
+    @property
+    def reading(self) -> str:
+        """The URI of the object that is being read, or an empty string."""
+        ...
+
+    def drain(self) -> None:
+        """Stop reading, and deliver the batches in progress."""
+        ...
+
+
+class PredictorWork(WorkFigures):
+    """The figures and the drain of work with a predictor of this process, one reader at a time.
+
+    The caller starts and stops the predictor.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+        self._reader: Reader | None = None
+        self._draining = False
+
+    @property
+    def figures(self) -> WorkFigures:
+        """The figures of the work."""
+        return self
+
+    @property
+    @override
+    def metadata(self) -> ModelMetadata:
+        return self._predictor.metadata
+
+    @override
+    def statistics(self) -> PredictorStatistics:
+        return self._predictor.statistics()
+
+    @override
+    def reading(self) -> Sequence[str]:
+        return [self._reader.reading] if self._reader is not None else []
+
+    def drain(self) -> None:
+        """Drain the reader, and every later one. Any thread may call it."""
+        self._draining = True
+        if self._reader is not None:
+            self._reader.drain()
+
+    def _read_with(self, reader: Reader) -> None:
+        """Make this the reader in progress."""
+        self._reader = reader
+        if self._draining:
+            reader.drain()
+
+
+class PartScoring(PredictorWork, Scoring):
     """The scoring of a stream without workers. The predictor is started when `execute` is called."""
 
+    mode: Mode = "sequence"
+
     def __init__(self, work: RunWork, predictor: Predictor) -> None:
+        super().__init__(predictor)
         self._work = work
-        self._predictor = predictor
-        self._flow: Flow | None = None
         self._state: PartsState | None = None
         self._done_objects = 0
         self._counted = (0, RunTotals())
@@ -103,22 +153,6 @@ class PartScoring(Scoring, WorkFigures):
         self._sequencer: Sequencer | None = None
         """The state of the predictor's sequences, if all submitted batches were delivered."""
         self._resumed = False
-        self._draining = False
-
-    @property
-    @override
-    def figures(self) -> WorkFigures:
-        return self
-
-    @property
-    @override
-    def metadata(self) -> ModelMetadata:
-        return self._predictor.metadata
-
-    @property
-    @override
-    def mode(self) -> Mode:
-        return "sequence"
 
     @override
     def check(self) -> None:
@@ -149,7 +183,7 @@ class PartScoring(Scoring, WorkFigures):
         learned = work.ledger.learned()
         sequencer = self._restored_sequencer(plan, learned)
         self._sequencer, self._committed = None, None
-        self._flow = flow = open_flow(
+        flow = open_flow(
             plan.objects,
             work.stores,
             self._predictor,
@@ -162,8 +196,7 @@ class PartScoring(Scoring, WorkFigures):
             progress=progress,
             clock=work.clock,
         )
-        if self._draining:
-            flow.drain()
+        self._read_with(flow)
         sink = PartsSink(
             work.ledger,
             Encoders(work.settings, flow.mapper).make,
@@ -234,7 +267,7 @@ class PartScoring(Scoring, WorkFigures):
             extra={"output": output, "records": replay.records},
         )
         replayed = RunProgress()
-        self._flow = flow = open_flow(
+        flow = open_flow(
             plan.objects,
             work.stores,
             self._predictor,
@@ -248,8 +281,7 @@ class PartScoring(Scoring, WorkFigures):
             clock=work.clock,
             sequencer=sequencer,
         )
-        if self._draining:
-            flow.drain()
+        self._read_with(flow)
         before = progress.records_replayed
         progress.records_to_replay += replay.records
         for _ in flow:
@@ -312,17 +344,3 @@ class PartScoring(Scoring, WorkFigures):
             counted = replace_retried(counted, originals, retried)
         objects_done = progress.objects_before + progress.objects_read
         return replace(counted, objects_done=objects_done, parts=state.published)
-
-    @override
-    def drain(self) -> None:
-        self._draining = True
-        if self._flow:
-            self._flow.drain()
-
-    @override
-    def statistics(self) -> PredictorStatistics:
-        return self._predictor.statistics()
-
-    @override
-    def reading(self) -> Sequence[str]:
-        return [self._flow.reading] if self._flow is not None else []

@@ -16,7 +16,8 @@ from headrace.formats.read import ReadOptions
 MIB = 1 << 20
 
 DataType = Literal["auto", "prefix", "manifest"]
-OutputFormat = Literal["auto", "csv", "jsonl", "json", "text", "parquet", "arrow"]
+EncodedFormat = Literal["csv", "jsonl", "json", "text", "parquet", "arrow"]
+OutputFormat = Literal["auto", EncodedFormat]
 Assemble = Literal["line", "none"]
 Join = Literal["none", "input"]
 OnError = Literal["record", "object", "job"]
@@ -29,9 +30,11 @@ PART_SUFFIXES: Final[Mapping[OutputFormat, str]] = {
     "parquet": "parquet",
     "arrow": "arrow",
 }
-"""The end of a part's name by its format; a format without one is for outputs of transforms only."""
+"""The end of a part's name by its format; `StreamSettings` refuses a format without one."""
 TABLES: Final[tuple[OutputFormat, ...]] = ("parquet", "arrow")
 """Formats with a footer: an output must be written by one process from its begin to its end."""
+ROWS_OF_CELLS: Final[tuple[OutputFormat, ...]] = ("csv",)
+"""Formats of text with columns, a delimiter and an optional header."""
 
 BY_OBJECT: Final = "@object"
 """Each object is a sequence with its URI as the id."""
@@ -39,8 +42,6 @@ BY_MEMBER: Final = "@member"
 """Each archive member is a sequence, and each object that is not an archive."""
 BY_PLACE: Final = (BY_OBJECT, BY_MEMBER)
 """The values of `MappingOptions.sequence` that are not columns."""
-
-
 _SLICE_END: Final = "End of JSONPath slices: $[1:4] without (exclusive) or with (inclusive) column 4."
 _COLUMN: Final = "a non-empty text, or a whole number of 0 or more"
 
@@ -397,7 +398,8 @@ class StreamSettings(RunSettings):
                 "on_error object has no meaning here: a part of a stream has the records of several "
                 "objects. Use a transform, which writes one output for each object"
             )
-        if self.output.format == "json" or (self.output.format == "text" and self.output.assemble == "none"):
+        without_lines = self.output.format == "text" and self.output.assemble == "none"
+        if without_lines or self.output.format not in PART_SUFFIXES:
             raise ConfigError(
                 f"a stream writes one record per line, not {self.output.format}: choose the format csv, "
                 "jsonl, parquet or arrow, or text with assemble line"

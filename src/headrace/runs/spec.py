@@ -32,9 +32,15 @@ from typing import Any, Final, TypeVar, cast
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.read import AUTO, ReadOptions
-from headrace.runs.document import SpecTable, read_document
+from headrace.runs.document import (
+    EXTENSION_FIELDS,
+    SpecExtension,
+    SpecTable,
+    read_document,
+    read_extension,
+    rename_old_fields,
+)
 from headrace.runs.media_types import accept_of, read_options
-from headrace.runs.rejections import reject
 from headrace.runs.sagemaker import (
     FIELDS,
     PAYLOAD_MB_DEFAULT,
@@ -43,9 +49,11 @@ from headrace.runs.sagemaker import (
     TIMEOUT_S,
     SageMakerJob,
     read_job,
+    reject,
 )
 from headrace.runs.settings import (
     MIB,
+    ROWS_OF_CELLS,
     DataType,
     FailurePolicy,
     FlowSettings,
@@ -53,12 +61,6 @@ from headrace.runs.settings import (
     OutputSettings,
     TaskSettings,
     TransformSettings,
-)
-from headrace.runs.spec_extension import (
-    EXTENSION_FIELDS,
-    SpecExtension,
-    read_extension,
-    rename_old_fields,
 )
 
 T = TypeVar("T")
@@ -274,7 +276,8 @@ def _check_filters(
         _check_columns(where, path, named=named)
     if extension.run.get("output_filter") and (output.join == "none" or read.format != "csv"):
         named = True  # predictions have names, although SageMaker's filters do not use them
-    if output.format == "csv" or (output.format == "auto" and read.format == "csv"):
+    # The format auto writes CSV for CSV.
+    if (read.format if output.format == "auto" else output.format) in ROWS_OF_CELLS:
         where = (
             "headrace.output_filter" if extension.run.get("output_filter") else "DataProcessing.OutputFilter"
         )

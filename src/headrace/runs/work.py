@@ -1,56 +1,115 @@
-"""The work of a run: what its stages and workers share, and the guard of workers.
+"""The work of a run: what its stages and workers share, its progress, and its report.
 
-A `RunGuard` stops a worker from writing after its run is over.
+A `RunGuard` stops a worker from writing after its run is over. `RunReporter` writes the report and the
+page at the end.
 """
 
-from collections.abc import Callable, Mapping
+import re
+import resource
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
+import orjson
+
+from headrace.batching.dynamic import CloseReason
+from headrace.core.block import Failure, FailureKind
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import LedgerError
+from headrace.core.predictor import PredictorStatistics
+from headrace.core.tensor import ModelMetadata
 from headrace.reports.observation import RunObservation
+from headrace.reports.page import PAGE_NAME, report_page
+from headrace.reports.report import REPORT_NAME, Report, RunKind, Status
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Plan
-from headrace.runs.progress import RunProgress
-from headrace.runs.records import ShardPosition, TaskCheckpoint, TaskRecord
+from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord
 from headrace.runs.settings import RunSettings
+from headrace.runs.totals import ObjectResult, RunTotals
 from headrace.storage.resolve import Stores
 
+_STATUS = Path("/proc/self/status")
+_PEAK_KIB = re.compile(rb"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
+_WORST_MAX: Final = 20
 CHECK_INTERVAL_S: Final = 1.0
 
 
-class RunGuard:
-    """The check that a worker's run is still active. Used by one thread.
+@dataclass(slots=True)
+class RunProgress:
+    """The counters of one run. One thread writes each of them; readers may see slightly old values.
 
-    A worker can be separated from its run and survive: its machine was declared lost, or an engine
-    started its tasks elsewhere. During the same run that is harmless, because a task is recorded
-    once and its outputs are always the same bytes. After the run, the worker must not write. The
-    ledger is read at most once in `CHECK_INTERVAL_S`; writes within that time are not prevented.
-
-    Args:
-        ledger: The ledger of the destination.
-        run_id: The id of the worker's run.
-        clock: The clock of `CHECK_INTERVAL_S`.
+    `records` counts delivered records: ``records == rows_out + rows_failed``. The counts of a
+    resumed run include the earlier ones.
     """
 
-    def __init__(self, ledger: Ledger, run_id: str, clock: Clock) -> None:
-        self._ledger = ledger
-        self._run_id = run_id
-        self._clock = clock
-        self._checked_s: float | None = None
+    bytes_total: int = 0
+    objects_total: int = 0
+    bytes_read: int = 0
+    objects_read: int = 0
+    records: int = 0
+    rows_out: int = 0
+    rows_failed: int = 0
+    objects_broken: int = 0
+    batches: int = 0
+    closed_by: Counter[CloseReason] = field(default_factory=Counter[CloseReason])
+    parts: int = 0
+    objects_before: int = 0
+    """Objects that an earlier process or append read to their ends."""
+    bytes_before: int = 0
+    """The bytes of these objects."""
+    records_before: int = 0
+    """Records that were delivered earlier; they do not count for the rate."""
+    records_to_replay: int = 0
+    """Records that the model receives again before new ones, to rebuild its sequences."""
+    records_replayed: int = 0
+    """The number of replayed records so far."""
+    first_failure: Failure | None = None
+    """The first failed record of this process or append."""
+    first_broken: Failure | None = None
+    """The first object or member that was not read to its end."""
 
-    def check(self) -> None:
-        """Raise LedgerError if the run is finished, or another run has replaced it."""
-        now_s = self._clock.now()
-        if self._checked_s is not None and now_s - self._checked_s < CHECK_INTERVAL_S:
-            return
-        self._checked_s = now_s
-        if self._ledger.run_id() != self._run_id or self._ledger.final_report() is not None:
-            raise LedgerError(
-                f"{self._ledger.destination}: the run of this worker is over: the worker stops writing"
-            )
+    def begin(self, *, objects_before: int, bytes_before: int) -> None:
+        """Start a new part of the run: what follows is new. The run calls it."""
+        self.objects_before, self.bytes_before = objects_before, bytes_before
+        self.records_before = self.records
+        self.objects_read = self.bytes_read = 0
+        self.first_failure = self.first_broken = None
+
+    @property
+    def counts(self) -> Counts:
+        """The numbers of delivered records."""
+        return Counts(self.records, self.rows_out, self.rows_failed, self.objects_broken)
+
+    @counts.setter
+    def counts(self, counts: Counts) -> None:
+        self.records, self.rows_out = counts.records_in, counts.rows_out
+        self.rows_failed, self.objects_broken = counts.rows_failed, counts.objects_broken
+
+    def set_read(self, bytes_read: int, objects_read: int) -> None:
+        """Set the read position. The reader calls it."""
+        self.bytes_read = bytes_read
+        self.objects_read = objects_read
+
+    def batch_submitted(self, reason: CloseReason) -> None:
+        """Count a closed batch. The feeder calls it."""
+        self.closed_by[reason] += 1
+
+    def batch_delivered(self, batch: ScoredBatch) -> None:
+        """Count a delivered batch. The iterating thread calls it."""
+        broken, failures = batch.broken, batch.failures
+        self.batches += 1
+        self.records += batch.entries - broken
+        self.rows_out += batch.rows
+        self.rows_failed += len(failures) - broken
+        self.objects_broken += broken
+        if failures and self.first_failure is None:
+            self.first_failure = next((f for f in failures if f.kind is not FailureKind.OBJECT), None)
+        if broken and self.first_broken is None:
+            self.first_broken = next(f for f in failures if f.kind is FailureKind.OBJECT)
 
 
 def ignore(_: Any) -> None:
@@ -103,3 +162,229 @@ class RunWork:
     region: str | None = None
     run_id: str | None = None
     check: Callable[[], None] = _no_check
+
+
+class RunGuard:
+    """The check that a worker's run is still active. Used by one thread.
+
+    A worker can be separated from its run and survive: its machine was declared lost, or an engine
+    started its tasks elsewhere. During the same run that is harmless, because a task is recorded
+    once and its outputs are always the same bytes. After the run, the worker must not write. The
+    ledger is read at most once in `CHECK_INTERVAL_S`; writes within that time are not prevented.
+
+    Args:
+        ledger: The ledger of the destination.
+        run_id: The id of the worker's run.
+        clock: The clock of `CHECK_INTERVAL_S`.
+    """
+
+    def __init__(self, ledger: Ledger, run_id: str, clock: Clock) -> None:
+        self._ledger = ledger
+        self._run_id = run_id
+        self._clock = clock
+        self._checked_s: float | None = None
+
+    def check(self) -> None:
+        """Raise LedgerError if the run is finished, or another run has replaced it."""
+        now_s = self._clock.now()
+        if self._checked_s is not None and now_s - self._checked_s < CHECK_INTERVAL_S:
+            return
+        self._checked_s = now_s
+        if self._ledger.run_id() != self._run_id or self._ledger.final_report() is not None:
+            raise LedgerError(
+                f"{self._ledger.destination}: the run of this worker is over: the worker stops writing"
+            )
+
+
+def cpu_s() -> float:
+    """Return the processor seconds of all threads, in user and system mode."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def peak_memory_mb() -> float:
+    """Return the peak memory of the process in MiB, accurate to about 1 MiB."""
+    try:
+        # On Linux, a new process inherits the maximum of its parent everywhere but in this file.
+        found = _PEAK_KIB.search(_STATUS.read_bytes())
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) / 1024
+    # The BSDs and macOS report bytes, Linux reports KiB.
+    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+class WorkFigures(Protocol):
+    """Figures of the work on a run: of the model, and of other processes. Any thread may read them."""
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """The model's metadata; available once the model is loaded."""
+        ...
+
+    def statistics(self) -> PredictorStatistics:
+        """Return the model's statistics so far."""
+        ...
+
+    def reading(self) -> Sequence[str]:
+        """Return the objects that are being read."""
+        ...
+
+    def cpu_s(self) -> float:
+        """Return the processor time of other processes in seconds; 0 if there are none."""
+        return 0.0
+
+    def peak_memory_mb(self) -> float:
+        """Return the sum of the other processes' peak memory in MB; 0 if there are none."""
+        return 0.0
+
+
+class RunReporter:
+    """The writer of the report and the page of one run. Used by one thread.
+
+    Args:
+        work: The properties of the run. Without an observation, there is no page.
+        source: The source of the run.
+    """
+
+    def __init__(self, work: RunWork, source: str | Sequence[str]) -> None:
+        self._work = work
+        self._source = source if isinstance(source, str) else ", ".join(source)
+        self.page: str | None = None
+        """The URI of the page; set once the page is written."""
+        self._began_s = self._cpu_before_s = 0.0
+        self._elapsed_s = self._cpu_s = 0.0
+
+    def begin(self) -> None:
+        """Measure times from now on."""
+        self._began_s, self._cpu_before_s = self._work.clock.now(), cpu_s()
+        if self._work.observation is not None:
+            self._work.observation.begin(self._began_s)
+
+    def end(self) -> None:
+        """Measure times until now; counting the ledger and writing the report is not part of them."""
+        self._elapsed_s, self._cpu_s = self._work.clock.now() - self._began_s, cpu_s() - self._cpu_before_s
+
+    def make(
+        self,
+        totals: RunTotals,
+        figures: WorkFigures,
+        *,
+        objects: int,
+        resumed: bool,
+        stopped: Status | None = None,
+    ) -> Report:
+        """Return the report of the ledger's totals, this process's figures and those of the work.
+
+        Args:
+            totals: The totals of the run.
+            figures: The figures of the model and of other processes.
+            objects: The number of planned objects.
+            resumed: Whether the run continues the work of an earlier process.
+            stopped: The status of a run that stopped before its end.
+        """
+        suppressed = any(result.suppressed for result in totals.objects)
+        return make_report(
+            kind="transform" if self._work.settings.per_object else "stream",
+            status=stopped or ("failed" if suppressed else "complete"),
+            source=self._source,
+            output=self._work.ledger.destination,
+            model=figures.metadata.name,
+            objects=objects,
+            totals=totals,
+            progress=self._work.progress,
+            statistics=figures.statistics(),
+            elapsed_s=self._elapsed_s,
+            cpu_s=self._cpu_s + figures.cpu_s(),
+            peak_memory_mb=peak_memory_mb() + figures.peak_memory_mb(),
+            resumed=resumed,
+        )
+
+    def publish(self, report: Report) -> None:
+        """Write the report as JSON."""
+        self._work.ledger.publish(REPORT_NAME, orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
+
+    def write_page(self, report: Report, error: str = "") -> None:
+        """Write the page, if there is an observation."""
+        if self._work.observation is not None:
+            page = report_page(report, self._work.observation, settings=self._work.settings, error=error)
+            self._work.ledger.publish(PAGE_NAME, page)
+            self.page = self._work.ledger.destination + PAGE_NAME
+
+
+def make_report(
+    *,
+    kind: RunKind,
+    status: Status,
+    source: str,
+    output: str,
+    model: str,
+    objects: int,
+    totals: RunTotals,
+    progress: RunProgress,
+    statistics: PredictorStatistics,
+    elapsed_s: float,
+    cpu_s: float,
+    peak_memory_mb: float,
+    resumed: bool,
+) -> Report:
+    """Return the report of the ledger's totals and this process's figures."""
+    results, counts = totals.objects, totals.counts
+    suppressed_rows = sum(r.counts.rows_out for r in results if r.suppressed)
+    worst = sorted((r for r in results if r.counts.has_failures), key=_severity)
+    rows = progress.records - progress.records_before
+    return Report(
+        kind=kind,
+        status=status,
+        source=source,
+        output=output,
+        model=model,
+        objects=objects,
+        objects_done=totals.objects_done,
+        objects_with_failures=len(worst),
+        objects_broken=counts.objects_broken,
+        objects_suppressed=sum(r.suppressed for r in results),
+        records_in=counts.records_in,
+        rows_out=counts.rows_out - suppressed_rows,
+        rows_failed=counts.rows_failed,
+        rows_suppressed=suppressed_rows,
+        parts=totals.parts,
+        out_bytes=totals.out_bytes,
+        bytes_read=progress.bytes_read,
+        tasks=totals.tasks,
+        elapsed_s=round(elapsed_s, 3),
+        rows_per_s=round(rows / elapsed_s, 1) if elapsed_s > 0 else 0.0,
+        cpu_s=round(cpu_s, 3),
+        peak_memory_mb=round(peak_memory_mb, 1),
+        instance_busy_share=round(statistics.busy_share, 4),
+        instance_starved_s=round(statistics.starved_s, 3),
+        model_calls=statistics.calls,
+        retries=statistics.retries,
+        batches_closed_by={reason.value: count for reason, count in sorted(progress.closed_by.items())},
+        failures=dict(totals.failures),
+        failed_objects=[_failed_object_json(r) for r in worst[:_WORST_MAX]],
+        bytes_across_regions=[
+            {"from": c.from_region, "to": c.to_region, "bytes": c.nbytes} for c in totals.transfers
+        ],
+        tasks_left=dict(totals.tasks_left),
+        resumed=resumed,
+        records_replayed=progress.records_replayed,
+    )
+
+
+def _severity(result: ObjectResult) -> tuple[int, int]:
+    return -result.counts.objects_broken, -result.counts.rows_failed
+
+
+def _failed_object_json(result: ObjectResult) -> dict[str, Any]:
+    counts = result.counts
+    return {
+        "object": result.uri,
+        "records_in": counts.records_in,
+        "rows_failed": counts.rows_failed,
+        "broken": bool(counts.objects_broken),
+        "suppressed": result.suppressed,
+        "withheld": result.suppressed,  # the old key, for one release
+    }

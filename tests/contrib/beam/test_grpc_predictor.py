@@ -7,7 +7,7 @@ from concurrent.futures import wait
 import numpy as np
 import pytest
 
-from headrace.app.server_client import open_model_server
+from headrace.app.models import open_model_server
 from headrace.client.model_server import ModelAddress
 from headrace.client.model_server_grpc import may_be_about_rows
 from headrace.contrib.beam.remote import GrpcPredictor

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from headrace.app.predictors import PredictorOptions, open_predictor
+from headrace.app.models import PredictorOptions, open_predictor
 from headrace.contrib.beam.elements import ElementFailure, Inference, build_batch, element_bytes, inferences
 from headrace.contrib.beam.loaded_model import BatchResponses, LoadedModel, download_model, is_remote
 from headrace.core.errors import ConfigError, HeadraceError, MissingExtraError, RefusedRowsError

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.app.predictors import PredictorOptions, open_predictor
-from headrace.app.server_client import open_model_server
+from headrace.app.models import PredictorOptions, open_model_server, open_predictor
 from headrace.batching.bisect import Bisection
 from headrace.client.address import TOKEN_VARIABLE, resolve_address
 from headrace.client.model_server import ModelAddress, ModelServerClient

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self
 
 import numpy as np
 
-from headrace.app.predictors import ModelLike, PredictorOptions, open_predictor
+from headrace.app.models import ModelLike, PredictorOptions, open_predictor
 from headrace.contrib.ray.column_values import text_type_for
 from headrace.contrib.ray.inputs import (
     ColumnBatch,

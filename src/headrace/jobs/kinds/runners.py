@@ -31,10 +31,10 @@ from headrace.reports.report import REPORT_NAME, Report
 from headrace.runs.media_types import bare_type
 from headrace.runs.parts import check_folder
 from headrace.runs.run import Run
-from headrace.runs.runner import InProcessRunner, Locality
 from headrace.runs.sagemaker import FIELDS
 from headrace.runs.settings import OutputSettings, RunSettings, StreamSettings, TransformSettings
 from headrace.runs.spec import EXTENSION_TABLE, spec_of
+from headrace.runs.tasks import InProcessRunner, Locality
 from headrace.storage.local import LocalStore, remove_folder
 from headrace.storage.resolve import Stores
 

@@ -1,14 +1,18 @@
-"""Predictions for a caller: ``async for`` or ``for outcome in stream``, in source order."""
+"""Predictions of a source for a caller: ``async for`` or ``for outcome in stream``, in source order."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from headrace.app.models import ModelLike, PredictorOptions, open_run_predictor
 from headrace.core.block import Outcome
 from headrace.core.predictor import Predictor
-from headrace.runs.flow import Flow
+from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import ScoredBatch
+from headrace.runs.objects import plan_objects, select_infos
+from headrace.runs.settings import StreamSettings
+from headrace.storage.resolve import Stores
 
 
 class Stream:
@@ -96,3 +100,55 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.close)
+
+
+def stream(
+    source: str | Sequence[str],
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: StreamSettings | None = None,
+    options: PredictorOptions | None = None,
+    stores: Stores | None = None,
+) -> Stream:
+    """Return the predictions for a source as a stream, to be iterated once.
+
+    ::
+
+        async for outcome in headrace.stream("s3://bucket/day.tar.gz", model="churn.onnx"):
+            if outcome.ok:
+                ...  # outcome.outputs by name, outcome.record (raw bytes), outcome.position
+            else:
+                ...  # outcome.position, outcome.why, outcome.raw
+
+    Iterate with ``async for`` or ``for``. Each record yields one outcome (`Prediction` or
+    `Failure`), in source order. The source is read from the first iteration on, and only as far
+    ahead as the settings allow: a consumer that stops iterating stops the source. `Stream.batches`
+    yields whole batches with arrays, without an object for each record.
+
+    Args:
+        source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
+        model: A file (``model.onnx``, ``file.py``, ``file.py:Class``), ``module:Class``, a Model class,
+            or a Predictor.
+        endpoint: The URL of a served model, instead of `model`.
+        settings: Reading, mapping and batching of records; `StreamSettings.output` is ignored.
+        options: Model instances, or the protocol and limits of an endpoint.
+        stores: The object stores. By default all URI schemes, with credentials from the environment.
+
+    Raises:
+        ConfigError: At once, for invalid arguments; MissingExtraError names the extra to install.
+        HeadraceError: While iterating, after all earlier outcomes: the model does not load or breaks its
+            contract, or the source is empty or no longer reachable.
+    """
+    opened = open_run_predictor(model, endpoint, options, settings)
+    chosen_settings, chosen_stores = settings or StreamSettings(), stores or Stores()
+
+    def make_flow() -> Flow:
+        return open_flow(
+            plan_objects(select_infos(source, chosen_stores, chosen_settings), None),
+            chosen_stores,
+            opened.predictor,
+            chosen_settings,
+        )
+
+    return Stream(make_flow, opened.predictor)
