@@ -12,7 +12,8 @@ from cases import for_each
 from headrace.client.model_server_rest import read_responses
 from headrace.core.errors import DataError, EndpointRefusedError, LimitError
 from headrace.core.tensor import InferResponse, Tensor
-from headrace.protocols.oip_json import encode_error, encode_response
+from headrace.protocols.oip_documents import encode_error
+from headrace.protocols.oip_json import encode_response
 from headrace.protocols.sse import EventDecoder, encode_event, encode_events
 
 RESPONSES = [

@@ -76,7 +76,7 @@ async def _listings(model: str, params: dict[str, Any]) -> list[Any]:
 
 def _print_listings(listings: list[Any], *, json_lines: bool) -> None:
     if json_lines:
-        from headrace.protocols.oip_sequences import encode_listing  # noqa: PLC0415
+        from headrace.protocols.oip_documents import encode_listing  # noqa: PLC0415
 
         click.echo(orjson.dumps([orjson.Fragment(encode_listing(listing)) for listing in listings]))
         return

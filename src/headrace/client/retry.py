@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from headrace.protocols.oip_json import decode_error_kind
+from headrace.protocols.oip_documents import decode_error_kind
 
 BRIEF_ATTEMPTS_MAX = 3
 """The limit of attempts for a request whose rows may exhaust the memory."""

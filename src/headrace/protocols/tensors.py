@@ -198,40 +198,6 @@ def array_from_binary(
     return made.reshape(shape)
 
 
-def infer_raw_shape(name: str, datatype: str, declared: tuple[int, ...], size_bytes: int) -> tuple[int, ...]:
-    """Return the shape of an input from the number of its bytes.
-
-    Raises DataError if that leaves the shape open.
-
-    `declared` begins with the rows. One other size may be variable; then there is one row. A BYTES
-    input is one element.
-    """
-    inner = declared[1:]
-    if datatype == "BYTES":
-        if any(size > 1 for size in declared):
-            raise DataError(
-                f"tensor {name!r}: a raw request has one BYTES element, but the model takes {list(declared)}"
-            )
-        return (1,) * len(declared)
-    width = 2 if datatype == "BF16" else dtype_of(datatype).itemsize
-    varying = [i for i, size in enumerate(inner) if size < 0]
-    if len(varying) > 1:
-        raise DataError(
-            f"tensor {name!r}: more than one size of {list(declared)} is variable, "
-            "so the number of bytes does not give the shape"
-        )
-    unit = width * prod(size for size in inner if size >= 0)
-    if not unit or size_bytes % unit:
-        raise DataError(
-            f"tensor {name!r}: {size_bytes} bytes are not a multiple of the {unit} bytes of {list(declared)}"
-        )
-    count = size_bytes // unit
-    if not varying:
-        return (count, *inner)
-    at = varying[0]
-    return (1, *inner[:at], count, *inner[at + 1 :])
-
-
 def _bytes_elements(name: str, count: int, data: memoryview) -> Array:
     size, at = len(data), 0
     if count * _LENGTH.size > size:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.errors import MissingExtraError
-from headrace.protocols.oip_json import encode_error
+from headrace.protocols.oip_documents import encode_error
 from headrace.server.listener import DeferredResponse, DirectHandler, DirectResponse
 from headrace.server.overdue_watch import OverdueWatch, Watchable
 

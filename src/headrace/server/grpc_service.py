@@ -12,15 +12,7 @@ from typing import Any, Final, NoReturn
 
 from headrace.core.errors import ModelNotFoundError, UnsupportedError
 from headrace.jobs.access import Access, Scope
-from headrace.protocols.oip_grpc import repository
-from headrace.protocols.oip_grpc.health import (
-    NOT_SERVING,
-    SERVICE_UNKNOWN,
-    SERVING,
-    HealthCheckRequest,
-    encode_health,
-    encode_health_list,
-)
+from headrace.protocols.oip_grpc import server_info
 from headrace.protocols.oip_grpc.messages import (
     HEALTH,
     INFERENCE,
@@ -29,7 +21,15 @@ from headrace.protocols.oip_grpc.messages import (
     message_class,
     parse_message,
 )
-from headrace.protocols.oip_grpc.reflection import Reflection
+from headrace.protocols.oip_grpc.server_info import (
+    NOT_SERVING,
+    SERVICE_UNKNOWN,
+    SERVING,
+    HealthCheckRequest,
+    Reflection,
+    encode_health,
+    encode_health_list,
+)
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_inference import GrpcInference
 from headrace.server.grpc_observation import observe_methods
@@ -141,20 +141,20 @@ class GrpcService:
     async def _server_metadata(self, call: GrpcCall, _: bytes) -> bytes:
         self._inference.check(call)
         plane = self._dataplane
-        return repository.encode_server_metadata(plane.name, plane.version, plane.extensions)
+        return server_info.encode_server_metadata(plane.name, plane.version, plane.extensions)
 
     async def _model_metadata(self, call: GrpcCall, data: bytes) -> bytes:
         key = self._inference.check(call)
         request = parse_message(_METADATA_REQUEST, data)
         key.require_model(request.name)
         metadata = self._dataplane.metadata(request.name, request.version)
-        return repository.encode_metadata(metadata, self._dataplane.versions(request.name))
+        return server_info.encode_metadata(metadata, self._dataplane.versions(request.name))
 
     async def _model_config(self, call: GrpcCall, data: bytes) -> bytes:
         key = self._inference.check(call)
         request = parse_message(_CONFIG_REQUEST, data)
         key.require_model(request.name)
-        return repository.encode_config(self._dataplane.metadata(request.name, request.version))
+        return server_info.encode_config(self._dataplane.metadata(request.name, request.version))
 
     async def _model_statistics(self, call: GrpcCall, data: bytes) -> bytes:
         key = self._inference.check(call)
@@ -162,7 +162,7 @@ class GrpcService:
         if request.name:
             key.require_model(request.name)
         found = self._dataplane.statistics(request.name, request.version)
-        return repository.encode_statistics([s for s in found if key.permits_model(s.name)])
+        return server_info.encode_statistics([s for s in found if key.permits_model(s.name)])
 
     def _reflection(self, reflection: Reflection) -> StreamHandler:
         async def responses(
@@ -201,21 +201,21 @@ def _repository_methods(
 
     async def index(call: GrpcCall, data: bytes) -> bytes:
         inference.check(call, Scope.MODELS)
-        return repository.encode_index(
+        return server_info.encode_index(
             dataplane.index(ready=parse_message(index_request, data).ready), package
         )
 
     async def load(call: GrpcCall, data: bytes) -> bytes:
         key = inference.check(call, Scope.MODELS)
         request = parse_message(load_request, data)
-        name = repository.requested_model(request)
+        name = server_info.requested_model(request)
         key.require_model(name)
-        await dataplane.load(name, repository.load_parameters(request))
+        await dataplane.load(name, server_info.load_parameters(request))
         return load_response(model_name=name, isLoaded=True).SerializeToString()
 
     async def unload(call: GrpcCall, data: bytes) -> bytes:
         key = inference.check(call, Scope.MODELS)
-        name = repository.requested_model(parse_message(unload_request, data))
+        name = server_info.requested_model(parse_message(unload_request, data))
         key.require_model(name)
         await dataplane.unload(name)
         return unload_response(model_name=name, isUnloaded=True).SerializeToString()

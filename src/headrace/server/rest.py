@@ -12,7 +12,7 @@ import orjson
 
 from headrace.core.errors import UnsupportedError
 from headrace.jobs.access import ApiKey, Scope
-from headrace.protocols import oip_repository, oip_sequences
+from headrace.protocols import oip_documents
 from headrace.server import model_documents as documents
 from headrace.server.application import WebApp
 from headrace.server.dataplane import Dataplane
@@ -86,7 +86,7 @@ class ModelHandlers:
     async def server_metadata(self, exchange: Exchange) -> None:
         """Report the server and its extensions."""
         plane = self._dataplane
-        body = oip_repository.encode_server_metadata(plane.name, plane.version, plane.extensions)
+        body = oip_documents.encode_server_metadata(plane.name, plane.version, plane.extensions)
         await exchange.respond(200, body)
 
     @route("GET", "/v2/models", _INFER, documents.ModelNamesDocument)
@@ -101,7 +101,7 @@ class ModelHandlers:
         """Report a model with its inputs and outputs."""
         model, version = named_model(exchange)
         metadata = self._dataplane.metadata(model, version)
-        body = oip_repository.encode_model_metadata(metadata, self._dataplane.versions(model))
+        body = oip_documents.encode_model_metadata(metadata, self._dataplane.versions(model))
         await exchange.respond(200, body)
 
     @route(
@@ -121,7 +121,7 @@ class ModelHandlers:
     @route("GET", f"{MODEL}/config", _INFER, documents.ModelConfigDocument, errors=_METADATA_ERRORS)
     async def model_config(self, exchange: Exchange) -> None:
         """Report the configuration of a model in Triton's format."""
-        body = oip_repository.encode_model_config(self._dataplane.metadata(*named_model(exchange)))
+        body = oip_documents.encode_model_config(self._dataplane.metadata(*named_model(exchange)))
         await exchange.respond(200, body)
 
     @route("GET", "/v2/models/stats", _INFER, documents.StatisticsDocument)
@@ -131,7 +131,7 @@ class ModelHandlers:
         named = exchange.arguments
         found = self._dataplane.statistics(named.get("model_name", ""), named.get("model_version", ""))
         permits = _key(exchange).permits_model
-        await exchange.respond(200, oip_repository.encode_statistics([s for s in found if permits(s.name)]))
+        await exchange.respond(200, oip_documents.encode_statistics([s for s in found if permits(s.name)]))
 
     # The model repository
 
@@ -146,14 +146,14 @@ class ModelHandlers:
     )
     async def index(self, exchange: Exchange) -> None:
         """List every version of every model."""
-        ready = oip_repository.decode_index_request(await exchange.body(self._limits.body_bytes_max))
-        await exchange.respond(200, oip_repository.encode_index(self._dataplane.index(ready=ready)))
+        ready = oip_documents.decode_index_request(await exchange.body(self._limits.body_bytes_max))
+        await exchange.respond(200, oip_documents.encode_index(self._dataplane.index(ready=ready)))
 
     @route("POST", f"{_REPOSITORY}/load", _MODELS, documents.ChangedDocument, **_CHANGE)
     async def load(self, exchange: Exchange) -> None:
         """Load a model, or reload it."""
         model = exchange.arguments["model_name"]
-        parameters = oip_repository.decode_load_request(await exchange.body(self._limits.body_bytes_max))
+        parameters = oip_documents.decode_load_request(await exchange.body(self._limits.body_bytes_max))
         await self._dataplane.load(model, parameters)
         await exchange.respond(200, orjson.dumps({"name": model, "load": True}))
 
@@ -161,7 +161,7 @@ class ModelHandlers:
     async def unload(self, exchange: Exchange) -> None:
         """Unload a model."""
         model = exchange.arguments["model_name"]
-        oip_repository.decode_load_request(await exchange.body(self._limits.body_bytes_max))
+        oip_documents.decode_load_request(await exchange.body(self._limits.body_bytes_max))
         await self._dataplane.unload(model)
         await exchange.respond(200, orjson.dumps({"name": model, "unload": True}))
 
@@ -179,7 +179,7 @@ class ModelHandlers:
         """List live sequences of a model."""
         limit = read_query(documents.SequencesQuery, exchange.query).limit
         listing = self._dataplane.sequences(*named_model(exchange), limit=limit)
-        await exchange.respond(200, oip_sequences.encode_listing(listing))
+        await exchange.respond(200, oip_documents.encode_listing(listing))
 
     @route(
         "DELETE",

@@ -7,8 +7,9 @@ from typing import Final
 from headrace.core.handle import BODY, HandleRequest
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.jobs.access import Scope
-from headrace.protocols import generate, oip_json, sse
-from headrace.protocols.scheduling_parameters import apply_scheduling_parameters
+from headrace.protocols import oip_json, plain_bodies, sse
+from headrace.protocols.oip_documents import encode_error
+from headrace.protocols.oip_json import apply_scheduling_parameters
 from headrace.server import model_documents as documents
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import STATUS_DESCRIPTIONS, STOPPING, error_body, status_of
@@ -20,7 +21,7 @@ from headrace.server.settings import RestLimits
 HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
 _EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
 _NO_CACHE: Final = ((b"cache-control", b"no-cache"),)
-_STOPPING: Final = sse.encode_event(oip_json.encode_error(STOPPING))
+_STOPPING: Final = sse.encode_event(encode_error(STOPPING))
 _NONE: Final[Mapping[str, str]] = {}
 _OCTETS: Final = b"application/octet-stream"
 
@@ -150,7 +151,7 @@ class InferenceHandlers:
             await self.infer(exchange)
             return
         response = await self._infer_observed(exchange, model, version, request)
-        await self._respond(exchange, oip_json.WireBody(generate.encode_generate_response(response)))
+        await self._respond(exchange, oip_json.WireBody(plain_bodies.encode_generate_response(response)))
 
     @route("POST", f"{MODEL}/generate_stream", _INFER, **_GENERATE_REQUEST, **_STREAM)
     async def generate_stream(self, exchange: Exchange) -> None:
@@ -160,7 +161,9 @@ class InferenceHandlers:
         if request is None:
             await self.infer_stream(exchange)
             return
-        await self._respond_streaming(exchange, model, version, request, generate.encode_generate_response)
+        await self._respond_streaming(
+            exchange, model, version, request, plain_bodies.encode_generate_response
+        )
 
     async def _request(self, exchange: Exchange, metadata: ModelMetadata) -> oip_json.JsonWireRequest:
         """Return the decoded inference request, with its deadline and priority."""
@@ -195,10 +198,10 @@ class InferenceHandlers:
         """
         metadata = self._dataplane.metadata(model, version)
         body = await exchange.body(self._limits.body_bytes_max)
-        if HEADER_LENGTH in exchange.headers or generate.is_infer_request(body):
+        if HEADER_LENGTH in exchange.headers or plain_bodies.is_infer_request(body):
             exchange.put_back(body)
             return None
-        request = generate.decode_generate_request(body, metadata)
+        request = plain_bodies.decode_generate_request(body, metadata)
         return apply_scheduling_parameters(request, self._clock())
 
     async def _respond_streaming(
@@ -274,7 +277,7 @@ def read_request(
     length = headers.get(HEADER_LENGTH)
     json_bytes = None if length is None else oip_json.parse_header_length(length.decode("latin-1"))
     if json_bytes == 0:
-        return oip_json.decode_raw_request(body, metadata, bf16="float32")
+        return plain_bodies.decode_raw_request(body, metadata)
     wire = oip_json.decode_request(body, json_bytes, bf16="float32")
     if not wire.request.parameters:
         return wire

@@ -8,16 +8,16 @@ from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.statistics import BatchStatistics, Duration, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.protocols import oip_repository
+from headrace.protocols import oip_documents
+from headrace.protocols.oip_documents import encode_model_config, model_config
 from headrace.protocols.oip_grpc.messages import message_class
-from headrace.protocols.oip_grpc.repository import (
+from headrace.protocols.oip_grpc.server_info import (
     encode_config,
     encode_metadata,
     encode_statistics,
     load_parameters,
     requested_model,
 )
-from headrace.protocols.oip_repository import encode_model_config, model_config
 
 Config = message_class("ModelConfigResponse")
 Load = message_class("RepositoryModelLoadRequest")
@@ -100,7 +100,7 @@ def test_statistics_count_rows_and_calls():
     (model,) = (
         message_class("ModelStatisticsResponse").FromString(encode_statistics([statistics])).model_stats
     )
-    (over_rest,) = orjson.loads(oip_repository.encode_statistics([statistics]))["model_stats"]
+    (over_rest,) = orjson.loads(oip_documents.encode_statistics([statistics]))["model_stats"]
     assert over_rest["inference_count"] == model.inference_count
     assert over_rest["execution_count"] == model.execution_count
     assert (model.last_inference, model.inference_count, model.execution_count) == (5, 30, 4)
