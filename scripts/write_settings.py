@@ -44,7 +44,7 @@ from headrace.runs.settings import (
 )
 from headrace.runs.spec_extension import EXTENSION_SETTINGS, SpecKeys
 from headrace.server.jobs.sagemaker import SageMakerSettings
-from headrace.server.settings import DrainSettings, RestLimits, TlsFiles
+from headrace.server.listener import DrainSettings, RestLimits, TlsFiles
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.server.connection import ConnectionContext, HttpConnection
+from headrace.server.http import OverdueWatch
 from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
 from headrace.server.listener import DirectResponse
-from headrace.server.overdue_watch import OverdueWatch
 from server.manual_time import ManualTime
 from server.support import WAIT_S, Socket
 from servers.polling import wait_until
@@ -238,8 +238,8 @@ class ManualWatch(OverdueWatch):
         self.time = ManualTime()
         self.starts = 0
 
-    def watch(self, item, loop):
-        super().watch(item, self.time)
+    def watch(self, item, on_overdue, loop):
+        super().watch(item, on_overdue, self.time)
         self.starts += 1
 
 
@@ -268,7 +268,7 @@ def test_silence_within_a_body_is_refused(path, incomplete_s):
                 assert raw.read_to_end() == b""
         with opened.socket() as raw:
             assert path_and_body(raw.send(post(b"whole", path)).read_response())[1] == b"whole"
-        assert not opened.call(lambda: silent._due_s)
+        assert not opened.call(lambda: silent._due)
 
 
 @for_each("path", [b"/now", b"/long"])

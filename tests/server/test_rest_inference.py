@@ -6,11 +6,11 @@ from cases import for_each
 from headrace.core.errors import OverloadedError, UnauthenticatedError
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 from headrace.protocols.oip_json import JsonWireRequest, WireBody, encode_request
+from headrace.server.dataplane import bf16_outputs
 from headrace.server.errors import error_headers, quiet_status_of
 from headrace.server.observation import CURRENT, RequestObservation, observed_error_status
 from headrace.server.rest_inference import (
     HEADER_LENGTH,
-    bf16_outputs,
     content_headers,
     encode_response_body,
     read_request,

@@ -25,7 +25,7 @@ from headrace.core.settings import (
     parse_size,
 )
 from headrace.runs.settings import BY_PLACE
-from headrace.server.settings import TlsFiles
+from headrace.server.listener import TlsFiles
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _T = TypeVar("_T")

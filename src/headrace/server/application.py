@@ -1,11 +1,18 @@
-"""The ASGI application of a server: routes, guard, request ids, observers and errors."""
+"""The ASGI application of a server: it finds the route, guards it, and observes and answers the request.
+
+Keys are stored as digests and compared in constant time. Clients send them in the header
+``Authorization: Bearer``, or in gRPC metadata of the same name.
+"""
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from ipaddress import ip_address
 from secrets import token_hex
 from typing import Final
 
+from headrace.core.errors import ConfigError, ForbiddenError
+from headrace.jobs.access import Access
 from headrace.server.errors import (
     INTERNAL_ERROR,
     METHOD_NOT_ALLOWED,
@@ -17,7 +24,6 @@ from headrace.server.errors import (
     error_body,
     error_headers,
 )
-from headrace.server.guard import Guard
 from headrace.server.http import (
     JSON,
     AsgiReceive,
@@ -29,7 +35,7 @@ from headrace.server.http import (
     HttpTimeouts,
     SlowBodyError,
 )
-from headrace.server.listener import DirectHandler
+from headrace.server.listener import BODY_S_MAX, DirectHandler
 from headrace.server.observation import (
     CURRENT,
     Observer,
@@ -39,13 +45,16 @@ from headrace.server.observation import (
     observed_error_status,
 )
 from headrace.server.routes import Route
-from headrace.server.settings import BODY_S_MAX
 
 _log = logging.getLogger("headrace.server")
 
 KNOWN_PATHS_MAX: Final = 4096
 KNOWN_PATH_CHARS_MAX: Final = 256
 """Limits of the remembered paths. Paths with ids of jobs and sequences differ without end."""
+HOSTS_MAX: Final = 1024
+"""The maximum number of remembered ``Host`` headers. A page can send any number of them."""
+SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+"""The methods that change nothing."""
 _HTTP_ERROR: Final = "HTTPException"
 """The ``type`` of errors about the path or the method."""
 
@@ -65,7 +74,7 @@ class WebApp:
     def __init__(
         self,
         routes: Sequence[Route],
-        guard: Guard | None = None,
+        guard: "Guard | None" = None,
         *,
         body_s_max: float = BODY_S_MAX,
         clock: Callable[[], float] = time.monotonic,
@@ -92,9 +101,9 @@ class WebApp:
             else:
                 await self._serve_observed(exchange, self._observers)
         finally:
-            self.response_counters.add(exchange.action, exchange.status)
+            self.response_counters.sent[exchange.action, exchange.status] += 1
             if exchange.broken is not None:
-                self.response_counters.add_broken(exchange.action, exchange.broken)
+                self.response_counters.broken[exchange.action, exchange.broken] += 1
 
     async def _serve_observed(self, exchange: Exchange, observers: Observers) -> None:
         exchange.observation = observation = self._observation(exchange)
@@ -193,6 +202,113 @@ class WebApp:
             exchange.request_id = token_hex(16).encode()
         body = error_body(status, exchange.request_id.decode())
         await exchange.respond(status.http, body, JSON, extra)
+
+
+class Guard:
+    """The checks of every request.
+
+    Args:
+        access: The API keys; None requires no key.
+        bound_to: The address that the server listens on; empty for an application without a server.
+        allow_hosts: The names that the operator permits in ``Host`` and ``Origin``; ``*`` permits
+            every Host.
+
+    A server that is bound to a loopback address accepts loopback names and IP addresses as ``Host``,
+    and the allowed names. A page whose own name resolves to this machine cannot call it, because the
+    browser sends that name. A server on another address accepts every ``Host`` unless there are
+    allowed names, since load balancers and probes send many names.
+    """
+
+    def __init__(
+        self, access: Access | None = None, *, bound_to: str = "", allow_hosts: Iterable[str] = ()
+    ) -> None:
+        self.access = access or Access()
+        names = {name.lower().rstrip(".") for name in allow_hosts}
+        self._allowed = frozenset(names - {"*"})
+        self._checks_hosts = "*" not in names and (bool(names) or is_local(bound_to))
+        self._known_hosts: set[bytes] = {b""}
+        """Accepted ``Host`` headers. Requests without the header do not come from browsers."""
+
+    def is_plain(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return True if `check_source` would accept any request with these headers."""
+        return (
+            b"sec-fetch-site" not in headers
+            and b"origin" not in headers
+            and (not self._checks_hosts or headers.get(b"host", b"") in self._known_hosts)
+        )
+
+    def check_source(self, method: str, headers: Mapping[bytes, bytes], *, public: bool) -> None:
+        """Check the headers by which a browser says where a request comes from.
+
+        `public` is true for routes that need no key. Links of other sites to them are allowed.
+
+        Raises:
+            ForbiddenError: The ``Host`` is not a name of this server, or a page of another site sent
+                the request.
+        """
+        host = headers.get(b"host", b"")
+        if self._checks_hosts and host not in self._known_hosts:
+            self._check_host(host)
+        reads = method in SAFE_METHODS
+        if headers.get(b"sec-fetch-site") == b"cross-site" and not (public and reads):
+            raise ForbiddenError("cross-site browser requests are refused")
+        origin = headers.get(b"origin")
+        if origin is None or reads:
+            return
+        address = origin.partition(b"://")[2].lower()
+        if address != host.lower() and _host_name(address) not in self._allowed:
+            shown = origin[:80].decode("latin-1")
+            raise ForbiddenError(
+                f"a page of the origin {shown!r} may not send this request: call the server under the "
+                "page's own host, or start the server with --allow-host and the name of that host"
+            )
+
+    def _check_host(self, host: bytes) -> None:
+        name = _host_name(host)
+        if name not in self._allowed and not is_local(name) and not _is_address(name):
+            raise ForbiddenError(
+                f"the Host {name[:80]!r} is not a name of this server: "
+                "start the server with --allow-host and this name if it is"
+            )
+        if len(self._known_hosts) >= HOSTS_MAX:
+            self._known_hosts = {b""}
+        self._known_hosts.add(host)
+
+
+def _host_name(host: bytes) -> str:
+    """Return the lower-case name of a ``Host`` header, without port and final dot."""
+    text = host.decode("latin-1").lower()
+    if text.startswith("["):
+        return text.partition("]")[0].removeprefix("[")
+    return text.partition(":")[0].rstrip(".")
+
+
+def check_bind(host: str, *, guarded: bool, insecure: bool) -> None:
+    """Raise ConfigError for a public address without access control, unless `insecure` is true."""
+    if guarded or insecure or is_local(host):
+        return
+    raise ConfigError(
+        f"{host} is reachable from other machines and has no access control: pass --api-keys FILE or "
+        "--tls-client-ca FILE, or --insecure if another layer controls access"
+    )
+
+
+def is_local(host: str) -> bool:
+    """Return True if only this machine can reach the address."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class Endpoint:

@@ -6,7 +6,7 @@ exceptions to a status. Cancelling the task of a method cancels the work of the 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
@@ -31,11 +31,10 @@ from headrace.protocols.oip_grpc.server_info import (
     encode_health_list,
 )
 from headrace.server.dataplane import Dataplane
-from headrace.server.grpc_inference import GrpcInference
-from headrace.server.grpc_observation import observe_methods
-from headrace.server.grpc_streams import GrpcStreamSettings, InferenceStreams
+from headrace.server.errors import GrpcCode, quiet_status_of
+from headrace.server.grpc_inference import GrpcInference, GrpcStreamSettings, InferenceStreams
 from headrace.server.listener import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
-from headrace.server.observation import Observer, Observers, ResponseCounters
+from headrace.server.observation import CURRENT, Observer, Observers, RequestObservation, ResponseCounters
 
 INFERENCE_SERVICE: Final = f"{INFERENCE}.GRPCInferenceService"
 REPOSITORY_SERVICE: Final = f"{REPOSITORY}.ModelRepositoryService"
@@ -128,7 +127,7 @@ class GrpcService:
     # Probes have no key, so these three methods need none.
 
     async def _server_live(self, _call: GrpcCall, _: bytes) -> bytes:
-        return _LIVE(live=self._dataplane.live()).SerializeToString()
+        return _LIVE(live=True).SerializeToString()
 
     async def _server_ready(self, _call: GrpcCall, _: bytes) -> bytes:
         return _READY(ready=self._dataplane.ready()).SerializeToString()
@@ -293,3 +292,147 @@ class GrpcHealth:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_s):
                     await self._draining.wait()
+
+
+_OK: Final = GrpcCode.OK.name
+_CANCELLED: Final = GrpcCode.CANCELLED.name
+
+
+def observe_methods(
+    methods: Mapping[str, GrpcMethod],
+    counters: ResponseCounters,
+    observers: Observers | None,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, GrpcMethod]:
+    """Return the methods, wrapped so that each finished call is counted and observed.
+
+    `counters` count calls by the name of the method and the status code. A running call is
+    `CURRENT` while it is observed, so that its handler can fill the observation in. `clock` is the
+    clock of the engines.
+    """
+    observer = _CallObserver(counters, observers, clock)
+    return {
+        path: GrpcMethod(
+            None if method.unary is None else _unary(path, method.unary, observer),
+            None if method.stream is None else _stream(path, method.stream, observer),
+        )
+        for path, method in methods.items()
+    }
+
+
+class _CallObserver:
+    """The steps at the begin and at the end of every call."""
+
+    def __init__(
+        self, counters: ResponseCounters, observers: Observers | None, clock: Callable[[], float]
+    ) -> None:
+        self.counters = counters
+        self.is_observing = observers is not None
+        self._observers = observers
+        self._clock = clock
+
+    def begin(self, path: str, action: str, call: GrpcCall) -> RequestObservation | None:
+        if self._observers is None:
+            return None
+        observation = RequestObservation("grpc", "POST", path, began_s=self._clock(), header=call.metadata)
+        observation.action = action
+        CURRENT.set(observation)
+        self._observers.begin(observation)
+        return observation
+
+    def items(self, observation: RequestObservation, messages: Sequence[bytes]) -> None:
+        observation.on_items_sent(len(messages), self._clock())
+        observation.bytes_out += sum(map(len, messages))
+
+    def end(self, action: str, code: str, observation: RequestObservation | None) -> None:
+        self.counters.sent[action, code] += 1
+        if observation is not None and self._observers is not None:
+            observation.status, observation.ended_s = code, self._clock()
+            self._observers.end(observation)
+
+
+def _unary(path: str, handler: UnaryHandler, observer: _CallObserver) -> UnaryHandler:
+    action = path.rpartition("/")[2]
+    if not observer.is_observing:
+        return _count_calls(action, handler, observer.counters)
+
+    async def handle(call: GrpcCall, data: bytes) -> bytes:
+        observation = observer.begin(path, action, call)
+        code = _CANCELLED
+        try:
+            response = handler(call, data)
+            if not isinstance(response, bytes):
+                response = await response
+            code = _OK
+            if observation is not None:
+                observation.bytes_in, observation.bytes_out = len(data), len(response)
+        except Exception as error:
+            code = _record_error(error, observation)
+            raise
+        finally:
+            observer.end(action, code, observation)
+        return response
+
+    return handle
+
+
+def _count_calls(action: str, handler: UnaryHandler, counters: ResponseCounters) -> UnaryHandler:
+    """Return a handler that only counts, with the least work for each call."""
+
+    def counted(call: GrpcCall, data: bytes) -> bytes | Awaitable[bytes]:
+        try:
+            response = handler(call, data)
+        except Exception as error:
+            counters.sent[action, _record_error(error, None)] += 1
+            raise
+        if not isinstance(response, bytes):
+            return later(response)
+        counters.sent[action, _OK] += 1
+        return response
+
+    async def later(awaited: Awaitable[bytes]) -> bytes:
+        code = _CANCELLED
+        try:
+            response = await awaited
+            code = _OK
+        except Exception as error:
+            code = _record_error(error, None)
+            raise
+        finally:
+            counters.sent[action, code] += 1
+        return response
+
+    return counted
+
+
+def _stream(path: str, handler: StreamHandler, observer: _CallObserver) -> StreamHandler:
+    action = path.rpartition("/")[2]
+
+    async def counted(
+        call: GrpcCall, requests: AsyncIterator[bytes]
+    ) -> AsyncGenerator[Sequence[bytes], None]:
+        observation = observer.begin(path, action, call)
+        code = _CANCELLED
+        responses = handler(call, requests)
+        try:
+            async for batch in responses:
+                if observation is not None:
+                    observer.items(observation, batch)
+                yield batch
+            code = _OK
+        except Exception as error:
+            code = _record_error(error, observation)
+            raise
+        finally:
+            await responses.aclose()
+            observer.end(action, code, observation)
+
+    return counted
+
+
+def _record_error(error: Exception, observation: RequestObservation | None) -> str:
+    # The transport logs unexpected errors.
+    status = quiet_status_of(error)
+    if observation is not None:
+        observation.on_error(error, status)
+    return status.grpc.name

@@ -335,8 +335,8 @@ class HeadraceCollector(Collector):
                     _add(metric, (s.name, s.version, *labels), value)
             yield metric
         yield self._ready()
-        yield _counted(_RESPONSES, [(c.protocol, c.responses()) for c in self._counters])
-        yield _counted(_BROKEN, [(c.protocol, c.broken_streams()) for c in self._counters])
+        yield _counted(_RESPONSES, [(c.protocol, dict(c.sent)) for c in self._counters])
+        yield _counted(_BROKEN, [(c.protocol, dict(c.broken)) for c in self._counters])
         build = {"version": self._dataplane.version, "python": platform.python_version()}
         yield InfoMetricFamily(_BUILD.name.removesuffix("_info"), _BUILD.description, value=build)
 

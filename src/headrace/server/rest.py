@@ -14,17 +14,16 @@ from headrace.core.errors import UnsupportedError
 from headrace.jobs.access import ApiKey, Scope
 from headrace.protocols import oip_documents
 from headrace.server import model_documents as documents
-from headrace.server.application import WebApp
+from headrace.server.application import Guard, WebApp
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import NOT_FOUND, ErrorStatus, GrpcCode, StatusError
-from headrace.server.guard import Guard
 from headrace.server.http import Exchange
+from headrace.server.listener import RestLimits
 from headrace.server.observation import Observer
 from headrace.server.openapi import documentation_routes
 from headrace.server.rest_direct import ACTION, DirectInference
 from headrace.server.rest_inference import MODEL, InferenceHandlers, named_model
 from headrace.server.routes import Handler, Json, Route, read_query, route, routes_of
-from headrace.server.settings import RestLimits
 
 _INFER: Final = (Scope.INFER,)
 _MODELS: Final = (Scope.MODELS,)
@@ -196,7 +195,7 @@ class ModelHandlers:
         if not self._dataplane.cancel_sequence(model, version, id):
             why = f"model {model}: no sequence has the id {id[:200]!r}"
             raise StatusError(ErrorStatus(NOT_FOUND, GrpcCode.NOT_FOUND, why))
-        await exchange.respond_no_content()
+        await exchange.respond(204)
 
 
 def _key(exchange: Exchange) -> ApiKey:

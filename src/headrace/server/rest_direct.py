@@ -12,9 +12,9 @@ from typing_extensions import override
 from headrace.core.errors import ModelError
 from headrace.jobs.access import Scope
 from headrace.protocols import oip_json
+from headrace.server.application import Guard
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import CLIENT_DISCONNECTED, error_body, error_headers
-from headrace.server.guard import Guard
 from headrace.server.http import JSON, X_REQUEST_ID, Headers, compress_body, echoed_request_id
 from headrace.server.listener import DeferredResponse, DirectHandler, DirectResponse
 from headrace.server.observation import RequestObservation, ResponseCounters, observed_error_status
@@ -104,7 +104,7 @@ class DirectInference(DirectHandler):
             return None
         response = self._infer(route, header_map, body)
         if isinstance(response, DirectResponse):
-            self._counters.add(ACTION, response.status)
+            self._counters.sent[ACTION, response.status] += 1
         return response
 
     def _infer(self, target: _Target, headers: _HeaderMap, body: bytes) -> DirectResponse | DeferredResponse:
@@ -133,7 +133,7 @@ class DirectInference(DirectHandler):
             response = await deferred()
             status = response.status
         finally:
-            self._counters.add(ACTION, status)
+            self._counters.sent[ACTION, status] += 1
         return response
 
     async def _infer_deferred(

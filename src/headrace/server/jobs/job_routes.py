@@ -1,4 +1,4 @@
-"""The routes of jobs: submit, get, list, wait, follow, cancel, retry, delete.
+"""The routes of jobs and of their queues.
 
 The route of events sends the state of a job now and after every change. It has no log behind it: a
 client that was away receives the current state, not all earlier ones. The id of an event identifies
@@ -8,13 +8,14 @@ the state that it reports, so a client that reconnects with ``Last-Event-ID`` re
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Final
+from dataclasses import asdict
+from typing import Any, Final
 
 import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import Scope
-from headrace.jobs.documents import change_tag, history_document, job_document, same_state
+from headrace.jobs.documents import change_tag, history_document, job_document, queue_document, same_state
 from headrace.jobs.job import Job
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.service import CHANGE_SCOPES
@@ -29,6 +30,7 @@ from headrace.server.jobs.api import (
     Api,
     client_key,
     job_id_of,
+    queue_of,
     respond_job,
     respond_json,
 )
@@ -37,14 +39,21 @@ from headrace.server.jobs.documents import (
     JobDocument,
     JobsQuery,
     PageDocument,
+    QueueChangeDocument,
+    QueueDocument,
+    QueuesDocument,
+    ScaleDocument,
+    ScaleQuery,
     SubmissionDocument,
     WaitQuery,
 )
-from headrace.server.routes import BINARY, Json, read_pairs, read_query, route
+from headrace.server.routes import BINARY, Json, read_json, read_pairs, read_query, route
 
 _READ: Final = (Scope.READ,)
 _SUBMIT: Final = (Scope.SUBMIT,)
+_OPERATE: Final = (Scope.OPERATE,)
 _PATH: Final = "/v1/jobs/{job_id}"
+_QUEUE: Final = "/v1/queues/{queue}"
 _HEARTBEAT: Final = b": still here\n\n"
 _EVENT_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _SUBMISSION: Final = (
@@ -184,10 +193,69 @@ class JobHandlers:
         job = await self._run(self._service.get, client_key(exchange), job_id_of(exchange))
         last_tag = exchange.header(b"last-event-id") or ""
         if job.state.ended and last_tag == change_tag(job):
-            await exchange.respond_no_content()
+            await exchange.respond(204)
             return
         async with aclosing(_event_stream(self._api, job, last_tag)) as events:
             await exchange.respond_streaming(CONTENT_TYPE.encode(), events, _EVENT_HEADERS)
+
+
+class QueueHandlers:
+    """The handlers of the routes of queues. Their docstrings are the descriptions for clients."""
+
+    def __init__(self, api: Api) -> None:
+        self._service = api.service
+        self._run = api.thread_pool.run
+
+    @route("GET", "/v1/queues", _READ, QueuesDocument, errors=ERRORS)
+    async def list_queues(self, exchange: Exchange) -> None:
+        """List all queues that have ever had a job, sorted by name."""
+        statuses = await self._run(self._service.queues, client_key(exchange))
+        queues = [queue_document(status.settings, status.counts) for status in statuses]
+        await respond_json(exchange, {"queues": queues})
+
+    @route("GET", _QUEUE, _READ, QueueDocument, errors=ERRORS)
+    async def get_queue(self, exchange: Exchange) -> None:
+        """Return a queue. A queue that never had a job is empty."""
+        status = await self._run(self._service.queue, client_key(exchange), queue_of(exchange))
+        await respond_json(exchange, queue_document(status.settings, status.counts))
+
+    @route(
+        "PATCH", _QUEUE, _OPERATE, QueueDocument, request=(QueueChangeDocument,), errors=(*ERRORS, 408, 413)
+    )
+    async def limit_queue(self, exchange: Exchange) -> None:
+        """Limit the waiting jobs of a queue. Submissions beyond the limit get the status 429."""
+        change = read_json(QueueChangeDocument, await exchange.body(DOCUMENT_BYTES_MAX))
+        await self._change(exchange, pending_max=change.pending_max)
+
+    @route("POST", f"{_QUEUE}/pause", _OPERATE, QueueDocument, errors=ERRORS)
+    async def pause_queue(self, exchange: Exchange) -> None:
+        """Stop handing out jobs of a queue. Running jobs continue, and submissions are accepted."""
+        await self._change(exchange, paused=True)
+
+    @route("POST", f"{_QUEUE}/drain", _OPERATE, QueueDocument, errors=ERRORS)
+    async def drain_queue(self, exchange: Exchange) -> None:
+        """Refuse submissions to a queue. Its jobs are still processed."""
+        await self._change(exchange, draining=True)
+
+    @route("POST", f"{_QUEUE}/resume", _OPERATE, QueueDocument, errors=ERRORS)
+    async def resume_queue(self, exchange: Exchange) -> None:
+        """Hand out jobs of a queue and accept submissions again."""
+        await self._change(exchange, paused=False, draining=False)
+
+    @route("GET", f"{_QUEUE}/scale", _READ, ScaleDocument, query=ScaleQuery, errors=ERRORS)
+    async def scale(self, exchange: Exchange) -> None:
+        """Return the number of workers that a queue needs.
+
+        If the number is unknown, the response is an error, never 0.
+        """
+        slots = read_query(ScaleQuery, exchange.query).slots_per_worker
+        key, queue = client_key(exchange), queue_of(exchange)
+        await respond_json(exchange, asdict(await self._run(self._service.scale, key, queue, slots)))
+
+    async def _change(self, exchange: Exchange, **changes: Any) -> None:
+        key, queue = client_key(exchange), queue_of(exchange)
+        status = await self._run(self._service.change_queue, key, queue, changes)
+        await respond_json(exchange, queue_document(status.settings, status.counts))
 
 
 def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submission:
