@@ -41,12 +41,11 @@ REPOSITORY_SERVICE: Final = f"{REPOSITORY}.ModelRepositoryService"
 HEALTH_SERVICE: Final = f"{HEALTH}.Health"
 
 _UNSUPPORTED: Final = {
-    "SystemSharedMemoryStatus": "shared memory is not offered: send tensors in raw_input_contents",
-    "SystemSharedMemoryRegister": "shared memory is not offered: send tensors in raw_input_contents",
-    "SystemSharedMemoryUnregister": "shared memory is not offered: send tensors in raw_input_contents",
-    "CudaSharedMemoryStatus": "CUDA shared memory is not offered: send tensors in raw_input_contents",
-    "CudaSharedMemoryRegister": "CUDA shared memory is not offered: send tensors in raw_input_contents",
-    "CudaSharedMemoryUnregister": "CUDA shared memory is not offered: send tensors in raw_input_contents",
+    **{
+        f"{kind}SharedMemory{verb}": f"{text}shared memory is not offered: send tensors in raw_input_contents"
+        for kind, text in (("System", ""), ("Cuda", "CUDA "))
+        for verb in ("Status", "Register", "Unregister")
+    },
     "TraceSetting": "trace settings cannot be changed over the network",
     "LogSettings": "log settings cannot be changed over the network",
 }

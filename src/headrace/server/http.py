@@ -230,10 +230,10 @@ class Exchange:
             raise _too_large(bytes_max)
         return body
 
-    async def while_connected(self, awaitable: Awaitable[Any]) -> Any:
+    async def while_connected(self, awaitable: Awaitable[Any], *, at_once: bool = False) -> Any:
         """Await and return the result. Cancel the awaitable if the client disconnects first.
 
-        The connection is watched only after `DISCONNECT_WATCH_AFTER_S` seconds.
+        The connection is watched only after `DISCONNECT_WATCH_AFTER_S` seconds, unless `at_once` is true.
 
         Raises:
             DisconnectedError: The client disconnected.
@@ -242,7 +242,10 @@ class Exchange:
         assert task is not None
         watch = _DisconnectWatch(self.receive, task)
         responses = self._timeouts.responses
-        responses.watch(watch, watch.start, asyncio.get_running_loop())
+        if at_once:
+            watch.start()
+        else:
+            responses.watch(watch, watch.start, asyncio.get_running_loop())
         try:
             return await awaitable
         except asyncio.CancelledError:
@@ -251,7 +254,8 @@ class Exchange:
             raise
         finally:
             responses.done(watch)
-            watch.end()
+            if watch.watching is not None:
+                watch.watching.cancel()
 
     # Response
 
@@ -306,24 +310,19 @@ class Exchange:
         if self.request_id is not None:
             headers.append((X_REQUEST_ID, self.request_id))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        task = asyncio.current_task()
-        assert task is not None
-        watch = _DisconnectWatch(self.receive, task)
-        watch.start()
         try:
-            async for part in parts:
-                if self.observation is not None:
-                    self.observation.bytes_out += len(part)
-                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+            await self.while_connected(self._send_parts(parts), at_once=True)
         except asyncio.CancelledError:
-            if watch.disconnected and task.uncancel() == 0:
-                raise DisconnectedError from None
             if on_cancel is not None:
                 await self._send({"type": "http.response.body", "body": on_cancel})
             raise
-        finally:
-            watch.end()
         await self._send({"type": "http.response.body", "body": b""})
+
+    async def _send_parts(self, parts: AsyncIterator[bytes]) -> None:
+        async for part in parts:
+            if self.observation is not None:
+                self.observation.bytes_out += len(part)
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 class _BodyTimeout:
@@ -344,26 +343,22 @@ class _BodyTimeout:
 class _DisconnectWatch:
     """Cancels a task when the client disconnects."""
 
-    __slots__ = ("_receive", "_task", "_watching", "disconnected")
+    __slots__ = ("_receive", "_task", "disconnected", "watching")
 
     def __init__(self, receive: AsgiReceive, task: "asyncio.Task[Any]") -> None:
         self._receive = receive
         self._task = task
-        self._watching: asyncio.Task[None] | None = None
+        self.watching: asyncio.Task[None] | None = None
         self.disconnected = False
 
     def start(self) -> None:
-        self._watching = asyncio.ensure_future(self._watch())
+        self.watching = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.disconnected = True
         self._task.cancel()
-
-    def end(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
 
 
 def _too_large(bytes_max: int) -> LimitError:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from secrets import token_hex
 from typing import Any, Final, Protocol
 
@@ -45,73 +45,47 @@ def safe_id(text: str | None) -> str:
     return text if text is not None and _SAFE_ID.fullmatch(text) else ""
 
 
+@dataclass(eq=False, slots=True)
 class RequestObservation:
-    """The data about one request so far. Times are seconds of the clock that engines use.
+    """The data about one request so far. Times are seconds of the clock that engines use."""
 
-    `header` returns a header, or an item of gRPC metadata, by its lower-case name.
-    """
+    protocol: str
+    method: str
+    path: str
+    _: KW_ONLY
+    began_s: float
+    header: Callable[[str], str | None]
+    """Returns a header, or an item of gRPC metadata, by its lower-case name."""
+    began_ns: int = field(default_factory=time.time_ns)
+    """Nanoseconds since the epoch at `began_s`."""
+    ended_s: float = 0.0
+    action: str = UNKNOWN
+    model: str = ""
+    version: str = ""
+    status: int | str = 0
+    """The status that was sent: an HTTP status, or a gRPC code by name."""
+    failure: tuple[str, ErrorStatus] | None = None
+    """The class name of the error, and its status; also of an error after the start of a stream."""
+    request_id: str = ""
+    """The id of the response: the client's, or a generated one."""
+    body_id: str = ""
+    client: str = ""
+    """The name of the API key, never the key."""
+    rows: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    streamed: bool = False
+    items: int = 0
+    """The number of stream items that were sent."""
+    first_item_s: float | None = None
+    times: RequestTimes = field(default_factory=RequestTimes)
+    trace_id: str = ""
+    span: Any = None
+    """The span of the tracer."""
 
-    __slots__ = (
-        "action",
-        "began_ns",
-        "began_s",
-        "body_id",
-        "bytes_in",
-        "bytes_out",
-        "client",
-        "ended_s",
-        "failure",
-        "first_item_s",
-        "header",
-        "items",
-        "method",
-        "model",
-        "path",
-        "protocol",
-        "request_id",
-        "rows",
-        "span",
-        "status",
-        "streamed",
-        "times",
-        "trace_id",
-        "version",
-    )
-
-    def __init__(
-        self, protocol: str, method: str, path: str, *, began_s: float, header: Callable[[str], str | None]
-    ) -> None:
-        self.protocol = protocol
-        self.method = method
-        self.path = path
-        self.header = header
-        self.began_s = began_s
-        self.began_ns = time.time_ns()
-        """Nanoseconds since the epoch at `began_s`."""
-        self.ended_s = began_s
-        self.action = UNKNOWN
-        self.model = ""
-        self.version = ""
-        self.status: int | str = 0
-        """The status that was sent: an HTTP status, or a gRPC code by name."""
-        self.failure: tuple[str, ErrorStatus] | None = None
-        """The class name of the error, and its status; also of an error after the start of a stream."""
-        self.request_id = safe_id(header(REQUEST_ID)) or token_hex(16)
-        """The id of the response: the client's, or a generated one."""
-        self.body_id = ""
-        self.client = ""
-        """The name of the API key, never the key."""
-        self.rows = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
-        self.streamed = False
-        self.items = 0
-        """The number of stream items that were sent."""
-        self.first_item_s: float | None = None
-        self.times = RequestTimes()
-        self.trace_id = ""
-        self.span: Any = None
-        """The span of the tracer."""
+    def __post_init__(self) -> None:
+        self.ended_s = self.began_s
+        self.request_id = safe_id(self.header(REQUEST_ID)) or token_hex(16)
 
     def on_route(self, action: str, arguments: Mapping[str, str]) -> None:
         """Record the route of the request, and the model that its path names."""

@@ -247,8 +247,7 @@ def model_app(
             dataplane,
             app.response_counters,
             guard,
-            body_bytes_max=limits.body_bytes_max,
-            gzip_bytes_min=limits.gzip_bytes_min,
+            limits,
             find=lambda path: _find_inference(app, path),
             clock=clock,
         )

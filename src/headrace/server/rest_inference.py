@@ -102,10 +102,8 @@ class InferenceHandlers:
         metadata = self._dataplane.metadata(model, version)
         wire = await self._request(exchange, metadata)
         response = await self._infer(exchange, model, version, wire.request)
-        body = encode_response_body(response, wire, metadata)
-        content_type, extra = content_headers(body)
-        bytes_min = self._limits.gzip_bytes_min
-        await exchange.respond(200, body.body, content_type, extra, gzip_bytes_min=bytes_min)
+        encoded = encode_response_body(response, wire, metadata)
+        await exchange.respond(200, *encoded, gzip_bytes_min=self._limits.gzip_bytes_min)
 
     @route("POST", f"{MODEL}/infer_stream", _INFER, **_REQUEST, **_STREAM)
     async def infer_stream(self, exchange: Exchange) -> None:
@@ -309,20 +307,16 @@ def read_opaque_request(headers: Mapping[bytes, bytes], body: bytes) -> HandleRe
 
 def encode_response_body(
     response: InferResponse, wire: oip_json.JsonWireRequest, metadata: ModelMetadata
-) -> oip_json.WireBody:
-    """Return the encoded response in the form that the request selects.
+) -> tuple[bytes, bytes, Headers]:
+    """Return a response in the form that the request selects, its content type, and further headers.
 
     Raise the errors of `oip_json.encode_response`.
     """
     binary = wire.binary if wire.binary_default or wire.binary_by_name else False
-    return oip_json.encode_response(response, binary=binary, datatypes=bf16_outputs(metadata))
-
-
-def content_headers(body: oip_json.WireBody) -> tuple[bytes, Headers]:
-    """Return the content type of a response, and the extra headers of binary tensors."""
-    if body.json_bytes is None:
-        return JSON, ()
-    return _OCTETS, ((HEADER_LENGTH, b"%d" % body.json_bytes),)
+    encoded = oip_json.encode_response(response, binary=binary, datatypes=bf16_outputs(metadata))
+    if encoded.json_bytes is None:
+        return encoded.body, JSON, ()
+    return encoded.body, _OCTETS, ((HEADER_LENGTH, b"%d" % encoded.json_bytes),)
 
 
 def parse_form(content_type: bytes, body: bytes) -> dict[str, bytes]:
