@@ -17,7 +17,7 @@ from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import Access, ApiKey, Scope, parse_keys
 from headrace.server.application import Guard, WebApp, check_bind
 from headrace.server.dataplane import Dataplane
-from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings, Tls
+from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.grpc_asgi import GrpcHttp2Server
 from headrace.server.grpc_inference import GrpcStreamSettings
 from headrace.server.grpc_service import GrpcService
@@ -176,7 +176,7 @@ def _grpc_listener(service: GrpcService, options: ServerOptions, port: int) -> L
     settings = GrpcAioSettings(
         host=options.host,
         port=port,
-        tls=None if tls is None else Tls(tls.certificate, tls.key, tls.client_ca),
+        tls=tls,
         message_bytes_max=options.limits.body_bytes_max,
     )
     return GrpcAioServer(service, settings)

@@ -1,4 +1,10 @@
-"""Inference over gRPC: decode a request, call the dataplane, encode the response."""
+"""Inference over gRPC: the methods ModelInfer and ModelStreamInfer over a dataplane.
+
+ModelStreamInfer has two response formats ("dialects"). MLServer: the first message names the model,
+and an error ends the call. Triton: every message is a separate request to any model. Its responses
+are sent when they are ready, and an error is one more response. A client cannot tell the two message
+types apart, so call metadata or a setting of the listener selects the format.
+"""
 
 import asyncio
 import time
@@ -17,20 +23,55 @@ from headrace.server.errors import ERROR_KIND, status_of
 from headrace.server.listener import GrpcCall, StreamDialect
 from headrace.server.observation import CURRENT, RequestObservation
 
+DIALECT_KEY: Final = "headrace-stream-dialect"
+"""The key of the call metadata that selects the format of one stream."""
+CANCEL_NOTICE_S: Final = 0.005
+"""The seconds between the end of the messages of a cancelled call and the cancellation. gRPC
+transports report the end first, and a sequence that ends with its stream must know the difference.
+"""
+GRPC_ERROR_KEY: Final = "triton_grpc_error"
+"""The key of the call metadata by which a Triton client requests that an error ends the stream."""
+_QUEUE_EMPTY: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcStreamSettings:
+    """The settings of gRPC streams.
+
+    In a Triton stream, `requests_max` limits the concurrent requests and `responses_max` the
+    responses that wait to be sent.
+    """
+
+    dialect: StreamDialect = "mlserver"
+    requests_max: int = 64
+    responses_max: int = 16
+
+    def __post_init__(self) -> None:
+        if self.dialect not in ("mlserver", "triton"):
+            raise ConfigError(f"the stream dialect must be mlserver or triton, not {self.dialect!r}")
+        if min(self.requests_max, self.responses_max) < 1:
+            raise ConfigError("requests_max and answers_max of streams must be at least 1")
+
 
 class GrpcInference:
-    """The parts that unary calls and streams share.
+    """The methods of inference, and the steps that they share.
 
     Args:
         dataplane: The models.
         access: The API keys, checked before a request is decoded; None requires no key.
         now: Monotonic seconds of the dataplane's clock.
+        streams: The response format and the limits of streams.
     """
 
     def __init__(
-        self, dataplane: Dataplane, access: Access | None = None, now: Callable[[], float] = time.monotonic
+        self,
+        dataplane: Dataplane,
+        access: Access | None = None,
+        now: Callable[[], float] = time.monotonic,
+        streams: GrpcStreamSettings | None = None,
     ) -> None:
         self.dataplane = dataplane
+        self.streams = streams or GrpcStreamSettings()
         self._access = access or Access()
         self._now = now
 
@@ -104,67 +145,23 @@ class GrpcInference:
             observation.version = response.model_version or wire.version
         return self.encode(wire, response)
 
-
-DIALECT_KEY: Final = "headrace-stream-dialect"
-"""The key of the call metadata that selects the format of one stream."""
-CANCEL_NOTICE_S: Final = 0.005
-"""The seconds between the end of the messages of a cancelled call and the cancellation. gRPC
-transports report the end first, and a sequence that ends with its stream must know the difference.
-"""
-GRPC_ERROR_KEY: Final = "triton_grpc_error"
-"""The key of the call metadata by which a Triton client requests that an error ends the stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcStreamSettings:
-    """The settings of gRPC streams.
-
-    In a Triton stream, `requests_max` limits the concurrent requests and `responses_max` the
-    responses that wait to be sent.
-    """
-
-    dialect: StreamDialect = "mlserver"
-    requests_max: int = 64
-    responses_max: int = 16
-
-    def __post_init__(self) -> None:
-        if self.dialect not in ("mlserver", "triton"):
-            raise ConfigError(f"the stream dialect must be mlserver or triton, not {self.dialect!r}")
-        if min(self.requests_max, self.responses_max) < 1:
-            raise ConfigError("requests_max and answers_max of streams must be at least 1")
-
-
-class InferenceStreams:
-    """The method ModelStreamInfer in both formats."""
-
-    def __init__(self, inference: GrpcInference, settings: GrpcStreamSettings) -> None:
-        self._inference = inference
-        self._settings = settings
-
     def model_stream_infer(
         self, call: GrpcCall, messages: AsyncIterator[bytes]
     ) -> AsyncGenerator[Sequence[bytes], None]:
-        """Handle one stream in the format that its metadata or the listener selects."""
-        key = self._inference.check(call)
-        if self._dialect(call) == "triton":
-            return _TritonStream(self._inference, self._settings, call, key).response_batches(messages)
-        return _mlserver_responses(self._inference, self._settings, call, key, messages)
-
-    def _dialect(self, call: GrpcCall) -> str:
-        chosen = call.metadata(DIALECT_KEY)
-        if chosen is None:
-            return "triton" if call.metadata(GRPC_ERROR_KEY) else self._settings.dialect
-        if chosen not in ("mlserver", "triton"):
-            raise DataError(f"{DIALECT_KEY} must be mlserver or triton, not {chosen[:40]!r}")
-        return chosen
+        """Handle one ModelStreamInfer in the format that its metadata or the listener selects."""
+        key = self.check(call)
+        dialect = call.metadata(DIALECT_KEY)
+        if dialect is None:
+            dialect = "triton" if call.metadata(GRPC_ERROR_KEY) else self.streams.dialect
+        if dialect not in ("mlserver", "triton"):
+            raise DataError(f"{DIALECT_KEY} must be mlserver or triton, not {dialect[:40]!r}")
+        if dialect == "triton":
+            return _TritonStream(self, call, key).response_batches(messages)
+        return _mlserver_responses(self, call, key, messages)
 
 
 async def _mlserver_responses(
-    inference: GrpcInference,
-    settings: GrpcStreamSettings,
-    call: GrpcCall,
-    key: ApiKey,
-    messages: AsyncIterator[bytes],
+    inference: GrpcInference, call: GrpcCall, key: ApiKey, messages: AsyncIterator[bytes]
 ) -> AsyncGenerator[Sequence[bytes], None]:
     first = await anext(messages, None)
     if first is None:
@@ -173,7 +170,7 @@ async def _mlserver_responses(
     if wire.empty_final:
         # Only Triton clients set this parameter.
         async with aclosing(
-            _TritonStream(inference, settings, call, key).response_batches(messages, wire)
+            _TritonStream(inference, call, key).response_batches(messages, wire)
         ) as response_batches:
             async for response in response_batches:
                 yield response
@@ -270,15 +267,11 @@ class _SingleModelRequests:
             )
 
 
-_QUEUE_EMPTY: Final = object()
-
-
 class _TritonStream:
     """One stream in Triton's format: every message is a separate request."""
 
-    def __init__(
-        self, inference: GrpcInference, settings: GrpcStreamSettings, call: GrpcCall, key: ApiKey
-    ) -> None:
+    def __init__(self, inference: GrpcInference, call: GrpcCall, key: ApiKey) -> None:
+        settings = inference.streams
         self._inference = inference
         self._call = call
         self._key = key

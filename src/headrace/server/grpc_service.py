@@ -32,7 +32,7 @@ from headrace.protocols.oip_grpc.server_info import (
 )
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import GrpcCode, quiet_status_of
-from headrace.server.grpc_inference import GrpcInference, GrpcStreamSettings, InferenceStreams
+from headrace.server.grpc_inference import GrpcInference, GrpcStreamSettings
 from headrace.server.listener import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.server.observation import CURRENT, Observer, Observers, RequestObservation, ResponseCounters
 
@@ -77,14 +77,11 @@ class GrpcService:
         self.response_counters = ResponseCounters("grpc")
         self._observers = None if observers is None else Observers(observers)
         self._now = now
-        settings = streams or GrpcStreamSettings()
         self._dataplane = dataplane
-        self._inference = GrpcInference(dataplane, access, now)
-        self._streams = InferenceStreams(self._inference, settings)
+        self._inference = GrpcInference(dataplane, access, now, streams)
         self._health = GrpcHealth(
             self._inference, (INFERENCE_SERVICE, REPOSITORY_SERVICE), poll_s=health_poll_s
         )
-        self._wrapped_streams = settings.dialect == "triton"
 
     def drain(self) -> None:
         """Report in health checks that the server stops. Watches end."""
@@ -109,12 +106,13 @@ class GrpcService:
             HEALTH_SERVICE: {"Check": self._health.check, "List": self._health.list},
         }
         streams: dict[str, StreamHandler] = {
-            f"/{INFERENCE_SERVICE}/ModelStreamInfer": self._streams.model_stream_infer,
+            f"/{INFERENCE_SERVICE}/ModelStreamInfer": self._inference.model_stream_infer,
             f"/{HEALTH_SERVICE}/Watch": self._health.watch,
         }
+        wrapped_streams = self._inference.streams.dialect == "triton"
         for package in REFLECTIONS:
             path = f"/{package}.ServerReflection/ServerReflectionInfo"
-            streams[path] = self._reflection(Reflection(package, wrapped_streams=self._wrapped_streams))
+            streams[path] = self._reflection(Reflection(package, wrapped_streams=wrapped_streams))
         methods = {
             f"/{service}/{name}": GrpcMethod(unary=unary)
             for service, unaries in table.items()

@@ -101,27 +101,7 @@ def echoed_request_id(sent: bytes) -> bytes | None:
 
 
 class Exchange:
-    """One request and its response. Each request creates one, so the object is small."""
-
-    __slots__ = (
-        "_read",
-        "_scope",
-        "_send",
-        "_timeouts",
-        "action",
-        "arguments",
-        "broken",
-        "headers",
-        "key",
-        "method",
-        "observation",
-        "path",
-        "query",
-        "receive",
-        "request_id",
-        "started",
-        "status",
-    )
+    """One request and its response."""
 
     def __init__(
         self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend, timeouts: HttpTimeouts

@@ -31,7 +31,6 @@ from headrace.server.jobs.api import (
     client_key,
     job_id_of,
     queue_of,
-    respond_job,
     respond_json,
 )
 from headrace.server.jobs.documents import (
@@ -116,7 +115,7 @@ class JobHandlers:
         submission = await self._run(_read, exchange, body, limits)
         reply = await self._api.submit(client_key(exchange), submission)
         location = {b"location": f"/v1/jobs/{reply.job.id}"}
-        await respond_job(exchange, reply.job, 202 if reply.created else 200, location)
+        await respond_json(exchange, job_document(reply.job), 202 if reply.created else 200, location)
 
     @route("GET", "/v1/jobs", _READ, PageDocument, query=JobsQuery, errors=(*ERRORS, 413))
     async def find(self, exchange: Exchange) -> None:
@@ -143,7 +142,7 @@ class JobHandlers:
         """Return a job. With `wait`, respond when the job has ended or the time has passed."""
         wait_s = read_query(WaitQuery, exchange.query).wait
         job = await self._api.wait_for_job(client_key(exchange), job_id_of(exchange), wait_s)
-        await respond_job(exchange, job)
+        await respond_json(exchange, job_document(job))
 
     @route("GET", f"{_PATH}/history", _READ, HistoryDocument, errors=(*ERRORS, 404))
     async def history(self, exchange: Exchange) -> None:
@@ -158,7 +157,7 @@ class JobHandlers:
         Repeating the request has no further effect.
         """
         job = await self._run(self._service.cancel, client_key(exchange), job_id_of(exchange))
-        await respond_job(exchange, job)
+        await respond_json(exchange, job_document(job))
 
     @route("POST", f"{_PATH}/retry", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
     async def retry(self, exchange: Exchange) -> None:
@@ -167,7 +166,7 @@ class JobHandlers:
         It is due now, with a new count of attempts.
         """
         job = await self._run(self._service.retry, client_key(exchange), job_id_of(exchange))
-        await respond_job(exchange, job)
+        await respond_json(exchange, job_document(job))
 
     @route("DELETE", _PATH, _SUBMIT, JobDocument, errors=(*ERRORS, 404, 409))
     async def delete(self, exchange: Exchange) -> None:
@@ -177,7 +176,7 @@ class JobHandlers:
         other key needs `admin`.
         """
         job = await self._run(self._service.delete, client_key(exchange), job_id_of(exchange))
-        await respond_job(exchange, job)
+        await respond_json(exchange, job_document(job))
 
     @route(
         "GET",
