@@ -1,4 +1,4 @@
-"""All gRPC methods over a dataplane in one table, independent of the transport.
+"""All gRPC methods over a dataplane in one table, counted and observed, independent of the transport.
 
 A transport (`grpc_aio`, `grpc_asgi`) looks a `GrpcMethod` up by its path, runs it, and maps its
 exceptions to a status. Cancelling the task of a method cancels the work of the model.
@@ -6,8 +6,9 @@ exceptions to a status. Cancelling the task of a method cancels the work of the 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from headrace.core.errors import ModelNotFoundError, UnsupportedError
@@ -40,6 +41,15 @@ INFERENCE_SERVICE: Final = f"{INFERENCE}.GRPCInferenceService"
 REPOSITORY_SERVICE: Final = f"{REPOSITORY}.ModelRepositoryService"
 HEALTH_SERVICE: Final = f"{HEALTH}.Health"
 
+_OK: Final = GrpcCode.OK.name
+_CANCELLED: Final = GrpcCode.CANCELLED.name
+_LIVE: Any = message_class("ServerLiveResponse")
+_READY: Any = message_class("ServerReadyResponse")
+_MODEL_READY: Any = message_class("ModelReadyResponse")
+_MODEL_READY_REQUEST: Any = message_class("ModelReadyRequest")
+_METADATA_REQUEST: Any = message_class("ModelMetadataRequest")
+_CONFIG_REQUEST: Any = message_class("ModelConfigRequest")
+_STATISTICS_REQUEST: Any = message_class("ModelStatisticsRequest")
 _UNSUPPORTED: Final = {
     **{
         f"{kind}SharedMemory{verb}": f"{text}shared memory is not offered: send tensors in raw_input_contents"
@@ -171,15 +181,6 @@ class GrpcService:
         return responses
 
 
-_LIVE: Any = message_class("ServerLiveResponse")
-_READY: Any = message_class("ServerReadyResponse")
-_MODEL_READY: Any = message_class("ModelReadyResponse")
-_MODEL_READY_REQUEST: Any = message_class("ModelReadyRequest")
-_METADATA_REQUEST: Any = message_class("ModelMetadataRequest")
-_CONFIG_REQUEST: Any = message_class("ModelConfigRequest")
-_STATISTICS_REQUEST: Any = message_class("ModelStatisticsRequest")
-
-
 def _repository_methods(
     dataplane: Dataplane, inference: GrpcInference, package: str
 ) -> dict[str, UnaryHandler]:
@@ -291,10 +292,6 @@ class GrpcHealth:
                     await self._draining.wait()
 
 
-_OK: Final = GrpcCode.OK.name
-_CANCELLED: Final = GrpcCode.CANCELLED.name
-
-
 def observe_methods(
     methods: Mapping[str, GrpcMethod],
     counters: ResponseCounters,
@@ -317,60 +314,56 @@ def observe_methods(
     }
 
 
+@dataclass(frozen=True, slots=True)
 class _CallObserver:
-    """The steps at the begin and at the end of every call."""
+    """The counters and observers of calls."""
 
-    def __init__(
-        self, counters: ResponseCounters, observers: Observers | None, clock: Callable[[], float]
-    ) -> None:
-        self.counters = counters
-        self.is_observing = observers is not None
-        self._observers = observers
-        self._clock = clock
+    counters: ResponseCounters
+    observers: Observers | None
+    clock: Callable[[], float]
 
-    def begin(self, path: str, action: str, call: GrpcCall) -> RequestObservation | None:
-        if self._observers is None:
-            return None
-        observation = RequestObservation("grpc", "POST", path, began_s=self._clock(), header=call.metadata)
-        observation.action = action
-        CURRENT.set(observation)
-        self._observers.begin(observation)
-        return observation
-
-    def items(self, observation: RequestObservation, messages: Sequence[bytes]) -> None:
-        observation.on_items_sent(len(messages), self._clock())
-        observation.bytes_out += sum(map(len, messages))
-
-    def end(self, action: str, code: str, observation: RequestObservation | None) -> None:
-        self.counters.sent[action, code] += 1
-        if observation is not None and self._observers is not None:
-            observation.status, observation.ended_s = code, self._clock()
-            self._observers.end(observation)
+    @contextmanager
+    def observe(self, path: str, call: GrpcCall) -> Generator[RequestObservation | None, None, None]:
+        """Observe a call, and count it at its end. Yield its observation, if there are observers."""
+        action = path.rpartition("/")[2]
+        observation: RequestObservation | None = None
+        if self.observers is not None:
+            observation = RequestObservation("grpc", "POST", path, began_s=self.clock(), header=call.metadata)
+            observation.action = action
+            CURRENT.set(observation)
+            self.observers.begin(observation)
+        code = _CANCELLED
+        try:
+            yield observation
+            code = _OK
+        except Exception as error:
+            # The transport logs unexpected errors.
+            status = quiet_status_of(error)
+            code = status.grpc.name
+            if observation is not None:
+                observation.on_error(error, status)
+            raise
+        finally:
+            self.counters.sent[action, code] += 1
+            if observation is not None and self.observers is not None:
+                observation.status, observation.ended_s = code, self.clock()
+                self.observers.end(observation)
 
 
 def _unary(path: str, handler: UnaryHandler, observer: _CallObserver) -> UnaryHandler:
-    action = path.rpartition("/")[2]
-    if not observer.is_observing:
-        return _count_calls(action, handler, observer.counters)
+    if observer.observers is None:
+        return _count_calls(path.rpartition("/")[2], handler, observer.counters)
 
-    async def handle(call: GrpcCall, data: bytes) -> bytes:
-        observation = observer.begin(path, action, call)
-        code = _CANCELLED
-        try:
+    async def observed(call: GrpcCall, data: bytes) -> bytes:
+        with observer.observe(path, call) as observation:
             response = handler(call, data)
             if not isinstance(response, bytes):
                 response = await response
-            code = _OK
             if observation is not None:
                 observation.bytes_in, observation.bytes_out = len(data), len(response)
-        except Exception as error:
-            code = _record_error(error, observation)
-            raise
-        finally:
-            observer.end(action, code, observation)
         return response
 
-    return handle
+    return observed
 
 
 def _count_calls(action: str, handler: UnaryHandler, counters: ResponseCounters) -> UnaryHandler:
@@ -380,7 +373,7 @@ def _count_calls(action: str, handler: UnaryHandler, counters: ResponseCounters)
         try:
             response = handler(call, data)
         except Exception as error:
-            counters.sent[action, _record_error(error, None)] += 1
+            counters.sent[action, quiet_status_of(error).grpc.name] += 1
             raise
         if not isinstance(response, bytes):
             return later(response)
@@ -393,7 +386,7 @@ def _count_calls(action: str, handler: UnaryHandler, counters: ResponseCounters)
             response = await awaited
             code = _OK
         except Exception as error:
-            code = _record_error(error, None)
+            code = quiet_status_of(error).grpc.name
             raise
         finally:
             counters.sent[action, code] += 1
@@ -403,33 +396,15 @@ def _count_calls(action: str, handler: UnaryHandler, counters: ResponseCounters)
 
 
 def _stream(path: str, handler: StreamHandler, observer: _CallObserver) -> StreamHandler:
-    action = path.rpartition("/")[2]
-
-    async def counted(
+    async def observed(
         call: GrpcCall, requests: AsyncIterator[bytes]
     ) -> AsyncGenerator[Sequence[bytes], None]:
-        observation = observer.begin(path, action, call)
-        code = _CANCELLED
-        responses = handler(call, requests)
-        try:
-            async for batch in responses:
-                if observation is not None:
-                    observer.items(observation, batch)
-                yield batch
-            code = _OK
-        except Exception as error:
-            code = _record_error(error, observation)
-            raise
-        finally:
-            await responses.aclose()
-            observer.end(action, code, observation)
+        with observer.observe(path, call) as observation:
+            async with aclosing(handler(call, requests)) as batches:
+                async for batch in batches:
+                    if observation is not None:
+                        observation.on_items_sent(len(batch), observer.clock())
+                        observation.bytes_out += sum(map(len, batch))
+                    yield batch
 
-    return counted
-
-
-def _record_error(error: Exception, observation: RequestObservation | None) -> str:
-    # The transport logs unexpected errors.
-    status = quiet_status_of(error)
-    if observation is not None:
-        observation.on_error(error, status)
-    return status.grpc.name
+    return observed
