@@ -5,6 +5,7 @@ Keys are stored as digests and compared in constant time. Clients send them in t
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ipaddress import ip_address
@@ -338,82 +339,62 @@ NOWHERE: Final = Endpoint({}, {})
 """The result for unknown paths."""
 
 
-class _Node:
-    """The routes that share the first segments of their paths."""
-
-    __slots__ = ("literals", "name", "parameter", "routes", "takes_rest")
-
-    def __init__(self) -> None:
-        self.routes: dict[str, Route] = {}
-        self.literals: dict[str, _Node] = {}
-        self.parameter: _Node | None = None
-        self.name = ""
-        """The name of the parameter that leads to this node."""
-        self.takes_rest = False
-
-    def child(self, segment: str) -> "_Node":
-        if not segment.startswith("{"):
-            return self.literals.setdefault(segment, _Node())
-        if self.parameter is None:
-            self.parameter = _Node()
-        name, _, kind = segment[1:-1].partition(":")
-        self.parameter.name, self.parameter.takes_rest = name, kind == "path"
-        return self.parameter
-
-
 class Router:
     """The lookup of routes by path. A literal segment precedes a parameter."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._known: dict[str, Endpoint] = {}
         """The results for paths that were requested before, so that a repeated path costs one lookup."""
-        self._root = _Node()
+        by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
-            node = self._root
-            for segment in route.path.split("/")[1:]:
-                node = node.child(segment)
-            assert route.method not in node.routes, f"two routes for {route.method} {route.path}"
-            node.routes[route.method] = route
+            methods = by_path.setdefault(route.path, {})
+            assert route.method not in methods, f"two routes for {route.method} {route.path}"
+            methods[route.method] = route
+        patterns: list[str] = []
+        self._by_group: dict[int | None, tuple[dict[str, Route], list[str]]] = {}
+        """The routes of a path and the names of its parameters, by the group of the path in the pattern."""
+        group = 1
+        for path in sorted(by_path, key=_precedence):
+            names = [segment[1:-1].partition(":")[0] for segment in path.split("/") if segment[:1] == "{"]
+            patterns.append(f"({'/'.join(map(_segment_pattern, path.split('/')))})")
+            self._by_group[group] = (by_path[path], names)
+            group += 1 + len(names)
+        self._pattern = re.compile("|".join(patterns), re.DOTALL)
 
     def find(self, path: str) -> Endpoint:
         """Return the routes of a path, or `NOWHERE`."""
         known = self._known.get(path)
         if known is not None:
             return known
-        found = self._search(path.split("/"))
-        if len(path) <= KNOWN_PATH_CHARS_MAX and found is not NOWHERE:
+        found = self._search(path)
+        if found is None and path.endswith("/"):
+            found = self._search(path[:-1])
+            if found is not None and not all(route.is_lenient for route in found.routes.values()):
+                return NOWHERE
+        if found is None:
+            return NOWHERE
+        if len(path) <= KNOWN_PATH_CHARS_MAX:
             if len(self._known) >= KNOWN_PATHS_MAX:
                 self._known.clear()
             self._known[path] = found
         return found
 
-    def _search(self, segments: list[str]) -> Endpoint:
-        found = _find(self._root, segments, 1)
-        if found is None and not segments[-1] and len(segments) > 2:
-            found = _find(self._root, segments[:-1], 1)
-            if found is not None and not all(route.is_lenient for route in found[0].routes.values()):
-                return NOWHERE
-        return NOWHERE if found is None else Endpoint(found[0].routes, found[1])
+    def _search(self, path: str) -> Endpoint | None:
+        match = self._pattern.fullmatch(path)
+        if match is None or match.lastindex is None:
+            return None
+        # The group of the whole path ends last.
+        group = match.lastindex
+        routes, names = self._by_group[group]
+        return Endpoint(routes, dict(zip(names, match.groups()[group : group + len(names)], strict=True)))
 
 
-def _find(node: _Node, segments: list[str], at: int) -> tuple[_Node, dict[str, str]] | None:
-    if at == len(segments):
-        return (node, {}) if node.routes else None
-    segment = segments[at]
-    literal = node.literals.get(segment)
-    if literal is not None:
-        found = _find(literal, segments, at + 1)
-        if found is not None:
-            return found
-    parameter = node.parameter
-    if parameter is None:
-        return None
-    if parameter.takes_rest:
-        rest = "/".join(segments[at:])
-        return (parameter, {parameter.name: rest}) if rest else None
-    if not segment:
-        return None
-    found = _find(parameter, segments, at + 1)
-    if found is not None:
-        found[1][parameter.name] = segment
-    return found
+def _segment_pattern(segment: str) -> str:
+    if segment[:1] != "{":
+        return re.escape(segment)
+    return "(.+)" if segment.endswith(":path}") else "([^/]+)"
+
+
+def _precedence(path: str) -> list[int]:
+    """Return a sort key by which literal segments come first, and segments with the rest of a path last."""
+    return [(segment[:1] == "{") + segment.endswith(":path}") for segment in path.split("/")]
