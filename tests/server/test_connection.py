@@ -342,6 +342,18 @@ def test_response_before_the_end_of_a_silent_body_is_finished():
         assert raw.read_to_end() == b""
 
 
+@for_each("before", [b"", post(b"x")])
+def test_head_that_does_not_arrive_in_time_closes_the_connection(before):
+    """Both the first head of a connection and a later one."""
+    heads = OverdueWatch(0.05)
+    with running_listener(heads=heads) as opened, opened.socket() as raw:
+        if before:
+            assert path_and_body(raw.send(before).read_response())[1] == b"x"
+        raw.send(b"POST /now HTTP/1.1\r\n")
+        assert raw.read_to_end() == b""
+        assert not opened.call(lambda: heads._due)
+
+
 def test_large_body_becomes_an_asgi_exchange(echo, monkeypatch):
     monkeypatch.setattr("headrace.server.connection.DIRECT_BODY_BYTES_MAX", 1000)
     with echo.socket() as raw:

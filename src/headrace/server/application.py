@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from ipaddress import ip_address
 from secrets import token_hex
 from typing import Final
@@ -312,14 +313,12 @@ def _is_address(host: str) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """The routes of one path by method, with the values of the parameters in a requested path."""
 
-    __slots__ = ("arguments", "routes")
-
-    def __init__(self, routes: Mapping[str, Route], arguments: Mapping[str, str]) -> None:
-        self.routes = routes
-        self.arguments = arguments
+    routes: Mapping[str, Route]
+    arguments: Mapping[str, str]
 
     def find(self, method: str) -> Route | None:
         """Return the route of a method, or None."""

@@ -29,7 +29,7 @@ _PARSER: Final = _httptools.__name__
 HEAD_BYTES_MAX: Final = 64 << 10
 """The maximum size of the request line and headers."""
 HEAD_S_MAX: Final = 30.0
-"""The maximum seconds for the head of a request to arrive."""
+"""The maximum seconds for the head of a request to arrive, or a little more."""
 BODY_IDLE_S_MAX: Final = 60.0
 """The maximum seconds between two parts of a request body, or a little more."""
 DIRECT_WAIT_S_MAX: Final = 0.5
@@ -47,6 +47,7 @@ class ConnectionContext:
     """The state that all connections of one listener share."""
 
     direct: DirectHandler | None = None
+    heads: OverdueWatch = field(default_factory=lambda: OverdueWatch(HEAD_S_MAX))
     idle: OverdueWatch = field(default_factory=lambda: OverdueWatch(KEEP_ALIVE_S))
     incomplete: OverdueWatch = field(default_factory=lambda: OverdueWatch(DIRECT_WAIT_S_MAX))
     silent: OverdueWatch = field(default_factory=lambda: OverdueWatch(BODY_IDLE_S_MAX))
@@ -68,13 +69,13 @@ class HttpConnection(_HttpToolsProtocol):
     def __init__(self, *, shared: ConnectionContext, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._direct = shared.direct
+        self._heads = shared.heads
         self._idle = shared.idle
         self._incomplete_watch = shared.incomplete
         self._silent_watch = shared.silent
         self._in_head = True
         self._in_body = False
         self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
         self._body_parts: list[bytes] | None = None
         """The parts of the body so far, of a request that may be answered directly; else None."""
         self._body_bytes = 0
@@ -86,11 +87,11 @@ class HttpConnection(_HttpToolsProtocol):
         self, transport: asyncio.Transport
     ) -> None:
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_S_MAX, transport.close)
+        self._heads.watch(self, transport.close, self.loop)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_head_timer()
+        self._heads.done(self)
         if self._response_task is not None:
             self._response_task.cancel()
         self._release()
@@ -116,8 +117,8 @@ class HttpConnection(_HttpToolsProtocol):
         self._head_bytes += len(data) if began_in_head else 0
         if self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(431, f"the head of the request is larger than {HEAD_BYTES_MAX} bytes")
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
+        elif self not in self._heads:
+            self._heads.watch(self, self.transport.close, self.loop)
 
     @override
     def on_message_begin(self) -> None:
@@ -135,7 +136,7 @@ class HttpConnection(_HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._in_body = True
-        self._cancel_head_timer()
+        self._heads.done(self)
         if self._direct is None:
             super().on_headers_complete()
         elif self._may_be_direct() and (route := self._direct.route(self.url)) is not None:
@@ -288,11 +289,6 @@ class HttpConnection(_HttpToolsProtocol):
 
     # Errors
 
-    def _cancel_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
     @override
     def send_400_response(self, msg: str) -> None:
         self._release()
@@ -304,7 +300,7 @@ class HttpConnection(_HttpToolsProtocol):
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        self._cancel_head_timer()
+        self._heads.done(self)
         self.transport.write(head.encode() + body)
         self.transport.close()
 

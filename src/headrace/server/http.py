@@ -8,6 +8,7 @@ import gzip
 import re
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
@@ -185,7 +186,9 @@ class Exchange:
 
     async def _read_body(self, bytes_max: int) -> bytes:
         loop = asyncio.get_running_loop()
-        limit = _BodyTimeout(asyncio.current_task(loop))
+        task = asyncio.current_task(loop)
+        assert task is not None
+        limit = _BodyTimeout(task)
         bodies = self._timeouts.bodies
         bodies.watch(limit, limit.on_overdue, loop)
         try:
@@ -199,7 +202,7 @@ class Exchange:
                     whole += message.get("body", b"")
                 body = bytes(whole)
         except asyncio.CancelledError:
-            if limit.passed and limit.task.uncancel() == 0:
+            if limit.passed and task.uncancel() == 0:
                 raise SlowBodyError from None
             raise
         finally:
@@ -305,40 +308,35 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
 
+@dataclass(eq=False, slots=True)
 class _BodyTimeout:
     """Cancels a task that waits too long for a body."""
 
-    __slots__ = ("passed", "task")
-
-    def __init__(self, task: "asyncio.Task[Any] | None") -> None:
-        assert task is not None
-        self.task = task
-        self.passed = False
+    task: asyncio.Task[Any]
+    passed: bool = False
 
     def on_overdue(self) -> None:
         self.passed = True
         self.task.cancel()
 
 
+@dataclass(eq=False, slots=True)
 class _DisconnectWatch:
     """Cancels a task when the client disconnects."""
 
-    __slots__ = ("_receive", "_task", "disconnected", "watching")
-
-    def __init__(self, receive: AsgiReceive, task: "asyncio.Task[Any]") -> None:
-        self._receive = receive
-        self._task = task
-        self.watching: asyncio.Task[None] | None = None
-        self.disconnected = False
+    receive: AsgiReceive
+    task: asyncio.Task[Any]
+    watching: asyncio.Task[None] | None = None
+    disconnected: bool = False
 
     def start(self) -> None:
         self.watching = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self.receive())["type"] != "http.disconnect":
             pass
         self.disconnected = True
-        self._task.cancel()
+        self.task.cancel()
 
 
 def _too_large(bytes_max: int) -> LimitError:
