@@ -280,6 +280,17 @@ def binary_values(name: str, datatype: str, data: Array) -> bytes | Array:
 
 def _length_prefixed(name: str, values: list[object]) -> bytes:
     parts: list[bytes] = []
+    for element in byte_elements(name, values):
+        parts += (_LENGTH.pack(len(element)), element)
+    return b"".join(parts)
+
+
+def byte_elements(name: str, values: list[object]) -> list[bytes]:
+    """Return the elements of a BYTES tensor as bytes.
+
+    Raises DataError for an element that is neither bytes nor text that UTF-8 can encode.
+    """
+    elements: list[bytes] = []
     for i, value in enumerate(values):
         try:
             element = value.encode() if isinstance(value, str) else value
@@ -289,8 +300,8 @@ def _length_prefixed(name: str, values: list[object]) -> bytes:
             ) from None
         if not isinstance(element, bytes):
             raise _not_bytes(name, i, value)
-        parts += (_LENGTH.pack(len(element)), element)
-    return b"".join(parts)
+        elements.append(element)
+    return elements
 
 
 def float32_from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

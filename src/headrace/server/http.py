@@ -135,6 +135,12 @@ class Exchange:
             self.request_id = echoed_request_id(self.request_id)
         self._read: bytes | None = None
 
+    @property
+    def client(self) -> ApiKey:
+        """The key of the client, in the handler of a route with a scope."""
+        assert self.key is not None, "the route has no scope"
+        return self.key
+
     def header(self, name: bytes) -> str | None:
         """Return a header by its lower-case name, or None."""
         value = self.headers.get(name)

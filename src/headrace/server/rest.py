@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 
 from headrace.core.errors import UnsupportedError
-from headrace.jobs.access import ApiKey, Scope
+from headrace.jobs.access import Scope
 from headrace.protocols import oip_documents
 from headrace.server import model_documents as documents
 from headrace.server.application import Guard, WebApp
@@ -91,7 +91,7 @@ class ModelHandlers:
     @route("GET", "/v2/models", _INFER, documents.ModelNamesDocument)
     async def models(self, exchange: Exchange) -> None:
         """List the ready models that the client's key permits."""
-        permits = _key(exchange).permits_model
+        permits = exchange.client.permits_model
         names = sorted({e.name for e in self._dataplane.index(ready=True) if permits(e.name)})
         await exchange.respond(200, orjson.dumps({"models": names}))
 
@@ -129,7 +129,7 @@ class ModelHandlers:
         """Report the statistics of one model, or of all that the client's key permits."""
         named = exchange.arguments
         found = self._dataplane.statistics(named.get("model_name", ""), named.get("model_version", ""))
-        permits = _key(exchange).permits_model
+        permits = exchange.client.permits_model
         await exchange.respond(200, oip_documents.encode_statistics([s for s in found if permits(s.name)]))
 
     # The model repository
@@ -196,11 +196,6 @@ class ModelHandlers:
             why = f"model {model}: no sequence has the id {id[:200]!r}"
             raise StatusError(ErrorStatus(NOT_FOUND, GrpcCode.NOT_FOUND, why))
         await exchange.respond(204)
-
-
-def _key(exchange: Exchange) -> ApiKey:
-    assert exchange.key is not None, "the route has no scope"
-    return exchange.key
 
 
 def model_routes(

@@ -128,12 +128,6 @@ class Api:
             self.service.leave(waiter)
 
 
-def client_key(exchange: Exchange) -> ApiKey:
-    """Return the key of the client. The application has checked its scopes."""
-    assert exchange.key is not None, "the route has no scope"
-    return exchange.key
-
-
 def job_id_of(exchange: Exchange) -> str:
     """Return the job id of the path.
 

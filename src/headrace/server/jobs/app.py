@@ -26,7 +26,6 @@ from headrace.server.jobs.api import (
     Api,
     ApiSettings,
     BoundedThreadPool,
-    client_key,
     job_id_of,
     respond_json,
 )
@@ -181,7 +180,7 @@ class PayloadHandlers:
     async def result(self, exchange: Exchange) -> None:
         """Return the result of a completed job."""
         query = read_query(ResultQuery, exchange.query)
-        key, job_id = client_key(exchange), job_id_of(exchange)
+        key, job_id = exchange.client, job_id_of(exchange)
         if query.wait:
             await self._api.wait_for_job(key, job_id, query.wait)
         if query.redirect and (url := await self._run(self._service.result_url, key, job_id)):
@@ -202,7 +201,7 @@ class PayloadHandlers:
         # Without the tag, the range could belong to another result.
         start = int(range_match[1]) if range_match else 0
         etag = exchange.header(b"if-range") or "" if start else None
-        stream = self._service.open_result(client_key(exchange), job_id, start, etag=etag)
+        stream = self._service.open_result(exchange.client, job_id, start, etag=etag)
         return stream, next(stream.pieces, b"")
 
     @route("POST", "/v1/uploads", (Scope.SUBMIT,), UploadDocument, status=201, errors=ERRORS)
@@ -211,7 +210,7 @@ class PayloadHandlers:
 
         Name the finished upload in the submission as `upload`.
         """
-        upload = await self._run(self._service.begin_upload, client_key(exchange))
+        upload = await self._run(self._service.begin_upload, exchange.client)
         url = upload.url or f"/v1/uploads/{upload.id}"
         document = {"id": upload.id, "method": "PUT", "url": url, "expires_in_s": upload.expires_s}
         await respond_json(exchange, document, 201, {b"location": url})
@@ -235,7 +234,7 @@ class PayloadHandlers:
         if self._api.uploads.locked():
             raise OverloadedError("too many uploads are running", retry_after_s=RETRY_AFTER_S)
         async with self._api.uploads:
-            writer = await self._run(self._service.open_upload, client_key(exchange), upload_id)
+            writer = await self._run(self._service.open_upload, exchange.client, upload_id)
             await _receive_upload(self._api, exchange, writer)
         await respond_json(exchange, {"id": upload_id, "size_bytes": writer.nbytes}, 201)
 

@@ -28,7 +28,6 @@ from headrace.server.jobs.api import (
     DOCUMENT_BYTES_MAX,
     ERRORS,
     Api,
-    client_key,
     job_id_of,
     queue_of,
     respond_json,
@@ -113,7 +112,7 @@ class JobHandlers:
         limits = self._service.settings.submission_limits
         body = await exchange.body(limits.inline_bytes_max + DOCUMENT_BYTES_MAX)
         submission = await self._run(_read, exchange, body, limits)
-        reply = await self._api.submit(client_key(exchange), submission)
+        reply = await self._api.submit(exchange.client, submission)
         location = {b"location": f"/v1/jobs/{reply.job.id}"}
         await respond_json(exchange, job_document(reply.job), 202 if reply.created else 200, location)
 
@@ -132,7 +131,7 @@ class JobHandlers:
             created_from_ms=query.created_from_ms,
             created_before_ms=query.created_before_ms,
         )
-        key = client_key(exchange)
+        key = exchange.client
         page = await self._run(self._service.find, key, wanted, after=query.after, limit=query.limit)
         document = {"jobs": list(map(job_document, page.jobs)), "next_after": page.next_after}
         await respond_json(exchange, document)
@@ -141,13 +140,13 @@ class JobHandlers:
     async def get(self, exchange: Exchange) -> None:
         """Return a job. With `wait`, respond when the job has ended or the time has passed."""
         wait_s = read_query(WaitQuery, exchange.query).wait
-        job = await self._api.wait_for_job(client_key(exchange), job_id_of(exchange), wait_s)
+        job = await self._api.wait_for_job(exchange.client, job_id_of(exchange), wait_s)
         await respond_json(exchange, job_document(job))
 
     @route("GET", f"{_PATH}/history", _READ, HistoryDocument, errors=(*ERRORS, 404))
     async def history(self, exchange: Exchange) -> None:
         """List the failures and the manual changes of a job, oldest first."""
-        entries = await self._run(self._service.history, client_key(exchange), job_id_of(exchange))
+        entries = await self._run(self._service.history, exchange.client, job_id_of(exchange))
         await respond_json(exchange, {"history": list(map(history_document, entries))})
 
     @route("POST", f"{_PATH}/cancel", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
@@ -156,7 +155,7 @@ class JobHandlers:
 
         Repeating the request has no further effect.
         """
-        job = await self._run(self._service.cancel, client_key(exchange), job_id_of(exchange))
+        job = await self._run(self._service.cancel, exchange.client, job_id_of(exchange))
         await respond_json(exchange, job_document(job))
 
     @route("POST", f"{_PATH}/retry", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
@@ -165,7 +164,7 @@ class JobHandlers:
 
         It is due now, with a new count of attempts.
         """
-        job = await self._run(self._service.retry, client_key(exchange), job_id_of(exchange))
+        job = await self._run(self._service.retry, exchange.client, job_id_of(exchange))
         await respond_json(exchange, job_document(job))
 
     @route("DELETE", _PATH, _SUBMIT, JobDocument, errors=(*ERRORS, 404, 409))
@@ -175,7 +174,7 @@ class JobHandlers:
         The response is the job as it was. A key of the job's tenant needs the scope `submit`. Any
         other key needs `admin`.
         """
-        job = await self._run(self._service.delete, client_key(exchange), job_id_of(exchange))
+        job = await self._run(self._service.delete, exchange.client, job_id_of(exchange))
         await respond_json(exchange, job_document(job))
 
     @route(
@@ -189,7 +188,7 @@ class JobHandlers:
     )
     async def events(self, exchange: Exchange) -> None:
         """Stream the states and the progress of a job. The stream ends when the job has ended."""
-        job = await self._run(self._service.get, client_key(exchange), job_id_of(exchange))
+        job = await self._run(self._service.get, exchange.client, job_id_of(exchange))
         last_tag = exchange.header(b"last-event-id") or ""
         if job.state.ended and last_tag == change_tag(job):
             await exchange.respond(204)
@@ -208,14 +207,14 @@ class QueueHandlers:
     @route("GET", "/v1/queues", _READ, QueuesDocument, errors=ERRORS)
     async def list_queues(self, exchange: Exchange) -> None:
         """List all queues that have ever had a job, sorted by name."""
-        statuses = await self._run(self._service.queues, client_key(exchange))
+        statuses = await self._run(self._service.queues, exchange.client)
         queues = [queue_document(status.settings, status.counts) for status in statuses]
         await respond_json(exchange, {"queues": queues})
 
     @route("GET", _QUEUE, _READ, QueueDocument, errors=ERRORS)
     async def get_queue(self, exchange: Exchange) -> None:
         """Return a queue. A queue that never had a job is empty."""
-        status = await self._run(self._service.queue, client_key(exchange), queue_of(exchange))
+        status = await self._run(self._service.queue, exchange.client, queue_of(exchange))
         await respond_json(exchange, queue_document(status.settings, status.counts))
 
     @route(
@@ -248,11 +247,11 @@ class QueueHandlers:
         If the number is unknown, the response is an error, never 0.
         """
         slots = read_query(ScaleQuery, exchange.query).slots_per_worker
-        key, queue = client_key(exchange), queue_of(exchange)
+        key, queue = exchange.client, queue_of(exchange)
         await respond_json(exchange, asdict(await self._run(self._service.scale, key, queue, slots)))
 
     async def _change(self, exchange: Exchange, **changes: Any) -> None:
-        key, queue = client_key(exchange), queue_of(exchange)
+        key, queue = exchange.client, queue_of(exchange)
         status = await self._run(self._service.change_queue, key, queue, changes)
         await respond_json(exchange, queue_document(status.settings, status.counts))
 
