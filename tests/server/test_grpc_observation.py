@@ -10,7 +10,7 @@ from headrace.core.errors import PredictError
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.grpc_service import observe_methods
 from headrace.server.listener import GrpcMethod
-from headrace.server.observation import CURRENT, Observers, ResponseCounters, fields
+from headrace.server.observation import CURRENT, Observers, ResponseCounters, log_fields
 
 WAIT_S = 30.0
 
@@ -23,7 +23,7 @@ class Noting:
         self.begun.append(seen)
 
     def end(self, seen):
-        self.ended.append(fields(seen))
+        self.ended.append(log_fields(seen))
 
 
 class Service:

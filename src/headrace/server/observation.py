@@ -212,7 +212,7 @@ class ResponseCounters:
 class RequestLog(Observer):
     """An observer that logs every request: as a warning if the server is at fault, else as info.
 
-    The record has the extra fields of `fields`. It never contains queries, bodies, headers or keys.
+    The record has the extra fields of `log_fields`. It never contains queries, bodies, headers or keys.
     """
 
     def begin(self, observation: RequestObservation) -> None:
@@ -222,10 +222,10 @@ class RequestLog(Observer):
     def end(self, observation: RequestObservation) -> None:
         level = logging.WARNING if observation.fault else logging.INFO
         if _access_log.isEnabledFor(level):
-            _access_log.log(level, "request", extra=fields(observation))
+            _access_log.log(level, "request", extra=log_fields(observation))
 
 
-def fields(observation: RequestObservation) -> dict[str, Any]:
+def log_fields(observation: RequestObservation) -> dict[str, Any]:
     """Return the log fields of a request, without those that do not apply.
 
     `duration_ms` ends when the last byte is passed to the transport.
