@@ -83,11 +83,6 @@ def model_config(metadata: ModelMetadata) -> _Json:
     }
 
 
-def encode_model_config(metadata: ModelMetadata) -> bytes:
-    """Return the document of a model's configuration, see `model_config`."""
-    return orjson.dumps(model_config(metadata))
-
-
 def _shape(spec: TensorSpec) -> tuple[int, ...]:
     return spec.shape or (-1,)
 

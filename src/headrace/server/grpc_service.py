@@ -13,12 +13,14 @@ from typing import Any, Final, NoReturn
 
 from headrace.core.errors import ModelNotFoundError, UnsupportedError
 from headrace.jobs.access import Access, Scope
+from headrace.protocols.oip_documents import model_config
 from headrace.protocols.oip_grpc import server_info
 from headrace.protocols.oip_grpc.messages import (
     HEALTH,
     INFERENCE,
     REFLECTIONS,
     REPOSITORY,
+    encode_message,
     message_class,
     parse_message,
 )
@@ -28,7 +30,6 @@ from headrace.protocols.oip_grpc.server_info import (
     SERVING,
     HealthCheckRequest,
     Reflection,
-    encode_health,
     encode_health_list,
 )
 from headrace.server.dataplane import Dataplane
@@ -43,9 +44,6 @@ HEALTH_SERVICE: Final = f"{HEALTH}.Health"
 
 _OK: Final = GrpcCode.OK.name
 _CANCELLED: Final = GrpcCode.CANCELLED.name
-_LIVE: Any = message_class("ServerLiveResponse")
-_READY: Any = message_class("ServerReadyResponse")
-_MODEL_READY: Any = message_class("ModelReadyResponse")
 _MODEL_READY_REQUEST: Any = message_class("ModelReadyRequest")
 _METADATA_REQUEST: Any = message_class("ModelMetadataRequest")
 _CONFIG_REQUEST: Any = message_class("ModelConfigRequest")
@@ -134,20 +132,22 @@ class GrpcService:
     # Probes have no key, so these three methods need none.
 
     async def _server_live(self, _call: GrpcCall, _: bytes) -> bytes:
-        return _LIVE(live=True).SerializeToString()
+        return encode_message("ServerLiveResponse", live=True)
 
     async def _server_ready(self, _call: GrpcCall, _: bytes) -> bytes:
-        return _READY(ready=self._dataplane.ready()).SerializeToString()
+        return encode_message("ServerReadyResponse", ready=self._dataplane.ready())
 
     async def _model_ready(self, _: GrpcCall, data: bytes) -> bytes:
         request = parse_message(_MODEL_READY_REQUEST, data)
         ready = self._dataplane.model_ready(request.name, request.version)
-        return _MODEL_READY(ready=ready).SerializeToString()
+        return encode_message("ModelReadyResponse", ready=ready)
 
     async def _server_metadata(self, call: GrpcCall, _: bytes) -> bytes:
         self._inference.check(call)
         plane = self._dataplane
-        return server_info.encode_server_metadata(plane.name, plane.version, plane.extensions)
+        return encode_message(
+            "ServerMetadataResponse", name=plane.name, version=plane.version, extensions=plane.extensions
+        )
 
     async def _model_metadata(self, call: GrpcCall, data: bytes) -> bytes:
         key = self._inference.check(call)
@@ -160,7 +160,8 @@ class GrpcService:
         key = self._inference.check(call)
         request = parse_message(_CONFIG_REQUEST, data)
         key.require_model(request.name)
-        return server_info.encode_config(self._dataplane.metadata(request.name, request.version))
+        metadata = self._dataplane.metadata(request.name, request.version)
+        return encode_message("ModelConfigResponse", config=model_config(metadata))
 
     async def _model_statistics(self, call: GrpcCall, data: bytes) -> bytes:
         key = self._inference.check(call)
@@ -185,15 +186,9 @@ def _repository_methods(
     dataplane: Dataplane, inference: GrpcInference, package: str
 ) -> dict[str, UnaryHandler]:
     """Return the three methods that two services share, with the messages of one package."""
-    index_request, load_request, unload_request, load_response, unload_response = (
-        message_class(f"Repository{name}", package=package)
-        for name in (
-            "IndexRequest",
-            "ModelLoadRequest",
-            "ModelUnloadRequest",
-            "ModelLoadResponse",
-            "ModelUnloadResponse",
-        )
+    index_request, load_request, unload_request = (
+        message_class(f"Repository{name}Request", package=package)
+        for name in ("Index", "ModelLoad", "ModelUnload")
     )
 
     async def index(call: GrpcCall, data: bytes) -> bytes:
@@ -208,14 +203,16 @@ def _repository_methods(
         name = server_info.requested_model(request)
         key.require_model(name)
         await dataplane.load(name, server_info.load_parameters(request))
-        return load_response(model_name=name, isLoaded=True).SerializeToString()
+        return encode_message("RepositoryModelLoadResponse", package=package, model_name=name, isLoaded=True)
 
     async def unload(call: GrpcCall, data: bytes) -> bytes:
         key = inference.check(call, Scope.MODELS)
         name = server_info.requested_model(parse_message(unload_request, data))
         key.require_model(name)
         await dataplane.unload(name)
-        return unload_response(model_name=name, isUnloaded=True).SerializeToString()
+        return encode_message(
+            "RepositoryModelUnloadResponse", package=package, model_name=name, isUnloaded=True
+        )
 
     return {"RepositoryIndex": index, "RepositoryModelLoad": load, "RepositoryModelUnload": unload}
 
@@ -263,7 +260,7 @@ class GrpcHealth:
         status = self._status(service)
         if status == SERVICE_UNKNOWN:
             raise ModelNotFoundError(service[:200], "no service or model has this name")
-        return encode_health(status)
+        return encode_message("HealthCheckResponse", package=HEALTH, status=status)
 
     async def list(self, call: GrpcCall, _: bytes) -> bytes:
         """Handle Health.List."""
@@ -283,7 +280,7 @@ class GrpcHealth:
             draining = self._draining.is_set()
             status = self._status(service)
             if status != sent_status:
-                yield (encode_health(status),)
+                yield (encode_message("HealthCheckResponse", package=HEALTH, status=status),)
                 sent_status = status
             if draining:
                 return

@@ -120,8 +120,8 @@ class ModelHandlers:
     @route("GET", f"{MODEL}/config", _INFER, documents.ModelConfigDocument, errors=_METADATA_ERRORS)
     async def model_config(self, exchange: Exchange) -> None:
         """Report the configuration of a model in Triton's format."""
-        body = oip_documents.encode_model_config(self._dataplane.metadata(*named_model(exchange)))
-        await exchange.respond(200, body)
+        config = oip_documents.model_config(self._dataplane.metadata(*named_model(exchange)))
+        await exchange.respond(200, orjson.dumps(config))
 
     @route("GET", "/v2/models/stats", _INFER, documents.StatisticsDocument)
     @route("GET", f"{MODEL}/stats", _INFER, documents.StatisticsDocument, errors=_METADATA_ERRORS)

@@ -9,10 +9,9 @@ from headrace.core.errors import DataError
 from headrace.core.statistics import BatchStatistics, Duration, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.protocols import oip_documents
-from headrace.protocols.oip_documents import encode_model_config, model_config
-from headrace.protocols.oip_grpc.messages import message_class
+from headrace.protocols.oip_documents import model_config
+from headrace.protocols.oip_grpc.messages import encode_message, message_class
 from headrace.protocols.oip_grpc.server_info import (
-    encode_config,
     encode_metadata,
     encode_statistics,
     load_parameters,
@@ -23,8 +22,12 @@ Config = message_class("ModelConfigResponse")
 Load = message_class("RepositoryModelLoadRequest")
 
 
+def config_message(metadata):
+    return Config.FromString(encode_message("ModelConfigResponse", config=model_config(metadata)))
+
+
 def config_of(**settings):
-    return Config.FromString(encode_config(ModelMetadata("m", "1", "onnx", **settings))).config
+    return config_message(ModelMetadata("m", "1", "onnx", **settings)).config
 
 
 def test_batched_model_configuration_omits_rows():
@@ -62,10 +65,8 @@ def test_rest_returns_the_same_configuration(shape):
     metadata = ModelMetadata(
         "m", "1", "onnx", inputs=(TensorSpec("x", "BYTES", shape),), outputs=(TensorSpec("y", "FP16", shape),)
     )
-    config = MessageToDict(
-        Config.FromString(encode_config(metadata)).config, preserving_proto_field_name=True
-    )
-    document = orjson.loads(encode_model_config(metadata))
+    config = MessageToDict(config_message(metadata).config, preserving_proto_field_name=True)
+    document = orjson.loads(orjson.dumps(model_config(metadata)))
     assert document == model_config(metadata)
     assert document["input"][0]["data_type"] == config["input"][0]["data_type"] == "TYPE_STRING"
     assert document["output"][0]["dims"] == [int(size) for size in config["output"][0]["dims"]]

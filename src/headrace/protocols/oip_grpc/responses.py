@@ -9,7 +9,7 @@ import orjson
 
 from headrace.core.errors import DataError
 from headrace.core.tensor import InferResponse, Tensor, datatype_of
-from headrace.protocols.oip_grpc.messages import message_class
+from headrace.protocols.oip_grpc.messages import encode_message, message_class
 from headrace.protocols.tensors import binary_values, byte_elements
 
 FINAL_RESPONSE: Final = "triton_final_response"
@@ -104,12 +104,12 @@ def encode_response(
 
 @lru_cache(_CACHE_MAX)
 def _response_head(model: str, version: str) -> bytes:
-    return _RESPONSE(model_name=model, model_version=version).SerializeToString()
+    return encode_message("ModelInferResponse", model_name=model, model_version=version)
 
 
 @lru_cache(_CACHE_MAX)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    return _OUTPUT_CLASS(name=name, datatype=datatype, shape=shape).SerializeToString()
+    return encode_message("ModelInferResponse.InferOutputTensor", name=name, datatype=datatype, shape=shape)
 
 
 def _parameters(message: Any, parameters: Mapping[str, Any], final: bool | None) -> bytes:

@@ -6,7 +6,6 @@ from typing import Any, Final
 from headrace.core.errors import DataError
 from headrace.core.statistics import Duration, ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.protocols.oip_documents import model_config
 from headrace.protocols.oip_grpc.messages import (
     HEALTH,
     INFERENCE,
@@ -20,15 +19,8 @@ SERVING: Final = 1
 NOT_SERVING: Final = 2
 SERVICE_UNKNOWN: Final = 3
 
-_SERVER_METADATA: Any = message_class("ServerMetadataResponse")
 _MODEL_METADATA: Any = message_class("ModelMetadataResponse")
-_MODEL_CONFIG: Any = message_class("ModelConfigResponse")
 _STATISTICS: Any = message_class("ModelStatisticsResponse")
-
-
-def encode_server_metadata(name: str, version: str, extensions: Sequence[str]) -> bytes:
-    """Return the bytes of a ServerMetadataResponse."""
-    return _SERVER_METADATA(name=name, version=version, extensions=extensions).SerializeToString()
 
 
 def encode_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> bytes:
@@ -41,11 +33,6 @@ def encode_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> bytes:
         for spec in specs:
             target.add(name=spec.name, datatype=spec.datatype, shape=_shape(spec))
     return message.SerializeToString()
-
-
-def encode_config(metadata: ModelMetadata) -> bytes:
-    """Return the bytes of a ModelConfigResponse with the configuration that `model_config` returns."""
-    return _MODEL_CONFIG(config=model_config(metadata)).SerializeToString()
 
 
 def _shape(spec: TensorSpec) -> tuple[int, ...]:
@@ -108,13 +95,7 @@ def load_parameters(message: Any) -> Mapping[str, Any]:
 # Health
 
 HealthCheckRequest: Any = message_class("HealthCheckRequest", package=HEALTH)
-_RESPONSE: Any = message_class("HealthCheckResponse", package=HEALTH)
 _LIST: Any = message_class("HealthListResponse", package=HEALTH)
-
-
-def encode_health(status: int) -> bytes:
-    """Return the bytes of a HealthCheckResponse."""
-    return _RESPONSE(status=status).SerializeToString()
 
 
 def encode_health_list(statuses: Mapping[str, int]) -> bytes:
