@@ -2,8 +2,8 @@
 
 Pure.
 
-Requests carry tensors as raw contents. `encode_message` encodes the requests without tensors. Responses may be raw or typed. Every malformed response is a
-`DataError`.
+Requests carry tensors as raw contents; `messages.encode_message` encodes the requests without
+tensors. Responses may be raw or typed. Every malformed response is a `DataError`.
 """
 
 from collections.abc import Mapping
