@@ -79,6 +79,8 @@ class HttpConnection(_HttpToolsProtocol):
         self._body_parts: list[bytes] | None = None
         """The parts of the body so far, of a request that may be answered directly; else None."""
         self._body_bytes = 0
+        self._is_incomplete = False
+        """True while the watch for incomplete requests has this connection."""
         self._route: Any = None
         self._response_task: asyncio.Task[None] | None = None
 
@@ -104,12 +106,15 @@ class HttpConnection(_HttpToolsProtocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        began_in_head = self._in_head
+        began_in_head, began_in_body = self._in_head, self._in_body
         super().data_received(data)
-        if self._body_parts is not None and self not in self._incomplete_watch:
+        if self._body_parts is not None and not self._is_incomplete:
+            self._is_incomplete = True
             self._incomplete_watch.watch(self, self._begin_asgi_exchange, self.loop)
         if self._in_body and not self.transport.is_closing():
             self._silent_watch.watch(self, self._on_body_silence, self.loop)
+        elif began_in_body:
+            self._silent_watch.done(self)
         if not self._in_head or self.transport.is_closing():
             return
         # Bytes of the head that arrived with the end of the previous body are not counted, so that
@@ -172,7 +177,6 @@ class HttpConnection(_HttpToolsProtocol):
     @override
     def on_message_complete(self) -> None:
         self._in_body = False
-        self._silent_watch.done(self)
         parts = self._body_parts
         if parts is None:
             super().on_message_complete()
@@ -193,7 +197,9 @@ class HttpConnection(_HttpToolsProtocol):
     def _release(self) -> Sequence[bytes]:
         """Stop buffering the body and return the parts that arrived so far."""
         parts, self._body_parts = self._body_parts or (), None
-        self._incomplete_watch.done(self)
+        if self._is_incomplete:
+            self._is_incomplete = False
+            self._incomplete_watch.done(self)
         return parts
 
     def _begin_asgi_exchange(self) -> None:
