@@ -297,7 +297,8 @@ def test_body_that_the_application_does_not_read_is_not_silent():
         body = b"x" * 1_000_000
         sending = threading.Thread(target=raw.send, args=(post(body, b"/long"),))
         sending.start()
-        wait_until(lambda: opened.made and (made := opened.made[0]()) is not None and made.flow.read_paused)
+        # uvicorn sets `flow` when the connection is made, after the object is.
+        wait_until(lambda: opened.made and (flow := opened.made[0]().flow) is not None and flow.read_paused)
         opened.call(silent.time.advance, 10)
         released.set()
         assert path_and_body(raw.read_response()) == ("long", body)
