@@ -44,7 +44,7 @@ from headrace.runs.settings import (
     TaskSettings,
 )
 from headrace.server.jobs.sagemaker import SageMakerSettings
-from headrace.server.settings import DrainSettings, RestLimits, TlsFiles
+from headrace.server.listener import DrainSettings, RestLimits, TlsFiles
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
 

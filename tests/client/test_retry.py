@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.client.retry import HttpResponse, ResponseKind, classify_response, describe_refusal
-from headrace.protocols.oip_json import encode_error
+from headrace.protocols.oip_documents import encode_error
 
 
 @for_each(

@@ -12,8 +12,9 @@ from cases import for_each
 from headrace.client.model_server_rest import read_responses
 from headrace.core.errors import DataError, EndpointRefusedError, LimitError
 from headrace.core.tensor import InferResponse, Tensor
-from headrace.protocols.oip_json import encode_error, encode_response
-from headrace.protocols.sse import EventDecoder, encode_event, encode_events
+from headrace.protocols.oip_documents import encode_error
+from headrace.protocols.oip_json import encode_response
+from headrace.protocols.sse import EventDecoder, encode_event
 
 RESPONSES = [
     InferResponse((Tensor("word", np.array([w], object)),), "words", "1") for w in ("to ", "be ", "", "✓")
@@ -35,7 +36,7 @@ def read(*pieces):
 
 @given(st.lists(st.binary().filter(lambda b: b"\n" not in b and b"\r" not in b)), st.data())
 def test_event_decoding_is_independent_of_chunk_boundaries(documents, data):
-    body = b": a comment\n\n" + encode_events(documents)
+    body = b": a comment\n\n" + b"".join(map(encode_event, documents))
     if data.draw(st.booleans()):
         body = body.replace(b"\n", b"\r\n")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)))))
@@ -62,7 +63,7 @@ def test_endless_event_raises_at_the_byte_limit(body):
 
 
 def test_responses_are_yielded_one_by_one():
-    words = [r["word"][0] for r in read(encode_events(BODIES))]
+    words = [r["word"][0] for r in read(b"".join(map(encode_event, BODIES)))]
     assert words == ["to ", "be ", "", "✓"]
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.tensor import InferResponse, ModelMetadata, Tensor, TensorSpec, text_array
-from headrace.protocols.generate import (
+from headrace.protocols.plain_bodies import (
     VALUES_MAX,
     decode_generate_request,
     encode_generate_response,
     is_infer_request,
 )
-from protocols.test_oip_repository import JSON
+from protocols.test_oip_documents import JSON
 
 ONE = ModelMetadata("m", inputs=(TensorSpec("prompt", "BYTES", (-1,)),))
 WIDE = ModelMetadata("m", inputs=(TensorSpec("prompt", "BYTES", (-1, -1)),))

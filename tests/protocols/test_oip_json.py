@@ -19,14 +19,16 @@ from headrace.core.tensor import (
     Tensor,
     TensorSpec,
 )
-from headrace.protocols.oip_json import (
+from headrace.protocols.oip_documents import (
     decode_error,
     decode_error_kind,
     decode_metadata,
+    encode_error,
+    encode_model_metadata,
+)
+from headrace.protocols.oip_json import (
     decode_request,
     decode_response,
-    encode_error,
-    encode_metadata,
     encode_request,
     encode_response,
     parse_header_length,
@@ -240,7 +242,8 @@ def test_bf16_is_sent_as_bits_and_widened_on_request():
     )
 )  # fmt: skip
 def test_metadata_round_trips(metadata):
-    assert decode_metadata(encode_metadata(metadata)) == metadata
+    versions = () if metadata.version is None else (metadata.version,)
+    assert decode_metadata(encode_model_metadata(metadata, versions)) == metadata
 
 
 def test_metadata_of_other_servers_is_accepted():

@@ -16,13 +16,14 @@ from headrace.core.errors import DataError, ModelInputError
 from headrace.core.tensor import InferResponse, ModelMetadata, Tensor, TensorSpec, text_array
 from headrace.protocols import oip_json
 from headrace.protocols.oip_json import (
-    decode_raw_request,
     decode_request,
     decode_response,
     encode_response,
+    fast_decode_request,
+    fast_encode_response,
     parse_header_length,
 )
-from headrace.protocols.oip_json_fast import fast_decode_request, fast_encode_response
+from headrace.protocols.plain_bodies import decode_raw_request
 
 NUMBERS = (
     st.integers(-(2**70), 2**70)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.sequence import SequenceEnd, SequenceInfo, SequenceListing
-from headrace.protocols.oip_sequences import (
+from headrace.protocols.oip_documents import (
     decode_listing,
     encode_listing,
 )

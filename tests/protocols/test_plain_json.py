@@ -6,7 +6,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.protocols.plain_json import request_from_json
+from headrace.protocols.plain_bodies import request_from_json
 
 X = TensorSpec("x", "FP32", (-1, 3))
 N = TensorSpec("n", "INT64", (-1,))

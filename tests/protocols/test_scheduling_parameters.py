@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import DataError
 from headrace.core.tensor import DEFAULT_PRIORITY, InferRequest, Tensor
-from headrace.protocols.scheduling_parameters import apply_scheduling_parameters
+from headrace.protocols.oip_json import apply_scheduling_parameters
 
 
 def request(deadline=None, **parameters) -> InferRequest:

@@ -4,7 +4,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.protocols.sse import decode_events, encode_event, encode_events
+from headrace.protocols.sse import EventDecoder, encode_event
 
 DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
@@ -15,15 +15,12 @@ DOCUMENTS = st.recursive(
 
 def test_event_is_a_line_and_an_empty_line():
     assert encode_event(b'{"a":1}') == b'data: {"a":1}\n\n'
-    assert encode_events([b"1", b"2"]) == b"data: 1\n\ndata: 2\n\n"
-    assert encode_events([]) == b""
 
 
 @given(st.lists(DOCUMENTS, max_size=5))
 def test_any_documents_round_trip(documents):
     """orjson writes no line ends, so any document is one line."""
-    assert decode_events(encode_events(documents)) == documents
-    assert b"".join(map(encode_event, documents)) == encode_events(documents)
+    assert EventDecoder().feed(b"".join(map(encode_event, documents))) == documents
 
 
 def test_events_of_other_servers_are_decoded():
@@ -31,18 +28,18 @@ def test_events_of_other_servers_are_decoded():
         b": comment\r\nevent: token\r\ndata: a\r\ndata:b\r\nid: 1\r\n\r\n"
         b": only a comment\n\ndata:\n\ndata: unfinished"
     )
-    assert decode_events(body) == [b"a\nb"]
+    assert EventDecoder().feed(body) == [b"a\nb"]
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_decode_equally_in_chunks(body):
-    assert all(isinstance(event, bytes) for event in decode_events(body))
+    assert all(isinstance(event, bytes) for event in EventDecoder().feed(body))
 
 
 @given(st.lists(DOCUMENTS, min_size=1, max_size=4), st.integers(1, 30))
 def test_truncated_event_is_dropped(documents, cut):
     """Complete events of a truncated body are decoded, and nothing else."""
-    body = encode_events(documents)[:-cut]
-    found = decode_events(body)
+    body = b"".join(map(encode_event, documents))[:-cut]
+    found = EventDecoder().feed(body)
     assert found == documents[: len(found)]
     assert len(found) < len(documents)

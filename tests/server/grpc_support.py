@@ -18,8 +18,8 @@ from headrace.jobs.access import Access, Scope
 from headrace.protocols.oip_grpc.messages import message_class
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.grpc_asgi import GrpcAsgi
+from headrace.server.grpc_inference import GrpcStreamSettings
 from headrace.server.grpc_service import GrpcService
-from headrace.server.grpc_streams import GrpcStreamSettings
 from server.support import key_of
 
 WAIT_S = 30.0
@@ -102,9 +102,6 @@ class FunctionDataplane:
         except (asyncio.CancelledError, GeneratorExit):
             self.cancellations.put_nowait(model)
             raise
-
-    def live(self) -> bool:
-        return True
 
     def ready(self) -> bool:
         return self.is_ready

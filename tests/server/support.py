@@ -18,9 +18,8 @@ from headrace.core.api_key import hash_key
 from headrace.engine.repository import FindDefinitions, ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import Access, ApiKey, Scope
-from headrace.server.application import WebApp
+from headrace.server.application import Guard, WebApp
 from headrace.server.dataplane import Dataplane
-from headrace.server.guard import Guard
 from headrace.server.listen import HttpListener, new_event_loop
 from headrace.server.rest import model_app, model_routes
 from headrace.server.rest_inference import RestLimits

@@ -17,9 +17,8 @@ from headrace.core import Model
 from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import Access
-from headrace.server.application import WebApp
+from headrace.server.application import Guard, WebApp
 from headrace.server.dataplane import Dataplane
-from headrace.server.guard import Guard
 from headrace.server.listen import HttpListener, new_event_loop
 from headrace.server.metrics import Metrics, MetricsApp
 from headrace.server.observation import Observer

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.server.connection import ConnectionContext, HttpConnection
+from headrace.server.http import OverdueWatch
 from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
 from headrace.server.listener import DirectResponse
-from headrace.server.overdue_watch import OverdueWatch
 from server.manual_time import ManualTime
 from server.support import WAIT_S, Socket
 from servers.polling import wait_until
@@ -238,8 +238,8 @@ class ManualWatch(OverdueWatch):
         self.time = ManualTime()
         self.starts = 0
 
-    def watch(self, item, loop):
-        super().watch(item, self.time)
+    def watch(self, item, on_overdue, loop):
+        super().watch(item, on_overdue, self.time)
         self.starts += 1
 
 
@@ -268,7 +268,7 @@ def test_silence_within_a_body_is_refused(path, incomplete_s):
                 assert raw.read_to_end() == b""
         with opened.socket() as raw:
             assert path_and_body(raw.send(post(b"whole", path)).read_response())[1] == b"whole"
-        assert not opened.call(lambda: silent._due_s)
+        assert not opened.call(lambda: silent._due)
 
 
 @for_each("path", [b"/now", b"/long"])
@@ -297,7 +297,8 @@ def test_body_that_the_application_does_not_read_is_not_silent():
         body = b"x" * 1_000_000
         sending = threading.Thread(target=raw.send, args=(post(body, b"/long"),))
         sending.start()
-        wait_until(lambda: opened.made and (made := opened.made[0]()) is not None and made.flow.read_paused)
+        # uvicorn sets `flow` when the connection is made, after the object is.
+        wait_until(lambda: opened.made and (flow := opened.made[0]().flow) is not None and flow.read_paused)
         opened.call(silent.time.advance, 10)
         released.set()
         assert path_and_body(raw.read_response()) == ("long", body)
@@ -340,6 +341,18 @@ def test_response_before_the_end_of_a_silent_body_is_finished():
         send_and_wait(opened, raw, silent, b"y")
         opened.call(silent.time.advance, 10)
         assert raw.read_to_end() == b""
+
+
+@for_each("before", [b"", post(b"x")])
+def test_head_that_does_not_arrive_in_time_closes_the_connection(before):
+    """Both the first head of a connection and a later one."""
+    heads = OverdueWatch(0.05)
+    with running_listener(heads=heads) as opened, opened.socket() as raw:
+        if before:
+            assert path_and_body(raw.send(before).read_response())[1] == b"x"
+        raw.send(b"POST /now HTTP/1.1\r\n")
+        assert raw.read_to_end() == b""
+        assert not opened.call(lambda: heads._due)
 
 
 def test_large_body_becomes_an_asgi_exchange(echo, monkeypatch):

@@ -8,8 +8,9 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings, Tls
+from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.grpc_service import GrpcService
+from headrace.server.listener import TlsFiles
 from server.grpc_support import (
     FunctionDataplane,
     FunctionModel,
@@ -99,7 +100,7 @@ def credentials(pems, *, client: bool):
 @pytest.mark.parametrize("mutual", [False, True])
 @in_event_loop
 async def test_tls_and_mutual_tls(pems, mutual):
-    tls = Tls(pems / "server.pem", pems / "server.key", pems / "ca.pem" if mutual else None)
+    tls = TlsFiles(pems / "server.pem", pems / "server.key", pems / "ca.pem" if mutual else None)
     made = server(tls=tls)
     await made.start()
     try:
@@ -123,10 +124,10 @@ async def test_tls_and_mutual_tls(pems, mutual):
 @in_event_loop
 async def test_missing_or_invalid_tls_files_are_refused(pems, tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
-        await server(tls=Tls(pems / "server.pem", tmp_path / "none.key")).start()
+        await server(tls=TlsFiles(pems / "server.pem", tmp_path / "none.key")).start()
     (tmp_path / "bad.pem").write_text("no certificate")
     with pytest.raises(ConfigError):
-        await server(tls=Tls(tmp_path / "bad.pem", pems / "server.key")).start()
+        await server(tls=TlsFiles(tmp_path / "bad.pem", pems / "server.key")).start()
 
 
 @for_each("name", ["message_bytes_max", "calls_max", "streams_max", "keepalive_s"])

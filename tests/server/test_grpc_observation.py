@@ -8,10 +8,9 @@ import pytest
 
 from headrace.core.errors import PredictError
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
-from headrace.server.grpc_observation import observe_methods
+from headrace.server.grpc_service import observe_methods
 from headrace.server.listener import GrpcMethod
-from headrace.server.observation import CURRENT, Observers, ResponseCounters
-from headrace.server.request_log import fields
+from headrace.server.observation import CURRENT, Observers, ResponseCounters, log_fields
 
 WAIT_S = 30.0
 
@@ -24,7 +23,7 @@ class Noting:
         self.begun.append(seen)
 
     def end(self, seen):
-        self.ended.append(fields(seen))
+        self.ended.append(log_fields(seen))
 
 
 class Service:
@@ -92,7 +91,7 @@ def test_calls_are_counted_by_their_codes(watched, caplog):
 
     with caplog.at_level(logging.ERROR):
         ran(service, test)
-    assert service.response_counters.responses() == {("Echo", "OK"): 50, ("Echo", "INTERNAL"): 8}
+    assert service.response_counters.sent == {("Echo", "OK"): 50, ("Echo", "INTERNAL"): 8}
     assert caplog.text.count("KeyError: 'secret'") == 1  # logged once, with and without observers
     assert [seen is not None for seen in service.current] == [watched] * 58
 
@@ -108,7 +107,7 @@ def test_streams_and_their_items_are_counted():
             assert [m async for m in count(iter([b"ab", b"bad"]))]
 
     ran(service, test)
-    assert service.response_counters.responses() == {("Count", "OK"): 1, ("Count", "INTERNAL"): 1}
+    assert service.response_counters.sent == {("Count", "OK"): 1, ("Count", "INTERNAL"): 1}
     whole, broken = noting.ended
     assert (whole["status"], whole["items"], whole["bytes_out"]) == ("OK", 4, 8)
     assert (broken["status"], broken["items"], broken["error"]) == ("INTERNAL", 2, "PredictError")
@@ -150,4 +149,4 @@ def test_cancelled_call_is_counted():
             await task
 
     asyncio.run(main())
-    assert counters.responses() == {("Hang", "CANCELLED"): 1}
+    assert counters.sent == {("Hang", "CANCELLED"): 1}

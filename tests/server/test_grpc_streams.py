@@ -8,7 +8,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError, PredictError
-from headrace.server.grpc_streams import GrpcStreamSettings
+from headrace.server.grpc_inference import GrpcStreamSettings
 from server.grpc_support import (
     LIMITED,
     USER,

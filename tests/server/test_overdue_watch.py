@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headrace.server.overdue_watch import CHECKS_PER_PERIOD, OverdueWatch
+from headrace.server.http import CHECKS_PER_PERIOD, OverdueWatch
 from server.manual_time import ManualTime
 
 
@@ -16,7 +16,7 @@ class _Waiting:
 
 def test_overdue_item_is_called_once_in_time():
     loop, overdue, waiting = ManualTime(), OverdueWatch(1.0), _Waiting()
-    overdue.watch(waiting, loop)
+    overdue.watch(waiting, waiting.on_overdue, loop)
     loop.advance(0.99)
     assert waiting.told == 0
     loop.advance(1.0 / CHECKS_PER_PERIOD + 0.02)
@@ -27,8 +27,8 @@ def test_overdue_item_is_called_once_in_time():
 
 def test_finished_item_is_not_called():
     loop, overdue, first, second = ManualTime(), OverdueWatch(1.0), _Waiting(), _Waiting()
-    overdue.watch(first, loop)
-    overdue.watch(second, loop)
+    overdue.watch(first, first.on_overdue, loop)
+    overdue.watch(second, second.on_overdue, loop)
     overdue.done(first)
     overdue.done(first)
     loop.advance(2)
@@ -38,11 +38,11 @@ def test_finished_item_is_not_called():
 def test_one_timer_serves_all_items():
     loop, overdue = ManualTime(), OverdueWatch(1.0)
     for _ in range(100):
-        overdue.watch(_Waiting(), loop)
+        overdue.watch(object(), _Waiting().on_overdue, loop)
     assert len(loop.timers) == 1
     loop.advance(2)
     assert loop.timers == []
-    overdue.watch(_Waiting(), loop)
+    overdue.watch(object(), _Waiting().on_overdue, loop)
     assert len(loop.timers) == 1
 
 
@@ -50,11 +50,7 @@ def test_watch_works_on_an_event_loop():
     async def main():
         received = asyncio.Event()
 
-        class Waiting:
-            def on_overdue(self):
-                received.set()
-
-        OverdueWatch(0.01).watch(Waiting(), asyncio.get_running_loop())
+        OverdueWatch(0.01).watch(object(), received.set, asyncio.get_running_loop())
         await asyncio.wait_for(received.wait(), 30)
 
     asyncio.run(main())

@@ -7,7 +7,7 @@ import pytest
 from headrace.cli.logs import configure_server_logs
 from headrace.core import Model
 from headrace.jobs.access import Access, Scope
-from headrace.server.request_log import PATH_CHARS_MAX, RequestLog
+from headrace.server.observation import PATH_CHARS_MAX, RequestLog
 from headrace.testing import EchoModel, PickyModel
 from server.support import key_of
 from server.support_observe import EndCounter, definition, infer, serving

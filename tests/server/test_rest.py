@@ -11,7 +11,7 @@ from headrace.core import Model, TensorSpec
 from headrace.core.errors import UnsupportedError
 from headrace.core.tensor import InferResponse
 from headrace.protocols.oip_json import decode_response
-from headrace.protocols.sse import decode_events
+from headrace.protocols.sse import EventDecoder
 from headrace.testing import EchoModel, HeldModel
 from server.support import (
     HEADER_LENGTH,
@@ -487,7 +487,7 @@ def test_whole_requests_and_streams_keep_tensors_without_axes(server: RestServer
     (found,) = outputs_of(binary).values()
     assert (found.shape, found.item()) == ((), b"one" if text else 2.5)
     response = server.post("/v2/models/streamed/infer_stream", {"inputs": list(inputs)})
-    events = [orjson.loads(event) for event in decode_events(response.body)]
+    events = [orjson.loads(event) for event in EventDecoder().feed(response.body)]
     assert [event["outputs"][:1] for event in events] == [as_json, as_json]
     joined = server.infer("streamed", inputs[0]).json["outputs"]
     assert joined == [{"name": "x", "shape": [2], "datatype": datatype, "data": [value, value]}]
@@ -806,14 +806,14 @@ def test_event_stream_bytes(server: RestServer):
 
 def test_non_streaming_model_streams_one_event(server: RestServer):
     response = server.post("/v2/models/linear/infer_stream", {"inputs": [ROW]})
-    (event,) = decode_events(response.body)
+    (event,) = EventDecoder().feed(response.body)
     assert orjson.loads(event)["outputs"][0]["data"] == [10.0]
     assert orjson.loads(event)["model_version"] == "10"
 
 
 def test_stream_has_only_requested_outputs(server: RestServer):
     body = {"inputs": [tensor("x", [1, 2])], "outputs": [{"name": "z"}]}
-    events = decode_events(server.post("/v2/models/both/infer_stream", body).body)
+    events = EventDecoder().feed(server.post("/v2/models/both/infer_stream", body).body)
     assert [[o["name"] for o in orjson.loads(e)["outputs"]] for e in events] == [["z"], ["z"]]
     response = server.post(
         "/v2/models/words/infer_stream",
@@ -839,7 +839,7 @@ def test_failure_before_the_first_event_is_an_error_response(server: RestServer)
 def test_later_failure_is_the_last_event(server: RestServer, text, why):
     response = server.post("/v2/models/words/infer_stream", {"inputs": [tensor("text", [text], "BYTES")]})
     assert response.status == 200
-    *words, last = decode_events(response.body)
+    *words, last = EventDecoder().feed(response.body)
     assert [orjson.loads(e)["outputs"][0]["data"] for e in words] == [["a"], ["b"]]
     assert why in orjson.loads(last)["error"]
     assert set(orjson.loads(last)) == {"error", "type"}
@@ -922,7 +922,7 @@ def test_stream_ends_at_its_timeout():
         response = server.post(
             "/v2/models/endless/infer_stream", {"inputs": [tensor("x")], "parameters": {"timeout": 100_000}}
         )
-        assert "deadline" in orjson.loads(decode_events(response.body)[-1])["error"]
+        assert "deadline" in orjson.loads(EventDecoder().feed(response.body)[-1])["error"]
         assert model.closed.wait(WAIT_S)
 
 
@@ -940,13 +940,13 @@ def test_generate_stream_sends_an_event_per_piece(server: RestServer):
     response = server.post(
         "/v2/models/words/generate_stream", {"text_input": "to be", "parameters": {"t": 1}}
     )
-    assert [orjson.loads(e)["text_output"] for e in decode_events(response.body)] == ["to", "be"]
+    assert [orjson.loads(e)["text_output"] for e in EventDecoder().feed(response.body)] == ["to", "be"]
 
 
 def test_generate_accepts_inference_requests(server: RestServer):
     request = {"inputs": [tensor("text_input", ["a"], "BYTES")]}
     assert server.post("/v2/models/texts/generate", request).json["outputs"][0]["data"] == ["A"]
-    events = decode_events(server.post("/v2/models/texts/generate_stream", request).body)
+    events = EventDecoder().feed(server.post("/v2/models/texts/generate_stream", request).body)
     assert orjson.loads(events[0])["outputs"][0]["data"] == ["A"]
 
 

@@ -185,12 +185,12 @@ def test_fast_path_requests_are_no_exchanges(both):
 def test_responses_of_both_paths_are_counted(both):
     counts = []
     for server in both:
-        before = dict(server.app.response_counters.responses())
+        before = dict(server.app.response_counters.sent)
         for _ in range(3):
             server.infer("linear", ROW)
             server.infer("inline", tensor("no", ["x"], "BYTES"))
         server.infer("nobody", ROW)
-        after = server.app.response_counters.responses()
+        after = server.app.response_counters.sent
         counts.append({key: n - before.get(key, 0) for key, n in after.items() if n != before.get(key)})
     assert counts[0] == counts[1]
     assert counts[0]["infer", 200] >= 3
@@ -236,9 +236,7 @@ def test_disconnect_is_counted_and_withdraws_the_request():
                     waiting.post("/v2/models/slow/infer", orjson.dumps({"inputs": [tensor()]}))
                     wait_until(lambda: server.dataplane.statistics()[0].waiting_requests == 1)
                 wait_until(lambda: server.dataplane.statistics()[0].waiting_requests == 0)
-                wait_until(
-                    lambda: server.app.response_counters.responses().get(("infer", CLIENT_DISCONNECTED)) == 1
-                )
+                wait_until(lambda: server.app.response_counters.sent.get(("infer", CLIENT_DISCONNECTED)) == 1)
                 go.set()
                 assert first.read_response().status == 200
         finally:

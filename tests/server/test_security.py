@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
+from headrace.app.serving import is_old_key_file, parse_old_keys
 from headrace.core.api_key import KEY_CHARS_MIN
 from headrace.core.errors import ConfigError, ForbiddenError, UnauthenticatedError
 from headrace.jobs.access import Access, Scope
-from headrace.server.guard import Guard, check_bind, is_local
-from headrace.server.old_key_file import is_old_key_file, parse_old_keys
+from headrace.server.application import Guard, check_bind, is_local
 from server.support import EchoAll, Linear, RestServer, key_of, serving, tensor
 from server.test_rest import ROW
 
@@ -234,7 +234,7 @@ def test_named_hosts_are_accepted_and_limit_public_servers():
 
 
 def test_accepted_hosts_are_remembered_within_a_limit(monkeypatch):
-    monkeypatch.setattr("headrace.server.guard.HOSTS_MAX", 3)
+    monkeypatch.setattr("headrace.server.application.HOSTS_MAX", 3)
     guard = Guard(bound_to="127.0.0.1")
     for port in range(10):
         guard.check_source("GET", {b"host": b"localhost:%d" % port}, public=True)

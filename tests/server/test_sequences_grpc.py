@@ -289,7 +289,7 @@ async def test_messages_of_a_sequence_are_answered_in_order(carrier, ids):
 @CARRIERS
 @in_event_loop
 async def test_order_is_kept_for_slow_readers(carrier):
-    from headrace.server.grpc_streams import GrpcStreamSettings
+    from headrace.server.grpc_inference import GrpcStreamSettings
 
     settings = GrpcStreamSettings(requests_max=64, responses_max=1)
     async with sums(carrier, settings, requests_max=64) as (channel, _):

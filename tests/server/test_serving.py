@@ -20,8 +20,8 @@ from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.grpc_asgi import GrpcHttp2Server
 from headrace.server.grpc_service import GrpcService
 from headrace.server.listen import HttpListener
+from headrace.server.listener import DrainSettings, Serving
 from headrace.server.rest import model_app
-from headrace.server.serving import DrainSettings, Serving
 from headrace.testing import EchoModel, HeldModel
 from server.grpc_support import bidi, infer_request
 
@@ -57,7 +57,7 @@ def serving(model, log, **drain):
     door = RecordingListener(log)
     made = Serving(
         repository,
-        plane,
+        plane.drain,
         [door],
         stopped_last=[RecordingListener(log, "metrics")],
         drain=DrainSettings(**drain),
@@ -225,7 +225,7 @@ async def stopped_in_the_end(repository, plane, carrier):
         listener = GrpcAioServer(GrpcService(plane), GrpcAioSettings(port=0))
     else:
         listener = GrpcHttp2Server(GrpcService(plane), "127.0.0.1", 0, message_bytes_max=1 << 20)
-    made = Serving(repository, plane, [listener], drain=DrainSettings(grace_s=0.05))
+    made = Serving(repository, plane.drain, [listener], drain=DrainSettings(grace_s=0.05))
     ready = asyncio.Event()
     running = asyncio.ensure_future(made.run(ready.set, signals=False))
     await ready.wait()

@@ -11,7 +11,8 @@ import orjson
 import pytest
 
 from headrace.core import InferRequest, RowError, Tensor, TensorSpec
-from headrace.protocols.oip_json import decode_metadata, decode_response, encode_request, parse_header_length
+from headrace.protocols.oip_documents import decode_metadata
+from headrace.protocols.oip_json import decode_response, encode_request, parse_header_length
 from headrace.testing import EndpointFault, ScriptedEndpoint
 
 X = TensorSpec("x", "FP32", (-1, 2))

@@ -25,17 +25,15 @@ from headrace.jobs.notify.subscription import read_subscriptions
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.trigger import EventSubmitter
 from headrace.jobs.worker.worker import Worker
-from headrace.server.application import WebApp
+from headrace.server.application import Guard, WebApp, check_bind
 from headrace.server.dataplane import Dataplane
-from headrace.server.guard import Guard, check_bind
 from headrace.server.jobs.api import BoundedThreadPool
 from headrace.server.jobs.app import job_routes
 from headrace.server.listen import HttpListener, new_event_loop
-from headrace.server.listener import Listener
+from headrace.server.listener import DrainSettings, Listener, Serving
 from headrace.server.openapi import documentation_routes
 from headrace.server.rest import model_app
 from headrace.server.routes import Route
-from headrace.server.serving import DrainSettings, Serving
 from headrace.storage.regions import RegionResolver
 
 _log = logging.getLogger("headrace.jobs")
@@ -150,7 +148,9 @@ def open_jobs(
     )
     listeners = _open_listeners(options, guard, routes, dataplane if models else None)
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
-    server = Serving(_ServiceGroup(services, thread_pool), dataplane, list(listeners.values()), drain=drain)
+    server = Serving(
+        _ServiceGroup(services, thread_pool), dataplane.drain, list(listeners.values()), drain=drain
+    )
     return OpenedJobs(server, listeners, components, worker)
 
 

@@ -10,8 +10,7 @@ from typing import Annotated, Final, Literal
 from headrace.core.settings import Setting, check
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker import WorkerSettings
-from headrace.server.listener import StreamDialect
-from headrace.server.settings import DrainSettings, RestLimits, TlsFiles
+from headrace.server.listener import DrainSettings, RestLimits, StreamDialect, TlsFiles
 
 __all__ = ["DrainSettings", "JobLocations", "JobsOptions", "RestLimits", "ServerOptions", "TlsFiles"]
 
@@ -54,7 +53,7 @@ class ServerOptions:
         Setting("API key file with a table [keys.NAME] for each key, from 'headrace keys new'."),
     ] = None
     allow_hosts: _AllowHosts = ()
-    """See `headrace.server.guard.Guard`."""
+    """See `headrace.server.application.Guard`."""
     tls: TlsFiles | None = None
     insecure: Annotated[bool, Setting("Allow a public address without API keys and client certificates.")] = (
         False
@@ -66,7 +65,7 @@ class ServerOptions:
     """A client may choose another one."""
     drain: DrainSettings = field(default_factory=DrainSettings)
     access_log: Annotated[bool, Setting("Log every request with its id when it ends.")] = False
-    """See `headrace.server.request_log`."""
+    """See `headrace.server.observation`."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -166,7 +165,7 @@ class JobsOptions:
     tls: TlsFiles | None = None
     insecure: Annotated[bool, Setting("Allow a public address without API keys.")] = False
     allow_hosts: _AllowHosts = ()
-    """See `headrace.server.guard.Guard`."""
+    """See `headrace.server.application.Guard`."""
     events_queue_url: Annotated[
         str,
         Setting("SQS queue of object events that start triggers.", name="events_queue", metavar="URL"),

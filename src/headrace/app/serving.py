@@ -2,33 +2,31 @@
 
 import asyncio
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import headrace
 from headrace.app.models import ServedModel, open_repository
 from headrace.app.server_options import ServerOptions
+from headrace.core.api_key import KEY_CHARS_MIN, hash_key
 from headrace.core.errors import ConfigError
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.access import Access, ApiKey, parse_keys
-from headrace.server.application import WebApp
+from headrace.jobs.access import Access, ApiKey, Scope, parse_keys
+from headrace.server.application import Guard, WebApp, check_bind
 from headrace.server.dataplane import Dataplane
-from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings, Tls
+from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.grpc_asgi import GrpcHttp2Server
+from headrace.server.grpc_inference import GrpcStreamSettings
 from headrace.server.grpc_service import GrpcService
-from headrace.server.grpc_streams import GrpcStreamSettings
-from headrace.server.guard import Guard, check_bind
 from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
-from headrace.server.listener import Listener
+from headrace.server.listener import DrainSettings, Listener, Serving
 from headrace.server.metrics import Metrics, MetricsApp
-from headrace.server.observation import Observer, ResponseCounters, tracing_wanted
-from headrace.server.old_key_file import is_old_key_file, parse_old_keys
-from headrace.server.request_log import RequestLog
+from headrace.server.observation import Observer, RequestLog, ResponseCounters, tracing_wanted
 from headrace.server.rest import model_app
 from headrace.server.rest_inference import RestLimits
-from headrace.server.serving import DrainSettings, Serving
 
 __all__ = [
     "DrainSettings",
@@ -100,7 +98,7 @@ def open_server(
         metrics["metrics"] = HttpListener(app, options.host, options.metrics_port, options.tls)
     serving = Serving(
         repository,
-        dataplane,
+        dataplane.drain,
         list(listeners.values()),
         stopped_last=list(metrics.values()),
         drain=options.drain,
@@ -178,7 +176,46 @@ def _grpc_listener(service: GrpcService, options: ServerOptions, port: int) -> L
     settings = GrpcAioSettings(
         host=options.host,
         port=port,
-        tls=None if tls is None else Tls(tls.certificate, tls.key, tls.client_ca),
+        tls=tls,
         message_bytes_max=options.limits.body_bytes_max,
     )
     return GrpcAioServer(service, settings)
+
+
+_SCOPES: Final = {"infer": Scope.INFER, "admin": Scope.MODELS}
+
+
+def is_old_key_file(text: str) -> bool:
+    """Return True if the first line that is no comment has the form ``ROLE NAME KEY``."""
+    lines = (line.split() for line in text.splitlines())
+    first = next((words for words in lines if words and not words[0].startswith("#")), None)
+    return first is not None and len(first) > 2 and first[1] != "="
+
+
+def parse_old_keys(text: str, where: str) -> dict[bytes, ApiKey]:
+    """Return the keys of lines ``ROLE NAME KEY`` by their digests, and warn that the format is deprecated.
+
+    Raises:
+        ConfigError: A line is malformed.
+    """
+    # A FutureWarning, because the reader of this warning wrote a file, not Python.
+    warnings.warn(
+        f"{where}: lines ROLE NAME KEY are deprecated: replace each by the lines that "
+        "'headrace keys new NAME --scope infer' prints (for the role admin: --scope models)",
+        FutureWarning,
+        stacklevel=2,
+    )
+    keys: dict[bytes, ApiKey] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 3 or words[0] not in _SCOPES:
+            raise ConfigError(f"{where}, line {number}: must be ROLE NAME KEY with the role infer or admin")
+        role, name, key = words
+        if len(key) < KEY_CHARS_MIN:
+            raise ConfigError(
+                f"{where}: API key {name!r} is too short: at least {KEY_CHARS_MIN} characters are needed"
+            )
+        keys[hash_key(key)] = ApiKey(name, name, frozenset({_SCOPES[role]}))
+    return keys

@@ -11,7 +11,7 @@ from headrace.cli.responses import plain_table, print_table, printable
 from headrace.cli.servers import open_server, run_server_command, server_options
 from headrace.client.model_server import ModelAddress
 from headrace.core.errors import ConfigError
-from headrace.protocols.oip_sequences import encode_listing
+from headrace.protocols.oip_documents import encode_listing
 
 _MODELS_EPILOG = """\b
 Examples:

@@ -29,7 +29,7 @@ from headrace.core.tensor import (
     text_array,
 )
 from headrace.protocols.oip_json import decode_request
-from headrace.protocols.plain_json import (
+from headrace.protocols.plain_bodies import (
     datatype_for,
     describe_inputs,
     find_input_spec,

@@ -38,13 +38,8 @@ from headrace.core.tensor import (
     Tensor,
     TensorSpec,
 )
-from headrace.protocols.oip_json import (
-    HEADER_LENGTH,
-    decode_metadata,
-    decode_response,
-    encode_request,
-    parse_header_length,
-)
+from headrace.protocols.oip_documents import decode_metadata
+from headrace.protocols.oip_json import HEADER_LENGTH, decode_response, encode_request, parse_header_length
 from headrace.protocols.torchserve import (
     ResponseLayout,
     decode_body,

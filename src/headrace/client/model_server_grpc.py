@@ -23,6 +23,7 @@ from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols.oip_grpc import client as wire
+from headrace.protocols.oip_grpc.messages import encode_message
 
 try:
     import grpc as _grpc
@@ -102,7 +103,7 @@ class GrpcServerClient(ModelServerClient):
 
     @override
     async def metadata(self, model: ModelAddress) -> ModelMetadata:
-        message = wire.encode_metadata_request(model.name, model.version)
+        message = encode_message("ModelMetadataRequest", name=model.name, version=model.version)
         metadata = await self._call("ModelMetadata", message, wire.decode_metadata)
         self._datatypes = {s.name: s.datatype for s in metadata.inputs}
         return metadata
@@ -135,19 +136,25 @@ class GrpcServerClient(ModelServerClient):
 
     @override
     async def index(self) -> tuple[ModelIndexEntry, ...]:
-        return await self._call("RepositoryIndex", wire.encode_index_request(), wire.decode_index)
+        return await self._call(
+            "RepositoryIndex", encode_message("RepositoryIndexRequest"), wire.decode_index
+        )
 
     @override
     async def load(self, model: str) -> None:
-        await self._call("RepositoryModelLoad", wire.encode_load_request(model), bytes)
+        await self._call(
+            "RepositoryModelLoad", encode_message("RepositoryModelLoadRequest", model_name=model), bytes
+        )
 
     @override
     async def unload(self, model: str) -> None:
-        await self._call("RepositoryModelUnload", wire.encode_unload_request(model), bytes)
+        await self._call(
+            "RepositoryModelUnload", encode_message("RepositoryModelUnloadRequest", model_name=model), bytes
+        )
 
     @override
     async def statistics(self, model: str = "") -> tuple[ModelStatistics, ...]:
-        message = wire.encode_statistics_request(model)
+        message = encode_message("ModelStatisticsRequest", name=model)
         return await self._call("ModelStatistics", message, wire.decode_statistics)
 
     @override

@@ -19,16 +19,14 @@ from headrace.core.retry import TransientFault
 from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.protocols.oip_json import (
-    HEADER_LENGTH,
+from headrace.protocols.oip_documents import (
     decode_error,
+    decode_index,
+    decode_listing,
     decode_metadata,
-    decode_response,
-    encode_request,
-    parse_header_length,
+    decode_statistics,
 )
-from headrace.protocols.oip_repository import decode_index, decode_statistics
-from headrace.protocols.oip_sequences import decode_listing
+from headrace.protocols.oip_json import HEADER_LENGTH, decode_response, encode_request, parse_header_length
 from headrace.protocols.sse import EventDecoder
 
 ERROR_BYTES_MAX: Final = 64 << 10

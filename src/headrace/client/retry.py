@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
-from headrace.protocols.oip_json import decode_error_kind
+from headrace.protocols.oip_documents import decode_error_kind
 
 BRIEF_ATTEMPTS_MAX = 3
 """The limit of attempts for a request whose rows may exhaust the memory."""

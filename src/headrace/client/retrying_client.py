@@ -24,7 +24,7 @@ from headrace.client.retry import (
 from headrace.core.clock import Clock
 from headrace.core.errors import EndpointRefusedError, EndpointUnavailableError
 from headrace.core.retry import RetryPolicy, TransientFault, retry_after_s
-from headrace.protocols.oip_json import decode_error
+from headrace.protocols.oip_documents import decode_error
 
 _log = logging.getLogger("headrace.client")
 

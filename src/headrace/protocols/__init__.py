@@ -2,7 +2,9 @@
 
 Pure: no module here opens a file, waits or reads a clock.
 
-- `oip_json`: the Open Inference Protocol over REST, with its binary tensor extension.
+- `oip_json`: requests and responses of the Open Inference Protocol over REST, JSON or binary.
+- `oip_documents`: its other JSON documents, such as metadata and errors.
+- `plain_bodies`: bodies without descriptions of tensors, such as those of ``generate``.
 - `oip_grpc`: the Open Inference Protocol as protobuf messages.
 - `torchserve`: the bodies of TorchServe's ``/predictions``.
 

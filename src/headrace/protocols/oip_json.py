@@ -1,9 +1,9 @@
-"""The Open Inference Protocol (V2) over REST: JSON bodies, and binary tensor data both ways.
+"""Requests and responses of the Open Inference Protocol (V2) over REST, as JSON or binary data.
 
 A server decodes a body (and its ``Inference-Header-Content-Length`` header) to a request, and
-encodes responses and metadata. A client does the reverse. Decoding accepts nested or flat data and
-unknown keys. Every malformed body is a `DataError` that names the tensor and the defect, raised
-before memory is allocated for the tensor.
+encodes responses. A client does the reverse. Decoding accepts nested or flat data and unknown keys.
+Every malformed body is a `DataError` that names the tensor and the defect, raised before memory is
+allocated for the tensor.
 
 A binary body is a JSON document whose tensors have ``parameters.binary_data_size`` in place of
 ``data``, followed by the raw values of these tensors in the same order.
@@ -11,28 +11,29 @@ A binary body is a JSON document whose tensors have ``parameters.binary_data_siz
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
+import numpy as np
 import orjson
 
-from headrace.core.errors import DataError, ModelContractError, ModelInputError, UnsupportedError
+from headrace.core.errors import DataError, ModelContractError, UnsupportedError
 from headrace.core.sequence import may_omit_inputs
 from headrace.core.tensor import (
+    DEFAULT_PRIORITY,
+    Array,
     InferRequest,
     InferResponse,
-    ModelMetadata,
     Tensor,
-    TensorSpec,
     statically_frozen,
 )
-from headrace.protocols.oip_json_fast import fast_decode_request, fast_encode_response
 from headrace.protocols.tensors import (
+    DIMENSIONS_MAX,
     Bf16,
     TensorEncodingError,
     array_from_binary,
     array_from_json,
     binary_values,
-    infer_raw_shape,
     json_values,
     validate_datatype,
     validate_shape,
@@ -41,12 +42,11 @@ from headrace.protocols.tensors import (
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 TENSORS_MAX = 1024
 """Limit of the tensors in one body."""
-ERROR_CHARS_MAX = 2000
-"""Limit of the characters of an error's text. An HTML page is longer."""
 
 _NO_BINARY_DATA: Final = memoryview(b"")
 _Json = dict[str, Any]
 _NO_BINARY_CHOICES: Final[Mapping[str, bool]] = {}
+_PRIORITY_MAX: Final = 2**32
 
 
 @statically_frozen
@@ -122,16 +122,20 @@ def decode_request(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = "
     """Return the request of a body.
 
     `json_bytes` is the value of the header. 0 (a raw tensor without JSON) is refused:
-    `decode_raw_request` decodes such bodies, with the model's metadata.
+    `plain_bodies.decode_raw_request` decodes such bodies, with the model's metadata.
 
     Raises:
         DataError: The body is malformed; the message says how.
         UnsupportedError: The request needs shared memory or classification.
     """
-    document, rest = _split_body(body, json_bytes)
-    if json_bytes is None and (quick := fast_decode_request(document, body)) is not None:
-        return JsonWireRequest(quick, binary_default=False, binary_by_name=_NO_BINARY_CHOICES)
-    for entry in _objects(document, "inputs"):
+    rest = _NO_BINARY_DATA
+    if json_bytes is None:
+        document = read_object(body)
+        if (quick := fast_decode_request(document, body)) is not None:
+            return JsonWireRequest(quick, binary_default=False, binary_by_name=_NO_BINARY_CHOICES)
+    else:
+        document, rest = _split_body(body, json_bytes)
+    for entry in read_objects(document, "inputs"):
         if "parameters" in entry:
             _check_supported(_parameters(entry, "an input"), "an input")
     inputs = _tensors(document, "inputs", rest, bf16)
@@ -140,44 +144,15 @@ def decode_request(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = "
         raise DataError("a request needs at least one tensor in 'inputs'")
     default = _boolean(parameters.pop("binary_data_output", False), "binary_data_output")
     names, choices = _requested_outputs(document)
-    request = InferRequest(inputs, _text(document, "id"), names, parameters)
+    request = InferRequest(inputs, read_text(document, "id"), names, parameters)
     return JsonWireRequest(request, default, choices)
-
-
-def decode_raw_request(body: bytes, metadata: ModelMetadata, *, bf16: Bf16 = "bits") -> JsonWireRequest:
-    """Return the request of a body that holds only the values of the model's one input.
-
-    Every output will be binary.
-
-    The size of the body gives the number of rows. If another size of the input is variable, the
-    body is one row and its size gives the variable size. A BYTES input takes the whole body as its
-    one element.
-
-    Raises:
-        DataError: The body does not fit the input.
-        ModelInputError: The model has several inputs, or an input of unknown shape.
-    """
-    if len(metadata.inputs) != 1:
-        why = f"a raw request needs a model with one input, but it has {len(metadata.inputs)}: send JSON too"
-        raise ModelInputError(metadata.name, why)
-    spec = metadata.inputs[0]
-    if spec.shape is None:
-        why = f"a raw request needs the shape of input {spec.name!r}, which is not known: send JSON too"
-        raise ModelInputError(metadata.name, why)
-    shape = infer_raw_shape(spec.name, spec.datatype, spec.shape, len(body))
-    if spec.datatype == "BYTES":
-        body = len(body).to_bytes(4, "little") + body
-    array = array_from_binary(spec.name, spec.datatype, shape, memoryview(body), bf16=bf16)
-    return JsonWireRequest(
-        InferRequest((Tensor(spec.name, array),)), binary_default=True, binary_by_name=_NO_BINARY_CHOICES
-    )
 
 
 def _requested_outputs(document: _Json) -> tuple[tuple[str, ...], dict[str, bool]]:
     names: list[str] = []
     choices: dict[str, bool] = {}
-    for requested in _objects(document, "outputs"):
-        name = _name(requested, "outputs")
+    for requested in read_objects(document, "outputs"):
+        name = read_name(requested, "outputs")
         if name in names:
             raise DataError(f"output {name!r} is requested twice")
         names.append(name)
@@ -186,6 +161,35 @@ def _requested_outputs(document: _Json) -> tuple[tuple[str, ...], dict[str, bool
         if "binary_data" in parameters:
             choices[name] = _boolean(parameters["binary_data"], "binary_data")
     return tuple(names), choices
+
+
+def apply_scheduling_parameters(request: InferRequest, now: float) -> InferRequest:
+    """Return the request with the priority and the deadline of its parameters.
+
+    ``priority`` is 1 for the most urgent, 0 for the default. ``timeout`` is in microseconds from
+    `now`, 0 for none. An earlier deadline of the request stays.
+
+    Raises:
+        DataError: A parameter is not a whole number of 0 or more.
+    """
+    parameters = request.parameters
+    if not parameters:
+        return request
+    priority = _number(parameters.get("priority", 0), "priority")
+    timeout_us = _number(parameters.get("timeout", 0), "timeout")
+    if not priority and not timeout_us:
+        return request
+    deadline = request.deadline
+    if timeout_us:
+        requested = now + timeout_us / 1e6
+        deadline = requested if deadline is None else min(requested, deadline)
+    return replace(request, priority=min(priority, _PRIORITY_MAX) or DEFAULT_PRIORITY, deadline=deadline)
+
+
+def _number(value: object, name: str) -> int:
+    if type(value) is not int or value < 0:
+        raise DataError(f"the parameter {name!r} must be a whole number of 0 or more, not {value!r:.40}")
+    return value
 
 
 # Responses
@@ -231,7 +235,11 @@ def decode_response(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = 
 
     NaN and Infinity are accepted, since some servers write them into JSON.
     """
-    document, rest = _split_body(body, json_bytes, lenient=True)
+    document, rest = (
+        (read_object(body, lenient=True), _NO_BINARY_DATA)
+        if json_bytes is None
+        else _split_body(body, json_bytes, lenient=True)
+    )
     if "outputs" not in document:
         raise DataError(
             f"the response has no 'outputs', only {', '.join(map(repr, document)) or 'an empty object'}"
@@ -239,106 +247,14 @@ def decode_response(body: bytes, json_bytes: int | None = None, *, bf16: Bf16 = 
     version = document.get("model_version")
     return InferResponse(
         _tensors(document, "outputs", rest, bf16),
-        model_name=_text(document, "model_name"),
+        model_name=read_text(document, "model_name"),
         model_version=None if version is None else str(version),
-        id=_text(document, "id"),
+        id=read_text(document, "id"),
         parameters=_parameters(document, "the response"),
     )
 
 
-# Metadata and errors
-
-
-def encode_metadata(metadata: ModelMetadata) -> bytes:
-    """Return the metadata document of a model."""
-    document: _Json = {"name": metadata.name, "platform": metadata.platform}
-    if metadata.version is not None:
-        document["versions"] = [metadata.version]
-    for key, specs in (("inputs", metadata.inputs), ("outputs", metadata.outputs)):
-        document[key] = [
-            {"name": s.name, "datatype": s.datatype, "shape": list(s.shape or (-1,))} for s in specs
-        ]
-    return orjson.dumps(document)
-
-
-def decode_metadata(body: bytes) -> ModelMetadata:
-    """Return a model's metadata: name, last version, platform, and specs of its inputs and outputs.
-
-    A tensor without a shape in the document has shape None. BF16 stays BF16. Raises DataError for a
-    malformed document.
-    """
-    document = _document(body)
-    versions = document.get("versions")
-    listed = cast("list[object]", versions) if isinstance(versions, list) else []
-    return ModelMetadata(
-        name=_text(document, "name"),
-        version=str(listed[-1]) if listed else None,
-        platform=_text(document, "platform"),
-        inputs=tuple(_spec(t, "inputs") for t in _objects(document, "inputs")),
-        outputs=tuple(_spec(t, "outputs") for t in _objects(document, "outputs")),
-    )
-
-
-def _spec(tensor: _Json, where: str) -> TensorSpec:
-    name = _name(tensor, where)
-    datatype = validate_datatype(name, tensor.get("datatype"))
-    shape = tensor.get("shape")
-    if not isinstance(shape, list):
-        return TensorSpec(name, datatype)
-    try:
-        # Some gateways write 64-bit integers as strings.
-        sizes = tuple(int(size) for size in cast("list[Any]", shape))
-    except (TypeError, ValueError):
-        raise DataError(f"tensor {name!r}: its shape must be a list of sizes") from None
-    return TensorSpec(name, datatype, tuple(max(size, -1) for size in sizes))
-
-
-def encode_error(why: str, kind: str = "", **facts: Any) -> bytes:
-    """Return the body of an error: its text and, for programs, further facts.
-
-    `kind` is a word for programs where the status is ambiguous.
-    """
-    if kind:
-        facts["kind"] = kind
-    try:
-        return orjson.dumps({"error": why, **facts})
-    except TypeError:  # A model's own message may have lone surrogates.
-        return orjson.dumps({"error": why.encode(errors="replace").decode(), **facts})
-
-
-def decode_error_kind(body: bytes) -> str:
-    """Return the kind in an error's body, or "" if it has none."""
-    try:
-        found: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return ""
-    kind = cast("_Json", found).get("kind") if isinstance(found, dict) else None
-    return kind if isinstance(kind, str) else ""
-
-
-def decode_error(body: bytes) -> str:
-    """Return an error body's message: ``error``, FastAPI's ``detail``, ``message``, or plain text.
-
-    The message is one line of up to ERROR_CHARS_MAX characters, and empty for an empty body.
-    """
-    try:
-        found: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return _one_line(body[: 4 * ERROR_CHARS_MAX].decode(errors="replace"))
-    if isinstance(found, dict):
-        document = cast("_Json", found)
-        found = next((document[k] for k in ("error", "detail", "message") if document.get(k)), document)
-    try:
-        return _one_line(found if isinstance(found, str) else orjson.dumps(found).decode())
-    except TypeError:  # The error is nested too deeply for orjson.
-        return _one_line(body[: 4 * ERROR_CHARS_MAX].decode(errors="replace"))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:ERROR_CHARS_MAX]
-
-
-# Requests and responses
+# General codec of requests and responses
 
 
 def _encode(
@@ -372,10 +288,8 @@ def _encode(
     return WireBody(b"".join((text, *buffers)), len(text)) if buffers else WireBody(text)
 
 
-def _split_body(body: bytes, json_bytes: int | None, *, lenient: bool = False) -> tuple[_Json, memoryview]:
+def _split_body(body: bytes, json_bytes: int, *, lenient: bool = False) -> tuple[_Json, memoryview]:
     """Return the JSON document and the bytes behind it."""
-    if json_bytes is None:
-        return _document(body, lenient=lenient), _NO_BINARY_DATA
     if json_bytes == 0:
         raise DataError(
             f"{HEADER_LENGTH} is 0 (a raw tensor without JSON), which is not supported here: send JSON too"
@@ -383,10 +297,15 @@ def _split_body(body: bytes, json_bytes: int | None, *, lenient: bool = False) -
     if json_bytes > len(body):
         raise DataError(f"{HEADER_LENGTH} is {json_bytes}, but the body has only {len(body)} bytes")
     whole = memoryview(body)
-    return _document(whole[:json_bytes], lenient=lenient), whole[json_bytes:]
+    return read_object(whole[:json_bytes], lenient=lenient), whole[json_bytes:]
 
 
-def _document(text: bytes | memoryview, *, lenient: bool = False) -> _Json:
+def read_object(text: bytes | memoryview, *, lenient: bool = False) -> _Json:
+    """Return the JSON object of a body, with NaN and Infinity if `lenient` is true.
+
+    Raises:
+        DataError: The body is not JSON, or not an object.
+    """
     try:
         found: Any = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -413,8 +332,8 @@ def _tensors(document: _Json, key: str, rest: memoryview, bf16: Bf16) -> tuple[T
     """Return the tensors of a body. Every byte behind the JSON must belong to a tensor."""
     found: dict[str, Tensor] = {}
     at = 0
-    for entry in _objects(document, key):
-        name = _name(entry, key)
+    for entry in read_objects(document, key):
+        name = read_name(entry, key)
         if name in found:
             raise DataError(f"tensor {name!r} is in {key!r} twice")
         datatype = validate_datatype(name, entry.get("datatype"))
@@ -463,7 +382,8 @@ def _check_supported(parameters: _Json, what: str) -> None:
         raise UnsupportedError(f"{what}: classification is not offered: request the scores and sort them")
 
 
-def _objects(document: _Json, key: str) -> Iterable[_Json]:
+def read_objects(document: _Json, key: str) -> Iterable[_Json]:
+    """Return the objects of a list of tensors; nothing without the key. Raise DataError for others."""
     listed = document.get(key)
     if listed is None:
         return ()
@@ -475,14 +395,16 @@ def _objects(document: _Json, key: str) -> Iterable[_Json]:
     return objects
 
 
-def _name(entry: _Json, where: str) -> str:
+def read_name(entry: _Json, where: str) -> str:
+    """Return the name of a tensor. Raise DataError if it has none."""
     name = entry.get("name")
     if not isinstance(name, str) or not name:
         raise DataError(f"a tensor in {where!r} has no name")
     return name
 
 
-def _text(document: _Json, key: str) -> str:
+def read_text(document: _Json, key: str) -> str:
+    """Return a string, "" if it is missing. Raise DataError for another value."""
     value = document.get(key)
     if value is None:
         return ""
@@ -504,3 +426,146 @@ def _boolean(value: object, key: str) -> bool:
     if not isinstance(value, bool):
         raise DataError(f"{key!r} must be true or false, not {value!r:.40}")
     return value
+
+
+# Fast codec for nearly every body: a few tensors of numbers as JSON.
+#
+# Each function returns None for any document that is not plainly valid. The general codec then
+# decodes the same document and reports its defects. Both give equal results for every body that both
+# accept.
+
+_FAST_TENSORS_MAX: Final = 64
+
+_FLOAT32: Final = np.dtype(np.float32)
+_FLOAT64: Final = np.dtype(np.float64)
+_INT64: Final = np.dtype(np.int64)
+_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+_DTYPES: Final[dict[object, np.dtype[Any]]] = {
+    "FP32": _FLOAT32,
+    "FP64": _FLOAT64,
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": _INT64,
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+}
+# Keyed by numpy's type numbers, which are looked up faster than dtypes. Byte order does not change
+# the number.
+_DATATYPES: Final = {dtype.num: cast("str", name) for name, dtype in _DTYPES.items()}
+_TEXT: Final = frozenset({str})
+_DATATYPES[np.dtype(object).num] = "BYTES"
+
+
+def fast_decode_request(document: _Json, body: bytes) -> InferRequest | None:
+    """Return the request of a JSON document without parameters and requested outputs, else None."""
+    # numpy would take booleans for numbers, so a body with true or false takes the general path.
+    # Searching one character is much faster than a word, and usually settles it: "inputs" has the
+    # only u.
+    if (body.count(b"u") > 1 and b"true" in body) or (b"l" in body and b"false" in body):
+        return None
+    entries, id_ = document.get("inputs"), ""
+    if len(document) > 1:
+        id_ = document.get("id")
+        if len(document) > 2 or type(id_) is not str:
+            return None
+    if type(entries) is not list:
+        return None
+    listed = cast("list[Any]", entries)
+    if len(listed) == 1:
+        tensor = _fast_tensor(listed[0])
+        return None if tensor is None else InferRequest((tensor,), id_)
+    if not 0 < len(listed) <= _FAST_TENSORS_MAX:
+        return None
+    found: dict[str, Tensor] = {}
+    for entry in listed:
+        tensor = _fast_tensor(entry)
+        if tensor is None or tensor.name in found:
+            return None
+        found[tensor.name] = tensor
+    return InferRequest(tuple(found.values()), id_)
+
+
+def _fast_tensor(entry: Any) -> Tensor | None:
+    try:
+        name, dtype, shape, data = entry["name"], _DTYPES[entry["datatype"]], entry["shape"], entry["data"]
+    except (KeyError, TypeError):
+        return None
+    if type(name) is not str or not name or type(data) is not list or type(shape) is not list:
+        return None
+    sizes = cast("list[Any]", shape)
+    parameters = entry.get("parameters")
+    if not 0 < len(sizes) <= DIMENSIONS_MAX or (parameters is not None and _affects_values(parameters)):
+        return None
+    for size in sizes:
+        if type(size) is not int or size <= 0:
+            return None
+    try:
+        # numpy's choice of dtype reveals the contents of the list: text or null would give another
+        # dtype.
+        found: Array = np.array(cast("Any", data))
+        if found.ndim > 1 and found.shape != tuple(sizes):
+            return None
+        made = found if found.dtype is dtype else _convert(found, dtype)
+        return None if made is None else Tensor(name, made.reshape(sizes), parameters or {})
+    except (ValueError, OverflowError):
+        return None
+
+
+def _affects_values(parameters: Any) -> bool:
+    """Return True if a tensor's parameters describe its values, or are malformed."""
+    return type(parameters) is not dict or "binary_data_size" in parameters
+
+
+def _convert(found: Array, dtype: np.dtype[Any]) -> Array | None:
+    """Return the same numbers in another dtype, or None if a number does not fit."""
+    kind = found.dtype
+    if dtype is _FLOAT32 or dtype is _FLOAT64:
+        if kind is not _FLOAT64:
+            if kind is not _INT64:
+                return None
+            found = found.astype(_FLOAT64)
+        if dtype is _FLOAT64:
+            return found
+        # argmax and argmin are much faster than max and min.
+        flat = found if found.ndim == 1 else found.ravel()
+        if flat[flat.argmax()] > _FLOAT32_MAX or flat[flat.argmin()] < -_FLOAT32_MAX:
+            return None
+        return found.astype(_FLOAT32)
+    if kind is not _INT64:
+        return None
+    made = found.astype(dtype)
+    return made if np.array_equal(made, found) else None
+
+
+def fast_encode_response(response: InferResponse) -> bytes | None:
+    """Return the body of a response whose outputs are finite numbers or text, else None."""
+    listed: list[_Json] = []
+    for tensor in response.outputs:
+        data = tensor.data
+        dtype = data.dtype
+        datatype = _DATATYPES.get(dtype.num)
+        if datatype is None or not dtype.isnative or tensor.parameters:
+            return None
+        values: Any = data.ravel()
+        if datatype == "BYTES":
+            values = values.tolist()
+            if not _TEXT.issuperset(map(type, values)):
+                return None
+        listed.append({"name": tensor.name, "shape": data.shape, "datatype": datatype, "data": values})
+    document: _Json = {"model_name": response.model_name}
+    if response.model_version is not None:
+        document["model_version"] = response.model_version
+    if response.id:
+        document["id"] = response.id
+    if response.parameters:
+        document["parameters"] = dict(response.parameters)
+    document["outputs"] = listed
+    try:
+        text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        return None
+    # orjson writes infinities and NaN as null, and infinities must be refused. A text with the word
+    # null also gives None.
+    return None if b"null" in text else text

@@ -3,7 +3,6 @@
 There are no event names, ids or end marker. The end of the body ends the stream.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 from headrace.core.errors import LimitError
@@ -20,18 +19,6 @@ _END = b"\n\n"
 def encode_event(document: bytes) -> bytes:
     """Return one event. `document` is JSON without line ends, as `orjson` writes it."""
     return b"".join((_BEGIN, document, _END))
-
-
-def encode_events(documents: Iterable[bytes]) -> bytes:
-    """Return several events in order."""
-    return b"".join([part for document in documents for part in (_BEGIN, document, _END)])
-
-
-def decode_events(body: bytes) -> list[bytes]:
-    """Return the data of every complete event of a body. Comments and other fields are ignored."""
-    *whole, _ = body.replace(b"\r\n", b"\n").split(_END)
-    found = (_data(block.split(b"\n")) for block in whole)
-    return [data for data in found if data]
 
 
 class EventDecoder:
@@ -63,8 +50,9 @@ class EventDecoder:
                 self._lines_bytes += len(line)
                 self._check()
                 continue
-            data = _data(self._lines)
-            if data:
+            lines = [part[5:].removeprefix(b" ") for part in self._lines if part.startswith(b"data:")]
+            # By the standard, empty data means no event.
+            if data := b"\n".join(lines):
                 events.append(data)
             self._lines, self._lines_bytes = [], 0
         self._line += rest
@@ -74,8 +62,3 @@ class EventDecoder:
     def _check(self) -> None:
         if self._lines_bytes + len(self._line) > self._event_bytes_max:
             raise LimitError(f"an event of the stream has more than {self._event_bytes_max} bytes")
-
-
-def _data(lines: Iterable[bytes]) -> bytes:
-    """Return the data of the lines of an event. By the standard, empty data means no event."""
-    return b"\n".join([line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")])

@@ -198,40 +198,6 @@ def array_from_binary(
     return made.reshape(shape)
 
 
-def infer_raw_shape(name: str, datatype: str, declared: tuple[int, ...], size_bytes: int) -> tuple[int, ...]:
-    """Return the shape of an input from the number of its bytes.
-
-    Raises DataError if that leaves the shape open.
-
-    `declared` begins with the rows. One other size may be variable; then there is one row. A BYTES
-    input is one element.
-    """
-    inner = declared[1:]
-    if datatype == "BYTES":
-        if any(size > 1 for size in declared):
-            raise DataError(
-                f"tensor {name!r}: a raw request has one BYTES element, but the model takes {list(declared)}"
-            )
-        return (1,) * len(declared)
-    width = 2 if datatype == "BF16" else dtype_of(datatype).itemsize
-    varying = [i for i, size in enumerate(inner) if size < 0]
-    if len(varying) > 1:
-        raise DataError(
-            f"tensor {name!r}: more than one size of {list(declared)} is variable, "
-            "so the number of bytes does not give the shape"
-        )
-    unit = width * prod(size for size in inner if size >= 0)
-    if not unit or size_bytes % unit:
-        raise DataError(
-            f"tensor {name!r}: {size_bytes} bytes are not a multiple of the {unit} bytes of {list(declared)}"
-        )
-    count = size_bytes // unit
-    if not varying:
-        return (count, *inner)
-    at = varying[0]
-    return (1, *inner[:at], count, *inner[at + 1 :])
-
-
 def _bytes_elements(name: str, count: int, data: memoryview) -> Array:
     size, at = len(data), 0
     if count * _LENGTH.size > size:
@@ -314,6 +280,17 @@ def binary_values(name: str, datatype: str, data: Array) -> bytes | Array:
 
 def _length_prefixed(name: str, values: list[object]) -> bytes:
     parts: list[bytes] = []
+    for element in byte_elements(name, values):
+        parts += (_LENGTH.pack(len(element)), element)
+    return b"".join(parts)
+
+
+def byte_elements(name: str, values: list[object]) -> list[bytes]:
+    """Return the elements of a BYTES tensor as bytes.
+
+    Raises DataError for an element that is neither bytes nor text that UTF-8 can encode.
+    """
+    elements: list[bytes] = []
     for i, value in enumerate(values):
         try:
             element = value.encode() if isinstance(value, str) else value
@@ -323,8 +300,8 @@ def _length_prefixed(name: str, values: list[object]) -> bytes:
             ) from None
         if not isinstance(element, bytes):
             raise _not_bytes(name, i, value)
-        parts += (_LENGTH.pack(len(element)), element)
-    return b"".join(parts)
+        elements.append(element)
+    return elements
 
 
 def float32_from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

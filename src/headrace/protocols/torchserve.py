@@ -14,7 +14,7 @@ import orjson
 
 from headrace.core.errors import DataError, ModelContractError
 from headrace.core.tensor import Array, Tensor, text_array
-from headrace.protocols.oip_json import decode_error
+from headrace.protocols.oip_documents import decode_error
 from headrace.protocols.tensors import DIMENSIONS_MAX, array_from_json, json_values
 
 DEFAULT_OUTPUT: Final = "output"

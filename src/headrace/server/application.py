@@ -1,11 +1,20 @@
-"""The ASGI application of a server: routes, guard, request ids, observers and errors."""
+"""The ASGI application of a server: it finds the route, guards it, and observes and answers the request.
+
+Keys are stored as digests and compared in constant time. Clients send them in the header
+``Authorization: Bearer``, or in gRPC metadata of the same name.
+"""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
 from secrets import token_hex
 from typing import Final
 
+from headrace.core.errors import ConfigError, ForbiddenError
+from headrace.jobs.access import Access
 from headrace.server.errors import (
     INTERNAL_ERROR,
     METHOD_NOT_ALLOWED,
@@ -17,7 +26,6 @@ from headrace.server.errors import (
     error_body,
     error_headers,
 )
-from headrace.server.guard import Guard
 from headrace.server.http import (
     JSON,
     AsgiReceive,
@@ -29,7 +37,7 @@ from headrace.server.http import (
     HttpTimeouts,
     SlowBodyError,
 )
-from headrace.server.listener import DirectHandler
+from headrace.server.listener import BODY_S_MAX, DirectHandler
 from headrace.server.observation import (
     CURRENT,
     Observer,
@@ -39,13 +47,16 @@ from headrace.server.observation import (
     observed_error_status,
 )
 from headrace.server.routes import Route
-from headrace.server.settings import BODY_S_MAX
 
 _log = logging.getLogger("headrace.server")
 
 KNOWN_PATHS_MAX: Final = 4096
 KNOWN_PATH_CHARS_MAX: Final = 256
 """Limits of the remembered paths. Paths with ids of jobs and sequences differ without end."""
+HOSTS_MAX: Final = 1024
+"""The maximum number of remembered ``Host`` headers. A page can send any number of them."""
+SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+"""The methods that change nothing."""
 _HTTP_ERROR: Final = "HTTPException"
 """The ``type`` of errors about the path or the method."""
 
@@ -65,7 +76,7 @@ class WebApp:
     def __init__(
         self,
         routes: Sequence[Route],
-        guard: Guard | None = None,
+        guard: "Guard | None" = None,
         *,
         body_s_max: float = BODY_S_MAX,
         clock: Callable[[], float] = time.monotonic,
@@ -92,9 +103,9 @@ class WebApp:
             else:
                 await self._serve_observed(exchange, self._observers)
         finally:
-            self.response_counters.add(exchange.action, exchange.status)
+            self.response_counters.sent[exchange.action, exchange.status] += 1
             if exchange.broken is not None:
-                self.response_counters.add_broken(exchange.action, exchange.broken)
+                self.response_counters.broken[exchange.action, exchange.broken] += 1
 
     async def _serve_observed(self, exchange: Exchange, observers: Observers) -> None:
         exchange.observation = observation = self._observation(exchange)
@@ -195,14 +206,119 @@ class WebApp:
         await exchange.respond(status.http, body, JSON, extra)
 
 
+class Guard:
+    """The checks of every request.
+
+    Args:
+        access: The API keys; None requires no key.
+        bound_to: The address that the server listens on; empty for an application without a server.
+        allow_hosts: The names that the operator permits in ``Host`` and ``Origin``; ``*`` permits
+            every Host.
+
+    A server that is bound to a loopback address accepts loopback names and IP addresses as ``Host``,
+    and the allowed names. A page whose own name resolves to this machine cannot call it, because the
+    browser sends that name. A server on another address accepts every ``Host`` unless there are
+    allowed names, since load balancers and probes send many names.
+    """
+
+    def __init__(
+        self, access: Access | None = None, *, bound_to: str = "", allow_hosts: Iterable[str] = ()
+    ) -> None:
+        self.access = access or Access()
+        names = {name.lower().rstrip(".") for name in allow_hosts}
+        self._allowed = frozenset(names - {"*"})
+        self._checks_hosts = "*" not in names and (bool(names) or is_local(bound_to))
+        self._known_hosts: set[bytes] = {b""}
+        """Accepted ``Host`` headers. Requests without the header do not come from browsers."""
+
+    def is_plain(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return True if `check_source` would accept any request with these headers."""
+        return (
+            b"sec-fetch-site" not in headers
+            and b"origin" not in headers
+            and (not self._checks_hosts or headers.get(b"host", b"") in self._known_hosts)
+        )
+
+    def check_source(self, method: str, headers: Mapping[bytes, bytes], *, public: bool) -> None:
+        """Check the headers by which a browser says where a request comes from.
+
+        `public` is true for routes that need no key. Links of other sites to them are allowed.
+
+        Raises:
+            ForbiddenError: The ``Host`` is not a name of this server, or a page of another site sent
+                the request.
+        """
+        host = headers.get(b"host", b"")
+        if self._checks_hosts and host not in self._known_hosts:
+            self._check_host(host)
+        reads = method in SAFE_METHODS
+        if headers.get(b"sec-fetch-site") == b"cross-site" and not (public and reads):
+            raise ForbiddenError("cross-site browser requests are refused")
+        origin = headers.get(b"origin")
+        if origin is None or reads:
+            return
+        address = origin.partition(b"://")[2].lower()
+        if address != host.lower() and _host_name(address) not in self._allowed:
+            shown = origin[:80].decode("latin-1")
+            raise ForbiddenError(
+                f"a page of the origin {shown!r} may not send this request: call the server under the "
+                "page's own host, or start the server with --allow-host and the name of that host"
+            )
+
+    def _check_host(self, host: bytes) -> None:
+        name = _host_name(host)
+        if name not in self._allowed and not is_local(name) and not _is_address(name):
+            raise ForbiddenError(
+                f"the Host {name[:80]!r} is not a name of this server: "
+                "start the server with --allow-host and this name if it is"
+            )
+        if len(self._known_hosts) >= HOSTS_MAX:
+            self._known_hosts = {b""}
+        self._known_hosts.add(host)
+
+
+def _host_name(host: bytes) -> str:
+    """Return the lower-case name of a ``Host`` header, without port and final dot."""
+    text = host.decode("latin-1").lower()
+    if text.startswith("["):
+        return text.partition("]")[0].removeprefix("[")
+    return text.partition(":")[0].rstrip(".")
+
+
+def check_bind(host: str, *, guarded: bool, insecure: bool) -> None:
+    """Raise ConfigError for a public address without access control, unless `insecure` is true."""
+    if guarded or insecure or is_local(host):
+        return
+    raise ConfigError(
+        f"{host} is reachable from other machines and has no access control: pass --api-keys FILE or "
+        "--tls-client-ca FILE, or --insecure if another layer controls access"
+    )
+
+
+def is_local(host: str) -> bool:
+    """Return True if only this machine can reach the address."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """The routes of one path by method, with the values of the parameters in a requested path."""
 
-    __slots__ = ("arguments", "routes")
-
-    def __init__(self, routes: Mapping[str, Route], arguments: Mapping[str, str]) -> None:
-        self.routes = routes
-        self.arguments = arguments
+    routes: Mapping[str, Route]
+    arguments: Mapping[str, str]
 
     def find(self, method: str) -> Route | None:
         """Return the route of a method, or None."""
@@ -222,82 +338,62 @@ NOWHERE: Final = Endpoint({}, {})
 """The result for unknown paths."""
 
 
-class _Node:
-    """The routes that share the first segments of their paths."""
-
-    __slots__ = ("literals", "name", "parameter", "routes", "takes_rest")
-
-    def __init__(self) -> None:
-        self.routes: dict[str, Route] = {}
-        self.literals: dict[str, _Node] = {}
-        self.parameter: _Node | None = None
-        self.name = ""
-        """The name of the parameter that leads to this node."""
-        self.takes_rest = False
-
-    def child(self, segment: str) -> "_Node":
-        if not segment.startswith("{"):
-            return self.literals.setdefault(segment, _Node())
-        if self.parameter is None:
-            self.parameter = _Node()
-        name, _, kind = segment[1:-1].partition(":")
-        self.parameter.name, self.parameter.takes_rest = name, kind == "path"
-        return self.parameter
-
-
 class Router:
     """The lookup of routes by path. A literal segment precedes a parameter."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._known: dict[str, Endpoint] = {}
         """The results for paths that were requested before, so that a repeated path costs one lookup."""
-        self._root = _Node()
+        by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
-            node = self._root
-            for segment in route.path.split("/")[1:]:
-                node = node.child(segment)
-            assert route.method not in node.routes, f"two routes for {route.method} {route.path}"
-            node.routes[route.method] = route
+            methods = by_path.setdefault(route.path, {})
+            assert route.method not in methods, f"two routes for {route.method} {route.path}"
+            methods[route.method] = route
+        patterns: list[str] = []
+        self._by_group: dict[int | None, tuple[dict[str, Route], list[str]]] = {}
+        """The routes of a path and the names of its parameters, by the group of the path in the pattern."""
+        group = 1
+        for path in sorted(by_path, key=_precedence):
+            names = [segment[1:-1].partition(":")[0] for segment in path.split("/") if segment[:1] == "{"]
+            patterns.append(f"({'/'.join(map(_segment_pattern, path.split('/')))})")
+            self._by_group[group] = (by_path[path], names)
+            group += 1 + len(names)
+        self._pattern = re.compile("|".join(patterns), re.DOTALL)
 
     def find(self, path: str) -> Endpoint:
         """Return the routes of a path, or `NOWHERE`."""
         known = self._known.get(path)
         if known is not None:
             return known
-        found = self._search(path.split("/"))
-        if len(path) <= KNOWN_PATH_CHARS_MAX and found is not NOWHERE:
+        found = self._search(path)
+        if found is None and path.endswith("/"):
+            found = self._search(path[:-1])
+            if found is not None and not all(route.is_lenient for route in found.routes.values()):
+                return NOWHERE
+        if found is None:
+            return NOWHERE
+        if len(path) <= KNOWN_PATH_CHARS_MAX:
             if len(self._known) >= KNOWN_PATHS_MAX:
                 self._known.clear()
             self._known[path] = found
         return found
 
-    def _search(self, segments: list[str]) -> Endpoint:
-        found = _find(self._root, segments, 1)
-        if found is None and not segments[-1] and len(segments) > 2:
-            found = _find(self._root, segments[:-1], 1)
-            if found is not None and not all(route.is_lenient for route in found[0].routes.values()):
-                return NOWHERE
-        return NOWHERE if found is None else Endpoint(found[0].routes, found[1])
+    def _search(self, path: str) -> Endpoint | None:
+        match = self._pattern.fullmatch(path)
+        if match is None or match.lastindex is None:
+            return None
+        # The group of the whole path ends last.
+        group = match.lastindex
+        routes, names = self._by_group[group]
+        return Endpoint(routes, dict(zip(names, match.groups()[group : group + len(names)], strict=True)))
 
 
-def _find(node: _Node, segments: list[str], at: int) -> tuple[_Node, dict[str, str]] | None:
-    if at == len(segments):
-        return (node, {}) if node.routes else None
-    segment = segments[at]
-    literal = node.literals.get(segment)
-    if literal is not None:
-        found = _find(literal, segments, at + 1)
-        if found is not None:
-            return found
-    parameter = node.parameter
-    if parameter is None:
-        return None
-    if parameter.takes_rest:
-        rest = "/".join(segments[at:])
-        return (parameter, {parameter.name: rest}) if rest else None
-    if not segment:
-        return None
-    found = _find(parameter, segments, at + 1)
-    if found is not None:
-        found[1][parameter.name] = segment
-    return found
+def _segment_pattern(segment: str) -> str:
+    if segment[:1] != "{":
+        return re.escape(segment)
+    return "(.+)" if segment.endswith(":path}") else "([^/]+)"
+
+
+def _precedence(path: str) -> list[int]:
+    """Return a sort key by which literal segments come first, and segments with the rest of a path last."""
+    return [(segment[:1] == "{") + segment.endswith(":path}") for segment in path.split("/")]

@@ -13,9 +13,9 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.errors import MissingExtraError
-from headrace.protocols.oip_json import encode_error
+from headrace.protocols.oip_documents import encode_error
+from headrace.server.http import OverdueWatch
 from headrace.server.listener import DeferredResponse, DirectHandler, DirectResponse
-from headrace.server.overdue_watch import OverdueWatch, Watchable
 
 try:
     import httptools as _httptools
@@ -29,7 +29,7 @@ _PARSER: Final = _httptools.__name__
 HEAD_BYTES_MAX: Final = 64 << 10
 """The maximum size of the request line and headers."""
 HEAD_S_MAX: Final = 30.0
-"""The maximum seconds for the head of a request to arrive."""
+"""The maximum seconds for the head of a request to arrive, or a little more."""
 BODY_IDLE_S_MAX: Final = 60.0
 """The maximum seconds between two parts of a request body, or a little more."""
 DIRECT_WAIT_S_MAX: Final = 0.5
@@ -47,12 +47,13 @@ class ConnectionContext:
     """The state that all connections of one listener share."""
 
     direct: DirectHandler | None = None
+    heads: OverdueWatch = field(default_factory=lambda: OverdueWatch(HEAD_S_MAX))
     idle: OverdueWatch = field(default_factory=lambda: OverdueWatch(KEEP_ALIVE_S))
     incomplete: OverdueWatch = field(default_factory=lambda: OverdueWatch(DIRECT_WAIT_S_MAX))
     silent: OverdueWatch = field(default_factory=lambda: OverdueWatch(BODY_IDLE_S_MAX))
 
 
-class HttpConnection(_HttpToolsProtocol, Watchable):
+class HttpConnection(_HttpToolsProtocol):
     """The protocol object of one connection. uvicorn creates one for each accepted socket.
 
     A ``POST`` request goes to `ConnectionContext.direct` first if its body arrives soon and is
@@ -68,20 +69,18 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
     def __init__(self, *, shared: ConnectionContext, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._direct = shared.direct
+        self._heads = shared.heads
         self._idle = shared.idle
         self._incomplete_watch = shared.incomplete
         self._silent_watch = shared.silent
         self._in_head = True
         self._in_body = False
-        self._silent: _SilentBody | None = None
-        """The entry in the watch for silent clients, in the middle of a body."""
         self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
         self._body_parts: list[bytes] | None = None
         """The parts of the body so far, of a request that may be answered directly; else None."""
         self._body_bytes = 0
-        self._incomplete: _IncompleteRequest | None = None
-        """The entry in the watch for incomplete requests, while the body is incomplete."""
+        self._is_incomplete = False
+        """True while the watch for incomplete requests has this connection."""
         self._route: Any = None
         self._response_task: asyncio.Task[None] | None = None
 
@@ -90,15 +89,15 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
         self, transport: asyncio.Transport
     ) -> None:
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_S_MAX, transport.close)
+        self._heads.watch(self, transport.close, self.loop)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_head_timer()
+        self._heads.done(self)
         if self._response_task is not None:
             self._response_task.cancel()
         self._release()
-        self._end_silence()
+        self._silent_watch.done(self)
         super().connection_lost(exc)
         # A timer would keep the objects of a reset connection in memory for the whole idle time.
         self._unset_keepalive_if_required()
@@ -107,13 +106,15 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
 
     @override
     def data_received(self, data: bytes) -> None:
-        began_in_head = self._in_head
+        began_in_head, began_in_body = self._in_head, self._in_body
         super().data_received(data)
-        if self._body_parts is not None and self._incomplete is None:
-            self._incomplete = _IncompleteRequest(self)
-            self._incomplete_watch.watch(self._incomplete, self.loop)
+        if self._body_parts is not None and not self._is_incomplete:
+            self._is_incomplete = True
+            self._incomplete_watch.watch(self, self._begin_asgi_exchange, self.loop)
         if self._in_body and not self.transport.is_closing():
-            self._watch_silence()
+            self._silent_watch.watch(self, self._on_body_silence, self.loop)
+        elif began_in_body:
+            self._silent_watch.done(self)
         if not self._in_head or self.transport.is_closing():
             return
         # Bytes of the head that arrived with the end of the previous body are not counted, so that
@@ -121,8 +122,8 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
         self._head_bytes += len(data) if began_in_head else 0
         if self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(431, f"the head of the request is larger than {HEAD_BYTES_MAX} bytes")
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S_MAX, self.transport.close)
+        elif self not in self._heads:
+            self._heads.watch(self, self.transport.close, self.loop)
 
     @override
     def on_message_begin(self) -> None:
@@ -140,7 +141,7 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._in_body = True
-        self._cancel_head_timer()
+        self._heads.done(self)
         if self._direct is None:
             super().on_headers_complete()
         elif self._may_be_direct() and (route := self._direct.route(self.url)) is not None:
@@ -148,7 +149,7 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
             self._body_parts = []
             self._body_bytes = 0
         else:
-            self.begin_asgi_exchange()
+            self._begin_asgi_exchange()
 
     def _may_be_direct(self) -> bool:
         parser: Any = self.parser
@@ -171,13 +172,11 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
         self._body_parts.append(body)
         self._body_bytes += len(body)
         if self._body_bytes > DIRECT_BODY_BYTES_MAX:
-            self.begin_asgi_exchange()
+            self._begin_asgi_exchange()
 
     @override
     def on_message_complete(self) -> None:
         self._in_body = False
-        if self._silent is not None:
-            self._end_silence()
         parts = self._body_parts
         if parts is None:
             super().on_message_complete()
@@ -186,7 +185,7 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         response = self._direct.respond(self._route, self.headers, body)
         if response is None:
-            self.begin_asgi_exchange()
+            self._begin_asgi_exchange()
             super().on_message_complete()
             return
         self._release()
@@ -198,12 +197,12 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
     def _release(self) -> Sequence[bytes]:
         """Stop buffering the body and return the parts that arrived so far."""
         parts, self._body_parts = self._body_parts or (), None
-        if self._incomplete is not None:
-            self._incomplete_watch.done(self._incomplete)
-            self._incomplete = None
+        if self._is_incomplete:
+            self._is_incomplete = False
+            self._incomplete_watch.done(self)
         return parts
 
-    def begin_asgi_exchange(self) -> None:
+    def _begin_asgi_exchange(self) -> None:
         """Report the buffered request to the base class, and handle it as an ASGI exchange."""
         parts = self._release()
         url, headers, expects = self.url, self.headers, self.expect_100_continue
@@ -215,22 +214,8 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
         for part in parts:
             super().on_body(part)
 
-    # Silence within a body
-
-    def _watch_silence(self) -> None:
-        """Start the time of silence, anew after each part."""
-        self._end_silence()
-        self._silent = _SilentBody(self)
-        self._silent_watch.watch(self._silent, self.loop)
-
-    def _end_silence(self) -> None:
-        if self._silent is not None:
-            self._silent_watch.done(self._silent)
-            self._silent = None
-
-    def on_body_silence(self) -> None:
+    def _on_body_silence(self) -> None:
         """Refuse the request, or close the connection if the request is answered already."""
-        self._silent = None
         if self._body_parts is None:
             exchange: Any = self.cycle
             if exchange.response_complete:
@@ -238,7 +223,7 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
                 return
             # The client waits for the server: to read, to ask for the body, or to end its response.
             if self.flow.read_paused or exchange.waiting_for_100_continue or exchange.response_started:
-                self._watch_silence()
+                self._silent_watch.watch(self, self._on_body_silence, self.loop)
                 return
         self._release()
         self._refuse(408, "the body did not arrive in time")
@@ -296,28 +281,19 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         else:
-            self._idle.watch(self, self.loop)
+            self._idle.watch(self, self.timeout_keep_alive_handler, self.loop)
 
     @override
     def shutdown(self) -> None:
         if self._body_parts is not None:
             # A request that has begun is finished.
-            self.begin_asgi_exchange()
+            self._begin_asgi_exchange()
         super().shutdown()
 
     def _unset_keepalive_if_required(self) -> None:
         self._idle.done(self)
 
-    @override
-    def on_overdue(self) -> None:
-        self.timeout_keep_alive_handler()
-
     # Errors
-
-    def _cancel_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
     @override
     def send_400_response(self, msg: str) -> None:
@@ -330,33 +306,9 @@ class HttpConnection(_HttpToolsProtocol, Watchable):
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        self._cancel_head_timer()
+        self._heads.done(self)
         self.transport.write(head.encode() + body)
         self.transport.close()
-
-
-class _IncompleteRequest(Watchable):
-    """A request whose body has not arrived yet. When it is overdue, it becomes an ASGI exchange."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: HttpConnection) -> None:
-        self._connection = connection
-
-    def on_overdue(self) -> None:
-        self._connection.begin_asgi_exchange()
-
-
-class _SilentBody(Watchable):
-    """A request whose client sends nothing in the middle of the body."""
-
-    __slots__ = ("_connection",)
-
-    def __init__(self, connection: HttpConnection) -> None:
-        self._connection = connection
-
-    def on_overdue(self) -> None:
-        self._connection.on_body_silence()
 
 
 class _DirectExchange:

@@ -49,6 +49,9 @@ EXTENSIONS: Final = (
 )
 
 
+_NONE: Final[Mapping[str, str]] = {}
+
+
 class Dataplane:
     """The operations on the models of a repository.
 
@@ -67,10 +70,6 @@ class Dataplane:
         self._draining = False
 
     # Health
-
-    def live(self) -> bool:
-        """Return True: a server that can respond is live."""
-        return True
 
     def ready(self) -> bool:
         """Return True if the server should receive requests.
@@ -128,6 +127,7 @@ class Dataplane:
 
         Raises:
             ModelNotFoundError: The model or version is unknown.
+            ModelNotReadyError: The model is not loaded.
         """
         return self._repository.statistics(model, version)
 
@@ -148,7 +148,8 @@ class Dataplane:
                 f"model {model}: unsupported load parameters {', '.join(map(repr, sorted(unknown)))}: "
                 "change the files of the model in the models folder instead"
             )
-        await self._change(lambda: self._repository.load(model))
+        async with self._changing:
+            await asyncio.to_thread(self._repository.load, model)
 
     async def unload(self, model: str) -> None:
         """Unload every version of a model after it has answered its pending requests.
@@ -158,11 +159,8 @@ class Dataplane:
             ModelNotFoundError: The model is unknown.
         """
         self._check_changeable()
-        await self._change(lambda: self._repository.unload(model))
-
-    async def _change(self, change: Callable[[], None]) -> None:
         async with self._changing:
-            await asyncio.to_thread(change)
+            await asyncio.to_thread(self._repository.unload, model)
 
     def _check_changeable(self) -> None:
         if not self._changeable:
@@ -224,22 +222,21 @@ class Dataplane:
         becomes a response without outputs.
         """
         engine = self._repository.engine(model, version)
-        try:
-            return await self._infer(engine, request, times)
-        except StoppedError:
-            # The model was replaced or unloaded after the lookup.
-            replacement = self._repository.engine(model, version)
-            if replacement is engine:
-                raise
-            return await self._infer(replacement, request, times)
+        while True:
+            metadata = engine.metadata
+            try:
+                if metadata.can_predict or not metadata.can_stream:
+                    return await engine.infer(request, times)
+                return await _collect_stream(engine, request)
+            except StoppedError as error:
+                engine = self._replacement(engine, model, version, error)
 
-    async def _infer(
-        self, engine: Engine, request: InferRequest, times: RequestTimes | None
-    ) -> InferResponse:
-        metadata = engine.metadata
-        if metadata.can_predict or not metadata.can_stream:
-            return await engine.infer(request, times)
-        return await _collect_stream(engine, request)
+    def _replacement(self, engine: Engine, model: str, version: str, error: StoppedError) -> Engine:
+        """Return the engine that replaced `engine` after its lookup. Raise `error` without one."""
+        replacement = self._repository.engine(model, version)
+        if replacement is engine:
+            raise error
+        return replacement
 
     async def handle(
         self, model: str, version: str, request: HandleRequest
@@ -251,12 +248,8 @@ class Dataplane:
         engine = self._repository.engine(model, version)
         try:
             return await engine.handle(request)
-        except StoppedError:
-            # As in `infer`.
-            replacement = self._repository.engine(model, version)
-            if replacement is engine:
-                raise
-            return await replacement.handle(request)
+        except StoppedError as error:
+            return await self._replacement(engine, model, version, error).handle(request)
 
     async def stream_requests(
         self, model: str, version: str, requests: AsyncIterator[InferRequest]
@@ -289,12 +282,8 @@ class Dataplane:
         engine = self._repository.engine(model, version)
         try:
             return engine.stream(first, more)
-        except StoppedError:
-            # As in `infer`.
-            replacement = self._repository.engine(model, version)
-            if replacement is engine:
-                raise
-            return replacement.stream(first, more)
+        except StoppedError as error:
+            return self._replacement(engine, model, version, error).stream(first, more)
 
     async def stream_request(
         self, model: str, version: str, request: InferRequest
@@ -311,6 +300,14 @@ class Dataplane:
                 yield select(responses)
         finally:
             await stream.aclose()
+
+
+def bf16_outputs(metadata: ModelMetadata) -> Mapping[str, str]:
+    """Return the outputs that the model declares as BF16. NumPy has no such dtype."""
+    for spec in metadata.outputs:
+        if spec.datatype == "BF16":
+            return {s.name: s.datatype for s in metadata.outputs if s.datatype == "BF16"}
+    return _NONE
 
 
 def _output_filter(

@@ -45,7 +45,7 @@ from math import ceil
 from typing import Any, Final
 
 from headrace.core import errors as e
-from headrace.protocols import oip_json
+from headrace.protocols.oip_documents import encode_error
 
 _log = logging.getLogger("headrace.server")
 
@@ -215,7 +215,7 @@ def error_body(status: ErrorStatus, request_id: str = "") -> bytes:
         facts["type"] = status.type
     if request_id:
         facts["request_id"] = request_id
-    return oip_json.encode_error(status.why, status.kind, **facts)
+    return encode_error(status.why, status.kind, **facts)
 
 
 def error_headers(status: ErrorStatus) -> Sequence[tuple[bytes, bytes]]:

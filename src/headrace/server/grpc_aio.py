@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from typing_extensions import override
@@ -12,7 +11,7 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.server.errors import grpc_status, trailing_metadata
 from headrace.server.grpc_service import GrpcService
-from headrace.server.listener import GrpcCall, GrpcMethod, Listener, StreamHandler, UnaryHandler
+from headrace.server.listener import GrpcCall, GrpcMethod, Listener, StreamHandler, TlsFiles, UnaryHandler
 
 try:
     import grpc as _grpc
@@ -24,15 +23,6 @@ grpc: Any = _grpc  # grpcio has no type annotations
 aio: Any = _aio
 
 _CODES: Final[dict[int, Any]] = {code.value[0]: code for code in grpc.StatusCode}
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """The PEM files of a server: certificate chain, key, and the authority of client certificates."""
-
-    certificate: Path
-    key: Path
-    client_authority: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +45,7 @@ class GrpcAioSettings:
 
     host: str = "127.0.0.1"
     port: int = 8081
-    tls: Tls | None = None
+    tls: TlsFiles | None = None
     message_bytes_max: int = 64 << 20
     calls_max: int = 4096
     streams_max: int = 1024
@@ -145,8 +135,8 @@ def _options(settings: GrpcAioSettings) -> list[tuple[str, int]]:
     ]
 
 
-def _credentials(tls: Tls) -> Any:
-    files = (tls.key, tls.certificate, tls.client_authority)
+def _credentials(tls: TlsFiles) -> Any:
+    files = (tls.key, tls.certificate, tls.client_ca)
     try:
         key, certificate, authority = (file and file.read_bytes() for file in files)
     except OSError as error:

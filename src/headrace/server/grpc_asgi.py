@@ -129,12 +129,13 @@ class GrpcAsgi:
 
 
 class _AsgiCall(GrpcCall):
-    __slots__ = ("_headers", "until")
+    __slots__ = ("_headers", "_loop", "until")
 
     def __init__(self, headers: dict[bytes, bytes]) -> None:
         self._headers = headers
+        self._loop = asyncio.get_running_loop()
         limit_s = timeout_s(headers.get(b"grpc-timeout"))
-        self.until = None if limit_s is None else _now() + limit_s
+        self.until = None if limit_s is None else self._loop.time() + limit_s
         """The deadline on the clock of the event loop, or None."""
 
     def metadata(self, key: str) -> str | None:
@@ -142,11 +143,7 @@ class _AsgiCall(GrpcCall):
         return None if value is None else value.decode("latin-1")
 
     def remaining_s(self) -> float | None:
-        return None if self.until is None else max(self.until - _now(), 0.0)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+        return None if self.until is None else max(self.until - self._loop.time(), 0.0)
 
 
 def timeout_s(value: bytes | None) -> float | None:

@@ -1,4 +1,4 @@
-"""All gRPC methods over a dataplane in one table, independent of the transport.
+"""All gRPC methods over a dataplane in one table, counted and observed, independent of the transport.
 
 A transport (`grpc_aio`, `grpc_asgi`) looks a `GrpcMethod` up by its path, runs it, and maps its
 exceptions to a status. Cancelling the task of a method cancels the work of the model.
@@ -6,48 +6,54 @@ exceptions to a status. Cancelling the task of a method cancels the work of the 
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from headrace.core.errors import ModelNotFoundError, UnsupportedError
 from headrace.jobs.access import Access, Scope
-from headrace.protocols.oip_grpc import repository
-from headrace.protocols.oip_grpc.health import (
-    NOT_SERVING,
-    SERVICE_UNKNOWN,
-    SERVING,
-    HealthCheckRequest,
-    encode_health,
-    encode_health_list,
-)
+from headrace.protocols.oip_documents import model_config
+from headrace.protocols.oip_grpc import server_info
 from headrace.protocols.oip_grpc.messages import (
     HEALTH,
     INFERENCE,
     REFLECTIONS,
     REPOSITORY,
+    encode_message,
     message_class,
     parse_message,
 )
-from headrace.protocols.oip_grpc.reflection import Reflection
+from headrace.protocols.oip_grpc.server_info import (
+    NOT_SERVING,
+    SERVICE_UNKNOWN,
+    SERVING,
+    HealthCheckRequest,
+    Reflection,
+    encode_health_list,
+)
 from headrace.server.dataplane import Dataplane
-from headrace.server.grpc_inference import GrpcInference
-from headrace.server.grpc_observation import observe_methods
-from headrace.server.grpc_streams import GrpcStreamSettings, InferenceStreams
+from headrace.server.errors import GrpcCode, quiet_status_of
+from headrace.server.grpc_inference import GrpcInference, GrpcStreamSettings
 from headrace.server.listener import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
-from headrace.server.observation import Observer, Observers, ResponseCounters
+from headrace.server.observation import CURRENT, Observer, Observers, RequestObservation, ResponseCounters
 
 INFERENCE_SERVICE: Final = f"{INFERENCE}.GRPCInferenceService"
 REPOSITORY_SERVICE: Final = f"{REPOSITORY}.ModelRepositoryService"
 HEALTH_SERVICE: Final = f"{HEALTH}.Health"
 
+_OK: Final = GrpcCode.OK.name
+_CANCELLED: Final = GrpcCode.CANCELLED.name
+_MODEL_READY_REQUEST: Any = message_class("ModelReadyRequest")
+_METADATA_REQUEST: Any = message_class("ModelMetadataRequest")
+_CONFIG_REQUEST: Any = message_class("ModelConfigRequest")
+_STATISTICS_REQUEST: Any = message_class("ModelStatisticsRequest")
 _UNSUPPORTED: Final = {
-    "SystemSharedMemoryStatus": "shared memory is not offered: send tensors in raw_input_contents",
-    "SystemSharedMemoryRegister": "shared memory is not offered: send tensors in raw_input_contents",
-    "SystemSharedMemoryUnregister": "shared memory is not offered: send tensors in raw_input_contents",
-    "CudaSharedMemoryStatus": "CUDA shared memory is not offered: send tensors in raw_input_contents",
-    "CudaSharedMemoryRegister": "CUDA shared memory is not offered: send tensors in raw_input_contents",
-    "CudaSharedMemoryUnregister": "CUDA shared memory is not offered: send tensors in raw_input_contents",
+    **{
+        f"{kind}SharedMemory{verb}": f"{text}shared memory is not offered: send tensors in raw_input_contents"
+        for kind, text in (("System", ""), ("Cuda", "CUDA "))
+        for verb in ("Status", "Register", "Unregister")
+    },
     "TraceSetting": "trace settings cannot be changed over the network",
     "LogSettings": "log settings cannot be changed over the network",
 }
@@ -79,14 +85,11 @@ class GrpcService:
         self.response_counters = ResponseCounters("grpc")
         self._observers = None if observers is None else Observers(observers)
         self._now = now
-        settings = streams or GrpcStreamSettings()
         self._dataplane = dataplane
-        self._inference = GrpcInference(dataplane, access, now)
-        self._streams = InferenceStreams(self._inference, settings)
+        self._inference = GrpcInference(dataplane, access, now, streams)
         self._health = GrpcHealth(
             self._inference, (INFERENCE_SERVICE, REPOSITORY_SERVICE), poll_s=health_poll_s
         )
-        self._wrapped_streams = settings.dialect == "triton"
 
     def drain(self) -> None:
         """Report in health checks that the server stops. Watches end."""
@@ -111,12 +114,13 @@ class GrpcService:
             HEALTH_SERVICE: {"Check": self._health.check, "List": self._health.list},
         }
         streams: dict[str, StreamHandler] = {
-            f"/{INFERENCE_SERVICE}/ModelStreamInfer": self._streams.model_stream_infer,
+            f"/{INFERENCE_SERVICE}/ModelStreamInfer": self._inference.model_stream_infer,
             f"/{HEALTH_SERVICE}/Watch": self._health.watch,
         }
+        wrapped_streams = self._inference.streams.dialect == "triton"
         for package in REFLECTIONS:
             path = f"/{package}.ServerReflection/ServerReflectionInfo"
-            streams[path] = self._reflection(Reflection(package, wrapped_streams=self._wrapped_streams))
+            streams[path] = self._reflection(Reflection(package, wrapped_streams=wrapped_streams))
         methods = {
             f"/{service}/{name}": GrpcMethod(unary=unary)
             for service, unaries in table.items()
@@ -128,33 +132,36 @@ class GrpcService:
     # Probes have no key, so these three methods need none.
 
     async def _server_live(self, _call: GrpcCall, _: bytes) -> bytes:
-        return _LIVE(live=self._dataplane.live()).SerializeToString()
+        return encode_message("ServerLiveResponse", live=True)
 
     async def _server_ready(self, _call: GrpcCall, _: bytes) -> bytes:
-        return _READY(ready=self._dataplane.ready()).SerializeToString()
+        return encode_message("ServerReadyResponse", ready=self._dataplane.ready())
 
     async def _model_ready(self, _: GrpcCall, data: bytes) -> bytes:
         request = parse_message(_MODEL_READY_REQUEST, data)
         ready = self._dataplane.model_ready(request.name, request.version)
-        return _MODEL_READY(ready=ready).SerializeToString()
+        return encode_message("ModelReadyResponse", ready=ready)
 
     async def _server_metadata(self, call: GrpcCall, _: bytes) -> bytes:
         self._inference.check(call)
         plane = self._dataplane
-        return repository.encode_server_metadata(plane.name, plane.version, plane.extensions)
+        return encode_message(
+            "ServerMetadataResponse", name=plane.name, version=plane.version, extensions=plane.extensions
+        )
 
     async def _model_metadata(self, call: GrpcCall, data: bytes) -> bytes:
         key = self._inference.check(call)
         request = parse_message(_METADATA_REQUEST, data)
         key.require_model(request.name)
         metadata = self._dataplane.metadata(request.name, request.version)
-        return repository.encode_metadata(metadata, self._dataplane.versions(request.name))
+        return server_info.encode_metadata(metadata, self._dataplane.versions(request.name))
 
     async def _model_config(self, call: GrpcCall, data: bytes) -> bytes:
         key = self._inference.check(call)
         request = parse_message(_CONFIG_REQUEST, data)
         key.require_model(request.name)
-        return repository.encode_config(self._dataplane.metadata(request.name, request.version))
+        metadata = self._dataplane.metadata(request.name, request.version)
+        return encode_message("ModelConfigResponse", config=model_config(metadata))
 
     async def _model_statistics(self, call: GrpcCall, data: bytes) -> bytes:
         key = self._inference.check(call)
@@ -162,7 +169,7 @@ class GrpcService:
         if request.name:
             key.require_model(request.name)
         found = self._dataplane.statistics(request.name, request.version)
-        return repository.encode_statistics([s for s in found if key.permits_model(s.name)])
+        return server_info.encode_statistics([s for s in found if key.permits_model(s.name)])
 
     def _reflection(self, reflection: Reflection) -> StreamHandler:
         async def responses(
@@ -175,50 +182,37 @@ class GrpcService:
         return responses
 
 
-_LIVE: Any = message_class("ServerLiveResponse")
-_READY: Any = message_class("ServerReadyResponse")
-_MODEL_READY: Any = message_class("ModelReadyResponse")
-_MODEL_READY_REQUEST: Any = message_class("ModelReadyRequest")
-_METADATA_REQUEST: Any = message_class("ModelMetadataRequest")
-_CONFIG_REQUEST: Any = message_class("ModelConfigRequest")
-_STATISTICS_REQUEST: Any = message_class("ModelStatisticsRequest")
-
-
 def _repository_methods(
     dataplane: Dataplane, inference: GrpcInference, package: str
 ) -> dict[str, UnaryHandler]:
     """Return the three methods that two services share, with the messages of one package."""
-    index_request, load_request, unload_request, load_response, unload_response = (
-        message_class(f"Repository{name}", package=package)
-        for name in (
-            "IndexRequest",
-            "ModelLoadRequest",
-            "ModelUnloadRequest",
-            "ModelLoadResponse",
-            "ModelUnloadResponse",
-        )
+    index_request, load_request, unload_request = (
+        message_class(f"Repository{name}Request", package=package)
+        for name in ("Index", "ModelLoad", "ModelUnload")
     )
 
     async def index(call: GrpcCall, data: bytes) -> bytes:
         inference.check(call, Scope.MODELS)
-        return repository.encode_index(
+        return server_info.encode_index(
             dataplane.index(ready=parse_message(index_request, data).ready), package
         )
 
     async def load(call: GrpcCall, data: bytes) -> bytes:
         key = inference.check(call, Scope.MODELS)
         request = parse_message(load_request, data)
-        name = repository.requested_model(request)
+        name = server_info.requested_model(request)
         key.require_model(name)
-        await dataplane.load(name, repository.load_parameters(request))
-        return load_response(model_name=name, isLoaded=True).SerializeToString()
+        await dataplane.load(name, server_info.load_parameters(request))
+        return encode_message("RepositoryModelLoadResponse", package=package, model_name=name, isLoaded=True)
 
     async def unload(call: GrpcCall, data: bytes) -> bytes:
         key = inference.check(call, Scope.MODELS)
-        name = repository.requested_model(parse_message(unload_request, data))
+        name = server_info.requested_model(parse_message(unload_request, data))
         key.require_model(name)
         await dataplane.unload(name)
-        return unload_response(model_name=name, isUnloaded=True).SerializeToString()
+        return encode_message(
+            "RepositoryModelUnloadResponse", package=package, model_name=name, isUnloaded=True
+        )
 
     return {"RepositoryIndex": index, "RepositoryModelLoad": load, "RepositoryModelUnload": unload}
 
@@ -266,7 +260,7 @@ class GrpcHealth:
         status = self._status(service)
         if status == SERVICE_UNKNOWN:
             raise ModelNotFoundError(service[:200], "no service or model has this name")
-        return encode_health(status)
+        return encode_message("HealthCheckResponse", package=HEALTH, status=status)
 
     async def list(self, call: GrpcCall, _: bytes) -> bytes:
         """Handle Health.List."""
@@ -286,10 +280,128 @@ class GrpcHealth:
             draining = self._draining.is_set()
             status = self._status(service)
             if status != sent_status:
-                yield (encode_health(status),)
+                yield (encode_message("HealthCheckResponse", package=HEALTH, status=status),)
                 sent_status = status
             if draining:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_s):
                     await self._draining.wait()
+
+
+def observe_methods(
+    methods: Mapping[str, GrpcMethod],
+    counters: ResponseCounters,
+    observers: Observers | None,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, GrpcMethod]:
+    """Return the methods, wrapped so that each finished call is counted and observed.
+
+    `counters` count calls by the name of the method and the status code. A running call is
+    `CURRENT` while it is observed, so that its handler can fill the observation in. `clock` is the
+    clock of the engines.
+    """
+    observer = _CallObserver(counters, observers, clock)
+    return {
+        path: GrpcMethod(
+            None if method.unary is None else _unary(path, method.unary, observer),
+            None if method.stream is None else _stream(path, method.stream, observer),
+        )
+        for path, method in methods.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _CallObserver:
+    """The counters and observers of calls."""
+
+    counters: ResponseCounters
+    observers: Observers | None
+    clock: Callable[[], float]
+
+    @contextmanager
+    def observe(self, path: str, call: GrpcCall) -> Generator[RequestObservation | None, None, None]:
+        """Observe a call, and count it at its end. Yield its observation, if there are observers."""
+        action = path.rpartition("/")[2]
+        observation: RequestObservation | None = None
+        if self.observers is not None:
+            observation = RequestObservation("grpc", "POST", path, began_s=self.clock(), header=call.metadata)
+            observation.action = action
+            CURRENT.set(observation)
+            self.observers.begin(observation)
+        code = _CANCELLED
+        try:
+            yield observation
+            code = _OK
+        except Exception as error:
+            # The transport logs unexpected errors.
+            status = quiet_status_of(error)
+            code = status.grpc.name
+            if observation is not None:
+                observation.on_error(error, status)
+            raise
+        finally:
+            self.counters.sent[action, code] += 1
+            if observation is not None and self.observers is not None:
+                observation.status, observation.ended_s = code, self.clock()
+                self.observers.end(observation)
+
+
+def _unary(path: str, handler: UnaryHandler, observer: _CallObserver) -> UnaryHandler:
+    if observer.observers is None:
+        return _count_calls(path.rpartition("/")[2], handler, observer.counters)
+
+    async def observed(call: GrpcCall, data: bytes) -> bytes:
+        with observer.observe(path, call) as observation:
+            response = handler(call, data)
+            if not isinstance(response, bytes):
+                response = await response
+            if observation is not None:
+                observation.bytes_in, observation.bytes_out = len(data), len(response)
+        return response
+
+    return observed
+
+
+def _count_calls(action: str, handler: UnaryHandler, counters: ResponseCounters) -> UnaryHandler:
+    """Return a handler that only counts, with the least work for each call."""
+
+    def counted(call: GrpcCall, data: bytes) -> bytes | Awaitable[bytes]:
+        try:
+            response = handler(call, data)
+        except Exception as error:
+            counters.sent[action, quiet_status_of(error).grpc.name] += 1
+            raise
+        if not isinstance(response, bytes):
+            return later(response)
+        counters.sent[action, _OK] += 1
+        return response
+
+    async def later(awaited: Awaitable[bytes]) -> bytes:
+        code = _CANCELLED
+        try:
+            response = await awaited
+            code = _OK
+        except Exception as error:
+            code = quiet_status_of(error).grpc.name
+            raise
+        finally:
+            counters.sent[action, code] += 1
+        return response
+
+    return counted
+
+
+def _stream(path: str, handler: StreamHandler, observer: _CallObserver) -> StreamHandler:
+    async def observed(
+        call: GrpcCall, requests: AsyncIterator[bytes]
+    ) -> AsyncGenerator[Sequence[bytes], None]:
+        with observer.observe(path, call) as observation:
+            async with aclosing(handler(call, requests)) as batches:
+                async for batch in batches:
+                    if observation is not None:
+                        observation.on_items_sent(len(batch), observer.clock())
+                        observation.bytes_out += sum(map(len, batch))
+                    yield batch
+
+    return observed

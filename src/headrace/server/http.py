@@ -1,20 +1,22 @@
-"""One HTTP exchange of an ASGI server: bounded request bodies, whole or streamed response bodies."""
+"""One HTTP exchange of an ASGI server: bounded request bodies, whole or streamed response bodies.
+
+`OverdueWatch` holds the time limits of exchanges and of their connections.
+"""
 
 import asyncio
 import gzip
 import re
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
-
-from typing_extensions import override
 
 from headrace.core.errors import DataError, LimitError
 from headrace.jobs.access import ApiKey
 from headrace.server.errors import CLIENT_DISCONNECTED
+from headrace.server.listener import BODY_S_MAX
 from headrace.server.observation import UNKNOWN, RequestObservation, safe_id
-from headrace.server.overdue_watch import OverdueWatch, Watchable
-from headrace.server.settings import BODY_S_MAX
 
 AsgiScope = MutableMapping[str, Any]
 AsgiMessage = MutableMapping[str, Any]
@@ -26,6 +28,8 @@ JSON: Final = b"application/json"
 X_REQUEST_ID: Final = b"x-request-id"
 DISCONNECT_WATCH_AFTER_S: Final = 0.02
 """The seconds after which the connection of a running request is watched. Watching costs a task."""
+CHECKS_PER_PERIOD: Final = 4
+"""The number of checks within the time limit. An overdue item is noticed a quarter of the limit later."""
 INLINE_BYTES_MAX: Final = 64 << 10
 """The maximum size of a compressed body that is decompressed in the event loop; larger ones go to a
 thread.
@@ -43,6 +47,47 @@ class SlowBodyError(Exception):
     """The request body did not arrive in time."""
 
 
+class OverdueWatch:
+    """One timer for many waiting items, where one timer for each would cost more than the work.
+
+    It calls back for every item that is not `done` after `after_s` seconds. A call may be late by a
+    quarter of that time. A watch belongs to one event loop.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        # The items are in order of their time limits, because all limits are equally long.
+        self._due: dict[Hashable, tuple[float, Callable[[], object]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __contains__(self, item: Hashable) -> bool:
+        return item in self._due
+
+    def watch(
+        self, item: Hashable, on_overdue: Callable[[], object], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Start the time of an item, anew if it is watched already."""
+        self._due.pop(item, None)
+        self._due[item] = (loop.time() + self._after_s, on_overdue)
+        if self._timer is None:
+            self._timer = loop.call_later(self._after_s / CHECKS_PER_PERIOD, self._check, loop)
+
+    def done(self, item: Hashable) -> None:
+        """Forget an item. Do nothing if it is unknown."""
+        self._due.pop(item, None)
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        now = loop.time()
+        overdue = list(takewhile(lambda entry: entry[1][0] <= now, self._due.items()))
+        for item, _ in overdue:
+            del self._due[item]
+        if self._due:
+            self._timer = loop.call_later(self._after_s / CHECKS_PER_PERIOD, self._check, loop)
+        for _, (_, on_overdue) in overdue:
+            on_overdue()
+
+
 class HttpTimeouts:
     """The timers of one application: for request bodies, and before clients are watched."""
 
@@ -57,27 +102,7 @@ def echoed_request_id(sent: bytes) -> bytes | None:
 
 
 class Exchange:
-    """One request and its response. Each request creates one, so the object is small."""
-
-    __slots__ = (
-        "_read",
-        "_scope",
-        "_send",
-        "_timeouts",
-        "action",
-        "arguments",
-        "broken",
-        "headers",
-        "key",
-        "method",
-        "observation",
-        "path",
-        "query",
-        "receive",
-        "request_id",
-        "started",
-        "status",
-    )
+    """One request and its response."""
 
     def __init__(
         self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend, timeouts: HttpTimeouts
@@ -109,6 +134,12 @@ class Exchange:
         if self.request_id is not None:
             self.request_id = echoed_request_id(self.request_id)
         self._read: bytes | None = None
+
+    @property
+    def client(self) -> ApiKey:
+        """The key of the client, in the handler of a route with a scope."""
+        assert self.key is not None, "the route has no scope"
+        return self.key
 
     def header(self, name: bytes) -> str | None:
         """Return a header by its lower-case name, or None."""
@@ -145,7 +176,7 @@ class Exchange:
         declared = self.headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > bytes_max:
             raise _too_large(bytes_max)
-        body = await self._read_body_in_time(bytes_max)
+        body = await self._read_body(bytes_max)
         if self.observation is not None:
             self.observation.bytes_in = len(body)
         encoding = self.headers.get(b"content-encoding")
@@ -159,40 +190,39 @@ class Exchange:
         """Make the next call of `body` return these bytes."""
         self._read = body
 
-    async def _read_body_in_time(self, bytes_max: int) -> bytes:
+    async def _read_body(self, bytes_max: int) -> bytes:
         loop = asyncio.get_running_loop()
-        limit = _BodyTimeout(asyncio.current_task(loop))
+        task = asyncio.current_task(loop)
+        assert task is not None
+        limit = _BodyTimeout(task)
         bodies = self._timeouts.bodies
-        bodies.watch(limit, loop)
+        bodies.watch(limit, limit.on_overdue, loop)
         try:
-            return await self._read_body(bytes_max)
+            message = await self.receive()
+            body: bytes = message.get("body", b"")
+            if message.get("more_body"):
+                # A body may consist of millions of tiny chunks, so the parts are not kept in a list.
+                whole = bytearray(body)
+                while message.get("more_body") and len(whole) <= bytes_max:
+                    message = await self.receive()
+                    whole += message.get("body", b"")
+                body = bytes(whole)
         except asyncio.CancelledError:
-            if limit.passed and limit.task.uncancel() == 0:
+            if limit.passed and task.uncancel() == 0:
                 raise SlowBodyError from None
             raise
         finally:
             bodies.done(limit)
-
-    async def _read_body(self, bytes_max: int) -> bytes:
-        message = await self.receive()
-        body: bytes = message.get("body", b"")
-        if message.get("more_body"):
-            # A body may consist of millions of tiny chunks, so the parts are not kept in a list.
-            whole = bytearray(body)
-            while message.get("more_body") and len(whole) <= bytes_max:
-                message = await self.receive()
-                whole += message.get("body", b"")
-            body = bytes(whole)
         if message["type"] == "http.disconnect":
             raise DisconnectedError
         if len(body) > bytes_max:
             raise _too_large(bytes_max)
         return body
 
-    async def while_connected(self, awaitable: Awaitable[Any]) -> Any:
+    async def while_connected(self, awaitable: Awaitable[Any], *, at_once: bool = False) -> Any:
         """Await and return the result. Cancel the awaitable if the client disconnects first.
 
-        The connection is watched only after `DISCONNECT_WATCH_AFTER_S` seconds.
+        The connection is watched only after `DISCONNECT_WATCH_AFTER_S` seconds, unless `at_once` is true.
 
         Raises:
             DisconnectedError: The client disconnected.
@@ -201,7 +231,10 @@ class Exchange:
         assert task is not None
         watch = _DisconnectWatch(self.receive, task)
         responses = self._timeouts.responses
-        responses.watch(watch, asyncio.get_running_loop())
+        if at_once:
+            watch.start()
+        else:
+            responses.watch(watch, watch.start, asyncio.get_running_loop())
         try:
             return await awaitable
         except asyncio.CancelledError:
@@ -210,14 +243,27 @@ class Exchange:
             raise
         finally:
             responses.done(watch)
-            watch.end()
+            if watch.watching is not None:
+                watch.watching.cancel()
 
     # Response
 
     async def respond(
-        self, status: int, body: bytes, content_type: bytes = JSON, extra: Headers = ()
+        self,
+        status: int,
+        body: bytes = b"",
+        content_type: bytes = JSON,
+        extra: Headers = (),
+        *,
+        gzip_bytes_min: int | None = None,
     ) -> None:
-        """Send a whole response."""
+        """Send a whole response.
+
+        With `gzip_bytes_min`, a body of that size is gzipped if the client accepts gzip.
+        """
+        if gzip_bytes_min is not None and len(body) >= gzip_bytes_min:
+            body, encoding = await compress_body(body, self.headers.get(b"accept-encoding", b""))
+            extra = [*extra, *encoding]
         self.started = True
         self.status = status
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *extra]
@@ -229,23 +275,6 @@ class Exchange:
             self.observation.bytes_out = len(body)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
-
-    async def respond_no_content(self) -> None:
-        """Send a response without a body (204)."""
-        self.started = True
-        self.status = 204
-        headers = [] if self.request_id is None else [(X_REQUEST_ID, self.request_id)]
-        await self._send({"type": "http.response.start", "status": 204, "headers": headers})
-        await self._send({"type": "http.response.body", "body": b""})
-
-    async def respond_compressed(
-        self, status: int, body: bytes, content_type: bytes, bytes_min: int | None, extra: Headers = ()
-    ) -> None:
-        """Send a whole response, gzipped if it is long and the client accepts gzip."""
-        if bytes_min is not None and len(body) >= bytes_min:
-            body, encoding = await compress_body(body, self.headers.get(b"accept-encoding", b""))
-            extra = [*extra, *encoding]
-        await self.respond(status, body, content_type, extra)
 
     async def respond_streaming(
         self,
@@ -270,65 +299,50 @@ class Exchange:
         if self.request_id is not None:
             headers.append((X_REQUEST_ID, self.request_id))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        task = asyncio.current_task()
-        assert task is not None
-        watch = _DisconnectWatch(self.receive, task)
-        watch.on_overdue()
         try:
-            async for part in parts:
-                if self.observation is not None:
-                    self.observation.bytes_out += len(part)
-                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+            await self.while_connected(self._send_parts(parts), at_once=True)
         except asyncio.CancelledError:
-            if watch.disconnected and task.uncancel() == 0:
-                raise DisconnectedError from None
             if on_cancel is not None:
                 await self._send({"type": "http.response.body", "body": on_cancel})
             raise
-        finally:
-            watch.end()
         await self._send({"type": "http.response.body", "body": b""})
 
+    async def _send_parts(self, parts: AsyncIterator[bytes]) -> None:
+        async for part in parts:
+            if self.observation is not None:
+                self.observation.bytes_out += len(part)
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
-class _BodyTimeout(Watchable):
+
+@dataclass(eq=False, slots=True)
+class _BodyTimeout:
     """Cancels a task that waits too long for a body."""
 
-    __slots__ = ("passed", "task")
-
-    def __init__(self, task: "asyncio.Task[Any] | None") -> None:
-        assert task is not None
-        self.task = task
-        self.passed = False
+    task: asyncio.Task[Any]
+    passed: bool = False
 
     def on_overdue(self) -> None:
         self.passed = True
         self.task.cancel()
 
 
-class _DisconnectWatch(Watchable):
+@dataclass(eq=False, slots=True)
+class _DisconnectWatch:
     """Cancels a task when the client disconnects."""
 
-    __slots__ = ("_receive", "_task", "_watching", "disconnected")
+    receive: AsgiReceive
+    task: asyncio.Task[Any]
+    watching: asyncio.Task[None] | None = None
+    disconnected: bool = False
 
-    def __init__(self, receive: AsgiReceive, task: "asyncio.Task[Any]") -> None:
-        self._receive = receive
-        self._task = task
-        self._watching: asyncio.Task[None] | None = None
-        self.disconnected = False
-
-    @override
-    def on_overdue(self) -> None:
-        self._watching = asyncio.ensure_future(self._watch())
+    def start(self) -> None:
+        self.watching = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self.receive())["type"] != "http.disconnect":
             pass
         self.disconnected = True
-        self._task.cancel()
-
-    def end(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        self.task.cancel()
 
 
 def _too_large(bytes_max: int) -> LimitError:

@@ -18,8 +18,7 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.server.connection import KEEP_ALIVE_S, ConnectionContext, HttpConnection
 from headrace.server.http import AsgiReceive, AsgiScope, AsgiSend
-from headrace.server.listener import DirectHandler, Listener
-from headrace.server.settings import TlsFiles
+from headrace.server.listener import DirectHandler, Listener, TlsFiles
 
 try:
     import uvicorn as _uvicorn
@@ -62,7 +61,8 @@ class HttpListener(Listener):
         self._scheme = "http" if tls is None else "https"
         connection: Any = partial(HttpConnection, shared=ConnectionContext(direct))
         config: Any = _uvicorn.Config(
-            _without_lifespan(app),
+            app,
+            interface="asgi3",
             http="zttp" if http2 else connection,
             http2=http2,
             ws="none",
@@ -153,12 +153,3 @@ def bind_socket(host: str, port: int) -> socket.socket:
         ) from error
     bound.set_inheritable(False)
     return bound
-
-
-def _without_lifespan(app: AsgiApp) -> AsgiApp:
-    """Return the application as a coroutine function, so that uvicorn does not take it for a class."""
-
-    async def serve(scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        await app(scope, receive, send)
-
-    return serve

@@ -12,6 +12,7 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import Final, Literal
 
 from headrace.core.errors import (
@@ -64,15 +65,12 @@ class Family:
 
 
 _Value = float | Histogram
-_Read = Callable[[ModelStatistics], Iterable[tuple[tuple[str, ...], _Value]]]
-"""Returns the values of a model version, each with the labels after name and version."""
+_Values = list[tuple[tuple[str, ...], _Value]]
+"""The values of a metric for one model version, each with the labels after name and version."""
+_Read = Callable[[ModelStatistics], _Values]
 
 
-def _single_value(read: Callable[[ModelStatistics], _Value]) -> _Read:
-    return lambda s: [((), read(s))]
-
-
-def _requests(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
+def _requests(s: ModelStatistics) -> _Values:
     return [
         (("success",), s.success.count),
         (("failed",), s.fail.count),
@@ -82,15 +80,15 @@ def _requests(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
     ]
 
 
-def _rows(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
+def _rows(s: ModelStatistics) -> _Values:
     return [(("success",), s.rows), (("failed",), s.failed_rows + s.error_rows)]
 
 
-def _close_reasons(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
+def _close_reasons(s: ModelStatistics) -> _Values:
     return [((why,), count) for why, count in sorted(s.close_reasons.items())]
 
 
-def _compute(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
+def _compute(s: ModelStatistics) -> _Values:
     return [
         (("input",), s.compute_input.ns / 1e9),
         (("infer",), s.compute_infer.ns / 1e9),
@@ -98,22 +96,26 @@ def _compute(s: ModelStatistics) -> list[tuple[tuple[str, ...], _Value]]:
     ]
 
 
-def _of_steps(read: Callable[[SequenceStatistics], Iterable[tuple[tuple[str, ...], _Value]]]) -> _Read:
+def _of_steps(read: Callable[[SequenceStatistics], _Values]) -> _Read:
     """Return a reader that yields values only for models with a `step`."""
     return lambda s: [] if s.sequences is None else read(s.sequences)
 
 
-def _ends(s: SequenceStatistics) -> list[tuple[tuple[str, ...], _Value]]:
+def _ends(s: SequenceStatistics) -> _Values:
     return [((why.value,), s.ends.get(why.value, 0)) for why in SequenceEnd]
 
 
-def _refused(s: SequenceStatistics) -> list[tuple[tuple[str, ...], _Value]]:
+def _refused(s: SequenceStatistics) -> _Values:
     return [((kind,), s.refused.get(kind, 0)) for kind in REFUSALS]
 
 
 def _of_model(
-    name: str, kind: MetricKind, description: str, read: _Read, *labels: str
+    name: str, kind: MetricKind, read: str | _Read, description: str, *labels: str
 ) -> tuple[Family, _Read]:
+    """Return a metric of models and its reader. `read` may name a field of `ModelStatistics`."""
+    if isinstance(read, str):
+        value = attrgetter(read)
+        return Family(name, kind, _MODEL, description), lambda s: [((), value(s))]
     return Family(name, kind, (*_MODEL, *labels), description), read
 
 
@@ -121,143 +123,116 @@ _OF_MODELS: Final = (
     _of_model(
         "headrace_requests_total",
         "counter",
+        _requests,
         "Finished requests without streams, by outcome: success, failed, cancelled, expired (deadline) or "
         "refused (full queue).",
-        _requests,
         "outcome",
     ),
     _of_model(
         "headrace_rows_total",
         "counter",
-        "Rows of successful requests, and failed rows, alone or with their request.",
         _rows,
+        "Rows of successful requests, and failed rows, alone or with their request.",
         "outcome",
     ),
-    _of_model(
-        "headrace_calls_total",
-        "counter",
-        "Calls of the model's predict or step.",
-        _single_value(lambda s: s.calls),
-    ),
+    _of_model("headrace_calls_total", "counter", "calls", "Calls of the model's predict or step."),
     _of_model(
         "headrace_retries_total",
         "counter",
+        "retries",
         "Additional calls to find the failing rows of a failed batch.",
-        _single_value(lambda s: s.retries),
     ),
-    _of_model(
-        "headrace_batch_rows",
-        "histogram",
-        "Rows of one call of the model.",
-        _single_value(lambda s: s.batch_rows),
-    ),
+    _of_model("headrace_batch_rows", "histogram", "batch_rows", "Rows of one call of the model."),
     _of_model(
         "headrace_batches_closed_total",
         "counter",
-        "Closed batches by reason; calls of inline instances are not batches.",
         _close_reasons,
+        "Closed batches by reason; calls of inline instances are not batches.",
         "reason",
     ),
     _of_model(
         "headrace_queue_seconds",
         "histogram",
+        "queue_s",
         "Seconds from the arrival of a request to the start of its call.",
-        _single_value(lambda s: s.queue_s),
     ),
     _of_model(
         "headrace_request_seconds",
         "histogram",
+        "request_s",
         "Seconds from the arrival of a request in the engine to its response, success or failure.",
-        _single_value(lambda s: s.request_s),
     ),
     _of_model(
         "headrace_compute_seconds_total",
         "counter",
-        "Seconds in calls: input builds the batch, infer is the model, output checks and splits its result.",
         _compute,
+        "Seconds in calls: input builds the batch, infer is the model, output checks and splits its result.",
         "step",
     ),
     _of_model(
         "headrace_busy_seconds_total",
         "counter",
+        "busy_s",
         "Seconds in which instances called the model, summed over the instances.",
-        _single_value(lambda s: s.busy_s),
     ),
-    _of_model(
-        "headrace_instances",
-        "gauge",
-        "Instances (copies) of the model.",
-        _single_value(lambda s: s.instances),
-    ),
-    _of_model(
-        "headrace_instance_restarts_total",
-        "counter",
-        "Restarts of instances that died.",
-        _single_value(lambda s: s.restarts),
-    ),
-    _of_model(
-        "headrace_queue_requests", "gauge", "Waiting requests.", _single_value(lambda s: s.waiting_requests)
-    ),
-    _of_model("headrace_queue_rows", "gauge", "Waiting rows.", _single_value(lambda s: s.waiting_rows)),
+    _of_model("headrace_instances", "gauge", "instances", "Instances (copies) of the model."),
+    _of_model("headrace_instance_restarts_total", "counter", "restarts", "Restarts of instances that died."),
+    _of_model("headrace_queue_requests", "gauge", "waiting_requests", "Waiting requests."),
+    _of_model("headrace_queue_rows", "gauge", "waiting_rows", "Waiting rows."),
     _of_model(
         "headrace_queue_oldest_seconds",
         "gauge",
+        "oldest_waiting_s",
         "Age in seconds of the oldest waiting request; 0 without one.",
-        _single_value(lambda s: s.oldest_waiting_s),
     ),
-    _of_model(
-        "headrace_in_flight_requests",
-        "gauge",
-        "Requests that wait or run.",
-        _single_value(lambda s: s.in_flight),
-    ),
-    _of_model("headrace_streams_total", "counter", "Started streams.", _single_value(lambda s: s.streams)),
-    _of_model("headrace_open_streams", "gauge", "Open streams.", _single_value(lambda s: s.open_streams)),
+    _of_model("headrace_in_flight_requests", "gauge", "in_flight", "Requests that wait or run."),
+    _of_model("headrace_streams_total", "counter", "streams", "Started streams."),
+    _of_model("headrace_open_streams", "gauge", "open_streams", "Open streams."),
     _of_model(
         "headrace_stream_items_total",
         "counter",
+        "stream_items",
         "Responses of streams, counted at the end of their stream.",
-        _single_value(lambda s: s.stream_items),
     ),
     _of_model(
         "headrace_live_sequences",
         "gauge",
-        "Live sequences of a model with a step, including requests that are sequences by themselves.",
         _of_steps(lambda s: [((), s.live)]),
+        "Live sequences of a model with a step, including requests that are sequences by themselves.",
     ),
     _of_model(
         "headrace_sequences_ended_total",
         "counter",
+        _of_steps(_ends),
         "Ended sequences by reason: ended (by client or model), restarted, cancelled, idle, timed_out, "
         "evicted, instance_lost or stopped.",
-        _of_steps(_ends),
         "reason",
     ),
     _of_model(
         "headrace_sequences_refused_total",
         "counter",
+        _of_steps(_refused),
         "Requests that no sequence accepted, by error: sequence_gone, sequence_full, sequence_lost or "
         "too_many_sequences; no other metric of the model counts them.",
-        _of_steps(_refused),
         "reason",
     ),
     _of_model(
         "headrace_steps_total",
         "counter",
-        "Completed steps; headrace_batch_rows has the number of steps in one call.",
         _of_steps(lambda s: [((), s.steps)]),
+        "Completed steps; headrace_batch_rows has the number of steps in one call.",
     ),
     _of_model(
         "headrace_step_interval_seconds",
         "histogram",
-        "Seconds between the ends of two successive steps of one request.",
         _of_steps(lambda s: [((), s.interval_s)]),
+        "Seconds between the ends of two successive steps of one request.",
     ),
     _of_model(
         "headrace_uptime_seconds",
         "gauge",
+        "uptime_s",
         "Seconds since the model was ready; the other metrics of the model count from then.",
-        _single_value(lambda s: s.uptime_s),
     ),
 )
 _READY: Final = Family(
@@ -298,17 +273,13 @@ def _metric(family: Family) -> CounterMetricFamily | GaugeMetricFamily | Histogr
 def _add(metric: Metric, labels: Sequence[str], value: _Value) -> None:
     if isinstance(metric, HistogramMetricFamily):
         assert isinstance(value, Histogram)
-        bounds = [*map(_bound, value.bounds), "+Inf"]
+        # The text format writes bounds as floats, also whole numbers.
+        bounds = [*(str(float(bound)) for bound in value.bounds), "+Inf"]
         buckets = list(zip(bounds, map(float, accumulate(value.counts)), strict=True))
         metric.add_metric(labels, buckets, value.total)
     elif isinstance(metric, CounterMetricFamily | GaugeMetricFamily):
         assert not isinstance(value, Histogram)
         metric.add_metric(labels, value)
-
-
-def _bound(bound: float) -> str:
-    """Return a bucket bound in the text format: a float, also for whole numbers."""
-    return str(float(bound))
 
 
 class HeadraceCollector(Collector):
@@ -335,8 +306,8 @@ class HeadraceCollector(Collector):
                     _add(metric, (s.name, s.version, *labels), value)
             yield metric
         yield self._ready()
-        yield _counted(_RESPONSES, [(c.protocol, c.responses()) for c in self._counters])
-        yield _counted(_BROKEN, [(c.protocol, c.broken_streams()) for c in self._counters])
+        yield _counted(_RESPONSES, [(c.protocol, dict(c.sent)) for c in self._counters])
+        yield _counted(_BROKEN, [(c.protocol, dict(c.broken)) for c in self._counters])
         build = {"version": self._dataplane.version, "python": platform.python_version()}
         yield InfoMetricFamily(_BUILD.name.removesuffix("_info"), _BUILD.description, value=build)
 

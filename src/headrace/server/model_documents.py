@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from headrace.protocols.oip_sequences import LIMIT_DEFAULT, LIMIT_MAX
+from headrace.protocols.oip_documents import LIMIT_DEFAULT, LIMIT_MAX
 
 Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",

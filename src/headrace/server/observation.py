@@ -7,8 +7,10 @@ it to its observers at the begin and at the end. A listener without observers cr
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import KW_ONLY, dataclass, field
 from secrets import token_hex
 from typing import Any, Final, Protocol
 
@@ -21,9 +23,14 @@ from headrace.server.errors import ErrorStatus, is_fault, status_of
 
 _log = logging.getLogger("headrace.server")
 
+ACCESS_LOGGER: Final = "headrace.access"
+"""The name of the logger of the access log, which has one record for each request, when it ends."""
+PATH_CHARS_MAX: Final = 512
 REQUEST_ID: Final = "x-request-id"
 UNKNOWN: Final = "unknown"
 """The action of requests for unknown paths, so that they add a single label value."""
+
+_access_log = logging.getLogger(ACCESS_LOGGER)
 
 Key = tuple[str, int | str]
 """The action, such as ``infer``, and the status: a number, or a gRPC code by name."""
@@ -38,73 +45,47 @@ def safe_id(text: str | None) -> str:
     return text if text is not None and _SAFE_ID.fullmatch(text) else ""
 
 
+@dataclass(eq=False, slots=True)
 class RequestObservation:
-    """The data about one request so far. Times are seconds of the clock that engines use.
+    """The data about one request so far. Times are seconds of the clock that engines use."""
 
-    `header` returns a header, or an item of gRPC metadata, by its lower-case name.
-    """
+    protocol: str
+    method: str
+    path: str
+    _: KW_ONLY
+    began_s: float
+    header: Callable[[str], str | None]
+    """Returns a header, or an item of gRPC metadata, by its lower-case name."""
+    began_ns: int = field(default_factory=time.time_ns)
+    """Nanoseconds since the epoch at `began_s`."""
+    ended_s: float = 0.0
+    action: str = UNKNOWN
+    model: str = ""
+    version: str = ""
+    status: int | str = 0
+    """The status that was sent: an HTTP status, or a gRPC code by name."""
+    failure: tuple[str, ErrorStatus] | None = None
+    """The class name of the error, and its status; also of an error after the start of a stream."""
+    request_id: str = ""
+    """The id of the response: the client's, or a generated one."""
+    body_id: str = ""
+    client: str = ""
+    """The name of the API key, never the key."""
+    rows: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    streamed: bool = False
+    items: int = 0
+    """The number of stream items that were sent."""
+    first_item_s: float | None = None
+    times: RequestTimes = field(default_factory=RequestTimes)
+    trace_id: str = ""
+    span: Any = None
+    """The span of the tracer."""
 
-    __slots__ = (
-        "action",
-        "began_ns",
-        "began_s",
-        "body_id",
-        "bytes_in",
-        "bytes_out",
-        "client",
-        "ended_s",
-        "failure",
-        "first_item_s",
-        "header",
-        "items",
-        "method",
-        "model",
-        "path",
-        "protocol",
-        "request_id",
-        "rows",
-        "span",
-        "status",
-        "streamed",
-        "times",
-        "trace_id",
-        "version",
-    )
-
-    def __init__(
-        self, protocol: str, method: str, path: str, *, began_s: float, header: Callable[[str], str | None]
-    ) -> None:
-        self.protocol = protocol
-        self.method = method
-        self.path = path
-        self.header = header
-        self.began_s = began_s
-        self.began_ns = time.time_ns()
-        """Nanoseconds since the epoch at `began_s`."""
-        self.ended_s = began_s
-        self.action = UNKNOWN
-        self.model = ""
-        self.version = ""
-        self.status: int | str = 0
-        """The status that was sent: an HTTP status, or a gRPC code by name."""
-        self.failure: tuple[str, ErrorStatus] | None = None
-        """The class name of the error, and its status; also of an error after the start of a stream."""
-        self.request_id = safe_id(header(REQUEST_ID)) or token_hex(16)
-        """The id of the response: the client's, or a generated one."""
-        self.body_id = ""
-        self.client = ""
-        """The name of the API key, never the key."""
-        self.rows = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
-        self.streamed = False
-        self.items = 0
-        """The number of stream items that were sent."""
-        self.first_item_s: float | None = None
-        self.times = RequestTimes()
-        self.trace_id = ""
-        self.span: Any = None
-        """The span of the tracer."""
+    def __post_init__(self) -> None:
+        self.ended_s = self.began_s
+        self.request_id = safe_id(self.header(REQUEST_ID)) or token_hex(16)
 
     def on_route(self, action: str, arguments: Mapping[str, str]) -> None:
         """Record the route of the request, and the model that its path names."""
@@ -213,33 +194,70 @@ def tracing_wanted(environment: Mapping[str, str]) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class ResponseCounters:
-    """The response counters of one listener: `protocol` is rest or grpc.
+    """The response counters of one listener.
 
-    Only the event loop of the listener writes them. Any thread may take a snapshot.
+    Only the event loop of the listener writes them. Any thread may copy them.
     """
 
-    __slots__ = ("_broken", "_sent", "protocol")
+    protocol: str
+    """rest or grpc."""
+    sent: Counter[Key] = field(default_factory=Counter[Key])
+    """The complete responses, by the status that was sent."""
+    broken: Counter[Key] = field(default_factory=Counter[Key])
+    """The streams that failed after their first byte, by the status that they would have had."""
 
-    def __init__(self, protocol: str) -> None:
-        self.protocol = protocol
-        self._sent: dict[Key, int] = {}
-        self._broken: dict[Key, int] = {}
 
-    def add(self, action: str, status: int | str) -> None:
-        """Count a response that is complete, with the status that was sent."""
-        key = (action, status)
-        self._sent[key] = self._sent.get(key, 0) + 1
+class RequestLog(Observer):
+    """An observer that logs every request: as a warning if the server is at fault, else as info.
 
-    def add_broken(self, action: str, status: int | str) -> None:
-        """Count a stream that failed after its first byte, with the status that it would have had."""
-        key = (action, status)
-        self._broken[key] = self._broken.get(key, 0) + 1
+    The record has the extra fields of `log_fields`. It never contains queries, bodies, headers or keys.
+    """
 
-    def responses(self) -> Mapping[Key, int]:
-        """Return the counts of all responses."""
-        return dict(self._sent)
+    def begin(self, observation: RequestObservation) -> None:
+        """Nothing is logged before the end."""
 
-    def broken_streams(self) -> Mapping[Key, int]:
-        """Return the counts of the streams that failed after their first byte."""
-        return dict(self._broken)
+    @override
+    def end(self, observation: RequestObservation) -> None:
+        level = logging.WARNING if observation.fault else logging.INFO
+        if _access_log.isEnabledFor(level):
+            _access_log.log(level, "request", extra=log_fields(observation))
+
+
+def log_fields(observation: RequestObservation) -> dict[str, Any]:
+    """Return the log fields of a request, without those that do not apply.
+
+    `duration_ms` ends when the last byte is passed to the transport.
+    """
+    record: dict[str, Any] = {
+        "request_id": observation.body_id or observation.request_id,
+        "door": observation.protocol,
+        "method": observation.method,
+        "path": observation.path[:PATH_CHARS_MAX],
+        "action": observation.action,
+        "status": observation.status,
+        "duration_ms": round((observation.ended_s - observation.began_s) * 1000, 3),
+        "bytes_in": observation.bytes_in,
+        "bytes_out": observation.bytes_out,
+    }
+    if observation.model:
+        record |= {"model": observation.model, "version": observation.version, "rows": observation.rows}
+    if observation.streamed:
+        record["items"] = observation.items
+    if observation.client:
+        record["client"] = observation.client
+    if observation.trace_id:
+        record["trace_id"] = observation.trace_id
+    if observation.failure is not None:
+        name, status = observation.failure
+        record |= {"error": name, "why": status.why}
+    if (
+        observation.body_id
+        and observation.header("x-request-id")
+        and observation.body_id != observation.request_id
+    ):
+        # Both ids are the client's: errors and responses have the one of the body, the logs of
+        # other servers the one of the header.
+        record["header_request_id"] = observation.request_id
+    return record

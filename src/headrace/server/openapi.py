@@ -15,8 +15,8 @@ import orjson
 from headrace.core.errors import AccessError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.jobs.access import Scope
+from headrace.server.application import Guard
 from headrace.server.errors import STATUS_DESCRIPTIONS
-from headrace.server.guard import Guard
 from headrace.server.http import Exchange
 from headrace.server.model_documents import ErrorDocument, InferenceRequestDocument
 from headrace.server.routes import JSON, QUEUE_NAME, Json, Operation, Route

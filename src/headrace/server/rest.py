@@ -11,20 +11,19 @@ from typing import Final
 import orjson
 
 from headrace.core.errors import UnsupportedError
-from headrace.jobs.access import ApiKey, Scope
-from headrace.protocols import oip_repository, oip_sequences
+from headrace.jobs.access import Scope
+from headrace.protocols import oip_documents
 from headrace.server import model_documents as documents
-from headrace.server.application import WebApp
+from headrace.server.application import Guard, WebApp
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import NOT_FOUND, ErrorStatus, GrpcCode, StatusError
-from headrace.server.guard import Guard
 from headrace.server.http import Exchange
+from headrace.server.listener import RestLimits
 from headrace.server.observation import Observer
 from headrace.server.openapi import documentation_routes
 from headrace.server.rest_direct import ACTION, DirectInference
 from headrace.server.rest_inference import MODEL, InferenceHandlers, named_model
 from headrace.server.routes import Handler, Json, Route, read_query, route, routes_of
-from headrace.server.settings import RestLimits
 
 _INFER: Final = (Scope.INFER,)
 _MODELS: Final = (Scope.MODELS,)
@@ -86,13 +85,13 @@ class ModelHandlers:
     async def server_metadata(self, exchange: Exchange) -> None:
         """Report the server and its extensions."""
         plane = self._dataplane
-        body = oip_repository.encode_server_metadata(plane.name, plane.version, plane.extensions)
+        body = oip_documents.encode_server_metadata(plane.name, plane.version, plane.extensions)
         await exchange.respond(200, body)
 
     @route("GET", "/v2/models", _INFER, documents.ModelNamesDocument)
     async def models(self, exchange: Exchange) -> None:
         """List the ready models that the client's key permits."""
-        permits = _key(exchange).permits_model
+        permits = exchange.client.permits_model
         names = sorted({e.name for e in self._dataplane.index(ready=True) if permits(e.name)})
         await exchange.respond(200, orjson.dumps({"models": names}))
 
@@ -101,7 +100,7 @@ class ModelHandlers:
         """Report a model with its inputs and outputs."""
         model, version = named_model(exchange)
         metadata = self._dataplane.metadata(model, version)
-        body = oip_repository.encode_model_metadata(metadata, self._dataplane.versions(model))
+        body = oip_documents.encode_model_metadata(metadata, self._dataplane.versions(model))
         await exchange.respond(200, body)
 
     @route(
@@ -121,8 +120,8 @@ class ModelHandlers:
     @route("GET", f"{MODEL}/config", _INFER, documents.ModelConfigDocument, errors=_METADATA_ERRORS)
     async def model_config(self, exchange: Exchange) -> None:
         """Report the configuration of a model in Triton's format."""
-        body = oip_repository.encode_model_config(self._dataplane.metadata(*named_model(exchange)))
-        await exchange.respond(200, body)
+        config = oip_documents.model_config(self._dataplane.metadata(*named_model(exchange)))
+        await exchange.respond(200, orjson.dumps(config))
 
     @route("GET", "/v2/models/stats", _INFER, documents.StatisticsDocument)
     @route("GET", f"{MODEL}/stats", _INFER, documents.StatisticsDocument, errors=_METADATA_ERRORS)
@@ -130,8 +129,8 @@ class ModelHandlers:
         """Report the statistics of one model, or of all that the client's key permits."""
         named = exchange.arguments
         found = self._dataplane.statistics(named.get("model_name", ""), named.get("model_version", ""))
-        permits = _key(exchange).permits_model
-        await exchange.respond(200, oip_repository.encode_statistics([s for s in found if permits(s.name)]))
+        permits = exchange.client.permits_model
+        await exchange.respond(200, oip_documents.encode_statistics([s for s in found if permits(s.name)]))
 
     # The model repository
 
@@ -146,14 +145,14 @@ class ModelHandlers:
     )
     async def index(self, exchange: Exchange) -> None:
         """List every version of every model."""
-        ready = oip_repository.decode_index_request(await exchange.body(self._limits.body_bytes_max))
-        await exchange.respond(200, oip_repository.encode_index(self._dataplane.index(ready=ready)))
+        ready = oip_documents.decode_index_request(await exchange.body(self._limits.body_bytes_max))
+        await exchange.respond(200, oip_documents.encode_index(self._dataplane.index(ready=ready)))
 
     @route("POST", f"{_REPOSITORY}/load", _MODELS, documents.ChangedDocument, **_CHANGE)
     async def load(self, exchange: Exchange) -> None:
         """Load a model, or reload it."""
         model = exchange.arguments["model_name"]
-        parameters = oip_repository.decode_load_request(await exchange.body(self._limits.body_bytes_max))
+        parameters = oip_documents.decode_load_request(await exchange.body(self._limits.body_bytes_max))
         await self._dataplane.load(model, parameters)
         await exchange.respond(200, orjson.dumps({"name": model, "load": True}))
 
@@ -161,7 +160,7 @@ class ModelHandlers:
     async def unload(self, exchange: Exchange) -> None:
         """Unload a model."""
         model = exchange.arguments["model_name"]
-        oip_repository.decode_load_request(await exchange.body(self._limits.body_bytes_max))
+        oip_documents.decode_load_request(await exchange.body(self._limits.body_bytes_max))
         await self._dataplane.unload(model)
         await exchange.respond(200, orjson.dumps({"name": model, "unload": True}))
 
@@ -179,7 +178,7 @@ class ModelHandlers:
         """List live sequences of a model."""
         limit = read_query(documents.SequencesQuery, exchange.query).limit
         listing = self._dataplane.sequences(*named_model(exchange), limit=limit)
-        await exchange.respond(200, oip_sequences.encode_listing(listing))
+        await exchange.respond(200, oip_documents.encode_listing(listing))
 
     @route(
         "DELETE",
@@ -196,12 +195,7 @@ class ModelHandlers:
         if not self._dataplane.cancel_sequence(model, version, id):
             why = f"model {model}: no sequence has the id {id[:200]!r}"
             raise StatusError(ErrorStatus(NOT_FOUND, GrpcCode.NOT_FOUND, why))
-        await exchange.respond_no_content()
-
-
-def _key(exchange: Exchange) -> ApiKey:
-    assert exchange.key is not None, "the route has no scope"
-    return exchange.key
+        await exchange.respond(204)
 
 
 def model_routes(
@@ -248,8 +242,7 @@ def model_app(
             dataplane,
             app.response_counters,
             guard,
-            body_bytes_max=limits.body_bytes_max,
-            gzip_bytes_min=limits.gzip_bytes_min,
+            limits,
             find=lambda path: _find_inference(app, path),
             clock=clock,
         )

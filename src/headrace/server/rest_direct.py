@@ -12,14 +12,13 @@ from typing_extensions import override
 from headrace.core.errors import ModelError
 from headrace.jobs.access import Scope
 from headrace.protocols import oip_json
+from headrace.server.application import Guard
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import CLIENT_DISCONNECTED, error_body, error_headers
-from headrace.server.guard import Guard
 from headrace.server.http import JSON, X_REQUEST_ID, Headers, compress_body, echoed_request_id
-from headrace.server.listener import DeferredResponse, DirectHandler, DirectResponse
+from headrace.server.listener import DeferredResponse, DirectHandler, DirectResponse, RestLimits
 from headrace.server.observation import RequestObservation, ResponseCounters, observed_error_status
 from headrace.server.rest_inference import (
-    content_headers,
     encode_response_body,
     read_request,
 )
@@ -46,8 +45,7 @@ class DirectInference(DirectHandler):
         dataplane: The models.
         counters: The counters of the responses.
         guard: The checks of every request.
-        body_bytes_max: The maximum size of a body; larger requests are declined.
-        gzip_bytes_min: As in `RestLimits`.
+        limits: As for exchanges; requests with larger bodies are declined.
         find: Returns the model and version whose ``infer`` a path names, or None for other paths.
         clock: Monotonic seconds.
     """
@@ -57,17 +55,16 @@ class DirectInference(DirectHandler):
         dataplane: Dataplane,
         counters: ResponseCounters,
         guard: Guard,
+        limits: RestLimits,
         *,
-        body_bytes_max: int,
-        gzip_bytes_min: int | None,
         find: Callable[[str], tuple[str, str] | None],
         clock: Callable[[], float],
     ) -> None:
         self._dataplane = dataplane
         self._counters = counters
         self._guard = guard
-        self._bytes_max = body_bytes_max
-        self._gzip_bytes_min = gzip_bytes_min
+        self._bytes_max = limits.body_bytes_max
+        self._gzip_bytes_min = limits.gzip_bytes_min
         self._find = find
         self._clock = clock
         self._routes: dict[bytes, _Target] = {}
@@ -104,8 +101,9 @@ class DirectInference(DirectHandler):
             return None
         response = self._infer(route, header_map, body)
         if isinstance(response, DirectResponse):
-            self._counters.add(ACTION, response.status)
-        return response
+            self._counters.sent[ACTION, response.status] += 1
+            return response
+        return partial(self._count_deferred, response)
 
     def _infer(self, target: _Target, headers: _HeaderMap, body: bytes) -> DirectResponse | DeferredResponse:
         model, version = target
@@ -119,13 +117,13 @@ class DirectInference(DirectHandler):
             wire = read_request(headers, body, metadata, self._clock)
             response = plane.infer_now(model, version, wire.request)
             if response is None:
-                return partial(self._count_deferred, partial(self._infer_deferred, target, headers, wire))
-            wire_body = encode_response_body(response, wire, metadata)
+                return partial(self._infer_deferred, target, headers, wire)
+            encoded = encode_response_body(response, wire, metadata)
         except Exception as error:  # noqa: BLE001 - every error becomes a response
             return self._error_response(target, headers, error)
-        if self._is_long(wire_body):
-            return partial(self._count_deferred, partial(self._encode_large, headers, wire_body))
-        return _ok_response(headers, wire_body.body, *content_headers(wire_body))
+        if self._is_long(encoded[0]):
+            return partial(self._compressed, headers, *encoded)
+        return _ok_response(headers, *encoded)
 
     async def _count_deferred(self, deferred: DeferredResponse) -> DirectResponse:
         status = CLIENT_DISCONNECTED
@@ -133,7 +131,7 @@ class DirectInference(DirectHandler):
             response = await deferred()
             status = response.status
         finally:
-            self._counters.add(ACTION, status)
+            self._counters.sent[ACTION, status] += 1
         return response
 
     async def _infer_deferred(
@@ -143,21 +141,21 @@ class DirectInference(DirectHandler):
         try:
             metadata = self._dataplane.metadata(model, version)
             response = await self._dataplane.infer(model, version, wire.request)
-            wire_body = encode_response_body(response, wire, metadata)
+            encoded = encode_response_body(response, wire, metadata)
         except Exception as error:  # noqa: BLE001 - every error becomes a response
             return self._error_response(target, headers, error)
-        return await self._encode_large(headers, wire_body)
+        if self._is_long(encoded[0]):
+            return await self._compressed(headers, *encoded)
+        return _ok_response(headers, *encoded)
 
-    async def _encode_large(self, headers: _HeaderMap, wire_body: oip_json.WireBody) -> DirectResponse:
-        content_type, extra = content_headers(wire_body)
-        body = wire_body.body
-        if self._is_long(wire_body):
-            body, encoding = await compress_body(body, headers.get(b"accept-encoding", b""))
-            extra = (*extra, *encoding)
-        return _ok_response(headers, body, content_type, extra)
+    def _is_long(self, body: bytes) -> bool:
+        return self._gzip_bytes_min is not None and len(body) >= self._gzip_bytes_min
 
-    def _is_long(self, wire_body: oip_json.WireBody) -> bool:
-        return self._gzip_bytes_min is not None and len(wire_body.body) >= self._gzip_bytes_min
+    async def _compressed(
+        self, headers: _HeaderMap, body: bytes, content_type: bytes, extra: Headers
+    ) -> DirectResponse:
+        body, encoding = await compress_body(body, headers.get(b"accept-encoding", b""))
+        return _ok_response(headers, body, content_type, (*extra, *encoding))
 
     def _error_response(self, target: _Target, headers: _HeaderMap, error: Exception) -> DirectResponse:
         def header(name: str) -> str | None:

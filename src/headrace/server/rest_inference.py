@@ -4,24 +4,32 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final
 
+from headrace.core.errors import DataError, LimitError, MissingExtraError
 from headrace.core.model import BODY, HandleRequest
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.jobs.access import Scope
-from headrace.protocols import generate, oip_json, sse
-from headrace.protocols.scheduling_parameters import apply_scheduling_parameters
+from headrace.protocols import oip_json, plain_bodies, sse
+from headrace.protocols.oip_documents import encode_error
+from headrace.protocols.oip_json import apply_scheduling_parameters
 from headrace.server import model_documents as documents
-from headrace.server.dataplane import Dataplane
+from headrace.server.dataplane import Dataplane, bf16_outputs
 from headrace.server.errors import STATUS_DESCRIPTIONS, STOPPING, error_body, status_of
 from headrace.server.http import JSON, Exchange, Headers
-from headrace.server.multipart import is_form, parse_form
+from headrace.server.listener import RestLimits
 from headrace.server.routes import Json, route
-from headrace.server.settings import RestLimits
+
+try:
+    from python_multipart.exceptions import MultipartParseError
+    from python_multipart.multipart import MultipartParser, parse_options_header
+except ImportError as _error:
+    raise MissingExtraError("serve", "multipart forms") from _error
 
 HEADER_LENGTH: Final = oip_json.HEADER_LENGTH.lower().encode()
+PARTS_MAX: Final = 1000
+"""Limit of the parts of one form."""
 _EVENT_STREAM: Final = sse.CONTENT_TYPE.encode()
 _NO_CACHE: Final = ((b"cache-control", b"no-cache"),)
-_STOPPING: Final = sse.encode_event(oip_json.encode_error(STOPPING))
-_NONE: Final[Mapping[str, str]] = {}
+_STOPPING: Final = sse.encode_event(encode_error(STOPPING))
 _OCTETS: Final = b"application/octet-stream"
 
 _ERRORS: Final = tuple(STATUS_DESCRIPTIONS)
@@ -93,8 +101,9 @@ class InferenceHandlers:
         # The lookup comes first, so that an unknown model is reported whatever the body is.
         metadata = self._dataplane.metadata(model, version)
         wire = await self._request(exchange, metadata)
-        response = await self._infer_observed(exchange, model, version, wire.request)
-        await self._respond(exchange, encode_response_body(response, wire, metadata))
+        response = await self._infer(exchange, model, version, wire.request)
+        encoded = encode_response_body(response, wire, metadata)
+        await exchange.respond(200, *encoded, gzip_bytes_min=self._limits.gzip_bytes_min)
 
     @route("POST", f"{MODEL}/infer_stream", _INFER, **_REQUEST, **_STREAM)
     async def infer_stream(self, exchange: Exchange) -> None:
@@ -149,8 +158,9 @@ class InferenceHandlers:
         if request is None:
             await self.infer(exchange)
             return
-        response = await self._infer_observed(exchange, model, version, request)
-        await self._respond(exchange, oip_json.WireBody(generate.encode_generate_response(response)))
+        response = await self._infer(exchange, model, version, request)
+        body = plain_bodies.encode_generate_response(response)
+        await exchange.respond(200, body, gzip_bytes_min=self._limits.gzip_bytes_min)
 
     @route("POST", f"{MODEL}/generate_stream", _INFER, **_GENERATE_REQUEST, **_STREAM)
     async def generate_stream(self, exchange: Exchange) -> None:
@@ -160,7 +170,9 @@ class InferenceHandlers:
         if request is None:
             await self.infer_stream(exchange)
             return
-        await self._respond_streaming(exchange, model, version, request, generate.encode_generate_response)
+        await self._respond_streaming(
+            exchange, model, version, request, plain_bodies.encode_generate_response
+        )
 
     async def _request(self, exchange: Exchange, metadata: ModelMetadata) -> oip_json.JsonWireRequest:
         """Return the decoded inference request, with its deadline and priority."""
@@ -171,22 +183,20 @@ class InferenceHandlers:
             exchange.headers, await exchange.body(self._limits.body_bytes_max), metadata, self._clock
         )
 
-    async def _infer_observed(
+    async def _infer(
         self, exchange: Exchange, model: str, version: str, request: InferRequest
     ) -> InferResponse:
+        """Return the response of the model, and observe the request."""
         observation = exchange.observation
-        if observation is None:
-            return await exchange.while_connected(self._dataplane.infer(model, version, request))
-        observation.on_request(request)
+        if observation is not None:
+            observation.on_request(request)
+        times = None if observation is None else observation.times
         response: InferResponse = await exchange.while_connected(
-            self._dataplane.infer(model, version, request, observation.times)
+            self._dataplane.infer(model, version, request, times)
         )
-        observation.version = response.model_version or version
+        if observation is not None:
+            observation.version = response.model_version or version
         return response
-
-    async def _respond(self, exchange: Exchange, body: oip_json.WireBody) -> None:
-        content_type, extra = content_headers(body)
-        await exchange.respond_compressed(200, body.body, content_type, self._limits.gzip_bytes_min, extra)
 
     async def _generate_request(self, exchange: Exchange, model: str, version: str) -> InferRequest | None:
         """Return the request of ``generate``, or None for an inference request.
@@ -195,10 +205,10 @@ class InferenceHandlers:
         """
         metadata = self._dataplane.metadata(model, version)
         body = await exchange.body(self._limits.body_bytes_max)
-        if HEADER_LENGTH in exchange.headers or generate.is_infer_request(body):
+        if HEADER_LENGTH in exchange.headers or plain_bodies.is_infer_request(body):
             exchange.put_back(body)
             return None
-        request = generate.decode_generate_request(body, metadata)
+        request = plain_bodies.decode_generate_request(body, metadata)
         return apply_scheduling_parameters(request, self._clock())
 
     async def _respond_streaming(
@@ -274,7 +284,7 @@ def read_request(
     length = headers.get(HEADER_LENGTH)
     json_bytes = None if length is None else oip_json.parse_header_length(length.decode("latin-1"))
     if json_bytes == 0:
-        return oip_json.decode_raw_request(body, metadata, bf16="float32")
+        return plain_bodies.decode_raw_request(body, metadata)
     wire = oip_json.decode_request(body, json_bytes, bf16="float32")
     if not wire.request.parameters:
         return wire
@@ -289,32 +299,91 @@ def read_opaque_request(headers: Mapping[bytes, bytes], body: bytes) -> HandleRe
     Raises DataError and LimitError for an invalid form.
     """
     content_type = headers.get(b"content-type", b"")
-    parts = parse_form(content_type, body) if is_form(content_type) else {BODY: body}
+    is_form = content_type.lower().startswith(b"multipart/form-data")
+    parts = parse_form(content_type, body) if is_form else {BODY: body}
     by_name = {n.decode("latin-1"): v.decode("latin-1") for n, v in headers.items() if n != b"authorization"}
     return HandleRequest(parts, by_name)
 
 
 def encode_response_body(
     response: InferResponse, wire: oip_json.JsonWireRequest, metadata: ModelMetadata
-) -> oip_json.WireBody:
-    """Return the encoded response in the form that the request selects.
+) -> tuple[bytes, bytes, Headers]:
+    """Return a response in the form that the request selects, its content type, and further headers.
 
     Raise the errors of `oip_json.encode_response`.
     """
     binary = wire.binary if wire.binary_default or wire.binary_by_name else False
-    return oip_json.encode_response(response, binary=binary, datatypes=bf16_outputs(metadata))
+    encoded = oip_json.encode_response(response, binary=binary, datatypes=bf16_outputs(metadata))
+    if encoded.json_bytes is None:
+        return encoded.body, JSON, ()
+    return encoded.body, _OCTETS, ((HEADER_LENGTH, b"%d" % encoded.json_bytes),)
 
 
-def bf16_outputs(metadata: ModelMetadata) -> Mapping[str, str]:
-    """Return the outputs that the model declares as BF16. NumPy has no such dtype."""
-    for spec in metadata.outputs:
-        if spec.datatype == "BF16":
-            return {s.name: s.datatype for s in metadata.outputs if s.datatype == "BF16"}
-    return _NONE
+def parse_form(content_type: bytes, body: bytes) -> dict[str, bytes]:
+    """Return the parts of a form by name; of equal names, the last one.
+
+    Raises DataError for a malformed form, and LimitError beyond PARTS_MAX parts.
+    """
+    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    if not boundary:
+        raise DataError("the content type of the form has no boundary")
+    form = _Form()
+    parser = MultipartParser(
+        boundary,
+        {
+            "on_part_begin": form.begin,
+            "on_header_field": form.add_field,
+            "on_header_value": form.add_value,
+            "on_header_end": form.end_header,
+            "on_part_data": form.add_data,
+            "on_part_end": form.end,
+            "on_end": form.finish,
+        },
+    )
+    try:
+        parser.write(body)
+        parser.finalize()
+    except MultipartParseError as error:
+        raise DataError(f"the form is malformed: {error}") from None
+    if not form.is_complete:
+        raise DataError("the form ends early")
+    return form.parts
 
 
-def content_headers(body: oip_json.WireBody) -> tuple[bytes, Headers]:
-    """Return the content type of a response, and the extra headers of binary tensors."""
-    if body.json_bytes is None:
-        return JSON, ()
-    return _OCTETS, ((HEADER_LENGTH, b"%d" % body.json_bytes),)
+class _Form:
+    """The parts of a form, from the callbacks of the parser."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, bytes] = {}
+        self.is_complete = False
+        self._field = self._value = b""
+        self._disposition = b""
+        self._data = bytearray()
+
+    def begin(self) -> None:
+        if len(self.parts) >= PARTS_MAX:
+            raise LimitError(f"the form has more than {PARTS_MAX} parts")
+        self._disposition, self._data = b"", bytearray()
+
+    def add_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def add_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def end_header(self) -> None:
+        if self._field.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._field = self._value = b""
+
+    def add_data(self, data: bytes, start: int, end: int) -> None:
+        self._data += memoryview(data)[start:end]
+
+    def end(self) -> None:
+        name = parse_options_header(self._disposition)[1].get(b"name")
+        if name is None:
+            raise DataError("a part of the form has no name")
+        self.parts[name.decode(errors="replace")] = bytes(self._data)
+
+    def finish(self) -> None:
+        self.is_complete = True

@@ -16,14 +16,8 @@ import numpy as np
 from headrace.core.errors import DataError
 from headrace.core.model import RowError
 from headrace.core.tensor import Array, InferResponse, ModelMetadata, Tensor, TensorSpec, dtype_of, text_array
-from headrace.protocols.oip_json import (
-    HEADER_LENGTH,
-    decode_request,
-    encode_error,
-    encode_metadata,
-    encode_response,
-    parse_header_length,
-)
+from headrace.protocols.oip_documents import encode_error, encode_model_metadata
+from headrace.protocols.oip_json import HEADER_LENGTH, decode_request, encode_response, parse_header_length
 from headrace.protocols.torchserve import decode_body, encode_error_body, encode_row
 
 _WAIT_S = 30.0
@@ -304,7 +298,9 @@ class ScriptedEndpoint:
         if request.method == "POST" and path == f"{model}/infer":
             return self._oip(request)
         if request.method == "GET" and path == model:
-            return _Response(200, encode_metadata(self._metadata))
+            version = self._metadata.version
+            versions = () if version is None else (version,)
+            return _Response(200, encode_model_metadata(self._metadata, versions))
         if request.method == "GET" and path in (
             "/v2/health/live",
             "/v2/health/ready",

@@ -16,7 +16,7 @@ from headrace.core.statistics import (
     ModelStatistics,
 )
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
-from headrace.protocols.oip_grpc import client, repository
+from headrace.protocols.oip_grpc import client, server_info
 from headrace.protocols.oip_grpc.requests import decode_request
 from headrace.protocols.oip_grpc.responses import encode_response
 
@@ -74,17 +74,17 @@ def test_server_documents_are_decoded():
     metadata = ModelMetadata(
         "m", "2", "onnx", (TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "BYTES", (-1,)),)
     )
-    assert client.decode_metadata(repository.encode_metadata(metadata, ("1", "2"))) == metadata
+    assert client.decode_metadata(server_info.encode_metadata(metadata, ("1", "2"))) == metadata
     entries = (
         ModelIndexEntry("a", "1", ModelState.READY),
         ModelIndexEntry("b", "1", ModelState.UNAVAILABLE, "no weights"),
     )
-    assert client.decode_index(repository.encode_index(entries, "inference")) == entries
+    assert client.decode_index(server_info.encode_index(entries, "inference")) == entries
     statistics = ModelStatistics(
         "m", "1", rows=5, calls=2, success=Duration(3, 4000), queue=Duration(3, 5),
         batches=(BatchStatistics(2, Duration(1, 9)),),
     )  # fmt: skip
-    assert client.decode_statistics(repository.encode_statistics([statistics])) == (statistics,)
+    assert client.decode_statistics(server_info.encode_statistics([statistics])) == (statistics,)
 
 
 @for_each("decode", [client.decode_response, client.decode_metadata, client.decode_statistics])

@@ -26,7 +26,7 @@ from headrace.jobs.job import JobProgress, NewJob, ResultRef
 from headrace.jobs.kinds import Attempt, AttemptPredictor, JobPredictor, KindRunner, Models
 from headrace.jobs.paths import JobPaths
 from headrace.protocols.oip_json import JsonWireRequest, decode_request, encode_response, parse_header_length
-from headrace.protocols.plain_json import request_from_json
+from headrace.protocols.plain_bodies import request_from_json
 from headrace.reports.report import REPORT_NAME, Report
 from headrace.runs.media_types import bare_type
 from headrace.runs.parts import check_folder

@@ -5,8 +5,7 @@ Pure.
 - `proto`: the messages and services as .proto files, from which clients in any language are made.
 - `messages`: message classes made of these files; the only module that imports protobuf.
 - `requests`, `responses`: inference messages of a server.
-- `repository`: messages about the server and its models.
-- `health`, `reflection`: the two services of every gRPC server.
+- `server_info`: messages about the server, its models, its health and its services.
 - `client`: the messages of a client.
 
 The services themselves are in `headrace.server.grpc_service`.

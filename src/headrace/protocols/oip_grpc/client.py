@@ -2,8 +2,8 @@
 
 Pure.
 
-Requests carry tensors as raw contents. Responses may be raw or typed. Every malformed response is a
-`DataError`.
+Requests carry tensors as raw contents; `messages.encode_message` encodes the requests without
+tensors. Responses may be raw or typed. Every malformed response is a `DataError`.
 """
 
 from collections.abc import Mapping
@@ -24,13 +24,8 @@ from headrace.protocols.tensors import binary_values
 
 _REQUEST: Any = message_class("ModelInferRequest")
 _RESPONSE: Any = message_class("ModelInferResponse")
-_METADATA_REQUEST: Any = message_class("ModelMetadataRequest")
 _METADATA: Any = message_class("ModelMetadataResponse")
-_INDEX_REQUEST: Any = message_class("RepositoryIndexRequest")
 _INDEX: Any = message_class("RepositoryIndexResponse")
-_LOAD_REQUEST: Any = message_class("RepositoryModelLoadRequest")
-_UNLOAD_REQUEST: Any = message_class("RepositoryModelUnloadRequest")
-_STATISTICS_REQUEST: Any = message_class("ModelStatisticsRequest")
 _STATISTICS: Any = message_class("ModelStatisticsResponse")
 
 ERROR_KIND: Final = "headrace-error-kind"
@@ -74,11 +69,6 @@ def decode_response(data: bytes) -> InferResponse:
     )
 
 
-def encode_metadata_request(model: str, version: str) -> bytes:
-    """Return the bytes of a ModelMetadataRequest."""
-    return _METADATA_REQUEST(name=model, version=version).SerializeToString()
-
-
 def decode_metadata(data: bytes) -> ModelMetadata:
     """Return a model's metadata: name, last version, platform, and specs of its inputs and outputs."""
     message = parse_message(_METADATA, data)
@@ -96,11 +86,6 @@ def _spec(tensor: Any) -> TensorSpec:
     return TensorSpec(tensor.name, tensor.datatype, tuple(max(size, -1) for size in tensor.shape) or None)
 
 
-def encode_index_request() -> bytes:
-    """Return the bytes of a RepositoryIndexRequest for all models."""
-    return _INDEX_REQUEST().SerializeToString()
-
-
 def decode_index(data: bytes) -> tuple[ModelIndexEntry, ...]:
     """Return the index of a model repository. A state that headrace does not know becomes UNKNOWN."""
     message = parse_message(_INDEX, data)
@@ -109,21 +94,6 @@ def decode_index(data: bytes) -> tuple[ModelIndexEntry, ...]:
 
 def _state(state: str) -> ModelState:
     return ModelState(state) if state in ModelState.__members__ else ModelState.UNKNOWN
-
-
-def encode_load_request(model: str) -> bytes:
-    """Return the bytes of a RepositoryModelLoadRequest."""
-    return _LOAD_REQUEST(model_name=model).SerializeToString()
-
-
-def encode_unload_request(model: str) -> bytes:
-    """Return the bytes of a RepositoryModelUnloadRequest."""
-    return _UNLOAD_REQUEST(model_name=model).SerializeToString()
-
-
-def encode_statistics_request(model: str) -> bytes:
-    """Return the bytes of a ModelStatisticsRequest. An empty name means all models."""
-    return _STATISTICS_REQUEST(name=model).SerializeToString()
 
 
 def decode_statistics(data: bytes) -> tuple[ModelStatistics, ...]:

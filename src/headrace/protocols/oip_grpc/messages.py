@@ -8,6 +8,7 @@ package `inference` to it, and the second one fails. headrace adds nothing there
 be imported beside it.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,9 +42,15 @@ for _file in file_descriptors():
     _POOL.AddSerializedFile(_file.SerializeToString())
 
 
+@cache
 def message_class(name: str, *, package: str = INFERENCE) -> Any:
     """Return the class of a message of the .proto files. Raises KeyError for any other name."""
     return _factory.GetMessageClass(_POOL.FindMessageTypeByName(f"{package}.{name}"))
+
+
+def encode_message(kind: str, /, *, package: str = INFERENCE, **fields: Any) -> bytes:
+    """Return the bytes of a message of the .proto files with these fields."""
+    return message_class(kind, package=package)(**fields).SerializeToString()
 
 
 def parse_message(message_type: Any, data: bytes) -> Any:

@@ -9,8 +9,8 @@ import orjson
 
 from headrace.core.errors import DataError
 from headrace.core.tensor import InferResponse, Tensor, datatype_of
-from headrace.protocols.oip_grpc.messages import message_class
-from headrace.protocols.tensors import binary_values
+from headrace.protocols.oip_grpc.messages import encode_message, message_class
+from headrace.protocols.tensors import binary_values, byte_elements
 
 FINAL_RESPONSE: Final = "triton_final_response"
 """Triton's parameter that marks the last response to a request."""
@@ -104,12 +104,12 @@ def encode_response(
 
 @lru_cache(_CACHE_MAX)
 def _response_head(model: str, version: str) -> bytes:
-    return _RESPONSE(model_name=model, model_version=version).SerializeToString()
+    return encode_message("ModelInferResponse", model_name=model, model_version=version)
 
 
 @lru_cache(_CACHE_MAX)
 def _output_head(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
-    return _OUTPUT_CLASS(name=name, datatype=datatype, shape=shape).SerializeToString()
+    return encode_message("ModelInferResponse.InferOutputTensor", name=name, datatype=datatype, shape=shape)
 
 
 def _parameters(message: Any, parameters: Mapping[str, Any], final: bool | None) -> bytes:
@@ -187,7 +187,7 @@ def _contents(tensor: Tensor, datatype: str) -> bytes:
     """Return the bytes of InferTensorContents."""
     if datatype == "BYTES":
         parts: list[Any] = []
-        for element in _byte_elements(tensor):
+        for element in byte_elements(tensor.name, tensor.data.ravel().tolist()):
             _append_field(parts, _BYTES_CONTENTS, element)
         return b"".join(parts)
     if tag := _PACKED.get(datatype):
@@ -196,24 +196,6 @@ def _contents(tensor: Tensor, datatype: str) -> bytes:
     message = _CONTENTS_CLASS()
     getattr(message, _INTEGER_FIELDS[datatype]).extend(tensor.data.ravel().tolist())
     return message.SerializeToString()
-
-
-def _byte_elements(tensor: Tensor) -> list[bytes]:
-    made: list[bytes] = []
-    values: list[object] = tensor.data.ravel().tolist()
-    for i, value in enumerate(values):
-        try:
-            element: object = value.encode() if isinstance(value, str) else value
-        except UnicodeEncodeError:
-            raise DataError(
-                f"tensor {tensor.name!r}: element {i} has a lone surrogate, which UTF-8 cannot encode"
-            ) from None
-        if not isinstance(element, bytes):
-            raise DataError(
-                f"tensor {tensor.name!r}: element {i} must be bytes or str, not {type(value).__name__}"
-            )
-        made.append(element)
-    return made
 
 
 def _varint(number: int) -> bytes:

@@ -12,7 +12,7 @@ import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import ApiKey
-from headrace.jobs.job import Job, job_document
+from headrace.jobs.job import Job
 from headrace.jobs.ledger import SubmitReply
 from headrace.jobs.service import JobService
 from headrace.jobs.submission import Submission
@@ -56,7 +56,8 @@ class BoundedThreadPool:
     def __init__(self, threads: int = THREADS, calls_max: int = CALLS_MAX) -> None:
         self._pool = ThreadPoolExecutor(threads, "headrace-jobs-api")
         self._calls_max = calls_max
-        self._calls = 0
+        self.calls = 0
+        """The number of running and waiting calls."""
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of a call, or raise its error.
@@ -67,7 +68,7 @@ class BoundedThreadPool:
             OverloadedError: Too many calls wait.
             StoppedError: The pool is closed.
         """
-        if self._calls >= self._calls_max:
+        if self.calls >= self._calls_max:
             raise OverloadedError(
                 f"{self._calls_max} requests are running already", retry_after_s=RETRY_AFTER_S
             )
@@ -75,29 +76,18 @@ class BoundedThreadPool:
             future: Future[T] = self._pool.submit(partial(call, *args, **kwargs))
         except RuntimeError:
             raise StoppedError("the server is stopping") from None
-        self._calls += 1
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: _call_in_loop(loop, self._on_done))
+        self.calls += 1
+        result = asyncio.wrap_future(future)
+        result.add_done_callback(self._on_done)
         # The shield keeps a cancelled task from dropping a call that has not begun.
-        return await asyncio.shield(asyncio.wrap_future(future))
-
-    @property
-    def calls(self) -> int:
-        """The number of running and waiting calls."""
-        return self._calls
+        return await asyncio.shield(result)
 
     def close(self) -> None:
         """Accept no more calls, and wait for the running ones. A second call does nothing."""
         self._pool.shutdown(wait=True)
 
-    def _on_done(self) -> None:
-        self._calls -= 1
-
-
-def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    # A closed loop needs no count.
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call)
+    def _on_done(self, _: object) -> None:
+        self.calls -= 1
 
 
 class Api:
@@ -138,12 +128,6 @@ class Api:
             self.service.follower.leave(waiter)
 
 
-def client_key(exchange: Exchange) -> ApiKey:
-    """Return the key of the client. The application has checked its scopes."""
-    assert exchange.key is not None, "the route has no scope"
-    return exchange.key
-
-
 def job_id_of(exchange: Exchange) -> str:
     """Return the job id of the path.
 
@@ -177,13 +161,6 @@ async def respond_json(
     """Send a JSON document."""
     extra = [(name, value.encode("latin-1")) for name, value in (headers or {}).items()]
     await exchange.respond(status, orjson.dumps(document), JSON, extra)
-
-
-async def respond_job(
-    exchange: Exchange, job: Job, status: int = 200, headers: Mapping[bytes, str] | None = None
-) -> None:
-    """Send a job."""
-    await respond_json(exchange, job_document(job), status, headers)
 
 
 def _has_ended(job: Job) -> bool:

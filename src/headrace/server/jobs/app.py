@@ -1,27 +1,59 @@
-"""The job API: all its routes, those of health and of event notifications, and an application."""
+"""The job API as an application: all its routes, and the handlers of payloads, events and health.
 
+Payloads and results are streamed in bounded memory.
+"""
+
+import asyncio
 import logging
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, cast
 
 import orjson
 
+from headrace.core.errors import DataError, LimitError, OverloadedError
 from headrace.jobs.access import Access, Scope
+from headrace.jobs.payloads import BoundedWriter, ResultStream
 from headrace.jobs.service import JobService
 from headrace.jobs.trigger import EventSubmitter, Triggers
 from headrace.protocols.object_events import NOTICE_BYTES_MAX, object_events
-from headrace.server.application import WebApp
-from headrace.server.guard import Guard
-from headrace.server.http import Exchange
-from headrace.server.jobs.api import ERRORS, Api, ApiSettings, BoundedThreadPool, respond_json
-from headrace.server.jobs.documents import EventOutcomesDocument, HealthDocument
-from headrace.server.jobs.job_routes import JobHandlers
-from headrace.server.jobs.payload_routes import PayloadHandlers
-from headrace.server.jobs.queue_routes import QueueHandlers
+from headrace.server.application import Guard, WebApp
+from headrace.server.http import DisconnectedError, Exchange, Headers, SlowBodyError
+from headrace.server.jobs.api import (
+    ERRORS,
+    Api,
+    ApiSettings,
+    BoundedThreadPool,
+    job_id_of,
+    respond_json,
+)
+from headrace.server.jobs.documents import (
+    EventOutcomesDocument,
+    HealthDocument,
+    ResultQuery,
+    UploadDocument,
+    UploadedDocument,
+)
+from headrace.server.jobs.job_routes import JobHandlers, QueueHandlers
 from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
 from headrace.server.openapi import documentation_routes
-from headrace.server.routes import Route, route, routes_of
+from headrace.server.routes import BINARY, Json, Route, read_query, route, routes_of
 
+UPLOAD_CHUNK_BYTES: Final = 1 << 20
+"""The size of the chunks that uploads write to the store. A thread call per packet would cost more
+than the write.
+"""
+RETRY_AFTER_S: Final = 5.0
+TEMPORARY_REDIRECT: Final = 307
+PARTIAL_CONTENT: Final = 206
+_RANGE_FROM: Final = re.compile(r"bytes=(\d{1,18})-")
+_RESULT: Final[Json] = {"*/*": {"schema": {"type": "string", "format": "binary"}}}
+_OTHER_RESULTS: Final[Json] = {
+    "206": {"description": "The rest of the result, for `Range: bytes=N-` with `If-Range`."},
+    "307": {"description": "`Location` is a URL that reads the result without a key for a limited time."},
+}
 _CONFIRMATION: Final = "SubscriptionConfirmation"
 
 _log = logging.getLogger("headrace.jobs.events")
@@ -125,3 +157,145 @@ def _wants_confirmation(body: bytes) -> bool:
     except orjson.JSONDecodeError:
         return False
     return isinstance(document, dict) and cast("dict[str, Any]", document).get("Type") == _CONFIRMATION
+
+
+class PayloadHandlers:
+    """The handlers of uploads and results. Their docstrings are the descriptions for clients."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._service = api.service
+        self._run = api.thread_pool.run
+
+    @route(
+        "GET",
+        "/v1/jobs/{job_id}/result",
+        (Scope.READ,),
+        query=ResultQuery,
+        content=_RESULT,
+        success="The result, with its content type.",
+        responses=_OTHER_RESULTS,
+        errors=(*ERRORS, 404, 409, 410),
+    )
+    async def result(self, exchange: Exchange) -> None:
+        """Return the result of a completed job."""
+        query = read_query(ResultQuery, exchange.query)
+        key, job_id = exchange.client, job_id_of(exchange)
+        if query.wait:
+            await self._api.wait_for_job(key, job_id, query.wait)
+        if query.redirect and (url := await self._run(self._service.result_url, key, job_id)):
+            await exchange.respond(TEMPORARY_REDIRECT, b"", extra=[(b"location", url.encode("latin-1"))])
+            return
+        stream, first = await self._run(self._open_result, exchange, job_id)
+        status = PARTIAL_CONTENT if stream.start else 200
+        content_type = (stream.content_type or "application/octet-stream").encode("latin-1")
+        async with aclosing(_result_chunks(self._api, first, stream.pieces)) as chunks:
+            await exchange.respond_streaming(content_type, chunks, _headers(stream), status=status)
+
+    def _open_result(self, exchange: Exchange, job_id: str) -> tuple[ResultStream, bytes]:
+        """Return the result stream and its first chunk.
+
+        An error before the first chunk is an error response, not half a response.
+        """
+        range_match = _RANGE_FROM.fullmatch(exchange.header(b"range") or "")
+        # Without the tag, the range could belong to another result.
+        start = int(range_match[1]) if range_match else 0
+        etag = exchange.header(b"if-range") or "" if start else None
+        stream = self._service.open_result(exchange.client, job_id, start, etag=etag)
+        return stream, next(stream.pieces, b"")
+
+    @route("POST", "/v1/uploads", (Scope.SUBMIT,), UploadDocument, status=201, errors=ERRORS)
+    async def begin_upload(self, exchange: Exchange) -> None:
+        """Request a URL for a payload that is too large for a submission.
+
+        Name the finished upload in the submission as `upload`.
+        """
+        upload = await self._run(self._service.begin_upload, exchange.client)
+        url = upload.url or f"/v1/uploads/{upload.id}"
+        document = {"id": upload.id, "method": "PUT", "url": url, "expires_in_s": upload.expires_s}
+        await respond_json(exchange, document, 201, {b"location": url})
+
+    @route(
+        "PUT",
+        "/v1/uploads/{upload_id}",
+        (Scope.SUBMIT,),
+        UploadedDocument,
+        request_content=BINARY,
+        status=201,
+        errors=(*ERRORS, 408, 409, 413),
+    )
+    async def upload(self, exchange: Exchange) -> None:
+        """Upload a payload through the API.
+
+        It becomes visible when it is complete. A repeated upload replaces the earlier one.
+        """
+        upload_id = exchange.arguments["upload_id"]
+        _check_upload(exchange, self._service.settings.upload_bytes_max)
+        if self._api.uploads.locked():
+            raise OverloadedError("too many uploads are running", retry_after_s=RETRY_AFTER_S)
+        async with self._api.uploads:
+            writer = await self._run(self._service.open_upload, exchange.client, upload_id)
+            await _receive_upload(self._api, exchange, writer)
+        await respond_json(exchange, {"id": upload_id, "size_bytes": writer.nbytes}, 201)
+
+
+async def _result_chunks(api: Api, first: bytes, rest: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    chunk: bytes | None = first
+    while chunk is not None:
+        if chunk:
+            yield chunk
+        chunk = await api.thread_pool.run(next, rest, None)
+
+
+def _headers(stream: ResultStream) -> Headers:
+    # A browser must not render the output of a model as a page.
+    headers = {
+        "content-disposition": "attachment",
+        "x-content-type-options": "nosniff",
+        "cache-control": "no-store",
+        "etag": stream.etag,
+    }
+    if stream.size_bytes is not None:
+        headers["content-length"] = str(stream.size_bytes - stream.start)
+        if stream.start:
+            size = stream.size_bytes
+            headers["content-range"] = f"bytes {stream.start}-{size - 1}/{size}"
+    return [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+
+
+def _check_upload(exchange: Exchange, bytes_max: int) -> None:
+    if (exchange.header(b"content-encoding") or "identity") != "identity":
+        raise DataError("Content-Encoding: not supported for uploads; leave it out")
+    declared = exchange.header(b"content-length") or ""
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise LimitError(f"the upload is larger than the limit of {bytes_max} bytes")
+
+
+async def _receive_upload(api: Api, exchange: Exchange, writer: BoundedWriter) -> None:
+    run = api.thread_pool.run
+    try:
+        async with asyncio.timeout(api.settings.upload_s_max):
+            async for data in _upload_chunks(exchange, api.settings.upload_idle_s):
+                await run(writer.write, data)
+        await run(writer.close)
+    except TimeoutError:
+        await run(writer.abort)
+        raise SlowBodyError from None
+    except BaseException:
+        # This includes cancellation. The writing thread finishes first.
+        await asyncio.shield(run(writer.abort))
+        raise
+
+
+async def _upload_chunks(exchange: Exchange, idle_s: float) -> AsyncIterator[bytes]:
+    buffer = bytearray()
+    more = True
+    while more:
+        message = await asyncio.wait_for(exchange.receive(), idle_s)
+        if message["type"] == "http.disconnect":
+            raise DisconnectedError
+        buffer += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(buffer) >= UPLOAD_CHUNK_BYTES or (buffer and not more):
+            yield bytes(buffer)
+            buffer.clear()

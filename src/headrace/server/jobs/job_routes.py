@@ -1,4 +1,4 @@
-"""The routes of jobs: submit, get, list, wait, follow, cancel, retry, delete.
+"""The routes of jobs and of their queues.
 
 The route of events sends the state of a job now and after every change. It has no log behind it: a
 client that was away receives the current state, not all earlier ones. The id of an event identifies
@@ -8,7 +8,8 @@ the state that it reports, so a client that reconnects with ``Last-Event-ID`` re
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Final
+from dataclasses import asdict
+from typing import Any, Final
 
 import orjson
 
@@ -16,7 +17,7 @@ from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, S
 from headrace.jobs.access import Scope
 from headrace.jobs.job import Job, change_tag, history_document, job_document, same_state
 from headrace.jobs.ledger import JobFilter
-from headrace.jobs.service import CHANGE_SCOPES
+from headrace.jobs.service import CHANGE_SCOPES, queue_document
 from headrace.jobs.submission import (
     JSON,
     Submission,
@@ -32,9 +33,8 @@ from headrace.server.jobs.api import (
     DOCUMENT_BYTES_MAX,
     ERRORS,
     Api,
-    client_key,
     job_id_of,
-    respond_job,
+    queue_of,
     respond_json,
 )
 from headrace.server.jobs.documents import (
@@ -42,14 +42,21 @@ from headrace.server.jobs.documents import (
     JobDocument,
     JobsQuery,
     PageDocument,
+    QueueChangeDocument,
+    QueueDocument,
+    QueuesDocument,
+    ScaleDocument,
+    ScaleQuery,
     SubmissionDocument,
     WaitQuery,
 )
-from headrace.server.routes import BINARY, Json, read_pairs, read_query, route
+from headrace.server.routes import BINARY, Json, read_json, read_pairs, read_query, route
 
 _READ: Final = (Scope.READ,)
 _SUBMIT: Final = (Scope.SUBMIT,)
+_OPERATE: Final = (Scope.OPERATE,)
 _PATH: Final = "/v1/jobs/{job_id}"
+_QUEUE: Final = "/v1/queues/{queue}"
 _HEARTBEAT: Final = b": still here\n\n"
 _EVENT_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _SUBMISSION: Final = (
@@ -110,9 +117,9 @@ class JobHandlers:
         limits = self._service.settings.submission_limits
         body = await exchange.body(limits.inline_bytes_max + DOCUMENT_BYTES_MAX)
         submission = await self._run(_read, exchange, body, limits)
-        reply = await self._api.submit(client_key(exchange), submission)
+        reply = await self._api.submit(exchange.client, submission)
         location = {b"location": f"/v1/jobs/{reply.job.id}"}
-        await respond_job(exchange, reply.job, 202 if reply.created else 200, location)
+        await respond_json(exchange, job_document(reply.job), 202 if reply.created else 200, location)
 
     @route("GET", "/v1/jobs", _READ, PageDocument, query=JobsQuery, errors=(*ERRORS, 413))
     async def find(self, exchange: Exchange) -> None:
@@ -129,7 +136,7 @@ class JobHandlers:
             created_from_ms=query.created_from_ms,
             created_before_ms=query.created_before_ms,
         )
-        key = client_key(exchange)
+        key = exchange.client
         page = await self._run(self._service.find, key, wanted, after=query.after, limit=query.limit)
         document = {"jobs": list(map(job_document, page.jobs)), "next_after": page.next_after}
         await respond_json(exchange, document)
@@ -138,13 +145,13 @@ class JobHandlers:
     async def get(self, exchange: Exchange) -> None:
         """Return a job. With `wait`, respond when the job has ended or the time has passed."""
         wait_s = read_query(WaitQuery, exchange.query).wait
-        job = await self._api.wait_for_job(client_key(exchange), job_id_of(exchange), wait_s)
-        await respond_job(exchange, job)
+        job = await self._api.wait_for_job(exchange.client, job_id_of(exchange), wait_s)
+        await respond_json(exchange, job_document(job))
 
     @route("GET", f"{_PATH}/history", _READ, HistoryDocument, errors=(*ERRORS, 404))
     async def history(self, exchange: Exchange) -> None:
         """List the failures and the manual changes of a job, oldest first."""
-        entries = await self._run(self._service.history, client_key(exchange), job_id_of(exchange))
+        entries = await self._run(self._service.history, exchange.client, job_id_of(exchange))
         await respond_json(exchange, {"history": list(map(history_document, entries))})
 
     @route("POST", f"{_PATH}/cancel", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
@@ -153,8 +160,8 @@ class JobHandlers:
 
         Repeating the request has no further effect.
         """
-        job = await self._run(self._service.cancel, client_key(exchange), job_id_of(exchange))
-        await respond_job(exchange, job)
+        job = await self._run(self._service.cancel, exchange.client, job_id_of(exchange))
+        await respond_json(exchange, job_document(job))
 
     @route("POST", f"{_PATH}/retry", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
     async def retry(self, exchange: Exchange) -> None:
@@ -162,8 +169,8 @@ class JobHandlers:
 
         It is due now, with a new count of attempts.
         """
-        job = await self._run(self._service.retry, client_key(exchange), job_id_of(exchange))
-        await respond_job(exchange, job)
+        job = await self._run(self._service.retry, exchange.client, job_id_of(exchange))
+        await respond_json(exchange, job_document(job))
 
     @route("DELETE", _PATH, _SUBMIT, JobDocument, errors=(*ERRORS, 404, 409))
     async def delete(self, exchange: Exchange) -> None:
@@ -172,8 +179,8 @@ class JobHandlers:
         The response is the job as it was. A key of the job's tenant needs the scope `submit`. Any
         other key needs `admin`.
         """
-        job = await self._run(self._service.delete, client_key(exchange), job_id_of(exchange))
-        await respond_job(exchange, job)
+        job = await self._run(self._service.delete, exchange.client, job_id_of(exchange))
+        await respond_json(exchange, job_document(job))
 
     @route(
         "GET",
@@ -186,13 +193,72 @@ class JobHandlers:
     )
     async def events(self, exchange: Exchange) -> None:
         """Stream the states and the progress of a job. The stream ends when the job has ended."""
-        job = await self._run(self._service.get, client_key(exchange), job_id_of(exchange))
+        job = await self._run(self._service.get, exchange.client, job_id_of(exchange))
         last_tag = exchange.header(b"last-event-id") or ""
         if job.state.ended and last_tag == change_tag(job):
-            await exchange.respond_no_content()
+            await exchange.respond(204)
             return
         async with aclosing(_event_stream(self._api, job, last_tag)) as events:
             await exchange.respond_streaming(CONTENT_TYPE.encode(), events, _EVENT_HEADERS)
+
+
+class QueueHandlers:
+    """The handlers of the routes of queues. Their docstrings are the descriptions for clients."""
+
+    def __init__(self, api: Api) -> None:
+        self._service = api.service
+        self._run = api.thread_pool.run
+
+    @route("GET", "/v1/queues", _READ, QueuesDocument, errors=ERRORS)
+    async def list_queues(self, exchange: Exchange) -> None:
+        """List all queues that have ever had a job, sorted by name."""
+        statuses = await self._run(self._service.queues, exchange.client)
+        queues = [queue_document(status.settings, status.counts) for status in statuses]
+        await respond_json(exchange, {"queues": queues})
+
+    @route("GET", _QUEUE, _READ, QueueDocument, errors=ERRORS)
+    async def get_queue(self, exchange: Exchange) -> None:
+        """Return a queue. A queue that never had a job is empty."""
+        status = await self._run(self._service.queue, exchange.client, queue_of(exchange))
+        await respond_json(exchange, queue_document(status.settings, status.counts))
+
+    @route(
+        "PATCH", _QUEUE, _OPERATE, QueueDocument, request=(QueueChangeDocument,), errors=(*ERRORS, 408, 413)
+    )
+    async def limit_queue(self, exchange: Exchange) -> None:
+        """Limit the waiting jobs of a queue. Submissions beyond the limit get the status 429."""
+        change = read_json(QueueChangeDocument, await exchange.body(DOCUMENT_BYTES_MAX))
+        await self._change(exchange, pending_max=change.pending_max)
+
+    @route("POST", f"{_QUEUE}/pause", _OPERATE, QueueDocument, errors=ERRORS)
+    async def pause_queue(self, exchange: Exchange) -> None:
+        """Stop handing out jobs of a queue. Running jobs continue, and submissions are accepted."""
+        await self._change(exchange, paused=True)
+
+    @route("POST", f"{_QUEUE}/drain", _OPERATE, QueueDocument, errors=ERRORS)
+    async def drain_queue(self, exchange: Exchange) -> None:
+        """Refuse submissions to a queue. Its jobs are still processed."""
+        await self._change(exchange, draining=True)
+
+    @route("POST", f"{_QUEUE}/resume", _OPERATE, QueueDocument, errors=ERRORS)
+    async def resume_queue(self, exchange: Exchange) -> None:
+        """Hand out jobs of a queue and accept submissions again."""
+        await self._change(exchange, paused=False, draining=False)
+
+    @route("GET", f"{_QUEUE}/scale", _READ, ScaleDocument, query=ScaleQuery, errors=ERRORS)
+    async def scale(self, exchange: Exchange) -> None:
+        """Return the number of workers that a queue needs.
+
+        If the number is unknown, the response is an error, never 0.
+        """
+        slots = read_query(ScaleQuery, exchange.query).slots_per_worker
+        key, queue = exchange.client, queue_of(exchange)
+        await respond_json(exchange, asdict(await self._run(self._service.scale, key, queue, slots)))
+
+    async def _change(self, exchange: Exchange, **changes: Any) -> None:
+        key, queue = exchange.client, queue_of(exchange)
+        status = await self._run(self._service.change_queue, key, queue, changes)
+        await respond_json(exchange, queue_document(status.settings, status.counts))
 
 
 def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submission:

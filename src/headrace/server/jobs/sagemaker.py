@@ -21,7 +21,7 @@ from headrace.jobs.job import QUEUE_DEFAULT, NewJob
 from headrace.jobs.submission import Submission, digest_of
 from headrace.server.errors import ErrorStatus
 from headrace.server.http import Exchange, Headers
-from headrace.server.jobs.api import Api, client_key, respond_json
+from headrace.server.jobs.api import Api, respond_json
 from headrace.server.routes import Operation, Route
 from headrace.storage import join
 
@@ -57,7 +57,7 @@ def sagemaker_routes(api: Api, settings: SageMakerSettings) -> list[Route]:
             name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.headers.items()
         }
         submission = read_invocation(exchange.arguments["name"], headers, body, settings)
-        spec = (await api.submit(client_key(exchange), submission, trusted_output=True)).job.spec
+        spec = (await api.submit(exchange.client, submission, trusted_output=True)).job.spec
         locations = {
             f"{_HEADER}outputlocation".encode(): paths.result_uri(spec.output_uri, spec.key),
             f"{_HEADER}failurelocation".encode(): paths.error_uri(spec.output_uri, spec.key),

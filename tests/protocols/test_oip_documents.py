@@ -15,10 +15,10 @@ from headrace.core.statistics import (
     ModelStatistics,
 )
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.protocols.oip_json import decode_metadata
-from headrace.protocols.oip_repository import (
+from headrace.protocols.oip_documents import (
     decode_index_request,
     decode_load_request,
+    decode_metadata,
     encode_index,
     encode_model_metadata,
     encode_server_metadata,

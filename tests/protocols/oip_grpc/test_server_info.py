@@ -8,23 +8,26 @@ from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.statistics import BatchStatistics, Duration, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.protocols import oip_repository
-from headrace.protocols.oip_grpc.messages import message_class
-from headrace.protocols.oip_grpc.repository import (
-    encode_config,
+from headrace.protocols import oip_documents
+from headrace.protocols.oip_documents import model_config
+from headrace.protocols.oip_grpc.messages import encode_message, message_class
+from headrace.protocols.oip_grpc.server_info import (
     encode_metadata,
     encode_statistics,
     load_parameters,
     requested_model,
 )
-from headrace.protocols.oip_repository import encode_model_config, model_config
 
 Config = message_class("ModelConfigResponse")
 Load = message_class("RepositoryModelLoadRequest")
 
 
+def config_message(metadata):
+    return Config.FromString(encode_message("ModelConfigResponse", config=model_config(metadata)))
+
+
 def config_of(**settings):
-    return Config.FromString(encode_config(ModelMetadata("m", "1", "onnx", **settings))).config
+    return config_message(ModelMetadata("m", "1", "onnx", **settings)).config
 
 
 def test_batched_model_configuration_omits_rows():
@@ -62,10 +65,8 @@ def test_rest_returns_the_same_configuration(shape):
     metadata = ModelMetadata(
         "m", "1", "onnx", inputs=(TensorSpec("x", "BYTES", shape),), outputs=(TensorSpec("y", "FP16", shape),)
     )
-    config = MessageToDict(
-        Config.FromString(encode_config(metadata)).config, preserving_proto_field_name=True
-    )
-    document = orjson.loads(encode_model_config(metadata))
+    config = MessageToDict(config_message(metadata).config, preserving_proto_field_name=True)
+    document = orjson.loads(orjson.dumps(model_config(metadata)))
     assert document == model_config(metadata)
     assert document["input"][0]["data_type"] == config["input"][0]["data_type"] == "TYPE_STRING"
     assert document["output"][0]["dims"] == [int(size) for size in config["output"][0]["dims"]]
@@ -100,7 +101,7 @@ def test_statistics_count_rows_and_calls():
     (model,) = (
         message_class("ModelStatisticsResponse").FromString(encode_statistics([statistics])).model_stats
     )
-    (over_rest,) = orjson.loads(oip_repository.encode_statistics([statistics]))["model_stats"]
+    (over_rest,) = orjson.loads(oip_documents.encode_statistics([statistics]))["model_stats"]
     assert over_rest["inference_count"] == model.inference_count
     assert over_rest["execution_count"] == model.execution_count
     assert (model.last_inference, model.inference_count, model.execution_count) == (5, 30, 4)

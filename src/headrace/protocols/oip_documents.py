@@ -1,15 +1,18 @@
-"""Documents about a server and its models, in JSON: Open Inference Protocol and Triton.
+"""JSON documents of a server besides inference: metadata, the repository, sequences and errors. Pure.
 
-Pure. A server encodes snapshots and decodes requests to the model repository. A client does the
-reverse.
+The documents are those of the Open Inference Protocol and of Triton; the list of sequences is an
+extension of headrace. A server encodes snapshots and decodes requests to the model repository. A
+client does the reverse.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final, cast
 
 import orjson
 
 from headrace.core.errors import DataError
+from headrace.core.sequence import SequenceInfo, SequenceListing
 from headrace.core.statistics import (
     BatchStatistics,
     Duration,
@@ -18,11 +21,21 @@ from headrace.core.statistics import (
     ModelStatistics,
 )
 from headrace.core.tensor import ModelMetadata, TensorSpec
+from headrace.protocols.oip_json import read_name, read_object, read_objects, read_text
+from headrace.protocols.tensors import validate_datatype
 
 _Json = dict[str, Any]
 
 BACKEND: Final = "headrace"
 """The backend in Triton's model configuration."""
+LIMIT_DEFAULT: Final = 1000
+"""Number of listed sequences without the parameter ``limit``."""
+LIMIT_MAX: Final = 100_000
+ERROR_CHARS_MAX: Final = 2000
+"""Limit of the characters of an error's text. An HTML page is longer."""
+
+
+# Metadata
 
 
 def encode_server_metadata(name: str, version: str, extensions: Sequence[str]) -> bytes:
@@ -70,13 +83,43 @@ def model_config(metadata: ModelMetadata) -> _Json:
     }
 
 
-def encode_model_config(metadata: ModelMetadata) -> bytes:
-    """Return the document of a model's configuration, see `model_config`."""
-    return orjson.dumps(model_config(metadata))
-
-
 def _shape(spec: TensorSpec) -> tuple[int, ...]:
     return spec.shape or (-1,)
+
+
+def decode_metadata(body: bytes) -> ModelMetadata:
+    """Return a model's metadata: name, last version, platform, and specs of its inputs and outputs.
+
+    A tensor without a shape in the document has shape None. BF16 stays BF16. Raises DataError for a
+    malformed document.
+    """
+    document = read_object(body)
+    versions = document.get("versions")
+    listed = cast("list[object]", versions) if isinstance(versions, list) else []
+    return ModelMetadata(
+        name=read_text(document, "name"),
+        version=str(listed[-1]) if listed else None,
+        platform=read_text(document, "platform"),
+        inputs=tuple(_spec(t, "inputs") for t in read_objects(document, "inputs")),
+        outputs=tuple(_spec(t, "outputs") for t in read_objects(document, "outputs")),
+    )
+
+
+def _spec(tensor: _Json, where: str) -> TensorSpec:
+    name = read_name(tensor, where)
+    datatype = validate_datatype(name, tensor.get("datatype"))
+    shape = tensor.get("shape")
+    if not isinstance(shape, list):
+        return TensorSpec(name, datatype)
+    try:
+        # Some gateways write 64-bit integers as strings.
+        sizes = tuple(int(size) for size in cast("list[Any]", shape))
+    except (TypeError, ValueError):
+        raise DataError(f"tensor {name!r}: its shape must be a list of sizes") from None
+    return TensorSpec(name, datatype, tuple(max(size, -1) for size in sizes))
+
+
+# Index, load and unload
 
 
 def encode_index(entries: Sequence[ModelIndexEntry]) -> bytes:
@@ -86,13 +129,30 @@ def encode_index(entries: Sequence[ModelIndexEntry]) -> bytes:
     )
 
 
+def decode_index(body: bytes) -> tuple[ModelIndexEntry, ...]:
+    """Return the index of a model repository. A state that headrace does not know becomes UNKNOWN.
+
+    Raises:
+        DataError: The body is not an index.
+    """
+    return tuple(
+        ModelIndexEntry(
+            str(entry.get("name") or ""),
+            str(entry.get("version") or ""),
+            _state(entry.get("state")),
+            str(entry.get("reason") or ""),
+        )
+        for entry in _entries(_loaded(body), "the index")
+    )
+
+
 def decode_index_request(body: bytes) -> bool:
     """Return True if the request is for ready models only. An empty body is for all models.
 
     Raises:
         DataError: The body is malformed.
     """
-    document = _object_or_nothing(body)
+    document = read_object(body) if body.strip() else {}
     ready = document.get("ready", False)
     if ready is not None and not isinstance(ready, bool):
         raise DataError(f"'ready' must be true or false, not {ready!r:.40}")
@@ -101,7 +161,7 @@ def decode_index_request(body: bytes) -> bool:
 
 def decode_load_request(body: bytes) -> Mapping[str, Any]:
     """Return the parameters of a request to load or unload a model. An empty body has none."""
-    parameters = _object_or_nothing(body).get("parameters")
+    parameters = (read_object(body) if body.strip() else {}).get("parameters")
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):
@@ -109,16 +169,7 @@ def decode_load_request(body: bytes) -> Mapping[str, Any]:
     return cast("_Json", parameters)
 
 
-def _object_or_nothing(body: bytes) -> _Json:
-    if not body.strip():
-        return {}
-    try:
-        found: Any = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise DataError(f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"the body must be a JSON object, not {type(found).__name__}")
-    return cast("_Json", found)
+# Statistics
 
 
 def encode_statistics(statistics: Sequence[ModelStatistics]) -> bytes:
@@ -163,26 +214,6 @@ def _model_statistics(s: ModelStatistics) -> _Json:
 
 def _duration(duration: Duration) -> _Json:
     return {"count": duration.count, "ns": duration.ns}
-
-
-# Responses of a server
-
-
-def decode_index(body: bytes) -> tuple[ModelIndexEntry, ...]:
-    """Return the index of a model repository. A state that headrace does not know becomes UNKNOWN.
-
-    Raises:
-        DataError: The body is not an index.
-    """
-    return tuple(
-        ModelIndexEntry(
-            str(entry.get("name") or ""),
-            str(entry.get("version") or ""),
-            _state(entry.get("state")),
-            str(entry.get("reason") or ""),
-        )
-        for entry in _entries(_loaded(body), "the index")
-    )
 
 
 def decode_statistics(body: bytes) -> tuple[ModelStatistics, ...]:
@@ -254,3 +285,103 @@ def _state(found: object) -> ModelState:
         return ModelState(str(found))
     except ValueError:
         return ModelState.UNKNOWN
+
+
+# Sequences
+
+
+def encode_listing(listing: SequenceListing) -> bytes:
+    """Return a listing as JSON. ``state`` is the stage of a sequence; times are in seconds."""
+    return orjson.dumps(
+        {
+            "model_name": listing.model,
+            "model_version": listing.version,
+            "live": listing.live,
+            "live_max": listing.live_max,
+            "ends": dict(listing.ends),
+            "sequences": [_entry(info) for info in listing.sequences],
+        }
+    )
+
+
+def _entry(info: SequenceInfo) -> _Json:
+    entry = asdict(info)
+    entry["state"] = entry.pop("stage")
+    return entry
+
+
+def decode_listing(body: bytes) -> SequenceListing:
+    """Return the listing of a document. Raises DataError for another document."""
+    try:
+        found: Any = orjson.loads(body)
+        ends: _Json = found["ends"]
+        return SequenceListing(
+            str(found["model_name"]),
+            str(found["model_version"]),
+            int(found["live"]),
+            int(found["live_max"]),
+            {str(why): int(count) for why, count in ends.items()},
+            tuple(_info(entry) for entry in cast("list[_Json]", found["sequences"])),
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"the body is not a listing of sequences: {type(error).__name__}: {error}") from None
+
+
+def _info(entry: _Json) -> SequenceInfo:
+    return SequenceInfo(
+        str(entry["id"]),
+        str(entry["state"]),
+        int(entry["instance"]),
+        int(entry["steps"]),
+        int(entry["requests"]),
+        float(entry["age_s"]),
+        float(entry["idle_s"]),
+    )
+
+
+# Errors
+
+
+def encode_error(why: str, kind: str = "", **facts: Any) -> bytes:
+    """Return the body of an error: its text and, for programs, further facts.
+
+    `kind` is a word for programs where the status is ambiguous.
+    """
+    if kind:
+        facts["kind"] = kind
+    try:
+        return orjson.dumps({"error": why, **facts})
+    except TypeError:  # A model's own message may have lone surrogates.
+        return orjson.dumps({"error": why.encode(errors="replace").decode(), **facts})
+
+
+def decode_error_kind(body: bytes) -> str:
+    """Return the kind in an error's body, or "" if it has none."""
+    try:
+        found: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ""
+    kind = cast("_Json", found).get("kind") if isinstance(found, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def decode_error(body: bytes) -> str:
+    """Return an error body's message: ``error``, FastAPI's ``detail``, ``message``, or plain text.
+
+    The message is one line of up to ERROR_CHARS_MAX characters, and empty for an empty body.
+    """
+    try:
+        found: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return _one_line(body[: 4 * ERROR_CHARS_MAX].decode(errors="replace"))
+    if isinstance(found, dict):
+        document = cast("_Json", found)
+        found = next((document[k] for k in ("error", "detail", "message") if document.get(k)), document)
+    try:
+        return _one_line(found if isinstance(found, str) else orjson.dumps(found).decode())
+    except TypeError:  # The error is nested too deeply for orjson.
+        return _one_line(body[: 4 * ERROR_CHARS_MAX].decode(errors="replace"))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:ERROR_CHARS_MAX]

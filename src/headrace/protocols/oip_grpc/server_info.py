@@ -1,15 +1,112 @@
-"""Server reflection: the list of services, and the descriptors of their messages."""
+"""Messages about a server: its models and their repository, its health, and its services (reflection)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from headrace.core.errors import DataError
+from headrace.core.statistics import Duration, ModelIndexEntry, ModelStatistics
+from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.protocols.oip_grpc.messages import (
+    HEALTH,
     INFERENCE,
     file_descriptors,
     message_class,
     parse_message,
 )
+from headrace.protocols.oip_grpc.requests import decode_parameters
+
+SERVING: Final = 1
+NOT_SERVING: Final = 2
+SERVICE_UNKNOWN: Final = 3
+
+_MODEL_METADATA: Any = message_class("ModelMetadataResponse")
+_STATISTICS: Any = message_class("ModelStatisticsResponse")
+
+
+def encode_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> bytes:
+    """Return the bytes of a ModelMetadataResponse.
+
+    A tensor of unknown shape has one variable dimension.
+    """
+    message = _MODEL_METADATA(name=metadata.name, versions=versions, platform=metadata.platform)
+    for target, specs in ((message.inputs, metadata.inputs), (message.outputs, metadata.outputs)):
+        for spec in specs:
+            target.add(name=spec.name, datatype=spec.datatype, shape=_shape(spec))
+    return message.SerializeToString()
+
+
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    return spec.shape or (-1,)
+
+
+def encode_statistics(statistics: Iterable[ModelStatistics]) -> bytes:
+    """Return the bytes of a ModelStatisticsResponse.
+
+    Inferences are rows and executions are calls, as in Triton.
+    """
+    message = _STATISTICS()
+    for model in statistics:
+        entry = message.model_stats.add(
+            name=model.name,
+            version=model.version,
+            last_inference=model.last_inference_ms,
+            inference_count=model.rows,
+            execution_count=model.calls,
+        )
+        for field in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
+            _set_duration(getattr(entry.inference_stats, field), getattr(model, field))
+        for batch in model.batches:
+            counted = entry.batch_stats.add(batch_size=batch.rows)
+            _set_duration(counted.compute_infer, batch.compute)
+    return message.SerializeToString()
+
+
+def _set_duration(target: Any, duration: Duration) -> None:
+    target.count, target.ns = duration.count, duration.ns
+
+
+def encode_index(entries: Iterable[ModelIndexEntry], package: str) -> bytes:
+    """Return the bytes of the RepositoryIndexResponse of `package`."""
+    message = message_class("RepositoryIndexResponse", package=package)()
+    for entry in entries:
+        message.models.add(
+            name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
+        )
+    return message.SerializeToString()
+
+
+def requested_model(message: Any) -> str:
+    """Return the model named by a load or unload request: field 2, or field 1 as in KServe.
+
+    Raises:
+        DataError: The request names no model.
+    """
+    name: str = message.model_name or message.repository_name
+    if not name:
+        raise DataError("a load or unload request needs the model's name")
+    return name
+
+
+def load_parameters(message: Any) -> Mapping[str, Any]:
+    """Return the parameters of a load request."""
+    return decode_parameters(message.parameters)
+
+
+# Health
+
+HealthCheckRequest: Any = message_class("HealthCheckRequest", package=HEALTH)
+_LIST: Any = message_class("HealthListResponse", package=HEALTH)
+
+
+def encode_health_list(statuses: Mapping[str, int]) -> bytes:
+    """Return the bytes of a HealthListResponse for statuses by service name."""
+    message = _LIST()
+    for name, status in statuses.items():
+        message.statuses[name].status = status
+    return message.SerializeToString()
+
+
+# Reflection
 
 _NOT_FOUND: Final = 5
 _UNIMPLEMENTED: Final = 12
