@@ -13,8 +13,8 @@ from contextlib import closing
 
 import numpy as np
 
+from headrace.checkpoints import open_store
 from headrace.checkpoints.codec import decode_state, encode_state
-from headrace.checkpoints.open import open_store
 from headrace.checkpoints.store import SequenceCheckpoint
 
 REPEATS, NUMBER = 9, 20_000

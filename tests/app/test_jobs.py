@@ -14,9 +14,8 @@ from cases import for_each
 from headrace.app.job_components import JobLocations
 from headrace.app.jobs import JobsOptions, open_jobs
 from headrace.app.server_options import ServerOptions
-from headrace.core.api_key import hash_key, new_key
 from headrace.core.errors import ConfigError
-from headrace.jobs.access import Scope, key_lines
+from headrace.jobs.access import Scope, hash_key, key_lines, new_key
 
 MODEL = """\
 from headrace import Model

@@ -10,8 +10,8 @@ import sys
 
 import numpy as np
 
+from headrace.checkpoints import open_store
 from headrace.checkpoints.codec import decode_state, encode_state
-from headrace.checkpoints.open import open_store
 from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
 
 MODEL = "killed"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cases import for_each
-from headrace.checkpoints.open import open_store
+from headrace.checkpoints import open_store
 from headrace.checkpoints.redis import RedisCheckpointStore
 from headrace.checkpoints.sqlite import SqliteCheckpointStore
 from headrace.checkpoints.store import KEEP_MS, MemoryCheckpointStore

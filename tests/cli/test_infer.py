@@ -14,7 +14,7 @@ from cases import for_each
 from cli.served_models import PROTOCOLS, models_in_process, run_command
 from client.server_support import served_models, url_of
 from headrace.cli import main
-from headrace.cli.servers import run_server_command
+from headrace.cli.commands import run_server_command
 from integration.command import headrace
 from servers.served import WAIT_S
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from headrace.app.models import open_model_server
 from headrace.client.model_server import ModelAddress
-from headrace.core.api_key import hash_key
 from headrace.core.tensor import InferRequest, Tensor
-from headrace.jobs.access import Scope, key_lines
+from headrace.jobs.access import Scope, hash_key, key_lines
 from servers.served import WAIT_S, Served, serving
 
 MODELS = Path(__file__).parents[1] / "servers" / "models_for_clients.py"

@@ -4,7 +4,7 @@ import asyncio
 
 from headrace.client.retry import CircuitBreaker, HttpResponse
 from headrace.client.retrying_client import RetryingClient
-from headrace.core.retry import RetryPolicy
+from headrace.core.clock import RetryPolicy
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

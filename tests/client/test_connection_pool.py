@@ -8,8 +8,8 @@ import pytest
 
 from cases import for_each
 from headrace.client.connection_pool import HttpConnectionPool, HttpRequest
+from headrace.core.clock import TransientFault
 from headrace.core.errors import EndpointError, MissingExtraError
-from headrace.core.retry import TransientFault
 from headrace.testing import EndpointFault, ScriptedEndpoint
 
 

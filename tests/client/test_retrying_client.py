@@ -9,8 +9,8 @@ from cases import for_each
 from client.support import ScriptedPool, client_over, run, status
 from headrace.client.connection_pool import HttpRequest
 from headrace.client.retrying_client import RowsRefusedError
+from headrace.core.clock import TransientFault
 from headrace.core.errors import EndpointError, EndpointRefusedError, EndpointUnavailableError
-from headrace.core.retry import TransientFault
 
 REQUEST = HttpRequest("POST", "http://host/infer", b"body")
 LOST = TransientFault("connection lost")

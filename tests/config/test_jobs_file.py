@@ -4,9 +4,8 @@ import pytest
 
 from cases import for_each
 from headrace.config.jobs_file import WorkerRegion, anonymous_key, read_jobs_file, read_worker_region
-from headrace.core.api_key import format_digest, hash_key
 from headrace.core.errors import ConfigError, ForbiddenError
-from headrace.jobs.access import Scope
+from headrace.jobs.access import Scope, format_digest, hash_key
 from headrace.jobs.outbound import parse_network
 
 KEY = "hr_key-0123456789"

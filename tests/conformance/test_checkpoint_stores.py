@@ -14,7 +14,7 @@ import levels
 from checkpoints import saving_process
 from checkpoints.stores_under_test import memory_bench, redis_bench, sqlite_bench
 from conformance.check_tables import run_each
-from headrace.checkpoints.open import open_store
+from headrace.checkpoints import open_store
 from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
 from headrace.testing import (
     CHECKPOINT_CHECKS,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.core.retry import RetryPolicy, retry_after_s
+from headrace.core.clock import RetryPolicy, retry_after_s
 
 
 @given(st.integers(1, 10_000), st.floats(1e-6, 1e6), st.floats(0, 1), st.none() | st.floats(0, 1e6))

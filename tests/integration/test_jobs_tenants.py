@@ -5,7 +5,6 @@ import json
 import pytest
 
 from cases import for_each
-from headrace.core.api_key import format_digest, hash_key, new_key
 from headrace.core.errors import (
     ConfigError,
     DataError,
@@ -14,6 +13,7 @@ from headrace.core.errors import (
     QueueFullError,
     UnauthenticatedError,
 )
+from headrace.jobs.access import format_digest, hash_key, new_key
 from headrace.jobs.client import Client, ClientSettings
 from headrace.jobs.state import JobState
 from integration.jobs_process import WAIT_S, UpProcess, wait_completed

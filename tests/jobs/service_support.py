@@ -9,8 +9,7 @@ from typing import Any
 
 import httpx
 
-from headrace.core.api_key import hash_key, new_key
-from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey, Scope
+from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey, Scope, hash_key, new_key
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobLedger
 from headrace.jobs.paths import UriAllowList

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.core.api_key import format_digest, hash_key, parse_digest
 from headrace.core.errors import (
     ConfigError,
     ForbiddenError,
@@ -20,7 +19,10 @@ from headrace.jobs.access import (
     Access,
     ApiKey,
     Scope,
+    format_digest,
+    hash_key,
     key_lines,
+    parse_digest,
     parse_keys,
 )
 from headrace.jobs.paths import UriAllowList

@@ -14,10 +14,9 @@ from typing import Any, Self
 import numpy as np
 
 from headrace.core import Model, RowError, TensorSpec
-from headrace.core.api_key import hash_key
 from headrace.engine.repository import FindDefinitions, ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.access import Access, ApiKey, Scope
+from headrace.jobs.access import Access, ApiKey, Scope, hash_key
 from headrace.server.application import Guard, WebApp
 from headrace.server.dataplane import Dataplane
 from headrace.server.listen import HttpListener, new_event_loop

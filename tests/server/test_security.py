@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.app.serving import is_old_key_file, parse_old_keys
-from headrace.core.api_key import KEY_CHARS_MIN
 from headrace.core.errors import ConfigError, ForbiddenError, UnauthenticatedError
-from headrace.jobs.access import Access, Scope
+from headrace.jobs.access import KEY_CHARS_MIN, Access, Scope
 from headrace.server.application import Guard, check_bind, is_local
 from server.support import EchoAll, Linear, RestServer, key_of, serving, tensor
 from server.test_rest import ROW

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from cases import for_each
+from headrace.core.clock import RetryPolicy, TransientFault
 from headrace.core.errors import (
     AlreadyExistsError,
     ChangedError,
@@ -15,7 +16,6 @@ from headrace.core.errors import (
     StorageError,
     UnavailableError,
 )
-from headrace.core.retry import RetryPolicy, TransientFault
 from headrace.storage import Stores
 from headrace.storage.cloud import Entry, RangeResponse
 from headrace.storage.cloud_store import FIRST_RANGE_BYTES, RANGE_BYTES_MAX, CloudStore

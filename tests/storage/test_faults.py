@@ -1,6 +1,7 @@
 """The table of client messages and headrace errors."""
 
 from cases import for_each
+from headrace.core.clock import TransientFault
 from headrace.core.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -9,7 +10,6 @@ from headrace.core.errors import (
     NotFoundError,
     StorageError,
 )
-from headrace.core.retry import TransientFault
 from headrace.storage.cloud import EmptyRangeError, RangeIgnoredError, translate_error
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from cases import for_each
+from headrace.core.clock import TransientFault
 from headrace.core.errors import StorageError
-from headrace.core.retry import TransientFault
 from headrace.storage.http import UrllibTransport
 from servers.http_files import CUT_NOW, Fault
 

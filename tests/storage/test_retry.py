@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from headrace.core.clock import RetryPolicy, TransientFault
 from headrace.core.errors import NotFoundError, UnavailableError
-from headrace.core.retry import RetryPolicy, TransientFault
 from headrace.storage.retry import Retrier
 from headrace.testing import ManualClock
 

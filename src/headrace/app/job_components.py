@@ -11,10 +11,9 @@ from typing_extensions import override
 
 from headrace.app.server_options import JobLocations
 from headrace.config.jobs_file import JobsFile
-from headrace.core.clock import SystemClock
+from headrace.core.clock import RetryPolicy, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Service
-from headrace.core.retry import RetryPolicy
 from headrace.jobs.brokers import WakeupBroker, open_wakeup_broker
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.ledgers.outbox import SqlOutbox

@@ -11,10 +11,9 @@ from typing import Any, Final
 import headrace
 from headrace.app.models import ServedModel, open_repository
 from headrace.app.server_options import ServerOptions
-from headrace.core.api_key import KEY_CHARS_MIN, hash_key
 from headrace.core.errors import ConfigError
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.access import Access, ApiKey, Scope, parse_keys
+from headrace.jobs.access import KEY_CHARS_MIN, Access, ApiKey, Scope, hash_key, parse_keys
 from headrace.server.application import Guard, WebApp, check_bind
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings

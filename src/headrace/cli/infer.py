@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import click
 
+from headrace.cli.commands import open_server, run_server_command, server_options
 from headrace.cli.options import key_values
 from headrace.cli.request_builder import build_request, read_input
 from headrace.cli.responses import StreamPrinter, check_output, print_response, save_response
-from headrace.cli.servers import open_server, run_server_command, server_options
 from headrace.client.model_server import ModelAddress
 
 _EPILOG = """\b

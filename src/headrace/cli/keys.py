@@ -4,8 +4,7 @@ import click
 import orjson
 
 from headrace.cli.commands import exit_on_error
-from headrace.core.api_key import format_digest, hash_key, new_key
-from headrace.jobs.access import Scope, key_lines
+from headrace.jobs.access import Scope, format_digest, hash_key, key_lines, new_key
 
 _EPILOG = """\b
 Examples:

@@ -21,7 +21,7 @@ COMMANDS: Final = {
     "work": ("serve", "Run a worker for the jobs of MODEL..."),
     "submit": ("submit", "Submit a job."),
     "jobs": ("jobs", "List and control jobs."),
-    "queues": ("queues", "List and control job queues."),
+    "queues": ("jobs", "List and control job queues."),
     "init": ("init", "Create a model project with a test."),
     "keys": ("keys", "Create API keys of models and jobs."),
     "completion": ("main", "Print the completion script of a shell."),

@@ -6,9 +6,8 @@ import click
 import orjson
 from rich.text import Text
 
-from headrace.cli.commands import DefaultListGroup, examples
+from headrace.cli.commands import DefaultListGroup, examples, open_server, run_server_command, server_options
 from headrace.cli.responses import plain_table, print_table, printable
-from headrace.cli.servers import open_server, run_server_command, server_options
 from headrace.client.model_server import ModelAddress
 from headrace.core.errors import ConfigError
 from headrace.protocols.oip_documents import encode_listing

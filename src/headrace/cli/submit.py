@@ -7,7 +7,7 @@ from typing import Any, get_args
 import click
 import orjson
 
-from headrace.cli.commands import complete_files
+from headrace.cli.commands import JOB_SERVER_OPTIONS, complete_files, run_job_command
 from headrace.cli.job_display import (
     exit_status,
     fetch_result,
@@ -15,7 +15,6 @@ from headrace.cli.job_display import (
     print_job_json,
 )
 from headrace.cli.options import key_values, name_value_pairs
-from headrace.cli.servers import JOB_SERVER_OPTIONS, run_job_command
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import Kind
 from headrace.reports.report import one_line

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from headrace.client.retry import HttpResponse
+from headrace.core.clock import TransientFault
 from headrace.core.errors import EndpointError, MissingExtraError
-from headrace.core.retry import TransientFault
 
 try:
     import aiohttp

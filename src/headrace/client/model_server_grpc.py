@@ -22,8 +22,11 @@ from headrace.core.errors import (
 from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.protocols.oip_grpc import client as wire
+from headrace.protocols.oip_documents import ERROR_KIND
 from headrace.protocols.oip_grpc.messages import encode_message
+from headrace.protocols.oip_grpc.requests import DIALECT_KEY, encode_request
+from headrace.protocols.oip_grpc.responses import decode_response
+from headrace.protocols.oip_grpc.server_info import decode_index, decode_metadata, decode_statistics
 
 try:
     import grpc as _grpc
@@ -104,7 +107,7 @@ class GrpcServerClient(ModelServerClient):
     @override
     async def metadata(self, model: ModelAddress) -> ModelMetadata:
         message = encode_message("ModelMetadataRequest", name=model.name, version=model.version)
-        metadata = await self._call("ModelMetadata", message, wire.decode_metadata)
+        metadata = await self._call("ModelMetadata", message, decode_metadata)
         self._datatypes = {s.name: s.datatype for s in metadata.inputs}
         return metadata
 
@@ -112,13 +115,13 @@ class GrpcServerClient(ModelServerClient):
     async def infer(self, model: ModelAddress, request: InferRequest, *, binary: bool) -> InferResponse:
         """Return the response to a request. Tensors always travel as raw bytes."""
         del binary
-        return await self._call("ModelInfer", self._request(model, request), wire.decode_response)
+        return await self._call("ModelInfer", self._request(model, request), decode_response)
 
     @override
     async def stream(self, model: ModelAddress, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
         method = f"{_SERVICE}ModelStreamInfer"
         call = self._channel.stream_stream(method)(
-            iter((self._request(model, request),)), metadata=(*self._metadata, wire.STREAM_DIALECT)
+            iter((self._request(model, request),)), metadata=(*self._metadata, (DIALECT_KEY, "mlserver"))
         )
         try:
             while True:
@@ -126,7 +129,7 @@ class GrpcServerClient(ModelServerClient):
                     response = await call.read()
                 if response is aio.EOF:
                     return
-                yield self._decode(response, wire.decode_response)
+                yield self._decode(response, decode_response)
         except TimeoutError as error:
             raise self._timeout_error() from error
         except aio.AioRpcError as error:
@@ -136,9 +139,7 @@ class GrpcServerClient(ModelServerClient):
 
     @override
     async def index(self) -> tuple[ModelIndexEntry, ...]:
-        return await self._call(
-            "RepositoryIndex", encode_message("RepositoryIndexRequest"), wire.decode_index
-        )
+        return await self._call("RepositoryIndex", encode_message("RepositoryIndexRequest"), decode_index)
 
     @override
     async def load(self, model: str) -> None:
@@ -155,7 +156,7 @@ class GrpcServerClient(ModelServerClient):
     @override
     async def statistics(self, model: str = "") -> tuple[ModelStatistics, ...]:
         message = encode_message("ModelStatisticsRequest", name=model)
-        return await self._call("ModelStatistics", message, wire.decode_statistics)
+        return await self._call("ModelStatistics", message, decode_statistics)
 
     @override
     async def sequences(self, model: ModelAddress, *, limit: int) -> SequenceListing:
@@ -166,7 +167,7 @@ class GrpcServerClient(ModelServerClient):
         raise _rest_only_error(model, id)
 
     def _request(self, model: ModelAddress, request: InferRequest) -> bytes:
-        return wire.encode_request(model.name, model.version, request, datatypes=self._datatypes)
+        return encode_request(model.name, model.version, request, datatypes=self._datatypes)
 
     async def _call(self, method: str, message: bytes, decode: Callable[[bytes], _T]) -> _T:
         assert self._channel is not None, "the connection is not open"
@@ -208,4 +209,4 @@ def _rest_only_error(*_: object) -> UnsupportedError:
 
 def _is_sequence_error(error: Any) -> bool:
     """Return True if a sequence has lost its state: a retry would not restore it."""
-    return any(key == wire.ERROR_KIND for key, _ in error.trailing_metadata() or ())
+    return any(key == ERROR_KIND for key, _ in error.trailing_metadata() or ())

@@ -14,8 +14,8 @@ from typing_extensions import override
 from headrace.client.connection_pool import HttpConnectionPool, HttpRequest
 from headrace.client.model_server import ModelAddress, ModelServerClient
 from headrace.client.retry import HttpResponse
+from headrace.core.clock import TransientFault
 from headrace.core.errors import DataError, EndpointError, EndpointRefusedError, EndpointUnavailableError
-from headrace.core.retry import TransientFault
 from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata

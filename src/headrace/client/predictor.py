@@ -18,7 +18,7 @@ from typing_extensions import override
 from headrace.client.connection_pool import HttpConnectionPool
 from headrace.client.retry import CircuitBreaker
 from headrace.client.retrying_client import RetryingClient
-from headrace.core.clock import Clock, SystemClock
+from headrace.core.clock import Clock, RetryPolicy, SystemClock
 from headrace.core.errors import (
     DeadlineError,
     EndpointError,
@@ -27,7 +27,6 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.core.predictor import Predictor, PredictorStatistics, complete_future
-from headrace.core.retry import RetryPolicy
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 
 _log = logging.getLogger("headrace.client")

@@ -21,9 +21,8 @@ from headrace.client.retry import (
     classify_response,
     describe_refusal,
 )
-from headrace.core.clock import Clock
+from headrace.core.clock import Clock, RetryPolicy, TransientFault, retry_after_s
 from headrace.core.errors import EndpointRefusedError, EndpointUnavailableError
-from headrace.core.retry import RetryPolicy, TransientFault, retry_after_s
 from headrace.protocols.oip_documents import decode_error
 
 _log = logging.getLogger("headrace.client")

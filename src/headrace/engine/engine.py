@@ -13,7 +13,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from headrace.checkpoints.open import open_store
+from headrace.checkpoints import open_store
 from headrace.checkpoints.store import KEEP_MS, CheckpointStore
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
@@ -111,8 +111,7 @@ class Engine(Predictor):
         settings = serving or ServeSettings(
             instances=instances, isolation="thread", warm_up=warm_up, sequences=sequences or {}
         )
-        # One running and one waiting request per instance, and one for the instance that is free
-        # first.
+        # One running and one waiting request per instance, and one for the instance that is free first.
         limit = 2 * settings.instances + 1 if in_flight_max is None else in_flight_max
         if limit < 1:
             raise ConfigError(f"model {name}: in_flight_max must be 1 or more, not {limit}")
@@ -328,10 +327,7 @@ class Engine(Predictor):
         return () if sequences is None else sequences.sequences(limit)
 
     def cancel_sequence(self, id: str) -> bool:
-        """End the sequence of this id and cancel its waiting requests. Return True if it was live.
-
-        Any thread.
-        """
+        """End a sequence and cancel its waiting requests, in any thread. Return True if it was live."""
         session = self._session
         if session.sequences is None or not session.sequences.cancel(id):
             return False

@@ -7,9 +7,8 @@ from functools import partial
 from typing import Final
 
 from headrace.batching.adaptive import WaitCondition
-from headrace.core.clock import Clock
+from headrace.core.clock import Clock, RetryPolicy
 from headrace.core.errors import ConfigError, InstanceLostError, StoppedError
-from headrace.core.retry import RetryPolicy
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.batch_caller import BatchCaller

@@ -96,7 +96,7 @@ class ServeSettings:
         ),
     ] = None
     """States of a model with a `step` are saved after each step, so that sequences outlive their
-    process; see `headrace.checkpoints.open`.
+    process; see `headrace.checkpoints`.
     """
     warm_up: Annotated[bool, Setting("Make the first, slow call before the model is ready.")] = True
 

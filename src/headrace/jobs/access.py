@@ -18,15 +18,17 @@ A path in ``inputs`` or ``outputs`` opens that folder of the server to this key.
 reachable one. The keys themselves are not stored.
 """
 
+import hashlib
+import hmac
 import re
+import secrets
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, cast
 
-from headrace.core.api_key import KeyRing, format_digest, parse_digest
-from headrace.core.errors import ConfigError, ForbiddenError, LimitError, QueueFullError
+from headrace.core.errors import ConfigError, ForbiddenError, LimitError, QueueFullError, UnauthenticatedError
 from headrace.jobs.outbound import OutboundPolicy
 from headrace.jobs.paths import ALLOW_NOTHING, UriAllowList
 
@@ -37,10 +39,40 @@ DIGESTS_MAX: Final = 2
 QUOTA_RETRY_AFTER_S: Final = 10.0
 """The suggested retry delay of a tenant with an exhausted quota; the actual time is unknown."""
 
+KEY_CHARS_MIN: Final = 16
+KEY_PREFIX: Final = "hr_"
+"""Prefix of every generated key, by which leaked keys can be recognised."""
+_KEY_BYTES: Final = 24
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PLAIN_PREFIX: Final = re.compile(r"[a-z0-9]+://[A-Za-z0-9._/=-]{1,200}/")
 """Prefixes that a shell, a message and a TOML file show unchanged."""
 _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def new_key() -> str:
+    """Return a new random key: 192 random bits after `KEY_PREFIX`."""
+    return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+
+
+def hash_key(key: str) -> bytes:
+    """Return the SHA-256 digest of a key.
+
+    Salts and slow hashes protect passwords that people choose; these keys are random.
+    """
+    # Surrogates come from headers that are not UTF-8. Such a key is unknown, not an error.
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def format_digest(digest: bytes) -> str:
+    """Return a digest as text for files: ``sha256:`` and 64 hexadecimal digits."""
+    return f"sha256:{digest.hex()}"
+
+
+def parse_digest(text: str) -> bytes | None:
+    """Return the digest of a `format_digest` text in lower case, or None for any other text."""
+    match = _DIGEST.fullmatch(text)
+    return bytes.fromhex(match[1]) if match else None
 
 
 class Scope(StrEnum):
@@ -179,7 +211,7 @@ ANONYMOUS_KEY: Final = ApiKey(name="", tenant="", scopes=frozenset(Scope))
 
 
 class Access:
-    """The authentication of clients.
+    """The authentication of clients, by the keys' digests.
 
     Without keys every client is `anonymous`. Immutable, thread-safe.
     """
@@ -187,20 +219,34 @@ class Access:
     def __init__(
         self, keys: Mapping[bytes, ApiKey] | None = None, *, anonymous: ApiKey = ANONYMOUS_KEY
     ) -> None:
-        self._keys = KeyRing(keys or {})
+        self._keys = {digest: (digest, key) for digest, key in (keys or {}).items()}
         self._anonymous = anonymous
         self.open = not keys
         """True if no key is required."""
 
     def check(self, authorization: str | None, *scopes: Scope) -> ApiKey:
-        """Return the key of an ``Authorization`` header.
+        """Return the key of an ``Authorization`` header, ``Bearer KEY``.
 
-        Raise UnauthenticatedError for an unknown key, and ForbiddenError if it has none of the
-        scopes.
+        Raises:
+            UnauthenticatedError: The header has no known key. The message never quotes the key.
+            ForbiddenError: The key has none of the scopes.
         """
-        key = self._anonymous if self.open else self._keys.find(authorization)
+        key = self._anonymous if self.open else self._find(authorization)
         key.require(*scopes)
         return key
+
+    def _find(self, authorization: str | None) -> ApiKey:
+        if not authorization:
+            raise UnauthenticatedError("the API key is missing: send it as Authorization: Bearer KEY")
+        scheme, _, key = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise UnauthenticatedError("the Authorization header has no key: send Bearer KEY")
+        digest = hash_key(key.strip())
+        # Lookup by digest keeps the timing independent of the key. The second comparison is a precaution.
+        found = self._keys.get(digest)
+        if found is None or not hmac.compare_digest(found[0], digest):
+            raise UnauthenticatedError("unknown API key")
+        return found[1]
 
 
 def parse_keys(text: str, where: str, *, reserved: Iterable[str] = ()) -> dict[bytes, ApiKey]:

@@ -16,10 +16,9 @@ from typing import Any, Final
 import orjson
 from typing_extensions import override
 
-from headrace.core.clock import Clock, SystemClock
+from headrace.core.clock import Clock, RetryPolicy, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError, MissingExtraError
 from headrace.core.predictor import Service
-from headrace.core.retry import RetryPolicy
 from headrace.jobs.notify import (
     CANCELLED,
     COMPLETED,

@@ -35,7 +35,7 @@ from math import ceil
 from typing import Final
 
 from headrace.core import errors as e
-from headrace.core.retry import RetryPolicy
+from headrace.core.clock import RetryPolicy
 
 RETRY_AFTER_MAX_S: Final = 3600.0
 """The longest delay, whatever a server requests."""

@@ -31,6 +31,8 @@ BACKEND: Final = "headrace"
 LIMIT_DEFAULT: Final = 1000
 """Number of listed sequences without the parameter ``limit``."""
 LIMIT_MAX: Final = 100_000
+ERROR_KIND: Final = "headrace-error-kind"
+"""The key of gRPC's trailing metadata with the kind of a sequence error."""
 ERROR_CHARS_MAX: Final = 2000
 """Limit of the characters of an error's text. An HTML page is longer."""
 

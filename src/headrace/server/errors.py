@@ -45,7 +45,7 @@ from math import ceil
 from typing import Any, Final
 
 from headrace.core import errors as e
-from headrace.protocols.oip_documents import encode_error
+from headrace.protocols.oip_documents import ERROR_KIND, encode_error
 
 _log = logging.getLogger("headrace.server")
 
@@ -58,8 +58,6 @@ LEDGER_UNAVAILABLE: Final = (
     "the job ledger does not respond: retry later; a submission with an idempotency key is queued once, "
     "however often it is sent"
 )
-ERROR_KIND: Final = "headrace-error-kind"
-"""The key of the trailing metadata with the kind of a sequence error."""
 INTERNAL_ERROR: Final = 500
 NOT_FOUND: Final = 404
 METHOD_NOT_ALLOWED: Final = 405

@@ -16,15 +16,14 @@ from typing import Final
 from headrace.core.errors import ConfigError, DataError, ModelContractError, SequenceError
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.jobs.access import Access, ApiKey, Scope
-from headrace.protocols.oip_grpc.requests import GrpcWireRequest, decode_request
+from headrace.protocols.oip_documents import ERROR_KIND
+from headrace.protocols.oip_grpc.requests import DIALECT_KEY, GrpcWireRequest, decode_request
 from headrace.protocols.oip_grpc.responses import encode_response, encode_stream_error, wrap_stream_response
 from headrace.server.dataplane import Dataplane, bf16_outputs
-from headrace.server.errors import ERROR_KIND, status_of
+from headrace.server.errors import status_of
 from headrace.server.listener import GrpcCall, StreamDialect
 from headrace.server.observation import CURRENT, RequestObservation
 
-DIALECT_KEY: Final = "headrace-stream-dialect"
-"""The key of the call metadata that selects the format of one stream."""
 CANCEL_NOTICE_S: Final = 0.005
 """The seconds between the end of the messages of a cancelled call and the cancellation. gRPC
 transports report the end first, and a sequence that ends with its stream must know the difference.

@@ -22,6 +22,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from headrace.core.clock import TransientFault
 from headrace.core.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -31,7 +32,6 @@ from headrace.core.errors import (
     NotFoundError,
     StorageError,
 )
-from headrace.core.retry import TransientFault
 from headrace.storage.cloud_credentials import (
     AwsSettings,
     CredentialSource,

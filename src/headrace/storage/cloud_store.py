@@ -16,6 +16,7 @@ from typing import IO, Literal
 import orjson
 from typing_extensions import override
 
+from headrace.core.clock import TransientFault
 from headrace.core.errors import (
     AlreadyExistsError,
     ChangedError,
@@ -23,7 +24,6 @@ from headrace.core.errors import (
     StorageError,
     UnavailableError,
 )
-from headrace.core.retry import TransientFault
 from headrace.storage.cloud import Bucket, Entry, RangeIgnoredError
 from headrace.storage.contract import ObjectInfo, Store, UrlSigner, Writer
 from headrace.storage.multipart import PartWriter

@@ -19,8 +19,8 @@ from urllib.error import HTTPError, URLError
 
 from typing_extensions import override
 
+from headrace.core.clock import TransientFault, retry_after_s
 from headrace.core.errors import AccessDeniedError, ChangedError, ConfigError, NotFoundError, StorageError
-from headrace.core.retry import TransientFault, retry_after_s
 from headrace.storage.contract import ObjectInfo, Store, Writer
 from headrace.storage.retry import Retrier
 from headrace.storage.uri import parse

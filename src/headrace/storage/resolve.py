@@ -11,9 +11,8 @@ from typing import Self
 
 from typing_extensions import override
 
-from headrace.core.clock import Clock, SystemClock
+from headrace.core.clock import Clock, RetryPolicy, SystemClock
 from headrace.core.errors import AlreadyExistsError, ChangedError, NotFoundError
-from headrace.core.retry import RetryPolicy
 from headrace.storage.contract import ObjectInfo, Store, Writer
 from headrace.storage.http import HttpStore
 from headrace.storage.local import LocalStore

@@ -11,9 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from headrace.core.clock import Clock
+from headrace.core.clock import Clock, RetryPolicy, TransientFault
 from headrace.core.errors import UnavailableError
-from headrace.core.retry import RetryPolicy, TransientFault
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("headrace.storage")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from headrace.core.clock import RetryPolicy
 from headrace.core.errors import (
     ChangedError,
     ConfigError,
@@ -10,7 +11,6 @@ from headrace.core.errors import (
     StorageError,
     UnavailableError,
 )
-from headrace.core.retry import RetryPolicy
 from headrace.jobs.outbound import OutboundPolicy, OutboundTimeouts, parse_network
 from headrace.jobs.outbound.client import InputStore, OutboundClient
 from headrace.storage.retry import Retrier

@@ -16,9 +16,9 @@ from headrace.core.statistics import (
     ModelStatistics,
 )
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
-from headrace.protocols.oip_grpc import client, server_info
-from headrace.protocols.oip_grpc.requests import decode_request
-from headrace.protocols.oip_grpc.responses import encode_response
+from headrace.protocols.oip_grpc import server_info
+from headrace.protocols.oip_grpc.requests import decode_request, encode_request
+from headrace.protocols.oip_grpc.responses import decode_response, encode_response
 
 NUMBERS = [
     np.float64,
@@ -47,7 +47,7 @@ def as_bytes(array):
 def test_request_round_trips(array, parameters):
     parameters = {k: v for k, v in parameters.items() if k not in ("priority", "timeout")}
     sent = InferRequest((Tensor("x", array),), "q", ("y",), parameters)
-    wire = decode_request(client.encode_request("m", "2", sent), now=0.0)
+    wire = decode_request(encode_request("m", "2", sent), now=0.0)
     got = wire.request
     assert (wire.model, wire.version, wire.raw, got.id, got.outputs) == ("m", "2", True, "q", ("y",))
     assert got["x"].shape == array.shape
@@ -57,7 +57,7 @@ def test_request_round_trips(array, parameters):
 
 def test_bf16_is_sent_as_bf16():
     sent = InferRequest((Tensor("x", np.array([1.5, -2], np.float32)),))
-    data = client.encode_request("m", "", sent, datatypes={"x": "BF16"})
+    data = encode_request("m", "", sent, datatypes={"x": "BF16"})
     assert b"BF16" in data
     assert decode_request(data, now=0.0).request["x"].tolist() == [1.5, -2]
 
@@ -65,7 +65,7 @@ def test_bf16_is_sent_as_bf16():
 @given(NUMERIC | TEXT, st.booleans())
 def test_response_is_decoded_raw_and_typed(array, raw):
     sent = InferResponse((Tensor("y", array),), "m", "3", "q", {"tokens": 7})
-    got = client.decode_response(encode_response(sent, raw=raw))
+    got = decode_response(encode_response(sent, raw=raw))
     assert (got.model_name, got.model_version, got.id, got.parameters) == ("m", "3", "q", {"tokens": 7})
     np.testing.assert_equal(as_bytes(got["y"]), as_bytes(array))
 
@@ -74,20 +74,20 @@ def test_server_documents_are_decoded():
     metadata = ModelMetadata(
         "m", "2", "onnx", (TensorSpec("x", "FP32", (-1, 3)),), (TensorSpec("y", "BYTES", (-1,)),)
     )
-    assert client.decode_metadata(server_info.encode_metadata(metadata, ("1", "2"))) == metadata
+    assert server_info.decode_metadata(server_info.encode_metadata(metadata, ("1", "2"))) == metadata
     entries = (
         ModelIndexEntry("a", "1", ModelState.READY),
         ModelIndexEntry("b", "1", ModelState.UNAVAILABLE, "no weights"),
     )
-    assert client.decode_index(server_info.encode_index(entries, "inference")) == entries
+    assert server_info.decode_index(server_info.encode_index(entries, "inference")) == entries
     statistics = ModelStatistics(
         "m", "1", rows=5, calls=2, success=Duration(3, 4000), queue=Duration(3, 5),
         batches=(BatchStatistics(2, Duration(1, 9)),),
     )  # fmt: skip
-    assert client.decode_statistics(server_info.encode_statistics([statistics])) == (statistics,)
+    assert server_info.decode_statistics(server_info.encode_statistics([statistics])) == (statistics,)
 
 
-@for_each("decode", [client.decode_response, client.decode_metadata, client.decode_statistics])
+@for_each("decode", [decode_response, server_info.decode_metadata, server_info.decode_statistics])
 def test_malformed_messages_are_refused(decode):
     with pytest.raises(DataError, match=r"not a \w+ message"):
         decode(b"\xff\xff\xff")

@@ -15,8 +15,7 @@ from typing import Final, Protocol, TypeVar
 
 import orjson
 
-from headrace.core.clock import Clock
-from headrace.core.retry import RetryPolicy
+from headrace.core.clock import Clock, RetryPolicy
 from headrace.jobs.brokers import WakeupBrokerStatistics
 
 KEEP_ALIVE_S = 10.0

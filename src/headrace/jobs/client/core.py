@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import orjson
 
-from headrace.core.clock import Clock, SystemClock
+from headrace.core.clock import Clock, RetryPolicy, SystemClock, retry_after_s
 from headrace.core.errors import (
     DeadlineError,
     EndpointRefusedError,
@@ -24,7 +24,6 @@ from headrace.core.errors import (
     JobNotFoundError,
     QueueClosedError,
 )
-from headrace.core.retry import RetryPolicy, retry_after_s
 from headrace.jobs.client.messages import (
     INLINE_BYTES_MAX,
     UNSET,

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from headrace.core.clock import Clock, SystemClock
+from headrace.core.clock import Clock, RetryPolicy, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Service
-from headrace.core.retry import RetryPolicy
 from headrace.jobs.notify import DeliveryResult, Notifier, RetryLater
 from headrace.jobs.notify.delivery import Claim, DeliveryPolicy, Outbox, decide
 

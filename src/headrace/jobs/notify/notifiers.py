@@ -21,8 +21,8 @@ from urllib.parse import quote
 import orjson
 from typing_extensions import override
 
+from headrace.core.clock import retry_after_s
 from headrace.core.errors import ConfigError, RefusedAddressError
-from headrace.core.retry import retry_after_s
 from headrace.core.settings import Setting, check
 from headrace.jobs.notify import (
     Delivered,

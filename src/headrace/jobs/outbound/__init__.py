@@ -26,8 +26,8 @@ from ipaddress import (
 )
 from typing import Annotated, Final
 
+from headrace.core.clock import TransientFault
 from headrace.core.errors import ConfigError, RefusedAddressError
-from headrace.core.retry import TransientFault
 from headrace.core.settings import Setting
 
 Address = IPv4Address | IPv6Address

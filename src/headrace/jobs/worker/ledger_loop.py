@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headrace.core.clock import Clock
+from headrace.core.clock import Clock, RetryPolicy
 from headrace.core.errors import JobLedgerUnavailableError
-from headrace.core.retry import RetryPolicy
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, Settlement
 from headrace.jobs.ledger import ClaimRequest, JobLedger, SettleAndClaimReply
 from headrace.jobs.state import Cause, JobState

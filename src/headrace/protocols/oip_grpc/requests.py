@@ -1,15 +1,16 @@
-"""ModelInferRequest messages to requests, with typed or raw contents.
+"""ModelInferRequest messages to requests, with typed or raw contents, and requests to raw messages.
 
-Input: the bytes of a message. Output: a request, its model and options. Messages are checked before
-any array is made of them. Every malformed message is a `DataError` that names the tensor and the
+A decoded message is a request, its model and options. Messages are checked before any array is made
+of them. Every malformed message is a `DataError` that names the tensor and the
 defect.
 """
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
+import orjson
 
 from headrace.core.errors import DataError, UnsupportedError
 from headrace.core.sequence import may_omit_inputs
@@ -18,6 +19,7 @@ from headrace.core.tensor import (
     Array,
     InferRequest,
     Tensor,
+    datatype_of,
     dtype_of,
     little_endian,
     text_array,
@@ -26,10 +28,13 @@ from headrace.protocols.oip_grpc.messages import message_class, parse_message
 from headrace.protocols.tensors import (
     DIMENSIONS_MAX,
     array_from_binary,
+    binary_values,
     validate_datatype,
     validate_shape,
 )
 
+DIALECT_KEY: Final = "headrace-stream-dialect"
+"""The key of the call metadata that selects the form of a stream's messages: ``mlserver`` or ``triton``."""
 TENSORS_MAX: Final = 1024
 """Limit of a message's inputs, and of its requested outputs."""
 PARAMETERS_MAX: Final = 1024
@@ -213,6 +218,42 @@ def decode_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def set_parameters(target: Any, parameters: Mapping[str, Any]) -> None:
+    """Write parameters into a map of InferParameter.
+
+    Values without a type of their own (lists, mappings, numbers beyond 64 bits) are sent as JSON
+    text. None is left out.
+
+    Raises:
+        DataError: A value cannot be encoded even as JSON; the message names the parameter.
+    """
+    for name, value in parameters.items():
+        if value is None:
+            continue
+        field, sent = _parameter(name, value)
+        try:
+            setattr(target[name], field, sent)
+        except (TypeError, ValueError, UnicodeError) as error:
+            raise DataError(f"parameter {name!r} cannot be written: {error}") from None
+
+
+def _parameter(name: str, value: Any) -> tuple[str, Any]:
+    if isinstance(value, np.generic):
+        value = cast("Any", value).item()
+    if isinstance(value, bool):
+        return "bool_param", value
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
+        return ("int64_param" if value < 1 << 63 else "uint64_param"), value
+    if isinstance(value, float):
+        return "double_param", value
+    if isinstance(value, str):
+        return "string_param", value
+    try:
+        return "string_param", orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    except TypeError as error:
+        raise DataError(f"parameter {name!r} cannot be written: {error}") from None
+
+
 def _count(parameters: dict[str, Any], name: str) -> int:
     """Remove a parameter and return its whole number, 0 if absent."""
     value: object = parameters.pop(name, 0)
@@ -355,3 +396,25 @@ def _distinct(tensors: list[Tensor]) -> tuple[Tensor, ...]:
 
 def _no_shared_memory() -> UnsupportedError:
     return UnsupportedError("shared memory is not offered: send the tensors in raw_input_contents")
+
+
+def encode_request(
+    model: str, version: str, request: InferRequest, *, datatypes: Mapping[str, str] | None = None
+) -> bytes:
+    """Return the bytes of a ModelInferRequest, without the request's deadline and priority.
+
+    `datatypes` holds the datatypes that the model declares, by input name. Only BF16 needs it:
+    numpy has no such type. Raises DataError for a value that the protocol cannot carry.
+    """
+    message = _REQUEST(model_name=model, model_version=version, id=request.id)
+    set_parameters(message.parameters, request.parameters)
+    for name in request.outputs:
+        message.outputs.add(name=name)
+    for tensor in request.inputs:
+        datatype = datatype_of(tensor.data.dtype)
+        if datatypes and datatypes.get(tensor.name) == "BF16" and tensor.data.dtype.name == "float32":
+            datatype = "BF16"
+        message.inputs.add(name=tensor.name, datatype=datatype, shape=tensor.data.shape)
+        values = binary_values(tensor.name, datatype, tensor.data)
+        message.raw_input_contents.append(values if isinstance(values, bytes) else values.tobytes())
+    return message.SerializeToString()

@@ -1,15 +1,12 @@
-"""Responses to ModelInferResponse messages, raw or typed, and to Triton's wrapped form for streams."""
+"""Responses to and from ModelInferResponse messages, raw or typed; Triton's wrapped form for streams."""
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import numpy as np
-import orjson
-
-from headrace.core.errors import DataError
 from headrace.core.tensor import InferResponse, Tensor, datatype_of
-from headrace.protocols.oip_grpc.messages import encode_message, message_class
+from headrace.protocols.oip_grpc.messages import encode_message, message_class, parse_message
+from headrace.protocols.oip_grpc.requests import decode_parameters, decode_tensors, set_parameters
 from headrace.protocols.tensors import binary_values, byte_elements
 
 FINAL_RESPONSE: Final = "triton_final_response"
@@ -140,42 +137,6 @@ def encode_stream_error(
     return message.SerializeToString()
 
 
-def set_parameters(target: Any, parameters: Mapping[str, Any]) -> None:
-    """Write parameters into a map of InferParameter.
-
-    Values without a type of their own (lists, mappings, numbers beyond 64 bits) are sent as JSON
-    text. None is left out.
-
-    Raises:
-        DataError: A value cannot be encoded even as JSON; the message names the parameter.
-    """
-    for name, value in parameters.items():
-        if value is None:
-            continue
-        field, sent = _parameter(name, value)
-        try:
-            setattr(target[name], field, sent)
-        except (TypeError, ValueError, UnicodeError) as error:
-            raise DataError(f"parameter {name!r} cannot be written: {error}") from None
-
-
-def _parameter(name: str, value: Any) -> tuple[str, Any]:
-    if isinstance(value, np.generic):
-        value = cast("Any", value).item()
-    if isinstance(value, bool):
-        return "bool_param", value
-    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
-        return ("int64_param" if value < 1 << 63 else "uint64_param"), value
-    if isinstance(value, float):
-        return "double_param", value
-    if isinstance(value, str):
-        return "string_param", value
-    try:
-        return "string_param", orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
-    except TypeError as error:
-        raise DataError(f"parameter {name!r} cannot be written: {error}") from None
-
-
 def _datatype(tensor: Tensor, datatypes: Mapping[str, str] | None) -> str:
     dtype = tensor.data.dtype
     if datatypes and datatypes.get(tensor.name) == "BF16" and dtype.name in ("uint16", "float32"):
@@ -208,3 +169,16 @@ def _varint(number: int) -> bytes:
         number >>= 7
     made.append(number)
     return bytes(made)
+
+
+def decode_response(data: bytes) -> InferResponse:
+    """Return the response of a ModelInferResponse. BF16 becomes float32, BYTES elements are bytes."""
+    message = parse_message(_RESPONSE, data)
+    outputs = decode_tensors(message.outputs, message.raw_output_contents) if message.outputs else ()
+    return InferResponse(
+        outputs,
+        message.model_name,
+        message.model_version or None,
+        message.id,
+        decode_parameters(message.parameters),
+    )

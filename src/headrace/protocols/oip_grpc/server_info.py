@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from headrace.core.errors import DataError
-from headrace.core.statistics import Duration, ModelIndexEntry, ModelStatistics
+from headrace.core.statistics import BatchStatistics, Duration, ModelIndexEntry, ModelState, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.protocols.oip_grpc.messages import (
     HEALTH,
@@ -20,6 +20,7 @@ NOT_SERVING: Final = 2
 SERVICE_UNKNOWN: Final = 3
 
 _MODEL_METADATA: Any = message_class("ModelMetadataResponse")
+_INDEX: Any = message_class("RepositoryIndexResponse")
 _STATISTICS: Any = message_class("ModelStatisticsResponse")
 
 
@@ -37,6 +38,23 @@ def encode_metadata(metadata: ModelMetadata, versions: Sequence[str]) -> bytes:
 
 def _shape(spec: TensorSpec) -> tuple[int, ...]:
     return spec.shape or (-1,)
+
+
+def decode_metadata(data: bytes) -> ModelMetadata:
+    """Return a model's metadata: name, last version, platform, and specs of its inputs and outputs."""
+    message = parse_message(_MODEL_METADATA, data)
+    versions = list(message.versions)
+    return ModelMetadata(
+        message.name,
+        versions[-1] if versions else None,
+        message.platform,
+        tuple(map(_spec, message.inputs)),
+        tuple(map(_spec, message.outputs)),
+    )
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    return TensorSpec(tensor.name, tensor.datatype, tuple(max(size, -1) for size in tensor.shape) or None)
 
 
 def encode_statistics(statistics: Iterable[ModelStatistics]) -> bytes:
@@ -65,6 +83,33 @@ def _set_duration(target: Any, duration: Duration) -> None:
     target.count, target.ns = duration.count, duration.ns
 
 
+def decode_statistics(data: bytes) -> tuple[ModelStatistics, ...]:
+    """Return the statistics of a ModelStatisticsResponse. Missing fields are zero."""
+    return tuple(_statistics(entry) for entry in parse_message(_STATISTICS, data).model_stats)
+
+
+def _statistics(entry: Any) -> ModelStatistics:
+    stats = entry.inference_stats
+    return ModelStatistics(
+        entry.name,
+        entry.version,
+        last_inference_ms=entry.last_inference,
+        rows=entry.inference_count,
+        calls=entry.execution_count,
+        success=_duration(stats.success),
+        fail=_duration(stats.fail),
+        queue=_duration(stats.queue),
+        compute_input=_duration(stats.compute_input),
+        compute_infer=_duration(stats.compute_infer),
+        compute_output=_duration(stats.compute_output),
+        batches=tuple(BatchStatistics(b.batch_size, _duration(b.compute_infer)) for b in entry.batch_stats),
+    )
+
+
+def _duration(found: Any) -> Duration:
+    return Duration(found.count, found.ns)
+
+
 def encode_index(entries: Iterable[ModelIndexEntry], package: str) -> bytes:
     """Return the bytes of the RepositoryIndexResponse of `package`."""
     message = message_class("RepositoryIndexResponse", package=package)()
@@ -73,6 +118,16 @@ def encode_index(entries: Iterable[ModelIndexEntry], package: str) -> bytes:
             name=entry.name, version=entry.version, state=entry.state.value, reason=entry.reason
         )
     return message.SerializeToString()
+
+
+def decode_index(data: bytes) -> tuple[ModelIndexEntry, ...]:
+    """Return the index of a model repository. A state that headrace does not know becomes UNKNOWN."""
+    message = parse_message(_INDEX, data)
+    return tuple(ModelIndexEntry(m.name, m.version, _state(m.state), m.reason) for m in message.models)
+
+
+def _state(state: str) -> ModelState:
+    return ModelState(state) if state in ModelState.__members__ else ModelState.UNKNOWN
 
 
 def requested_model(message: Any) -> str:

@@ -1,12 +1,23 @@
 """API keys: randomness, digests, and lookup."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
-from headrace.core.api_key import KEY_PREFIX, KeyRing, format_digest, hash_key, new_key, parse_digest
 from headrace.core.errors import UnauthenticatedError
+from headrace.jobs.access import (
+    ANONYMOUS_KEY,
+    KEY_PREFIX,
+    Access,
+    Scope,
+    format_digest,
+    hash_key,
+    new_key,
+    parse_digest,
+)
 
 KEY = "hr_a-key-for-tests-that-nobody-has"
 
@@ -55,24 +66,24 @@ def test_parse_digest_refuses_other_text(text):
 
 @for_each("header", [f"Bearer {KEY}", f"bearer  {KEY} ", f"BEARER {KEY}"])
 def test_key_is_found_by_its_header(header):
-    ring = KeyRing({hash_key("another"): "other", hash_key(KEY): "ours"})
-    assert ring.find(header) == "ours"
-    assert len(ring) == 2
+    ours = replace(ANONYMOUS_KEY, name="ours")
+    access = Access({hash_key("another"): ANONYMOUS_KEY, hash_key(KEY): ours})
+    assert access.check(header, Scope.READ) is ours
 
 
 @given(st.one_of(st.none(), st.text(), st.text().map(lambda text: f"Bearer {text}")))
 def test_other_headers_are_unauthenticated(header):
-    ring = KeyRing({hash_key(KEY): "ours"})
+    access = Access({hash_key(KEY): ANONYMOUS_KEY})
     with pytest.raises(UnauthenticatedError):
-        ring.find(header)
+        access.check(header)
 
 
 def test_key_with_surrogates_is_unknown():
     with pytest.raises(UnauthenticatedError, match="unknown API key"):
-        KeyRing({hash_key(KEY): "ours"}).find("Bearer \udcff")
+        Access({hash_key(KEY): ANONYMOUS_KEY}).check("Bearer \udcff")
 
 
 def test_error_does_not_quote_the_key():
     with pytest.raises(UnauthenticatedError) as raised:
-        KeyRing({}).find(f"Bearer {KEY}")
+        Access({hash_key("another"): ANONYMOUS_KEY}).check(f"Bearer {KEY}")
     assert KEY not in str(raised.value)
