@@ -54,6 +54,7 @@ _SEVERAL_ADAPTERS = {
     "boto3": "credentials and bucket regions of the object store; AWS queues and notifications of jobs",
     "redis": "a wakeup broker of jobs, and a checkpoint store: each is used without the other",
 }
+_EXTRAS_WITH_FALLBACK = {"fast": "without it orjson and zlib do the same work"}
 
 
 def _git_files() -> list[str]:
@@ -204,7 +205,10 @@ def test_separate_environments_are_pinned(extra, name):
     ],
 )
 def test_every_extra_has_an_adapter_module(extra):
-    """One module (or one package) imports an extra's packages, and names the extra where it is missing."""
+    """One module (or one package) imports an extra's packages, and names the extra where it is missing.
+
+    Nothing is missing where another library does the same work.
+    """
     names_of = importlib.metadata.packages_distributions()
     for text in PYPROJECT["project"]["optional-dependencies"][extra]:
         distribution = canonicalize_name(Requirement(text).name)
@@ -217,6 +221,8 @@ def test_every_extra_has_an_adapter_module(extra):
         adapters = _adapters()[imported]
         assert len(adapters) == 1 or (len(adapters) == 2 and imported in _SEVERAL_ADAPTERS), adapters
         assert [problem for adapter in adapters if (problem := _adapter_problem(adapter, imported))] == []
+    if extra in _EXTRAS_WITH_FALLBACK:
+        return
     named = re.compile(rf'MissingExtraError\(\s*(?:extra=)?"{extra}"')
     assert any(named.search(path.read_text()) for path in SRC.rglob("*.py")), (
         f"nothing says that {extra!r} is missing"
