@@ -10,9 +10,8 @@ import secrets
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 import orjson
@@ -31,7 +30,6 @@ Kind = Literal["infer", "transform", "stream"]
 KINDS: Final[tuple[Kind, ...]] = ("infer", "transform", "stream")
 
 _JOB_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _SPEC: Final = (
     "model", "kind", "queue", "input_uri", "content_type", "accept", "output_uri", "key", "priority",
     "attempts_max", "time_limit_s", "time_to_live_s", "deadline_s", "correlation_id", "tenant",
@@ -92,7 +90,7 @@ class NewJob:
     """
     key: str = ""
     """The KEY in ``KEY.out`` and ``KEY.error``; "" uses the job's id."""
-    options: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Options of the kind; JSON."""
     priority: int = PRIORITY_DEFAULT
     """0 is claimed first, 9 last; jobs of one priority by due time."""
@@ -116,7 +114,7 @@ class NewJob:
     correlation_id: str = ""
     trace: str = ""
     """The client's ``traceparent``."""
-    tags: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
     notify: tuple[Mapping[str, Any], ...] = ()
     """The notification targets, as in `headrace.jobs.notify.subscription`; JSON."""
     tenant: str = ""
@@ -314,9 +312,9 @@ def job_document(job: Job) -> Document:
         "worker_region": job.worker_region,
         **{name: getattr(job, name) for name in _TIMES},
         "cancel_requested": job.cancel_requested,
-        "progress": None if job.progress is None else _document(job.progress),
-        "result": None if job.result is None else _document(job.result),
-        "failure": None if job.failure is None else _document(job.failure),
+        "progress": None if job.progress is None else asdict(job.progress),
+        "result": None if job.result is None else asdict(job.result),
+        "failure": None if job.failure is None else asdict(job.failure),
         "warnings": list(job.warnings),
     }
 
@@ -350,7 +348,7 @@ def read_job(document: Mapping[str, Any]) -> Job:
 
 def history_document(entry: HistoryEntry) -> Document:
     """Return a history entry as JSON."""
-    return _document(entry)
+    return asdict(entry)
 
 
 def read_history(document: Mapping[str, Any]) -> HistoryEntry:
@@ -363,7 +361,7 @@ def change_tag(job: Job) -> str:
     """Return a short tag of the followed parts of a job: equal tags mean that nothing changed."""
     message = "" if job.failure is None else job.failure.message
     parts = (job.lease, job.attempt, job.cancel_requested, job.due_at_ms, job.ended_at_ms, message)
-    progress = None if job.progress is None else _document(job.progress)
+    progress = None if job.progress is None else asdict(job.progress)
     return f"{job.state.value}.{_sum(parts)}.{_sum(progress)}"
 
 
@@ -392,11 +390,6 @@ def _read_result(document: Mapping[str, Any]) -> ResultRef:
 
 def _read_failure(document: Mapping[str, Any]) -> JobFailure:
     return JobFailure(Cause(document["cause"]), document["message"], document["error"], document["uri"])
-
-
-def _document(value: Any) -> Document:
-    """Return a dataclass as JSON, with each field under its own name."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _maybe(document: Any, read: Any) -> Any:

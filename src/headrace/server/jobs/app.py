@@ -249,18 +249,18 @@ async def _result_chunks(api: Api, first: bytes, rest: Iterator[bytes]) -> Async
 
 def _headers(stream: ResultStream) -> Headers:
     # A browser must not render the output of a model as a page.
-    headers = {
-        "content-disposition": "attachment",
-        "x-content-type-options": "nosniff",
-        "cache-control": "no-store",
-        "etag": stream.etag,
-    }
-    if stream.size_bytes is not None:
-        headers["content-length"] = str(stream.size_bytes - stream.start)
-        if stream.start:
-            size = stream.size_bytes
-            headers["content-range"] = f"bytes {stream.start}-{size - 1}/{size}"
-    return [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    headers = [
+        (b"content-disposition", b"attachment"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"cache-control", b"no-store"),
+        (b"etag", stream.etag.encode("latin-1")),
+    ]
+    start, size = stream.start, stream.size_bytes
+    if size is not None:
+        headers.append((b"content-length", b"%d" % (size - start)))
+        if start:
+            headers.append((b"content-range", b"bytes %d-%d/%d" % (start, size - 1, size)))
+    return headers
 
 
 def _check_upload(exchange: Exchange, bytes_max: int) -> None:

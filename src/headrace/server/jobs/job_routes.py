@@ -268,7 +268,7 @@ def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submissi
         trace=exchange.header(b"traceparent") or "",
     )
     query = read_pairs(exchange.query)
-    if any(name == "model" for name, _ in query):
+    if "model" in dict(query):
         return read_raw(body, query, envelope, limits)
     if query:
         raise DataError(
