@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 import orjson
@@ -30,6 +31,7 @@ Kind = Literal["infer", "transform", "stream"]
 KINDS: Final[tuple[Kind, ...]] = ("infer", "transform", "stream")
 
 _JOB_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _SPEC: Final = (
     "model", "kind", "queue", "input_uri", "content_type", "accept", "output_uri", "key", "priority",
     "attempts_max", "time_limit_s", "time_to_live_s", "deadline_s", "correlation_id", "tenant",
@@ -90,7 +92,7 @@ class NewJob:
     """
     key: str = ""
     """The KEY in ``KEY.out`` and ``KEY.error``; "" uses the job's id."""
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     """Options of the kind; JSON."""
     priority: int = PRIORITY_DEFAULT
     """0 is claimed first, 9 last; jobs of one priority by due time."""
@@ -114,7 +116,7 @@ class NewJob:
     correlation_id: str = ""
     trace: str = ""
     """The client's ``traceparent``."""
-    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    tags: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     notify: tuple[Mapping[str, Any], ...] = ()
     """The notification targets, as in `headrace.jobs.notify.subscription`; JSON."""
     tenant: str = ""

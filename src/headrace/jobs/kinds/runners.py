@@ -118,8 +118,9 @@ class InferKind(KindRunner):
         # The error decides about a retry: rows that a model refuses stay refused; an error that it
         # raises may pass.
         response = attempt.wait_for(predictor.submit(request, strict=True), predictor.abandon)
-        datatypes = {spec.name: spec.datatype for spec in predictor.metadata.outputs}
-        body = encode_response(response, binary=wire.binary, datatypes=datatypes)
+        bf16 = {spec.name: "BF16" for spec in predictor.metadata.outputs if spec.datatype == "BF16"}
+        binary = wire.binary if wire.binary_default or wire.binary_by_name else False
+        body = encode_response(response, binary=binary, datatypes=bf16)
         uri = self._paths.attempt(attempt.job.id, attempt.job.lease) + "result.out"
         store = self._stores.for_uri(uri)
         if isinstance(store, LocalStore):

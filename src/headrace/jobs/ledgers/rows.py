@@ -31,7 +31,7 @@ _DELETES: Final = tuple(map(read_statement, ("delete_jobs", "delete_history", "d
 _AT: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _spec_values: Final = itemgetter(*(_AT[name] for name in SPEC_COLUMNS))
 _IN_SPEC: Final = frozenset(f.name for f in fields(NewJob)) - {"id", "idempotency_key", *SPEC_COLUMNS}
-_DEFAULTS: Final = asdict(NewJob())
+_DEFAULTS: Final = asdict(NewJob(options={}, tags={}))
 _KNOWN: Final = {
     kind: frozenset(f.name for f in fields(kind)) for kind in (JobProgress, ResultRef, JobFailure)
 }
@@ -169,7 +169,7 @@ def dump_spec(new: NewJob) -> str:
         if isinstance(value, Mapping):
             value = dict(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         elif name == "notify":
-            value = tuple(dict(target) for target in new.notify)
+            value = tuple(map(dict, new.notify))
         if value != _DEFAULTS[name]:
             values[name] = value
     return dump(values) or "{}"

@@ -198,7 +198,7 @@ class Heartbeats:
     """The heartbeats of a worker. One thread runs `run`; any thread may call the other methods.
 
     If the ledger does not respond, attempts continue: their outcome counts unless another worker
-    has taken the job. But no more jobs are claimed (`overdue`).
+    has taken the job. But no more jobs are claimed (`may_claim`).
 
     Args:
         ledger: The ledger.
@@ -240,12 +240,10 @@ class Heartbeats:
 
     # Any thread
 
-    @property
-    def overdue(self) -> bool:
-        """True if the last heartbeat is so old that leases may be lost: claim no more jobs."""
-        return (
-            len(self._running_jobs) > 0 and self._clock.now() - self._answered_s > self._settings.lease_s / 2
-        )
+    def may_claim(self) -> bool:
+        """Return False if the last heartbeat is so old that leases may be lost: claim no more jobs."""
+        late_s = self._clock.now() - self._answered_s
+        return late_s <= self._settings.lease_s / 2 or not len(self._running_jobs)
 
     def attempt_began(self, limit_s: float | None) -> None:
         """Note that an attempt began; its time limit ends at `limit_s` on this worker's clock."""

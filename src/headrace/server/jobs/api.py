@@ -17,7 +17,7 @@ from headrace.jobs.job import Job
 from headrace.jobs.ledger import SubmitReply
 from headrace.jobs.service import JobService
 from headrace.jobs.submission import Submission
-from headrace.server.http import JSON, Exchange
+from headrace.server.http import JSON, Exchange, Headers
 from headrace.server.routes import QUEUE_NAME
 
 DOCUMENT_BYTES_MAX: Final = 1 << 20
@@ -158,8 +158,7 @@ async def respond_json(
     exchange: Exchange,
     document: Mapping[str, Any],
     status: int = 200,
-    headers: Mapping[bytes, str] | None = None,
+    headers: Headers = (),
 ) -> None:
     """Send a JSON document."""
-    extra = [(name, value.encode("latin-1")) for name, value in (headers or {}).items()]
-    await exchange.respond(status, orjson.dumps(document), JSON, extra)
+    await exchange.respond(status, orjson.dumps(document), JSON, headers)

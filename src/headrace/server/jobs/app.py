@@ -213,7 +213,7 @@ class PayloadHandlers:
         upload = await self._run(self._service.begin_upload, exchange.client)
         url = upload.url or f"/v1/uploads/{upload.id}"
         document = {"id": upload.id, "method": "PUT", "url": url, "expires_in_s": upload.expires_s}
-        await respond_json(exchange, document, 201, {b"location": url})
+        await respond_json(exchange, document, 201, [(b"location", url.encode("latin-1"))])
 
     @route(
         "PUT",
