@@ -19,7 +19,7 @@ from headrace.jobs.ledgers.database import (
     Transaction,
     read_statement,
 )
-from headrace.jobs.state import Cause, JobEvent, JobState, next_state
+from headrace.jobs.state import TRANSITIONS, Cause, JobEvent, JobState
 
 _BY_ID: Final = read_statement("jobs_by_id")
 _BY_ID_LOCKED: Final = read_statement("jobs_by_id_locked")
@@ -77,7 +77,7 @@ def change(
 
     Raise AssertionError for an impossible event.
     """
-    state = next_state(job.state, event)
+    state = TRANSITIONS.get((job.state, event))
     if state is None:
         raise AssertionError(f"job {job.id}: {event.value} is impossible in state {job.state.value}")
     return Change(job, event, replace(job, state=state, **values), due_in_ms, restart_times, note)

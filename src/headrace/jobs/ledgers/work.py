@@ -49,11 +49,11 @@ from headrace.jobs.ledgers.rows import (
     read_jobs,
     write_changes,
 )
-from headrace.jobs.state import WORKER_LOST_RULE, Cause, JobEvent, JobState, next_state, source_states
+from headrace.jobs.state import TRANSITIONS, WORKER_LOST_RULE, Cause, JobEvent, JobState, source_states
 
 # `claim.sql` makes these transitions itself.
 assert source_states(JobEvent.CLAIM) == {JobState.PENDING}
-assert next_state(JobState.PENDING, JobEvent.CLAIM) is JobState.RUNNING
+assert TRANSITIONS[JobState.PENDING, JobEvent.CLAIM] is JobState.RUNNING
 
 _CLAIM: Final = read_statement("claim")
 _CLAIM_NEAR: Final = read_statement("claim_near")

@@ -188,7 +188,7 @@ class LedgerLoop:
             if self._failures:
                 self._resolve()
             pending = self._next()
-            claim = self._expected_claim(pending)
+            claim = self._next_claim(pending)
             if not pending and claim is None:
                 if self._apart and self._pending:
                     return True
@@ -250,29 +250,8 @@ class LedgerLoop:
         failure = JobFailure(Cause.DEFECT, "the outcome of the attempt could not be recorded")
         return Settlement(settlement.job_id, settlement.lease, Failed(failure, _NOT_DURABLE_RETRY_MS))
 
-    def _expected_claim(self, pending: Mapping[LeaseKey, Settlement]) -> ClaimRequest | None:
-        """Return the request to claim with, or None.
-
-        `begin_claim` precedes the check for `close`, because the thread that closes waits for
-        claims afterwards.
-        """
-        claim = self._claim_request(pending)
-        if claim is None:
-            return None
-        self._running_jobs.begin_claim()
-        if self._closed:
-            self._running_jobs.end_claim()
-            return None
-        # Reset before the claim, so that a notification during the claim is kept.
-        self._may_have_jobs = False
-        self._skipped_regions = self._waits_for_idleness and not claim.other_regions
-        return claim
-
-    def _claim_request(self, pending: Mapping[LeaseKey, Settlement]) -> ClaimRequest | None:
-        """Return a claim for the slots that are free once `pending` is settled.
-
-        None: claim nothing now.
-        """
+    def _next_claim(self, pending: Mapping[LeaseKey, Settlement]) -> ClaimRequest | None:
+        """Return a claim for the slots that are free once `pending` is settled; None: claim nothing now."""
         now_s = self._clock.now()
         if now_s >= self._poll_at_s:
             self._may_have_jobs = True
@@ -285,7 +264,16 @@ class LedgerLoop:
         free_slots = self._settings.concurrency - used_slots
         if free_slots <= 0 or alone or (used_slots and not self._may_have_jobs):
             return None
+        # `close` is checked again after `begin_claim`, because the thread that closes waits for
+        # claims afterwards.
+        self._running_jobs.begin_claim()
+        if self._closed:
+            self._running_jobs.end_claim()
+            return None
+        # Reset before the claim, so that a notification during the claim is kept.
+        self._may_have_jobs = False
         other_regions = not used_slots and self._waits_for_idleness
+        self._skipped_regions = self._waits_for_idleness and not other_regions
         return replace(self._claim, jobs_max=free_slots, other_regions=other_regions)
 
     def _secured(self, pending: Mapping[LeaseKey, Settlement]) -> Sequence[Settlement]:

@@ -89,13 +89,16 @@ class RunningJobs:
             entry.finished = True
             return True
 
-    def thread_returned(self, attempt: Attempt) -> None:
-        """Note that the attempt's thread is free."""
+    def thread_returned(self, attempt: Attempt) -> bool:
+        """Note that the attempt's thread is free, and its outcome known. Return False if it was before."""
         with self._lock:
             self._returning.discard(attempt)
             entry = self._entry(attempt)
-            if entry is not None:
-                entry.working = False
+            if entry is None:
+                return False
+            entry.working = False
+            known, entry.finished = entry.finished, True
+            return not known
 
     def remove(self, attempt: Attempt) -> None:
         """Close an attempt that is settled or lost. It occupies its slot until its thread is free."""

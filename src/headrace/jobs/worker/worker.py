@@ -281,8 +281,7 @@ class Worker(Service):
     def _work(self, attempt: Attempt) -> None:
         outcome = self._runner.run(attempt)
         progress = attempt.progress
-        self._running_jobs.thread_returned(attempt)
-        if self._running_jobs.mark_finished(attempt):
+        if self._running_jobs.thread_returned(attempt):
             self._settle(attempt, outcome, progress)
             return
         # The attempt was given up before; its slot is free again.
