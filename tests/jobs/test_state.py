@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cases import for_each
 from headrace.jobs import state as module
-from headrace.jobs.state import ENDED, TRANSITIONS, JobEvent, JobState, next_state, source_states
+from headrace.jobs.state import ENDED, TRANSITIONS, JobEvent, JobState, source_states
 
 # The rows of `docs/jobs-states.md`. All other transitions are impossible.
 TABLE = {
@@ -30,7 +30,7 @@ TABLE = {
 
 @for_each(("state", "event"), list(product(JobState, JobEvent)))
 def test_every_pair_of_state_and_event(state: JobState, event: JobEvent):
-    assert next_state(state, event) == TABLE[state.value].get(event.value)
+    assert TRANSITIONS.get((state, event)) == TABLE[state.value].get(event.value)
 
 
 @for_each("event", JobEvent)
@@ -44,7 +44,7 @@ def test_ended_states_permit_requeue_only():
     for state in JobState:
         assert state.ended == (state in ENDED)
         if state.ended:
-            assert [event for event in JobEvent if next_state(state, event)] == [JobEvent.REQUEUE]
+            assert [event for event in JobEvent if (state, event) in TRANSITIONS] == [JobEvent.REQUEUE]
     assert source_states(JobEvent.REQUEUE) == ENDED
 
 

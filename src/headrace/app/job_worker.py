@@ -233,7 +233,7 @@ class _DurableResults:
         store = self.stores.for_uri(self.paths.store_uri)
         if not isinstance(store, LocalStore):
             return settlements
-        if not any(self._is_stored_result(s) for s in settlements):
+        if not any(map(self._is_stored_result, settlements)):
             return settlements
         try:
             store.flush(self.paths.store_uri)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Final
 
 from typing_extensions import override
@@ -207,7 +208,7 @@ class JobIntake(Service):
             if stored:
                 self._clean(stored)
             raise
-        future.add_done_callback(lambda done: self._submitted(key, done, stored))
+        future.add_done_callback(partial(self._submitted, key, stored))
         return future
 
     def _existing_reply(self, job: NewJob, upload: str) -> "Future[SubmitReply] | None":
@@ -274,7 +275,7 @@ class JobIntake(Service):
             if not self._arriving[key.tenant]:
                 del self._arriving[key.tenant]
 
-    def _submitted(self, key: ApiKey, done: "Future[SubmitReply]", stored: str) -> None:
+    def _submitted(self, key: ApiKey, stored: str, done: "Future[SubmitReply]") -> None:
         """Release the quota and delete an unused payload.
 
         Runs on the submitter's thread: must not block.

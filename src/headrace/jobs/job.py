@@ -10,7 +10,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast
@@ -314,9 +314,9 @@ def job_document(job: Job) -> Document:
         "worker_region": job.worker_region,
         **{name: getattr(job, name) for name in _TIMES},
         "cancel_requested": job.cancel_requested,
-        "progress": None if job.progress is None else _document(job.progress),
-        "result": None if job.result is None else _document(job.result),
-        "failure": None if job.failure is None else _document(job.failure),
+        "progress": None if job.progress is None else asdict(job.progress),
+        "result": None if job.result is None else asdict(job.result),
+        "failure": None if job.failure is None else asdict(job.failure),
         "warnings": list(job.warnings),
     }
 
@@ -350,7 +350,7 @@ def read_job(document: Mapping[str, Any]) -> Job:
 
 def history_document(entry: HistoryEntry) -> Document:
     """Return a history entry as JSON."""
-    return _document(entry)
+    return asdict(entry)
 
 
 def read_history(document: Mapping[str, Any]) -> HistoryEntry:
@@ -363,7 +363,7 @@ def change_tag(job: Job) -> str:
     """Return a short tag of the followed parts of a job: equal tags mean that nothing changed."""
     message = "" if job.failure is None else job.failure.message
     parts = (job.lease, job.attempt, job.cancel_requested, job.due_at_ms, job.ended_at_ms, message)
-    progress = None if job.progress is None else _document(job.progress)
+    progress = None if job.progress is None else asdict(job.progress)
     return f"{job.state.value}.{_sum(parts)}.{_sum(progress)}"
 
 
@@ -392,11 +392,6 @@ def _read_result(document: Mapping[str, Any]) -> ResultRef:
 
 def _read_failure(document: Mapping[str, Any]) -> JobFailure:
     return JobFailure(Cause(document["cause"]), document["message"], document["error"], document["uri"])
-
-
-def _document(value: Any) -> Document:
-    """Return a dataclass as JSON, with each field under its own name."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _maybe(document: Any, read: Any) -> Any:

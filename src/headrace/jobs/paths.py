@@ -316,27 +316,18 @@ def _shown(uri: str) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…'"
 
 
-@dataclass(frozen=True, slots=True)
 class JobPaths:
     """The layout of headrace's own store: the URIs of payloads, attempts and drafts."""
 
-    store_uri: str
-    """A prefix, bucket or folder that only headrace uses."""
-
-    @property
-    def inputs(self) -> str:
+    def __init__(self, store_uri: str) -> None:
+        self.store_uri: Final = store_uri
+        """A prefix, bucket or folder that only headrace uses."""
+        self.inputs: Final = join(store_uri, "inputs/")
         """The prefix of payloads that were sent with submissions."""
-        return join(self.store_uri, "inputs/")
-
-    @property
-    def all_attempts(self) -> str:
+        self.all_attempts: Final = join(store_uri, "attempts/")
         """The prefix of the output of all attempts."""
-        return join(self.store_uri, "attempts/")
-
-    @property
-    def drafts(self) -> str:
+        self.drafts: Final = join(store_uri, "drafts/")
         """The folder of unfinished files, for a store on a disk."""
-        return join(self.store_uri, "drafts/")
 
     def input(self, job_id: str) -> str:
         """Return the URI of the payload that was sent with the job's submission."""
@@ -351,7 +342,7 @@ class JobPaths:
 
         No other attempt writes there: lease numbers are unique.
         """
-        return f"{self.attempts(job_id)}{lease}/"
+        return f"{self.all_attempts}{_segment(job_id)}/{lease}/"
 
     def job_id_of(self, uri: str) -> str | None:
         """Return the id of the job that owns this object, or None for foreign names."""

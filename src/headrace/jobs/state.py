@@ -31,6 +31,7 @@ drained                        the outage may be long; the deadline or a cancell
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from math import ceil
 from typing import Final
 
@@ -57,7 +58,7 @@ class JobState(StrEnum):
     EXPIRED = "expired"
     """The job's time to live passed before it began, or its deadline before it ended."""
 
-    @property
+    @cached_property
     def ended(self) -> bool:
         """True if the job does not change any more by itself."""
         return self in ENDED
@@ -96,11 +97,7 @@ TRANSITIONS: Final[Mapping[tuple[JobState, JobEvent], JobState]] = {
     (JobState.RUNNING, JobEvent.CANCEL): JobState.CANCELLED,
     (JobState.RUNNING, JobEvent.EXPIRE): JobState.EXPIRED,
 } | {(state, JobEvent.REQUEUE): JobState.PENDING for state in sorted(ENDED)}
-
-
-def next_state(state: JobState, event: JobEvent) -> JobState | None:
-    """Return the state after an event, or None if the event is impossible in this state."""
-    return TRANSITIONS.get((state, event))
+"""The state after each event that is possible in a state."""
 
 
 def source_states(event: JobEvent) -> frozenset[JobState]:

@@ -175,7 +175,10 @@ def _submission(
     for name, value in document.items():
         values["delay_ms" if name == "delay_s" else name] = FIELDS[name](name, value, limits)
     owned = payload is not None or bool(upload)
-    _check_whole(values, owned=owned)
+    if values.get("kind", _PLAIN.kind) == "infer" and not values.get("model"):
+        raise DataError("model: is missing; an infer job needs a model")
+    if not owned and not values.get("input_uri"):
+        raise DataError("input_uri: is missing; give input_uri, input or upload")
     key = headers.idempotency_key
     if key and not _ID.fullmatch(key):
         raise DataError("Idempotency-Key: must be 1 to 255 printable ASCII characters without spaces")
@@ -193,14 +196,6 @@ def _upload(document: dict[str, Any]) -> str:
     if not document.get("content_type"):
         raise DataError("content_type: is missing; an upload needs it")
     return upload
-
-
-def _check_whole(values: Mapping[str, Any], *, owned: bool) -> None:
-    kind = values.get("kind", _PLAIN.kind)
-    if kind == "infer" and not values.get("model"):
-        raise DataError("model: is missing; an infer job needs a model")
-    if not owned and not values.get("input_uri"):
-        raise DataError("input_uri: is missing; give input_uri, input or upload")
 
 
 def _inline(value: Any, content_type: Any) -> tuple[str, bytes]:

@@ -52,10 +52,12 @@ def request_from_json(value: Any, metadata: ModelMetadata) -> InferRequest:
     named = cast("dict[str, Any]", value) if isinstance(value, dict) else {_only_input(metadata): value}
     if not named:
         raise DataError(f"the request has no input. {describe_inputs(metadata)}")
-    arrays = {
-        name: input_from_json(name, data, find_input_spec(name, metadata)) for name, data in named.items()
-    }
-    return InferRequest(tuple(Tensor(name, array) for name, array in arrays.items()))
+    return InferRequest(
+        tuple(
+            Tensor(name, input_from_json(name, data, find_input_spec(name, metadata)))
+            for name, data in named.items()
+        )
+    )
 
 
 def input_from_json(name: str, value: Any, spec: TensorSpec | None) -> Array:

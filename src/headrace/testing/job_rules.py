@@ -21,7 +21,7 @@ from headrace.jobs.job import (
     Released,
 )
 from headrace.jobs.ledger import ClaimRequest, JobFilter
-from headrace.jobs.state import Cause, JobEvent, JobState, next_state
+from headrace.jobs.state import TRANSITIONS, Cause, JobEvent, JobState
 
 
 def apply_event(job: Job, event: JobEvent, at_ms: int, **changes: Any) -> Job:
@@ -30,7 +30,7 @@ def apply_event(job: Job, event: JobEvent, at_ms: int, **changes: Any) -> Job:
     An ended job has the time of its end and no lease. Raise AssertionError for an impossible
     transition.
     """
-    state = next_state(job.state, event)
+    state = TRANSITIONS.get((job.state, event))
     if state is None:
         raise AssertionError(f"job {job.id}: {event.value} is impossible in state {job.state.value}")
     if state is not JobState.RUNNING:

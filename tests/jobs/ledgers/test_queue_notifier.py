@@ -1,15 +1,22 @@
 from headrace.jobs.ledgers.database import CommitNotice
-from headrace.jobs.ledgers.sqlite import QueueNotifier
+from headrace.jobs.ledgers.sqlite import QueueNotifier, SqliteWakeup
+
+
+def was_woken(waiter) -> bool:
+    """Return True if the waiter was woken, and reset it."""
+    woken = waiter.is_set()
+    waiter.clear()
+    return woken
 
 
 def test_waiters_are_woken_for_their_queues():
     notifier = QueueNotifier()
     of_a, of_all = notifier.add_waiter(["a"]), notifier.add_waiter(None)
     notifier.notify(CommitNotice({"b"}, changed=True))
-    assert (of_a.wait(0), of_all.wait(0)) == (False, True)
+    assert (was_woken(of_a), was_woken(of_all)) == (False, True)
     notifier.notify(CommitNotice({"a", "b"}))
-    assert (of_a.wait(0), of_all.wait(0)) == (True, True)
-    assert (of_a.wait(0), of_all.wait(0)) == (False, False)
+    assert (was_woken(of_a), was_woken(of_all)) == (True, True)
+    assert (was_woken(of_a), was_woken(of_all)) == (False, False)
 
 
 def test_removed_waiter_is_not_woken():
@@ -18,10 +25,12 @@ def test_removed_waiter_is_not_woken():
     notifier.remove_waiter(waiter)
     notifier.remove_waiter(waiter)
     notifier.notify(CommitNotice({"a"}, changed=True))
-    assert not waiter.wait(0)
+    assert not was_woken(waiter)
 
 
-def test_wake_before_a_wait_ends_it():
-    waiter = QueueNotifier().add_waiter(["a"])
-    waiter.wake()
-    assert waiter.wait(10)
+def test_wake_before_a_wait_ends_it(tmp_path):
+    wakeup = SqliteWakeup(tmp_path / "jobs.db", QueueNotifier(), ["a"])
+    wakeup.wake()
+    assert wakeup.wait(10)
+    assert not wakeup.wait(0)
+    wakeup.close()

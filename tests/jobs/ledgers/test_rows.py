@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.core.errors import DataError
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.ledgers.database import JOB_COLUMNS, SPEC_COLUMNS
-from headrace.jobs.ledgers.rows import clean, dump, dump_mapping, dump_result, dump_spec, job_of
+from headrace.jobs.ledgers.rows import clean, dump, dump_result, dump_spec, job_of
 from headrace.jobs.state import Cause, JobState
 
 texts = st.text(alphabet=string.printable, max_size=20)
@@ -78,7 +78,7 @@ def row_of(job: Job) -> list:
         "spec": dump_spec(job.spec),
         "state": job.state.value,
         "progress": dump(job.progress),
-        "cursor": dump_mapping(job.cursor),
+        "cursor": dump(job.cursor),
         "result": dump_result(job.result),
         "published_uri": job.result.published_uri if job.result else "",
         "failure": dump(job.failure),

@@ -17,7 +17,7 @@ from headrace.jobs.job import (
 from headrace.jobs.ledgers.client_operations import requeue_change
 from headrace.jobs.ledgers.rows import after_ms, change
 from headrace.jobs.ledgers.work import lost_lease_change, settlement_change
-from headrace.jobs.state import WORKER_LOST_RULE, Cause, JobEvent, JobState, next_state
+from headrace.jobs.state import TRANSITIONS, WORKER_LOST_RULE, Cause, JobEvent, JobState
 
 FAILURE = JobFailure(Cause.MODEL, "no")
 running = st.builds(
@@ -47,7 +47,7 @@ outcomes = st.sampled_from(
 @given(running, outcomes)
 def test_every_outcome_is_a_permitted_transition(job, outcome):
     changed = settlement_change(job, Settlement(job.id, job.lease, outcome))
-    assert changed.then.state is next_state(job.state, changed.event)
+    assert changed.then.state is TRANSITIONS[job.state, changed.event]
     assert changed.then.lease == job.lease
     assert (changed.due_in_ms is not None) == (changed.then.state is JobState.PENDING)
     assert changed.due_in_ms is None or changed.due_in_ms >= 0

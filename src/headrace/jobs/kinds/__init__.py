@@ -72,7 +72,8 @@ class Attempt:
         self.job: Final = job
         self.cursor: Mapping[str, Any] | None = job.cursor
         self._lock = threading.Lock()
-        self._stopped: StopReason | None = None
+        self.stopped: StopReason | None = None
+        """The reason why the attempt was stopped; None while it may continue. Only `stop` sets it."""
         self._stop_callbacks: list[Callable[[], None]] = []
         self._changed = threading.Event()
         self._read_progress: Callable[[], JobProgress | None] | None = None
@@ -93,19 +94,14 @@ class Attempt:
             _log.exception("the progress of an attempt could not be read", extra={"job": self.job.id})
             return None
 
-    @property
-    def stopped(self) -> StopReason | None:
-        """The reason why the attempt was stopped; None while it may continue."""
-        return self._stopped
-
     def stop(self, reason: StopReason) -> None:
         """Stop the attempt. The first reason stays, except that LOST replaces every other."""
         with self._lock:
-            if self._stopped is not None:
+            if self.stopped is not None:
                 if reason is StopReason.LOST:
-                    self._stopped = reason
+                    self.stopped = reason
                 return
-            self._stopped = reason
+            self.stopped = reason
             callbacks, self._stop_callbacks = self._stop_callbacks, []
         self._changed.set()
         for callback in callbacks:
@@ -116,8 +112,8 @@ class Attempt:
 
     def raise_if_stopped(self) -> None:
         """Raise AttemptStoppedError if the attempt was stopped."""
-        if self._stopped is not None:
-            raise AttemptStoppedError(self._stopped)
+        if self.stopped is not None:
+            raise AttemptStoppedError(self.stopped)
 
     def add_stop_callback(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the attempt is stopped, or at once if it is stopped already.
@@ -125,7 +121,7 @@ class Attempt:
         The stopping thread makes the call.
         """
         with self._lock:
-            if self._stopped is None:
+            if self.stopped is None:
                 self._stop_callbacks.append(callback)
                 return
         callback()
@@ -138,9 +134,9 @@ class Attempt:
         self._changed.clear()
         future.add_done_callback(lambda _: self._changed.set())
         while not future.done():
-            if self._stopped is not None:
+            if self.stopped is not None:
                 abandon(future)
-                raise AttemptStoppedError(self._stopped)
+                raise AttemptStoppedError(self.stopped)
             self._changed.wait()
             self._changed.clear()
         self.raise_if_stopped()

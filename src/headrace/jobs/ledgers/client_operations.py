@@ -100,7 +100,15 @@ class ClientOperations(DatabaseOperations, JobLedger):
     def _submit(
         self, transaction: Transaction, jobs: Sequence[NewJob], new_ids: set[str]
     ) -> list[SubmitReply | Exception]:
-        return _Submissions(transaction, jobs, new_ids).replies_in_order()
+        submissions = _Submissions(transaction, jobs, new_ids)
+        for _ in range(_ROUNDS_MAX):
+            remaining = [index for index in range(len(jobs)) if index not in submissions.replies]
+            if not remaining:
+                return [submissions.replies[index] for index in range(len(jobs))]
+            submissions.answer(remaining)
+        raise JobLedgerUnavailableError(
+            "jobs with these ids or keys changed during the submission, nothing was queued: try again"
+        )
 
     @override
     @reading
@@ -188,17 +196,7 @@ class _Submissions:
     new_ids: set[str]
     replies: dict[int, SubmitReply | Exception] = field(default_factory=dict[int, SubmitReply | Exception])
 
-    def replies_in_order(self) -> list[SubmitReply | Exception]:
-        for _ in range(_ROUNDS_MAX):
-            remaining = [index for index in range(len(self.jobs)) if index not in self.replies]
-            if not remaining:
-                return [self.replies[index] for index in range(len(self.jobs))]
-            self._round(remaining)
-        raise JobLedgerUnavailableError(
-            "jobs with these ids or keys changed during the submission, nothing was queued: try again"
-        )
-
-    def _round(self, remaining: Sequence[int]) -> None:
+    def answer(self, remaining: Sequence[int]) -> None:
         """Answer as many submissions as one pass can; of several for one job the first goes ahead."""
         jobs, replies = self.jobs, self.replies
         first: dict[Identity, int] = {}

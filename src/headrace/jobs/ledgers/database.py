@@ -150,13 +150,13 @@ class JobEventWriter(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
 class Transaction:
     """An open transaction: runs statements and collects the notice for its commit."""
 
-    def __init__(self, connection: sa.Connection, outbox: JobEventWriter) -> None:
-        self.connection = connection
-        self.outbox = outbox
-        self.notice = CommitNotice()
+    connection: sa.Connection
+    outbox: JobEventWriter
+    notice: CommitNotice = field(default_factory=CommitNotice)
 
     def run(
         self, statement: Statement, records: Sequence[dict[str, Any]] | None = None, **values: Any

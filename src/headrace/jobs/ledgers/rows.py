@@ -5,6 +5,7 @@ Fields without a column are JSON in a text column, so that old rows stay readabl
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from operator import itemgetter
 from typing import Any, Final
 
 import orjson
@@ -18,7 +19,7 @@ from headrace.jobs.ledgers.database import (
     Transaction,
     read_statement,
 )
-from headrace.jobs.state import Cause, JobEvent, JobState, next_state
+from headrace.jobs.state import TRANSITIONS, Cause, JobEvent, JobState
 
 _BY_ID: Final = read_statement("jobs_by_id")
 _BY_ID_LOCKED: Final = read_statement("jobs_by_id_locked")
@@ -28,9 +29,12 @@ _INSERT_HISTORY: Final = read_statement("insert_history")
 _DELETES: Final = tuple(map(read_statement, ("delete_jobs", "delete_history", "delete_tags")))
 
 _AT: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
-_SPEC_AT: Final = tuple((name, _AT[name]) for name in SPEC_COLUMNS)
+_spec_values: Final = itemgetter(*(_AT[name] for name in SPEC_COLUMNS))
 _IN_SPEC: Final = frozenset(f.name for f in fields(NewJob)) - {"id", "idempotency_key", *SPEC_COLUMNS}
 _DEFAULTS: Final = asdict(NewJob(options={}, tags={}))
+_KNOWN: Final = {
+    kind: frozenset(f.name for f in fields(kind)) for kind in (JobProgress, ResultRef, JobFailure)
+}
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -73,7 +77,7 @@ def change(
 
     Raise AssertionError for an impossible event.
     """
-    state = next_state(job.state, event)
+    state = TRANSITIONS.get((job.state, event))
     if state is None:
         raise AssertionError(f"job {job.id}: {event.value} is impossible in state {job.state.value}")
     return Change(job, event, replace(job, state=state, **values), due_in_ms, restart_times, note)
@@ -81,7 +85,7 @@ def change(
 
 def read_jobs(transaction: Transaction, statement: Statement, **values: Any) -> list[Job]:
     """Return the jobs of a statement's rows."""
-    return [job_of(row) for row in transaction.run(statement, **values)]
+    return list(map(job_of, transaction.run(statement, **values)))
 
 
 def read_by_id(transaction: Transaction, job_ids: Sequence[str], *, lock: bool = False) -> dict[str, Job]:
@@ -150,11 +154,6 @@ def dump(value: Any) -> str | None:
             raise DataError(f"options, notify and cursors of a job must be JSON: {error}") from error
 
 
-def dump_mapping(value: Mapping[str, Any] | None) -> str | None:
-    """Return a mapping, possibly a proxy, as JSON."""
-    return None if value is None else dump(dict(value))
-
-
 def dump_result(result: ResultRef | None) -> str | None:
     """Return a result as JSON, without its published URI, which has a column."""
     if result is None:
@@ -170,7 +169,7 @@ def dump_spec(new: NewJob) -> str:
         if isinstance(value, Mapping):
             value = dict(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         elif name == "notify":
-            value = tuple(dict(target) for target in new.notify)
+            value = tuple(map(dict, new.notify))
         if value != _DEFAULTS[name]:
             values[name] = value
     return dump(values) or "{}"
@@ -234,7 +233,7 @@ def _record(each: Change) -> dict[str, Any]:
         "new_started_at_ms": then.started_at_ms,
         "new_cancel_requested": then.cancel_requested,
         "new_progress": dump(then.progress),
-        "new_cursor": dump_mapping(then.cursor),
+        "new_cursor": dump(then.cursor),
         "new_result": dump_result(then.result),
         "new_published_uri": clean(then.result.published_uri) if then.result else "",
         "new_unpublished": then.needs_publication,
@@ -256,7 +255,7 @@ def _history_record(job: Job, note: Note) -> dict[str, Any]:
 
 
 def _spec_of(row: Sequence[Any]) -> NewJob:
-    values: dict[str, Any] = {name: row[index] for name, index in _SPEC_AT}
+    values: dict[str, Any] = dict(zip(SPEC_COLUMNS, _spec_values(row), strict=True))
     for name, value in orjson.loads(row[_AT["spec"]]).items():
         if name == "notify":
             values[name] = tuple(value)
@@ -267,7 +266,7 @@ def _spec_of(row: Sequence[Any]) -> NewJob:
 
 def _known(kind: type, text: str) -> dict[str, Any]:
     """Return the known fields of a JSON value; fields of newer programs are dropped."""
-    names = {f.name for f in fields(kind)}
+    names = _KNOWN[kind]
     return {name: value for name, value in orjson.loads(text).items() if name in names}
 
 

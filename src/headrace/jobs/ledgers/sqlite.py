@@ -140,23 +140,12 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = FULL")
 
 
-class QueueWaiter:
-    """A waiter for commits that affect its queues; `queues` None: for all commits."""
+class QueueWaiter(threading.Event):
+    """An event that commits set if they affect its queues; `queues` None: that all commits set."""
 
     def __init__(self, queues: Sequence[str] | None) -> None:
+        super().__init__()
         self.queues = None if queues is None else frozenset(queues)
-        self._woken = threading.Event()
-
-    def wake(self) -> None:
-        """End the current wait, or the next one."""
-        self._woken.set()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until woken; return False after `timeout_s`. The waiter is then reset."""
-        if not self._woken.wait(timeout_s):
-            return False
-        self._woken.clear()
-        return True
 
 
 class QueueNotifier:
@@ -185,7 +174,7 @@ class QueueNotifier:
             waiters = list(self._waiters)
         for waiter in waiters:
             if waiter.queues is None or not waiter.queues.isdisjoint(notice.queues):
-                waiter.wake()
+                waiter.set()
 
 
 class SqliteWakeup(Wakeup):
@@ -209,6 +198,7 @@ class SqliteWakeup(Wakeup):
         while True:
             left_s = until_s - time.monotonic()
             if self._waiter.wait(max(0.0, min(POLL_S, left_s))):
+                self._waiter.clear()
                 return True
             version = self._version()
             if version is not None and version != self._seen:
@@ -219,7 +209,7 @@ class SqliteWakeup(Wakeup):
 
     @override
     def wake(self) -> None:
-        self._waiter.wake()
+        self._waiter.set()
 
     @override
     def close(self) -> None:
@@ -229,7 +219,7 @@ class SqliteWakeup(Wakeup):
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
-        self._waiter.wake()
+        self._waiter.set()
 
     def _version(self) -> int | None:
         """Return a number that changes with every commit by others; None if it is unreadable."""

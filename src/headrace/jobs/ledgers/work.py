@@ -45,16 +45,15 @@ from headrace.jobs.ledgers.rows import (
     clean,
     delete_jobs,
     dump,
-    dump_mapping,
     read_by_id,
     read_jobs,
     write_changes,
 )
-from headrace.jobs.state import WORKER_LOST_RULE, Cause, JobEvent, JobState, next_state, source_states
+from headrace.jobs.state import TRANSITIONS, WORKER_LOST_RULE, Cause, JobEvent, JobState, source_states
 
 # `claim.sql` makes these transitions itself.
 assert source_states(JobEvent.CLAIM) == {JobState.PENDING}
-assert next_state(JobState.PENDING, JobEvent.CLAIM) is JobState.RUNNING
+assert TRANSITIONS[JobState.PENDING, JobEvent.CLAIM] is JobState.RUNNING
 
 _CLAIM: Final = read_statement("claim")
 _CLAIM_NEAR: Final = read_statement("claim_near")
@@ -78,16 +77,9 @@ class WorkOperations(DatabaseOperations, JobLedger):
     """The operations of a ledger that run jobs."""
 
     @override
-    def settle_and_claim(
-        self, settlements: Sequence[Settlement], claim: ClaimRequest | None = None
-    ) -> SettleAndClaimReply:
-        if not settlements and claim is None:
-            return SettleAndClaimReply((), ())
-        return self._settle_and_claim(settlements, claim)
-
     @writing_once
-    def _settle_and_claim(
-        self, transaction: Transaction, settlements: Sequence[Settlement], claim: ClaimRequest | None
+    def settle_and_claim(
+        self, transaction: Transaction, settlements: Sequence[Settlement], claim: ClaimRequest | None = None
     ) -> SettleAndClaimReply:
         accepted = _settle(transaction, settlements)
         if claim is None:
@@ -120,7 +112,7 @@ class WorkOperations(DatabaseOperations, JobLedger):
                 "beat_id": item.job_id,
                 "beat_lease": item.lease,
                 "new_progress": dump(item.progress),
-                "new_cursor": dump_mapping(item.cursor),
+                "new_cursor": dump(item.cursor),
             }
             for item in heartbeats
         ]

@@ -6,8 +6,9 @@ commits, and a single job waits for nothing.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 from headrace.core.clock import Clock, RetryPolicy
@@ -16,7 +17,7 @@ from headrace.jobs.job import Completed, Failed, Job, JobFailure, Settlement
 from headrace.jobs.ledger import ClaimRequest, JobLedger, SettleAndClaimReply
 from headrace.jobs.state import Cause, JobState
 from headrace.jobs.worker import WorkerSettings
-from headrace.jobs.worker.running_jobs import RunningJobs
+from headrace.jobs.worker.running_jobs import LeaseKey, RunningJobs
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -98,7 +99,7 @@ class LedgerLoop:
         """A claim of one job, to copy."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._pending: dict[tuple[str, int], Settlement] = {}
+        self._pending: dict[LeaseKey, Settlement] = {}
         """The settlements to record, by job and lease, oldest first."""
         self._may_have_jobs = True
         """True if a claim may return jobs."""
@@ -119,7 +120,7 @@ class LedgerLoop:
         self._apart = False
         self._successes = 0
         """The number of successful transactions."""
-        self._refused: dict[tuple[str, int], _Refused] = {}
+        self._refused: dict[LeaseKey, _Refused] = {}
 
     # Any thread
 
@@ -187,7 +188,7 @@ class LedgerLoop:
             if self._failures:
                 self._resolve()
             pending = self._next()
-            claim = self._expected_claim(pending)
+            claim = self._next_claim(pending)
             if not pending and claim is None:
                 if self._apart and self._pending:
                     return True
@@ -210,14 +211,14 @@ class LedgerLoop:
             self._claimed(reply, claim)
         return True
 
-    def _next(self) -> tuple[Settlement, ...]:
-        """Return the settlements to record now."""
+    def _next(self) -> dict[LeaseKey, Settlement]:
+        """Return the settlements to record now, by job and lease."""
         with self._lock:
-            pending = tuple(self._pending.values())
+            pending = dict(self._pending)
         self._apart = bool(self._singly) and not self._apart
         if self._apart:
-            return ()
-        return pending[:1] if self._singly else pending
+            return {}
+        return dict(islice(pending.items(), 1)) if self._singly else pending
 
     def _failed(self) -> bool:
         self._failures += 1
@@ -249,29 +250,8 @@ class LedgerLoop:
         failure = JobFailure(Cause.DEFECT, "the outcome of the attempt could not be recorded")
         return Settlement(settlement.job_id, settlement.lease, Failed(failure, _NOT_DURABLE_RETRY_MS))
 
-    def _expected_claim(self, pending: Sequence[Settlement]) -> ClaimRequest | None:
-        """Return the request to claim with, or None.
-
-        `begin_claim` precedes the check for `close`, because the thread that closes waits for
-        claims afterwards.
-        """
-        claim = self._claim_request(pending)
-        if claim is None:
-            return None
-        self._running_jobs.begin_claim()
-        if self._closed:
-            self._running_jobs.end_claim()
-            return None
-        # Reset before the claim, so that a notification during the claim is kept.
-        self._may_have_jobs = False
-        self._skipped_regions = self._waits_for_idleness and not claim.other_regions
-        return claim
-
-    def _claim_request(self, pending: Sequence[Settlement]) -> ClaimRequest | None:
-        """Return a claim for the slots that are free once `pending` is settled.
-
-        None: claim nothing now.
-        """
+    def _next_claim(self, pending: Mapping[LeaseKey, Settlement]) -> ClaimRequest | None:
+        """Return a claim for the slots that are free once `pending` is settled; None: claim nothing now."""
         now_s = self._clock.now()
         if now_s >= self._poll_at_s:
             self._may_have_jobs = True
@@ -280,50 +260,60 @@ class LedgerLoop:
             return None
         if self._singly and pending:
             return None
-        used_slots, alone = self._running_jobs.slots_after((s.job_id, s.lease) for s in pending)
+        used_slots, alone = self._running_jobs.slots_after(pending)
         free_slots = self._settings.concurrency - used_slots
         if free_slots <= 0 or alone or (used_slots and not self._may_have_jobs):
             return None
+        # `close` is checked again after `begin_claim`, because the thread that closes waits for
+        # claims afterwards.
+        self._running_jobs.begin_claim()
+        if self._closed:
+            self._running_jobs.end_claim()
+            return None
+        # Reset before the claim, so that a notification during the claim is kept.
+        self._may_have_jobs = False
         other_regions = not used_slots and self._waits_for_idleness
+        self._skipped_regions = self._waits_for_idleness and not other_regions
         return replace(self._claim, jobs_max=free_slots, other_regions=other_regions)
 
-    def _secured(self, pending: Sequence[Settlement]) -> Sequence[Settlement]:
+    def _secured(self, pending: Mapping[LeaseKey, Settlement]) -> Sequence[Settlement]:
         """Return the settlements to record, one for one."""
-        if not pending:
-            return pending
+        settlements = tuple(pending.values())
+        if not settlements:
+            return ()
         try:
-            secured = self._secure(pending)
-            if [(s.job_id, s.lease) for s in secured] == [(s.job_id, s.lease) for s in pending]:
+            secured = self._secure(settlements)
+            if [(s.job_id, s.lease) for s in secured] == list(pending):
                 return secured
             _log.error("secure returned other settlements than it was given")
         except Exception:  # noqa: BLE001 - a result that is not durable is not complete
             _log.exception("results could not be made durable")
-        return [not_durable(s) for s in pending]
+        return list(map(not_durable, settlements))
 
     def _resolve(self) -> None:
         """Find out if a failed transaction was committed, and apply its results."""
         with self._lock:
-            pending = tuple(self._pending.values())
+            pending = dict(self._pending)
         for job in self._ledger.list_running(self._settings.name):
             if self._running_jobs.get(job.id, job.lease) is None:
                 self._begin(job)
         self._running_jobs.end_claim()
-        known = self._ledger.get_many([s.job_id for s in pending]) if pending else {}
-        for settlement in pending:
+        known = self._ledger.get_many([job_id for job_id, _ in pending]) if pending else {}
+        for key, settlement in pending.items():
             job = known.get(settlement.job_id)
             if job is None or job.state is not JobState.RUNNING or job.lease != settlement.lease:
                 counted = job is not None and _counted(job, settlement)
-                self._take([settlement], [settlement], [counted])
+                self._take([key], [settlement], [counted])
 
     def _take(
-        self, pending: Sequence[Settlement], settlements: Sequence[Settlement], accepted: Sequence[bool]
+        self, keys: Collection[LeaseKey], settlements: Sequence[Settlement], accepted: Sequence[bool]
     ) -> None:
-        """Apply the ledger's reply; `pending` are the settlements before `secure`."""
+        """Apply the ledger's reply to the settlements of these jobs and leases."""
         with self._lock:
-            for settlement in pending:
-                self._pending.pop((settlement.job_id, settlement.lease), None)
-        for settlement, counted in zip(settlements, accepted, strict=True):
-            self._refused.pop((settlement.job_id, settlement.lease), None)
+            for key in keys:
+                self._pending.pop(key, None)
+        for key, settlement, counted in zip(keys, settlements, accepted, strict=True):
+            self._refused.pop(key, None)
             self._settled(settlement, counted)
 
     def _claimed(self, reply: SettleAndClaimReply, claim: ClaimRequest) -> None:

@@ -89,13 +89,16 @@ class RunningJobs:
             entry.finished = True
             return True
 
-    def thread_returned(self, attempt: Attempt) -> None:
-        """Note that the attempt's thread is free."""
+    def thread_returned(self, attempt: Attempt) -> bool:
+        """Note that the attempt's thread is free, and its outcome known. Return False if it was before."""
         with self._lock:
             self._returning.discard(attempt)
             entry = self._entry(attempt)
-            if entry is not None:
-                entry.working = False
+            if entry is None:
+                return False
+            entry.working = False
+            known, entry.finished = entry.finished, True
+            return not known
 
     def remove(self, attempt: Attempt) -> None:
         """Close an attempt that is settled or lost. It occupies its slot until its thread is free."""
@@ -198,7 +201,7 @@ class Heartbeats:
     """The heartbeats of a worker. One thread runs `run`; any thread may call the other methods.
 
     If the ledger does not respond, attempts continue: their outcome counts unless another worker
-    has taken the job. But no more jobs are claimed (`overdue`).
+    has taken the job. But no more jobs are claimed (`may_claim`).
 
     Args:
         ledger: The ledger.
@@ -240,12 +243,10 @@ class Heartbeats:
 
     # Any thread
 
-    @property
-    def overdue(self) -> bool:
-        """True if the last heartbeat is so old that leases may be lost: claim no more jobs."""
-        return (
-            len(self._running_jobs) > 0 and self._clock.now() - self._answered_s > self._settings.lease_s / 2
-        )
+    def may_claim(self) -> bool:
+        """Return False if the last heartbeat is so old that leases may be lost: claim no more jobs."""
+        late_s = self._clock.now() - self._answered_s
+        return late_s <= self._settings.lease_s / 2 or not len(self._running_jobs)
 
     def attempt_began(self, limit_s: float | None) -> None:
         """Note that an attempt began; its time limit ends at `limit_s` on this worker's clock."""

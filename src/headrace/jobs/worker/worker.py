@@ -122,7 +122,7 @@ class Worker(Service):
             begin=self._begin,
             secure=secure,
             settled=self._settled,
-            may_claim=lambda: not self._heartbeats.overdue,
+            may_claim=self._heartbeats.may_claim,
             clock=self._clock,
             share=self._random.random,
         )
@@ -264,14 +264,6 @@ class Worker(Service):
         else:
             self._run(attempt)
 
-    def _begin_waiting(self) -> None:
-        """Begin the next attempt that must run alone, if no other is open."""
-        with self._lock:
-            if not self._waiting_alone or len(self._running_jobs) > len(self._waiting_alone):
-                return
-            attempt = self._waiting_alone.popleft()
-        self._run(attempt)
-
     def _begin_stopped(self, attempt: Attempt) -> None:
         """Begin a waiting attempt that was stopped, so that it ends at once."""
         with self._lock:
@@ -289,8 +281,7 @@ class Worker(Service):
     def _work(self, attempt: Attempt) -> None:
         outcome = self._runner.run(attempt)
         progress = attempt.progress
-        self._running_jobs.thread_returned(attempt)
-        if self._running_jobs.mark_finished(attempt):
+        if self._running_jobs.thread_returned(attempt):
             self._settle(attempt, outcome, progress)
             return
         # The attempt was given up before; its slot is free again.
@@ -333,8 +324,14 @@ class Worker(Service):
         self._remove(attempt)
 
     def _remove(self, attempt: Attempt) -> None:
+        """Remove an attempt; the next one that must run alone begins if no other is open."""
         self._running_jobs.remove(attempt)
-        self._begin_waiting()
+        waiting = None
+        with self._lock:
+            if self._waiting_alone and len(self._running_jobs) <= len(self._waiting_alone):
+                waiting = self._waiting_alone.popleft()
+        if waiting is not None:
+            self._run(waiting)
         self._ledger_loop.slot_freed()
 
     def _count(self, what: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, ParamSpec, TypeVar
 
 import orjson
@@ -16,7 +17,7 @@ from headrace.jobs.job import Job
 from headrace.jobs.ledger import SubmitReply
 from headrace.jobs.service import JobService
 from headrace.jobs.submission import Submission
-from headrace.server.http import JSON, Exchange
+from headrace.server.http import JSON, Exchange, Headers
 from headrace.server.routes import QUEUE_NAME
 
 DOCUMENT_BYTES_MAX: Final = 1 << 20
@@ -26,6 +27,7 @@ CALLS_MAX: Final = 2_000
 RETRY_AFTER_S: Final = 1.0
 _JOB_ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _QUEUE: Final = re.compile(QUEUE_NAME)
+_has_ended: Final = attrgetter("state.ended")
 ERRORS: Final = (400, 429, 503)
 """The statuses that every route may have."""
 
@@ -156,12 +158,7 @@ async def respond_json(
     exchange: Exchange,
     document: Mapping[str, Any],
     status: int = 200,
-    headers: Mapping[bytes, str] | None = None,
+    headers: Headers = (),
 ) -> None:
     """Send a JSON document."""
-    extra = [(name, value.encode("latin-1")) for name, value in (headers or {}).items()]
-    await exchange.respond(status, orjson.dumps(document), JSON, extra)
-
-
-def _has_ended(job: Job) -> bool:
-    return job.state.ended
+    await exchange.respond(status, orjson.dumps(document), JSON, headers)

@@ -20,7 +20,7 @@ from headrace.jobs.service import JobService
 from headrace.jobs.trigger import EventSubmitter, Triggers
 from headrace.protocols.object_events import NOTICE_BYTES_MAX, object_events
 from headrace.server.application import Guard, WebApp
-from headrace.server.http import DisconnectedError, Exchange, Headers, SlowBodyError
+from headrace.server.http import DisconnectedError, Exchange, SlowBodyError
 from headrace.server.jobs.api import (
     ERRORS,
     Api,
@@ -186,14 +186,20 @@ class PayloadHandlers:
         if query.redirect and (url := await self._run(self._service.result_url, key, job_id)):
             await exchange.respond(TEMPORARY_REDIRECT, b"", extra=[(b"location", url.encode("latin-1"))])
             return
-        stream, first = await self._run(self._open_result, exchange, job_id)
+        stream, first, is_whole = await self._run(self._open_result, exchange, job_id)
         status = PARTIAL_CONTENT if stream.start else 200
         content_type = (stream.content_type or "application/octet-stream").encode("latin-1")
+        headers = _headers(stream)
+        if is_whole:
+            await exchange.respond(status, first, content_type, headers)
+            return
+        if stream.size_bytes is not None:
+            headers.append((b"content-length", b"%d" % (stream.size_bytes - stream.start)))
         async with aclosing(_result_chunks(self._api, first, stream.pieces)) as chunks:
-            await exchange.respond_streaming(content_type, chunks, _headers(stream), status=status)
+            await exchange.respond_streaming(content_type, chunks, headers, status=status)
 
-    def _open_result(self, exchange: Exchange, job_id: str) -> tuple[ResultStream, bytes]:
-        """Return the result stream and its first chunk.
+    def _open_result(self, exchange: Exchange, job_id: str) -> tuple[ResultStream, bytes, bool]:
+        """Return the result stream, its first chunk, and True if this is the whole result.
 
         An error before the first chunk is an error response, not half a response.
         """
@@ -202,7 +208,9 @@ class PayloadHandlers:
         start = int(range_match[1]) if range_match else 0
         etag = exchange.header(b"if-range") or "" if start else None
         stream = self._service.open_result(exchange.client, job_id, start, etag=etag)
-        return stream, next(stream.pieces, b"")
+        first = next(stream.pieces, b"")
+        is_whole = stream.start + len(first) == stream.size_bytes and next(stream.pieces, None) is None
+        return stream, first, is_whole
 
     @route("POST", "/v1/uploads", (Scope.SUBMIT,), UploadDocument, status=201, errors=ERRORS)
     async def begin_upload(self, exchange: Exchange) -> None:
@@ -213,7 +221,7 @@ class PayloadHandlers:
         upload = await self._run(self._service.begin_upload, exchange.client)
         url = upload.url or f"/v1/uploads/{upload.id}"
         document = {"id": upload.id, "method": "PUT", "url": url, "expires_in_s": upload.expires_s}
-        await respond_json(exchange, document, 201, {b"location": url})
+        await respond_json(exchange, document, 201, [(b"location", url.encode("latin-1"))])
 
     @route(
         "PUT",
@@ -247,20 +255,18 @@ async def _result_chunks(api: Api, first: bytes, rest: Iterator[bytes]) -> Async
         chunk = await api.thread_pool.run(next, rest, None)
 
 
-def _headers(stream: ResultStream) -> Headers:
+def _headers(stream: ResultStream) -> list[tuple[bytes, bytes]]:
     # A browser must not render the output of a model as a page.
-    headers = {
-        "content-disposition": "attachment",
-        "x-content-type-options": "nosniff",
-        "cache-control": "no-store",
-        "etag": stream.etag,
-    }
-    if stream.size_bytes is not None:
-        headers["content-length"] = str(stream.size_bytes - stream.start)
-        if stream.start:
-            size = stream.size_bytes
-            headers["content-range"] = f"bytes {stream.start}-{size - 1}/{size}"
-    return [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    headers = [
+        (b"content-disposition", b"attachment"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"cache-control", b"no-store"),
+        (b"etag", stream.etag.encode("latin-1")),
+    ]
+    start, size = stream.start, stream.size_bytes
+    if start and size is not None:
+        headers.append((b"content-range", b"bytes %d-%d/%d" % (start, size - 1, size)))
+    return headers
 
 
 def _check_upload(exchange: Exchange, bytes_max: int) -> None:

@@ -118,7 +118,7 @@ class JobHandlers:
         body = await exchange.body(limits.inline_bytes_max + DOCUMENT_BYTES_MAX)
         submission = await self._run(_read, exchange, body, limits)
         reply = await self._api.submit(exchange.client, submission)
-        location = {b"location": f"/v1/jobs/{reply.job.id}"}
+        location = [(b"location", f"/v1/jobs/{reply.job.id}".encode())]
         await respond_json(exchange, job_document(reply.job), 202 if reply.created else 200, location)
 
     @route("GET", "/v1/jobs", _READ, PageDocument, query=JobsQuery, errors=(*ERRORS, 413))
@@ -268,7 +268,7 @@ def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submissi
         trace=exchange.header(b"traceparent") or "",
     )
     query = read_pairs(exchange.query)
-    if any(name == "model" for name, _ in query):
+    if "model" in dict(query):
         return read_raw(body, query, envelope, limits)
     if query:
         raise DataError(

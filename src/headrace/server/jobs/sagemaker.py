@@ -58,10 +58,12 @@ def sagemaker_routes(api: Api, settings: SageMakerSettings) -> list[Route]:
         }
         submission = read_invocation(exchange.arguments["name"], headers, body, settings)
         spec = (await api.submit(exchange.client, submission, trusted_output=True)).job.spec
-        locations = {
-            f"{_HEADER}outputlocation".encode(): paths.result_uri(spec.output_uri, spec.key),
-            f"{_HEADER}failurelocation".encode(): paths.error_uri(spec.output_uri, spec.key),
-        }
+        result_uri = paths.result_uri(spec.output_uri, spec.key)
+        error_uri = paths.error_uri(spec.output_uri, spec.key)
+        locations = [
+            (f"{_HEADER}outputlocation".encode(), result_uri.encode("latin-1")),
+            (f"{_HEADER}failurelocation".encode(), error_uri.encode("latin-1")),
+        ]
         await respond_json(exchange, {"InferenceId": spec.correlation_id}, 202, locations)
 
     return [
