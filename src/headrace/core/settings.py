@@ -120,7 +120,7 @@ class DeclaredSetting:
     @property
     def choices(self) -> tuple[str, ...]:
         """The words of a `Literal`; empty for other types."""
-        return _words(self.type)
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
     def document_type(self) -> Any:
@@ -151,8 +151,8 @@ class DeclaredSetting:
         return self._accepts_one(value, self.type)
 
     def _accepts_one(self, value: Any, kind: Any) -> bool:
-        if words := _words(kind):
-            return value in words
+        if get_origin(kind) is Literal:
+            return value in get_args(kind)
         if kind is bool:
             return isinstance(value, bool)
         if kind not in (int, float):
@@ -238,10 +238,6 @@ def format_size(size: int) -> str:
         if size and size % scale == 0:
             return f"{size // scale}{name}"
     return str(size)
-
-
-def _words(kind: Any) -> tuple[str, ...]:
-    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _without_none(kind: Any) -> tuple[Any, bool]:

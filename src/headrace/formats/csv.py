@@ -76,6 +76,7 @@ class CsvDialect:
     quote: bytes
 
     @staticmethod
+    @lru_cache(maxsize=16)
     def from_strings(delimiter: str, quote: str) -> "CsvDialect":
         """Return the dialect. Raise ConfigError for a value other than one ASCII character."""
         for name, value in (("delimiter", delimiter), ("quote", quote or '"')):

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Literal
 
 from headrace.core.errors import ConfigError
@@ -208,6 +209,7 @@ class JsonPath:
         return select_text(self.segments, record) if self.segments else record
 
 
+@lru_cache(maxsize=64)
 def compile_path(text: str, *, slice_end: SliceEnd = "exclusive") -> JsonPath:
     """Compile a path of up to 63 characters.
 

@@ -254,7 +254,7 @@ class Flow:
             return
         self._end_sequences(batch.endings)
         future = self._submit(batch.request, batch.cuts) if batch.request else None
-        self._progress.batch_submitted(batch.reason)
+        self._progress.closed_by[batch.reason] += 1
         # A batch without bytes has a weight, too, so that the number of batches in the window is
         # limited.
         failures = sum(len(s.failures) for s in batch.spans) * _FAILURE_BYTES

@@ -56,6 +56,7 @@ class RunProgress:
     objects_broken: int = 0
     batches: int = 0
     closed_by: Counter[CloseReason] = field(default_factory=Counter[CloseReason])
+    """The submitted batches, by the reason for which they were closed."""
     parts: int = 0
     objects_before: int = 0
     """Objects that an earlier process or append read to their ends."""
@@ -93,10 +94,6 @@ class RunProgress:
         """Set the read position. The reader calls it."""
         self.bytes_read = bytes_read
         self.objects_read = objects_read
-
-    def batch_submitted(self, reason: CloseReason) -> None:
-        """Count a closed batch. The feeder calls it."""
-        self.closed_by[reason] += 1
 
     def batch_delivered(self, batch: ScoredBatch) -> None:
         """Count a delivered batch. The iterating thread calls it."""
