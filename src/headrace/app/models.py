@@ -23,6 +23,7 @@ from headrace.config.model_file import (
 from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.predictor import Predictor
+from headrace.core.sequence import SequenceLimits
 from headrace.core.settings import Setting, check
 from headrace.engine.engine import Engine
 from headrace.engine.repository import FindDefinitions, ModelDefinition, ModelRepository
@@ -107,14 +108,7 @@ class PredictorOptions:
         check(self)
 
 
-_SEQUENCE_LIMITS: Final[Mapping[str, Any]] = {
-    "idle_ms": inf,
-    "time_ms_max": None,
-    "evict_idle_ms": None,
-    "live_max": 1 << 31,
-    "requests_max": 1 << 31,
-    "interleave": False,
-}
+_SEQUENCE_LIMITS: Final = SequenceLimits(live_max=1 << 31, idle_ms=inf, requests_max=1 << 31)
 """Sequence limits of the engine of a run. States have no time limits, since a source may pause at will.
 The pipeline limits the number of live sequences; it counts them in source order."""
 

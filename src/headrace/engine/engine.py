@@ -84,7 +84,8 @@ class Engine(Predictor):
         clock: The clock of deadlines, busy time and starved time.
         warm_up: Call `Model.warm_up`, or predict a row of zeros, before the instance is ready.
         serving: How requests of many clients are queued, batched and placed.
-        sequences: Without `serving`: limits of a model with a `step` that replace the model's own.
+        sequences: Without `serving`: limits of a model with a `step` that replace the model's own, as in
+            `ServeSettings`.
         open_checkpoints: Opens the checkpoint store at every start, instead of the store that
             `serving` names. The engine closes the store when it has stopped.
         load_lock: Held while an instance loads in this process; default: a lock of this engine.
@@ -102,7 +103,7 @@ class Engine(Predictor):
         clock: Clock | None = None,
         warm_up: bool = True,
         serving: ServeSettings | None = None,
-        sequences: Mapping[str, Any] | None = None,
+        sequences: SequenceLimits | Mapping[str, Any] | None = None,
         open_checkpoints: Callable[[], CheckpointStore] | None = None,
         load_lock: "threading.Lock | None" = None,
     ) -> None:

@@ -137,7 +137,8 @@ class LocalBackend(Backend):
         self.is_async = inspect.iscoroutinefunction(model.predict)
         self.inputs = ModelInputs.of(model, self._name)
         self.check = OutputCheck(self._name, model.outputs, "step" if has_step(model) else "predict")
-        self.sequences = model.sequences.with_values(settings.sequences)
+        limits = settings.sequences
+        self.sequences = model.sequences.with_values(limits) if isinstance(limits, Mapping) else limits
         self.rows_max, self._delay_ms = _batch_limits(model, self._name, settings)
         self.writes_inputs = model.writes_inputs
         if not settings.warm_up:

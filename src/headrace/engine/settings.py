@@ -83,9 +83,9 @@ class ServeSettings:
         ),
     ] = None
     """This hides secrets from a model's mistakes, not from a hostile model of the same user."""
-    sequences: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Limits of a model with a `step` that replace its own, by their names in
-    `headrace.SequenceLimits`.
+    sequences: SequenceLimits | Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Limits of a model with a `step` that replace its own: some of them, by their names in
+    `headrace.SequenceLimits`, or all.
     """
     checkpoints: Annotated[
         str | None,
@@ -104,4 +104,5 @@ class ServeSettings:
         check(self)
         if any("=" in name or not name for name in self.environ_pass or ()):
             raise ConfigError("environ_pass must hold names of variables, without values")
-        SequenceLimits().with_values(self.sequences)
+        if isinstance(self.sequences, Mapping):
+            SequenceLimits().with_values(self.sequences)
