@@ -87,8 +87,8 @@ class ShardSource(BlockSource):
         self._reading = 0
         self.bytes_read = 0
         self.objects_read = 0
-        extents = [self._extent(open_shard) for open_shard in open_shards]
-        self._prefetch = Prefetch(stores, extents, settings.flow)
+        self._extents = [self._extent(open_shard) for open_shard in open_shards]
+        self._prefetch = Prefetch(stores, self._extents, settings.flow)
 
     @property
     def reading(self) -> str:
@@ -243,7 +243,7 @@ class ShardSource(BlockSource):
     def _chunks(self, number: int, open_shard: OpenShard, text_range: TextRange | None) -> Iterator[bytes]:
         """Yield a shard's bytes; for a range, also the bytes after it on demand."""
         past = 0
-        extent = self._extent(open_shard)
+        extent = self._extents[number]
         if text_range is not None:
             # The previous range may end after this one's start, or even after its end.
             past = text_range.first_byte - extent.start
