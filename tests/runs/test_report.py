@@ -109,7 +109,7 @@ def report_of(
 ) -> Report:
     return make_report(
         kind=kind,
-        status=status,
+        stopped=status,
         source="s",
         output="o/",
         model="m",
