@@ -109,7 +109,7 @@ def report_of(
 ) -> Report:
     return make_report(
         kind=kind,
-        status=status,
+        stopped=status,
         source="s",
         output="o/",
         model="m",
@@ -145,7 +145,7 @@ def test_exit_code_reports_the_outcome(counts, status, code, kind):
 
 def test_rates_are_of_this_process_and_counts_of_the_run():
     progress = RunProgress(records=10, records_before=6, bytes_read=40, records_replayed=5)
-    progress.batch_submitted(CloseReason.ROWS)
+    progress.closed_by[CloseReason.ROWS] += 1
     report = report_of(progress=progress, objects_done=2, out_bytes=99, tasks=4)
     assert (report.rows_per_s, report.bytes_read, report.records_replayed) == (2.0, 40, 5)
     assert (report.records_in, report.objects, report.objects_done) == (10, 3, 2)

@@ -10,7 +10,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
-from headrace.core.model import RowError, has_predict_stream
+from headrace.core.model import RowError, overrides
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
 from headrace.runtimes.load import model_factory
 from runtimes.loaded import LoadedModel
@@ -129,7 +129,7 @@ def test_classes_are_declared(folder):
     model = load(folder("BertForSequenceClassification"))
     assert model.inputs == (TensorSpec("text", "BYTES", (-1,)),)
     assert model.outputs[2] == TensorSpec("scores", "FP32", (-1, 3))
-    assert not has_predict_stream(model)
+    assert not overrides(model, "predict_stream")
     model.close()
     assert model._predict_texts is None
 
@@ -187,7 +187,7 @@ def test_generation_predicts_batches(folder):
 
 def test_stream_pieces_join_to_the_batch_result(folder, readable):
     model = load(folder("GPT2LMHeadModel"), generation={"max_new_tokens": 40, **readable})
-    assert has_predict_stream(model)
+    assert overrides(model, "predict_stream")
     whole = model.predict(text_array(TEXTS[:1]))["text"][0]
     pieces = [item["text"][0] for item in model.predict_stream(iter([request(TEXTS[0])]))]
     assert "".join(pieces) == whole

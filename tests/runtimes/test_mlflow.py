@@ -11,7 +11,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
-from headrace.core.model import RowError, has_predict_stream
+from headrace.core.model import RowError, overrides
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
 from headrace.runtimes import mlflow as adapter
 from headrace.runtimes.load import model_factory
@@ -120,7 +120,7 @@ def test_unknown_params_are_refused(load):
 
 def test_streams_use_request_parameters(load):
     model = load(Scaled(), SCALED, params={"factor": 1.0})
-    assert has_predict_stream(model)
+    assert overrides(model, "predict_stream")
     row = (
         Tensor("age", np.array([5.0])),
         Tensor("name", text_array([b"Ann"])),
@@ -140,7 +140,7 @@ def test_streams_use_request_parameters(load):
 
 
 def test_unstreamable_model_has_no_stream(load):
-    assert not has_predict_stream(load(Lambda(lambda x: x)))
+    assert not overrides(load(Lambda(lambda x: x)), "predict_stream")
 
 
 def test_sklearn_model_with_tensor_signature(tmp_path):

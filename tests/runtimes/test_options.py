@@ -8,7 +8,8 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import TensorSpec
-from headrace.runtimes.classes import keyword_arguments, option_names, plain_options, tensor_specs
+from headrace.runtimes.load import keyword_arguments, option_names, plain_options
+from headrace.runtimes.model_io import tensor_specs
 
 
 def test_options_become_plain_copies():

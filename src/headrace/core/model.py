@@ -315,24 +315,13 @@ def current_call() -> Call:
     return CALL.get()
 
 
-def has_predict(model: Model) -> bool:
-    """Return True if the model overrides `predict`."""
-    return getattr(model.predict, "__func__", None) is not Model.predict
+ServingMethod = Literal["predict", "predict_stream", "handle", "step"]
+"""The methods of a `Model` that serve requests."""
 
 
-def has_predict_stream(model: Model) -> bool:
-    """Return True if the model overrides `predict_stream`."""
-    return getattr(model.predict_stream, "__func__", None) is not Model.predict_stream
-
-
-def has_handle(model: Model) -> bool:
-    """Return True if the model overrides `handle`."""
-    return getattr(model.handle, "__func__", None) is not Model.handle
-
-
-def has_step(model: Model) -> bool:
-    """Return True if the model overrides `step`."""
-    return getattr(model.step, "__func__", None) is not Model.step
+def overrides(model: Model, method: ServingMethod) -> bool:
+    """Return True if the model has a method of its own instead of that of `Model`."""
+    return getattr(getattr(model, method), "__func__", None) is not getattr(Model, method)
 
 
 # The errors of which NVIDIA's runtime API says that the process must be terminated, and their equals

@@ -78,6 +78,7 @@ class DeclaredSetting:
         field: The name of the field.
         type: The type without None and without its declaration.
         optional: True if None is a value.
+        item: The type of the items of a list, or None.
         default: The default, or `dataclasses.MISSING`.
         setting: The declaration.
     """
@@ -85,6 +86,7 @@ class DeclaredSetting:
     field: str
     type: Any
     optional: bool
+    item: Any
     default: Any
     setting: Setting
 
@@ -110,17 +112,9 @@ class DeclaredSetting:
         return self.unit == "bytes" and self.type is int
 
     @property
-    def item(self) -> Any:
-        """The type of the items of a list, or None."""
-        arguments = get_args(self.type)
-        if get_origin(self.type) is frozenset or (get_origin(self.type) is tuple and arguments[1:] == (...,)):
-            return arguments[0]
-        return None
-
-    @property
     def choices(self) -> tuple[str, ...]:
         """The words of a `Literal`; empty for other types."""
-        return _words(self.type)
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
     def document_type(self) -> Any:
@@ -151,8 +145,8 @@ class DeclaredSetting:
         return self._accepts_one(value, self.type)
 
     def _accepts_one(self, value: Any, kind: Any) -> bool:
-        if words := _words(kind):
-            return value in words
+        if get_origin(kind) is Literal:
+            return value in get_args(kind)
         if kind is bool:
             return isinstance(value, bool)
         if kind not in (int, float):
@@ -200,8 +194,15 @@ def declared_settings(kind: type) -> tuple[DeclaredSetting, ...]:
         if setting is not None:
             factory = cast("Any", field.default_factory)
             default = field.default if factory is MISSING else factory()
-            found.append(DeclaredSetting(field.name, *_without_none(inner), default, setting))
+            kind, optional = _without_none(inner)
+            found.append(DeclaredSetting(field.name, kind, optional, _item_type(kind), default, setting))
     return tuple(found)
+
+
+def _item_type(kind: Any) -> Any:
+    """Return the type of the items of a list, or None for another type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    return arguments[0] if origin is frozenset or (origin is tuple and arguments[1:] == (...,)) else None
 
 
 def check(settings: Any) -> None:
@@ -238,10 +239,6 @@ def format_size(size: int) -> str:
         if size and size % scale == 0:
             return f"{size // scale}{name}"
     return str(size)
-
-
-def _words(kind: Any) -> tuple[str, ...]:
-    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _without_none(kind: Any) -> tuple[Any, bool]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.core.errors import ModelInputError, ModelLoadError
-from headrace.core.model import BytesAs, Model, has_step
+from headrace.core.model import BytesAs, Model, overrides
 from headrace.core.tensor import Array, InferRequest, ModelMetadata, Tensor, TensorSpec, dtype_of, text_array
 
 _GUESSED_DATATYPE = "FP32"
@@ -65,7 +65,7 @@ class ModelInputs:
 
         Raises ModelLoadError if its `predict`, or `step`, cannot take its inputs.
         """
-        method = "step" if has_step(model) else "predict"
+        method = "step" if overrides(model, "step") else "predict"
         parameters = _parameters(model)
         kinds = {p.kind for p in parameters}
         named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -300,7 +300,7 @@ def _as_declared(spec: TensorSpec, data: Array) -> Array:
 
 def _parameters(model: Model) -> list[inspect.Parameter]:
     try:
-        if not has_step(model):
+        if not overrides(model, "step"):
             return list(inspect.signature(model.predict).parameters.values())
         return _without_states(list(inspect.signature(model.step).parameters.values()))
     except (TypeError, ValueError):
@@ -310,8 +310,8 @@ def _parameters(model: Model) -> list[inspect.Parameter]:
 
 def _reserved_names(model: Model) -> tuple[str, ...]:
     """Return the parameters that the call fills before the tensors, unless they are positional-only."""
-    method = model.step if has_step(model) else model.predict
-    filled = 1 if has_step(model) else 0
+    method = model.step if overrides(model, "step") else model.predict
+    filled = 1 if overrides(model, "step") else 0
     # The signature of a bound method lacks its first parameter.
     function = getattr(method, "__func__", None)
     try:

@@ -26,11 +26,8 @@ from headrace.core.model import (
     HandleRequest,
     HandleResponse,
     Model,
-    has_handle,
-    has_predict,
-    has_predict_stream,
-    has_step,
     is_device_broken,
+    overrides,
 )
 from headrace.core.sequence import SequenceEnd, States
 from headrace.core.tensor import Array, ModelMetadata
@@ -116,9 +113,9 @@ class LocalBackend(Backend):
     def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
         check_methods(model, self._name, inline=inline)
         self._is_unrecoverable = model.is_unrecoverable
-        if has_step(model):
+        if overrides(model, "step"):
             self._stepper = Stepper(model, self._name, self._run_hook)
-        if has_predict_stream(model) or has_handle(model):
+        if overrides(model, "predict_stream") or overrides(model, "handle"):
             self._stream_model = StreamModel(
                 model,
                 self._name,
@@ -136,14 +133,14 @@ class LocalBackend(Backend):
         self.predict = model.predict
         self.is_async = inspect.iscoroutinefunction(model.predict)
         self.inputs = ModelInputs.of(model, self._name)
-        self.check = OutputCheck(self._name, model.outputs, "step" if has_step(model) else "predict")
+        self.check = OutputCheck(self._name, model.outputs, "step" if overrides(model, "step") else "predict")
         self.sequences = model.sequences.with_values(settings.sequences)
         self.rows_max, self._delay_ms = _batch_limits(model, self._name, settings)
         self.writes_inputs = model.writes_inputs
         if not settings.warm_up:
             return
         self._methods.run(model.warm_up)
-        if type(model).warm_up is Model.warm_up and (has_predict(model) or has_step(model)):
+        if type(model).warm_up is Model.warm_up and (overrides(model, "predict") or overrides(model, "step")):
             self._call_with_zeros()
 
     def _call_with_zeros(self) -> None:
@@ -380,6 +377,7 @@ def _metadata(
     delay_ms: float,
 ) -> ModelMetadata:
     """Return the description of a loaded model."""
+    is_stateful = overrides(model, "step")
     return ModelMetadata(
         name=name,
         version=version,
@@ -389,11 +387,11 @@ def _metadata(
         max_batch_rows=rows_max,
         max_batch_delay_ms=delay_ms,
         fingerprint=fingerprint,
-        can_predict=has_predict(model) or has_step(model),
-        can_stream=has_predict_stream(model) or has_step(model),
-        can_handle=has_handle(model),
-        is_stateful=has_step(model),
-        sequences_live_max=model.sequences.live_max if has_step(model) else None,
+        can_predict=is_stateful or overrides(model, "predict"),
+        can_stream=is_stateful or overrides(model, "predict_stream"),
+        can_handle=overrides(model, "handle"),
+        is_stateful=is_stateful,
+        sequences_live_max=model.sequences.live_max if is_stateful else None,
         whole_requests=model.predict_request is not None,
         bytes_as=model.bytes_as,
     )

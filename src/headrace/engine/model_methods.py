@@ -32,10 +32,7 @@ from headrace.core.model import (
     NO_CALL,
     Model,
     RowError,
-    has_handle,
-    has_predict,
-    has_predict_stream,
-    has_step,
+    overrides,
 )
 
 _log = logging.getLogger("headrace.engine")
@@ -356,10 +353,10 @@ def check_methods(model: Model, name: str, *, inline: bool) -> None:
 
 def _defined_methods(model: Model) -> list[str]:
     defined = {
-        "predict": has_predict(model),
-        "predict_stream": has_predict_stream(model),
-        "handle": has_handle(model),
-        "step": has_step(model),
+        "predict": overrides(model, "predict"),
+        "predict_stream": overrides(model, "predict_stream"),
+        "handle": overrides(model, "handle"),
+        "step": overrides(model, "step"),
         "predict_request": model.predict_request is not None,
     }
     return [method for method, is_defined in defined.items() if is_defined]

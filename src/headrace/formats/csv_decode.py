@@ -267,7 +267,7 @@ class CsvMatrixDecoder(_CsvDecoder):
             return DecodedBlock.with_failures({self._name: parsed.matrix}, block, reasons)
         matrix = self._decode_all_columns(rows, bound)
         if matrix is not None:
-            return DecodedBlock.with_failures({self._name: matrix}, block, {})
+            return DecodedBlock({self._name: matrix})
         grid = cell_grid(rows, self._dialect, bound.width)
         parsed = self._parser.parse(
             select_columns(grid, bound.indices, self._dialect.delimiter), len(bound.indices)

@@ -122,7 +122,6 @@ class Flow:
 
     def __iter__(self) -> Iterator[ScoredBatch]:
         """Yield all batches. Close the flow at the end, also if the caller stops early."""
-        self._start()
         try:
             while (batch := self.next_batch()) is not None:
                 yield batch
@@ -210,7 +209,9 @@ class Flow:
             # The rest of a broken source fills no batch: a resumption reads it again.
             if self._broken is None or not self._resumable:
                 self._flush(feed)
-                self._finish_sequences()
+                # After a replay the sequences stay open: the source continues there.
+                if self._sequencer is not None and not self._is_replay and not self.drained:
+                    self._end_sequences(self._sequencer.finish())
             if self._broken is None:
                 self._window.finish()
             else:
@@ -254,7 +255,7 @@ class Flow:
             return
         self._end_sequences(batch.endings)
         future = self._submit(batch.request, batch.cuts) if batch.request else None
-        self._progress.batch_submitted(batch.reason)
+        self._progress.closed_by[batch.reason] += 1
         # A batch without bytes has a weight, too, so that the number of batches in the window is
         # limited.
         failures = sum(len(s.failures) for s in batch.spans) * _FAILURE_BYTES
@@ -294,11 +295,6 @@ class Flow:
             # The model may have ended the sequence itself.
             if error is not None and not isinstance(error, SequenceGoneError):
                 raise error
-
-    def _finish_sequences(self) -> None:
-        """End the open sequences, except after a replay: the source continues there."""
-        if self._sequencer is not None and not self._is_replay and not self._draining.is_set():
-            self._end_sequences(self._sequencer.finish())
 
 
 def open_flow(

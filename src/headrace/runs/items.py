@@ -204,8 +204,7 @@ class ScoredBatch:
     """A batch with its predictions, in source order.
 
     Row i of every output belongs to the i-th record of all `selections`. The number of entries
-    equals rows plus failures. `broken` counts failures of objects (kind OBJECT) rather than
-    records. `replay` is for a resumption after this batch.
+    equals rows plus failures. `replay` is for a resumption after this batch.
     """
 
     spans: tuple[ScoredSpan, ...]
@@ -213,26 +212,23 @@ class ScoredBatch:
     entries: int
     end: Cursor
     replay: Replay | None = None
+    rows: int = field(init=False, repr=False, compare=False)
+    """The number of predicted records."""
+    failures: list[Failure] = field(init=False, repr=False, compare=False)
+    """The failed records, in order."""
+    broken: int = field(init=False, repr=False, compare=False)
+    """The number of failures of objects or members (kind OBJECT) rather than records."""
+
+    def __post_init__(self) -> None:
+        failures = [failure for span in self.spans for failure in span.failures]
+        object.__setattr__(self, "rows", sum(len(span.selection) for span in self.spans))
+        object.__setattr__(self, "failures", failures)
+        object.__setattr__(self, "broken", [f.kind for f in failures].count(FailureKind.OBJECT))
 
     @property
     def selections(self) -> list[BlockSelection]:
         """The predicted records, in order."""
         return [s.selection for s in self.spans if len(s.selection)]
-
-    @property
-    def failures(self) -> list[Failure]:
-        """The failed records, in order."""
-        return [f for s in self.spans for f in s.failures]
-
-    @property
-    def rows(self) -> int:
-        """The number of predicted records."""
-        return sum(len(s.selection) for s in self.spans)
-
-    @property
-    def broken(self) -> int:
-        """The number of failures of objects or members."""
-        return sum(f.kind is FailureKind.OBJECT for f in self.failures)
 
     def outcomes(self) -> Sequence[Outcome]:
         """Return one outcome per record, in source order. Sinks use the arrays instead."""

@@ -53,7 +53,8 @@ from headrace.runs.records import (
     parse_versioned,
 )
 from headrace.storage.contract import ObjectInfo, Store
-from headrace.storage.draft import assemble, discard, is_complete, open_draft, remove_unfinished
+from headrace.storage.draft import assemble, discard, is_complete, open_draft
+from headrace.storage.local import LocalStore
 
 T = TypeVar("T")
 
@@ -313,8 +314,10 @@ class Ledger:
             self.store.delete(uri)
 
     def _remove_unfinished(self) -> None:
-        for folder in (DRAFTS, WORKERS, ""):
-            remove_unfinished(self.store, self.uri(folder))
+        """Delete the temporary files of killed writers. Only disks have temporary files."""
+        if isinstance(self.store, LocalStore):
+            for folder in (DRAFTS, WORKERS, ""):
+                self.store.clean(self.uri(folder), older_than_s=0.0)
 
     def find(self, name: str, parse: Callable[[bytes], T]) -> T | None:
         """Return `parse` of a ledger object, or None if it does not exist.

@@ -222,10 +222,11 @@ def select_infos(source: str | Sequence[str], stores: Stores, settings: RunSetti
     an unreadable format: the check comes before hours of scoring.
     """
     infos = select_typed_objects(source, stores, settings.data_type)
-    uris = (i.uri for i in infos if not is_read_by_row_groups(i.uri, settings.read))
-    why = next(filter(None, (unreadable_reason(uri, settings.read) for uri in uris)), None)
-    if why:
-        raise ConfigError(why)
+    for info in infos:
+        if is_read_by_row_groups(info.uri, settings.read):
+            continue
+        if why := unreadable_reason(info.uri, settings.read):
+            raise ConfigError(why)
     return infos
 
 

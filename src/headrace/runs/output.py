@@ -94,23 +94,26 @@ class RecordOutput(Generic[B]):
 
     def add(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
         """Add consecutive records; row i of every output belongs to the i-th predicted record."""
-        for span in spans:
-            _refuse_failures(self._policy, span.failures)
+        failures = [failure for span in spans for failure in span.failures]
+        if failures:
+            self._refuse(failures[0])
         self.is_consistent = False
-        self._add(spans, outputs)
+        if failures:
+            self._add_with_failures(spans, outputs)
+        else:
+            selections = [span.selection for span in spans if len(span.selection)]
+            try:
+                self._encode(selections, outputs)
+            except DataError:
+                self._add_with_failures(spans, outputs)
         self.is_consistent = True
 
-    def _add(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
-        if any(span.failures for span in spans):
-            self._add_with_failures(spans, outputs)
-            return
-        selections = [span.selection for span in spans if len(span.selection)]
-        try:
-            self._encode(selections, outputs)
-        except DataError:
-            self._add_with_failures(spans, outputs)
-            return
-        self._count(sum(map(len, selections)), ())
+    def _refuse(self, failure: Failure) -> None:
+        """Raise TooManyFailuresError if the policy allows no failure."""
+        if self._policy.on_error == "job":
+            raise TooManyFailuresError(
+                f"{failure.position}: a record failed, and on_error is job: {failure.why}"
+            )
 
     def _add_with_failures(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
         """Write up to each failure, so that the failure gets its position in the output."""
@@ -143,33 +146,30 @@ class RecordOutput(Generic[B]):
             # record.
             if len(chosen) == 1:
                 failure = block.failure(int(chosen[0]), FailureKind.FORMAT, str(error))
-                _refuse_failures(self._policy, (failure,))
+                self._refuse(failure)
                 self._add_failure(failure)
                 return
             middle = part.start + len(chosen) // 2
             self._add_rows(span, rows, slice(part.start, middle), outputs, base)
             self._add_rows(span, rows, slice(middle, part.stop), outputs, base)
-            return
-        self._count(len(chosen), ())
 
     def _add_failure(self, failure: Failure) -> None:
         record = FailedRecord(failure, self.counts.rows_out, self.out.nbytes)
         # The line is copied, because the JSON writer allocates 4 KiB for each.
         self.failed.write(bytes(memoryview(failed_record_line(record))))
-        self._count(0, (failure,))
-
-    def _count(self, rows: int, failures: Sequence[Failure]) -> None:
-        broken = sum(f.kind is FailureKind.OBJECT for f in failures)
-        failed = len(failures) - broken
-        self.entries += rows + len(failures)
-        self.counts = self.counts.plus(Counts(rows + failed, rows, failed, broken))
-        for failure in failures:
-            count_reason(self.failures, failure)
+        self.entries += 1
+        is_broken = failure.kind is FailureKind.OBJECT
+        self.counts = self.counts.plus(Counts(objects_broken=1) if is_broken else Counts(1, rows_failed=1))
+        count_reason(self.failures, failure)
 
     def _encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> None:
+        """Write and count the rows. On a DataError, none of them is written."""
         if not selections:
             return
         self.out.write(self._opened_encoder(outputs, selections[0].block).encode(selections, outputs))
+        rows = sum(map(len, selections))
+        self.entries += rows
+        self.counts = self.counts.plus(Counts(rows, rows))
 
     def _opened_encoder(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
         if self._encoder is None:
@@ -190,13 +190,6 @@ class RecordOutput(Generic[B]):
             self._opened_encoder(empty_outputs, None)
         if self._encoder is not None:
             self.out.write(self._encoder.finish())
-
-
-def _refuse_failures(policy: FailurePolicy, failures: Sequence[Failure]) -> None:
-    """Raise TooManyFailuresError for the first failure, if the policy allows none."""
-    if policy.on_error == "job" and failures:
-        failure = failures[0]
-        raise TooManyFailuresError(f"{failure.position}: a record failed, and on_error is job: {failure.why}")
 
 
 def suppresses_output(settings: RunSettings, *, failed: bool) -> bool:

@@ -87,13 +87,13 @@ class ShardSource(BlockSource):
         self._reading = 0
         self.bytes_read = 0
         self.objects_read = 0
-        extents = [self._extent(open_shard) for open_shard in open_shards]
-        self._prefetch = Prefetch(stores, extents, settings.flow)
+        self._extents = [self._extent(open_shard) for open_shard in open_shards]
+        self._prefetch = Prefetch(stores, self._extents, settings.flow)
 
     @property
     def reading(self) -> str:
         """The URI of the object that is being read, or an empty string."""
-        return self._uri(self._open_shards[self._reading]) if self._open_shards else ""
+        return self._info(self._open_shards[self._reading]).uri if self._open_shards else ""
 
     def skip(self, index: int) -> None:
         """Stop reading object `index`. Blocks that were read may still be delivered."""
@@ -115,11 +115,8 @@ class ShardSource(BlockSource):
             yield from blocks
             self.objects_read += open_shard.shard.ends_object
             if open_shard.ends_task:
-                end = Block(Position(self._uri(open_shard)))
+                end = Block(Position(self._info(open_shard).uri))
                 yield ReadBlock(end, self._first + number, ends_batch=True)
-
-    def _uri(self, open_shard: OpenShard) -> str:
-        return self._info(open_shard).uri
 
     def _info(self, open_shard: OpenShard) -> ObjectInfo:
         return self._objects[open_shard.shard.index].info
@@ -128,9 +125,9 @@ class ShardSource(BlockSource):
         """Return the start of a range, if it is known."""
         shard, resume = open_shard.shard, open_shard.resume
         if resume is not None and resume.begin is not None:
-            return resume.begin.position(self._uri(open_shard))
+            return resume.begin.position(self._info(open_shard).uri)
         position = self._range_starts.get((shard.index, shard.number))
-        return None if position is None or not shard.number else position.position(self._uri(open_shard))
+        return None if position is None or not shard.number else position.position(self._info(open_shard).uri)
 
     def _extent(self, open_shard: OpenShard) -> Extent:
         """Return the bytes that are certain to be read; a range may need a little more at both ends."""
@@ -144,7 +141,7 @@ class ShardSource(BlockSource):
         return Extent(info, 0, shard.stop)
 
     def _shard_blocks(self, number: int, open_shard: OpenShard) -> Iterator[ReadBlock]:
-        uri, entries, index = self._uri(open_shard), 0, self._first + number
+        uri, entries, index = self._info(open_shard).uri, 0, self._first + number
         last: Block | None = None
         text_range: TextRange | None = None
         broken = relative = False
@@ -180,8 +177,8 @@ class ShardSource(BlockSource):
     def _begin_of(self, open_shard: OpenShard) -> Position:
         """Return the start of a shard of which nothing was read."""
         if open_shard.resume is not None:
-            return open_shard.resume.position(self._uri(open_shard))
-        return self._begin(open_shard) or Position(self._uri(open_shard), byte=open_shard.shard.start)
+            return open_shard.resume.position(self._info(open_shard).uri)
+        return self._begin(open_shard) or Position(self._info(open_shard).uri, byte=open_shard.shard.start)
 
     @staticmethod
     def _relative(open_shard: OpenShard, text_range: TextRange | None) -> bool:
@@ -211,7 +208,7 @@ class ShardSource(BlockSource):
     def _range(self, open_shard: OpenShard) -> TextRange | None:
         """Return the shard as a range of a text, or None for a whole object, or one that is not text."""
         shard, names = open_shard.shard, None
-        text = None if shard.is_whole else text_format(self._uri(open_shard), self._read)
+        text = None if shard.is_whole else text_format(self._info(open_shard).uri, self._read)
         if text is None:
             return None
         if shard.number:
@@ -222,7 +219,7 @@ class ShardSource(BlockSource):
         return TextRange(text, shard.start, shard.stop, begin=self._begin(open_shard), column_names=names)
 
     def _blocks_of(self, number: int, open_shard: OpenShard, text_range: TextRange | None) -> Iterator[Block]:
-        uri, resume = self._uri(open_shard), open_shard.resume
+        uri, resume = self._info(open_shard).uri, open_shard.resume
         if text_range is not None:
             position = None if resume is None else Position(uri, record=resume.record)
             yield from skip_records(
@@ -246,7 +243,7 @@ class ShardSource(BlockSource):
     def _chunks(self, number: int, open_shard: OpenShard, text_range: TextRange | None) -> Iterator[bytes]:
         """Yield a shard's bytes; for a range, also the bytes after it on demand."""
         past = 0
-        extent = self._extent(open_shard)
+        extent = self._extents[number]
         if text_range is not None:
             # The previous range may end after this one's start, or even after its end.
             past = text_range.first_byte - extent.start
@@ -277,7 +274,7 @@ class ShardSource(BlockSource):
         index = open_shard.shard.index
         if index not in self._heads:
             whole = OpenShard(open_shard.task, Shard(index), ends_task=False)
-            head = next(text.blocks(self._tail(whole, 0), Position(self._uri(open_shard))), None)
+            head = next(text.blocks(self._tail(whole, 0), Position(self._info(open_shard).uri)), None)
             broken = head is not None and any(f.kind is FailureKind.OBJECT for f in head.failures)
             self._heads[index] = (not broken, None if head is None else head.column_names)
         return self._heads[index]

@@ -56,6 +56,7 @@ class RunProgress:
     objects_broken: int = 0
     batches: int = 0
     closed_by: Counter[CloseReason] = field(default_factory=Counter[CloseReason])
+    """The submitted batches, by the reason for which they were closed."""
     parts: int = 0
     objects_before: int = 0
     """Objects that an earlier process or append read to their ends."""
@@ -93,10 +94,6 @@ class RunProgress:
         """Set the read position. The reader calls it."""
         self.bytes_read = bytes_read
         self.objects_read = objects_read
-
-    def batch_submitted(self, reason: CloseReason) -> None:
-        """Count a closed batch. The feeder calls it."""
-        self.closed_by[reason] += 1
 
     def batch_delivered(self, batch: ScoredBatch) -> None:
         """Count a delivered batch. The iterating thread calls it."""
@@ -285,10 +282,9 @@ class RunReporter:
             resumed: Whether the run continues the work of an earlier process.
             stopped: The status of a run that stopped before its end.
         """
-        suppressed = any(result.suppressed for result in totals.objects)
         return make_report(
             kind="transform" if self._work.settings.per_object else "stream",
-            status=stopped or ("failed" if suppressed else "complete"),
+            stopped=stopped,
             source=self._source,
             output=self._work.ledger.destination,
             model=figures.metadata.name,
@@ -317,7 +313,7 @@ class RunReporter:
 def make_report(
     *,
     kind: RunKind,
-    status: Status,
+    stopped: Status | None,
     source: str,
     output: str,
     model: str,
@@ -332,12 +328,13 @@ def make_report(
 ) -> Report:
     """Return the report of the ledger's totals and this process's figures."""
     results, counts = totals.objects, totals.counts
-    suppressed_rows = sum(r.counts.rows_out for r in results if r.suppressed)
+    suppressed = [r for r in results if r.suppressed]
+    suppressed_rows = sum(r.counts.rows_out for r in suppressed)
     worst = sorted((r for r in results if r.counts.has_failures), key=_severity)
     rows = progress.records - progress.records_before
     return Report(
         kind=kind,
-        status=status,
+        status=stopped or ("failed" if suppressed else "complete"),
         source=source,
         output=output,
         model=model,
@@ -345,7 +342,7 @@ def make_report(
         objects_done=totals.objects_done,
         objects_with_failures=len(worst),
         objects_broken=counts.objects_broken,
-        objects_suppressed=sum(r.suppressed for r in results),
+        objects_suppressed=len(suppressed),
         records_in=counts.records_in,
         rows_out=counts.rows_out - suppressed_rows,
         rows_failed=counts.rows_failed,

@@ -5,7 +5,9 @@ All are plain text and values.
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping
+import inspect
+import keyword
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,20 +18,18 @@ from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model, ModelRecipe
 from headrace.runtimes.classes import (
     ImportedModule,
-    Options,
     file_fingerprint,
     find_model_factory,
     import_file,
     import_module,
     is_dotted_class,
     is_mlserver_class,
-    keyword_arguments,
-    option_names,
-    plain_options,
+    sibling_files,
     split_spec,
     unreadable_file_error,
 )
-from headrace.runtimes.sibling_modules import sibling_files
+
+Options = dict[str, Any]
 
 _ONNX: Final = ("headrace.runtimes.onnx", "OnnxModel")
 _SKLEARN: Final = ("headrace.runtimes.sklearn", "SklearnModel")
@@ -200,6 +200,41 @@ def _made_by(
         return found(Path(spec), **keyword_arguments(options, known, spec))
 
     return ModelSource(make, name, _with_options(fingerprint, options), spec, options)
+
+
+def plain_options(options: Mapping[str, Any] | None, where: str) -> Options:
+    """Return a copy of JSON values only. Raises ConfigError with the first option that is not one."""
+    if not options:
+        return {}
+    for name, value in options.items():
+        try:
+            orjson.dumps({name: value})
+        except TypeError as error:
+            raise ConfigError(
+                f"{where}: option {name!r} must be a plain value "
+                f"(text, a number, true or false, a list, a table): {error}"
+            ) from None
+    return orjson.loads(orjson.dumps(dict(options)))
+
+
+def option_names(make: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Return the keyword arguments of a class or function, or None if it takes any."""
+    parameters = inspect.signature(make).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(p.name.removesuffix("_") for p in parameters if p.kind in kinds)
+
+
+def keyword_arguments(options: Options, known: Sequence[str] | None, where: str) -> Options:
+    """Return the options as keyword arguments; `class` becomes ``class_``.
+
+    Raises ConfigError for an unknown option.
+    """
+    if known is not None and (unknown := [name for name in options if name not in known]):
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        raise ConfigError(f"{where} has no option {', '.join(map(repr, unknown))}; {has}")
+    return {f"{name}_" if keyword.iskeyword(name) else name: value for name, value in options.items()}
 
 
 def _with_options(fingerprint: str, options: Options) -> str:

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a framework's model: names, text, and batches of a fixed size."""
+"""Inputs and outputs of a framework's model: their specs, names, text, and batches of a fixed size."""
 
 import inspect
 import re
@@ -9,9 +9,9 @@ from typing import Any, Final, cast
 import numpy as np
 import orjson
 
-from headrace.core.errors import ModelContractError
+from headrace.core.errors import ConfigError, ModelContractError
 from headrace.core.model import RowError
-from headrace.core.tensor import Array, text_array
+from headrace.core.tensor import Array, TensorSpec, dtype_of, text_array
 
 WHY_CHARS_MAX: Final = 400
 
@@ -139,3 +139,48 @@ def run_in_fixed_batches(
                 raise ModelContractError(model, why)
         parts.append({n: d[: size - short] for n, d in outputs.items()})
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+
+def tensor_specs(option: object, name: str, where: str) -> tuple[TensorSpec, ...]:
+    """Return the specs of an option with a list of tensors.
+
+    For example: ``inputs = [{name = "x", datatype = "FP32", shape = [-1, 4]}]``.
+
+    `shape` is optional. If present, it begins with the axis of rows. Raises ConfigError.
+    """
+    if option is None:
+        return ()
+    example = (
+        f"{where}: option {name!r} must be a list such as "
+        '[{name = "x", datatype = "FP32", shape = [-1, 4]}]'
+    )
+    if not isinstance(option, (list, tuple)):
+        raise ConfigError(example)
+    return tuple(_spec(entry, example) for entry in cast("Sequence[object]", option))
+
+
+def _spec(entry: object, example: str) -> TensorSpec:
+    if isinstance(entry, TensorSpec):
+        return entry
+    if not isinstance(entry, dict):
+        raise ConfigError(example)
+    fields = cast("dict[str, Any]", entry)
+    unknown = set(fields) - {"name", "datatype", "shape"}
+    tensor, datatype, shape = fields.get("name"), fields.get("datatype", "FP32"), fields.get("shape")
+    if unknown or not isinstance(tensor, str) or not isinstance(datatype, str):
+        raise ConfigError(example)
+    if datatype != "BF16":
+        try:
+            dtype_of(datatype)
+        except TypeError as error:
+            raise ConfigError(f"{example}: {error}") from None
+    if shape is None:
+        return TensorSpec(tensor, datatype)
+    if not isinstance(shape, (list, tuple)):
+        raise ConfigError(example)
+    sizes = tuple(cast("Sequence[object]", shape))
+    if not sizes or not all(type(size) is int and size >= -1 for size in sizes):
+        raise ConfigError(
+            f"{example}: a shape is a list of sizes that begins with the axis of rows, -1 for any size"
+        )
+    return TensorSpec(tensor, datatype, cast("tuple[int, ...]", sizes))

@@ -16,8 +16,7 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
 from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec
-from headrace.runtimes.classes import tensor_specs
-from headrace.runtimes.model_io import decode_text, summarize_error
+from headrace.runtimes.model_io import decode_text, summarize_error, tensor_specs
 
 try:
     import joblib as _joblib

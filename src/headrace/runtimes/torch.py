@@ -24,12 +24,13 @@ from headrace.core.errors import (
 )
 from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec
-from headrace.runtimes.classes import load_class, tensor_specs
+from headrace.runtimes.classes import load_class
 from headrace.runtimes.model_io import (
     outputs_by_name,
     predict_with_signature,
     run_in_fixed_batches,
     summarize_error,
+    tensor_specs,
 )
 
 try:

@@ -198,15 +198,6 @@ def discard(store: Store, persisted: PersistedDraft) -> None:
         store.delete(segment_uri(persisted.uri, number))
 
 
-def remove_unfinished(store: Store, folder: str) -> None:
-    """Delete the temporary files of killed writers in a folder, not below it.
-
-    No other writer may use the folder. Only disks have temporary files.
-    """
-    if isinstance(store, LocalStore):
-        store.clean(folder, older_than_s=0.0)
-
-
 def segment_uri(uri: str, number: int) -> str:
     """Return the URI of segment `number` of a draft."""
     return f"{uri}.{number:05d}"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError, ModelContractError, ModelInputError, ModelLoadError
-from headrace.core.model import has_predict, has_predict_stream
+from headrace.core.model import overrides
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec, text_array
 from headrace.runtimes.load import model_factory
 from runtimes.loaded import LoadedModel
@@ -227,8 +227,8 @@ def test_parameters_and_headers_pass_both_ways(serve):
 
 def test_stream_only_model(serve):
     instance = serve("Words")
-    assert has_predict_stream(instance.model)
-    assert not has_predict(instance.model)
+    assert overrides(instance.model, "predict_stream")
+    assert not overrides(instance.model, "predict")
     responses = collect_stream(instance, words("a b", id="s1"), words("c", id="other"))
     assert [r["word"].tolist() for r in responses] == [[[b"a"]], [[b"b"]], [[b"c"]]]
     # As in MLServer, all responses of a stream have its first request's id.
