@@ -7,7 +7,8 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ModelInputError
-from headrace.core.tensor import InferRequest, Tensor, datatype_of, dtype_of, statically_frozen, text_array
+from headrace.core.frozen import statically_frozen
+from headrace.core.tensor import InferRequest, Tensor, datatype_of, dtype_of, text_array
 
 
 @for_each("dtype", ["bool", "uint8", "int16", "uint32", "int64", "float16", "float32", "float64"])

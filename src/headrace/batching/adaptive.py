@@ -19,7 +19,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError
-from headrace.core.tensor import statically_frozen
+from headrace.core.frozen import statically_frozen
 
 RECENT_DELAYS: Final = 5
 """Length, in delays, of the moment for which rows in flight count as likely to return."""

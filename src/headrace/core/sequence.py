@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final, cast
 import numpy as np
 
 from headrace.core.errors import ConfigError, DataError
+from headrace.core.frozen import statically_frozen
 from headrace.core.settings import Setting, check
-from headrace.core.tensor import Array, statically_frozen
+from headrace.core.tensor import Array
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 

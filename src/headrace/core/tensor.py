@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, dataclass_transform
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import ModelInputError
+from headrace.core.frozen import statically_frozen
 
 Array = NDArray[Any]
 
@@ -93,19 +94,6 @@ def text_array(values: Sequence[object]) -> Array:
     made = np.empty(len(values), object)
     made[:] = values
     return made
-
-
-_T = TypeVar("_T")
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def statically_frozen(cls: type[_T]) -> type[_T]:
-    """Create a dataclass that type checkers treat as frozen, without Python's runtime check.
-
-    Creating an instance of a frozen dataclass takes three to four times as long, a measurable part
-    of a small request. Instances are shared between threads; no code may change them.
-    """
-    return dataclass(slots=True)(cls)
 
 
 def _nothing() -> dict[str, Any]:

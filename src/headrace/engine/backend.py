@@ -7,9 +7,10 @@ process of its own.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from headrace.core.frozen import statically_frozen
 from headrace.core.model import Call
 from headrace.core.sequence import SequenceLimits
-from headrace.core.tensor import Array, ModelMetadata, statically_frozen
+from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.outputs import OutputCheck, Outputs
 from headrace.engine.stepper import SequenceEnding, StepFlags, StepOrder

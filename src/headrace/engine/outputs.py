@@ -215,7 +215,7 @@ def check_response(metadata: ModelMetadata, returned: Any, request: InferRequest
 
 
 def check_responses(model: str, returned: Any, requests: int) -> list[HandleResponse]:
-    """Return what `handle` returned as responses, one for each request.
+    """Return the result of `handle` as one response for each request.
 
     Bytes and text become bodies with status 200. Raises ModelContractError for anything else.
     """

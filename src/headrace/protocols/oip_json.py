@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 
 from headrace.core.errors import DataError, ModelContractError, UnsupportedError
+from headrace.core.frozen import statically_frozen
 from headrace.core.sequence import may_omit_inputs
 from headrace.core.tensor import (
     DEFAULT_PRIORITY,
@@ -25,7 +26,6 @@ from headrace.core.tensor import (
     InferRequest,
     InferResponse,
     Tensor,
-    statically_frozen,
 )
 from headrace.protocols.tensors import (
     DIMENSIONS_MAX,
@@ -213,13 +213,7 @@ def encode_response(
         raise ValueError(f"{len(response.failures)} rows failed, which a V2 response cannot express")
     if not datatypes and binary is False and (quick := fast_encode_response(response)) is not None:
         return WireBody(quick)
-    document: _Json = {"model_name": response.model_name}
-    if response.model_version is not None:
-        document["model_version"] = response.model_version
-    if response.id:
-        document["id"] = response.id
-    if response.parameters:
-        document["parameters"] = dict(response.parameters)
+    document = _response_head(response)
 
     def is_binary(output: str) -> bool:
         return binary(output) if callable(binary) else binary
@@ -539,6 +533,18 @@ def _convert(found: Array, dtype: np.dtype[Any]) -> Array | None:
     return made if np.array_equal(made, found) else None
 
 
+def _response_head(response: InferResponse) -> _Json:
+    """Return the document of a response without its outputs."""
+    document: _Json = {"model_name": response.model_name}
+    if response.model_version is not None:
+        document["model_version"] = response.model_version
+    if response.id:
+        document["id"] = response.id
+    if response.parameters:
+        document["parameters"] = dict(response.parameters)
+    return document
+
+
 def fast_encode_response(response: InferResponse) -> bytes | None:
     """Return the body of a response whose outputs are finite numbers or text, else None."""
     listed: list[_Json] = []
@@ -554,13 +560,7 @@ def fast_encode_response(response: InferResponse) -> bytes | None:
             if not _TEXT.issuperset(map(type, values)):
                 return None
         listed.append({"name": tensor.name, "shape": data.shape, "datatype": datatype, "data": values})
-    document: _Json = {"model_name": response.model_name}
-    if response.model_version is not None:
-        document["model_version"] = response.model_version
-    if response.id:
-        document["id"] = response.id
-    if response.parameters:
-        document["parameters"] = dict(response.parameters)
+    document = _response_head(response)
     document["outputs"] = listed
     try:
         text = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)

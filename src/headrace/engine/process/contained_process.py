@@ -32,7 +32,7 @@ _MEMORY_ADVICE: Final = "reduce max_batch_rows or the number of instances"
 
 @dataclass(frozen=True, slots=True)
 class KillReason:
-    """The reason for which the serving process killed a process."""
+    """The cause and the reason of a kill by the serving process."""
 
     cause: DeathCause
     reason: str

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
 import orjson
@@ -230,18 +230,7 @@ Message = (
     | ResultMessage
     | ErrorMessage
 )
-_KINDS: Final[Mapping[str, type[Message]]] = {
-    kind.__name__: kind
-    for kind in (
-        StartMessage,
-        CallMessage,
-        EndSequencesMessage,
-        CloseMessage,
-        LoadedMessage,
-        ResultMessage,
-        ErrorMessage,
-    )
-}
+_KINDS: Final[Mapping[str, type[Message]]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode_message(message: Message) -> bytes:

@@ -17,6 +17,7 @@ from headrace.core.errors import (
     ModelInputError,
     StoppedError,
 )
+from headrace.core.frozen import statically_frozen
 from headrace.core.sequence import (
     NO_SEQUENCE,
     SEQUENCE_PARAMETERS,
@@ -24,7 +25,7 @@ from headrace.core.sequence import (
     may_omit_inputs,
     parse_sequence_id,
 )
-from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor, statically_frozen
+from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
 from headrace.engine.inputs import ModelInputs
 from headrace.engine.model_methods import describe_error, internal_error
 from headrace.engine.outputs import Outputs, ResponseBuilder

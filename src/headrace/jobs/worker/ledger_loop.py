@@ -251,7 +251,7 @@ class LedgerLoop:
         return Settlement(settlement.job_id, settlement.lease, Failed(failure, _NOT_DURABLE_RETRY_MS))
 
     def _next_claim(self, pending: Mapping[LeaseKey, Settlement]) -> ClaimRequest | None:
-        """Return a claim for the slots that are free once `pending` is settled; None: claim nothing now."""
+        """Return a claim for the slots that are free once `pending` is settled, or None to claim nothing."""
         now_s = self._clock.now()
         if now_s >= self._poll_at_s:
             self._may_have_jobs = True

@@ -1,8 +1,7 @@
 """ModelInferRequest messages to requests, with typed or raw contents, and requests to raw messages.
 
 A decoded message is a request, its model and options. Messages are checked before any array is made
-of them. Every malformed message is a `DataError` that names the tensor and the
-defect.
+of them. Every malformed message is a `DataError` that names the tensor and the defect.
 """
 
 from collections.abc import Mapping, Sequence
