@@ -177,7 +177,7 @@ def test_failed_transform_stops_the_model(stores):
 def test_dry_run_writes_nothing(stores, folder):
     found = dry_run(IN, OUT, model=EvenOnlyModel, stores=stores, records=2)
     assert [planned.output for planned in found.plan.objects] == ["a.csv.out"]
-    assert len(found.seen) == 2
+    assert len(found.trial.first) == 2
     assert object_names(stores) == []
     dry_run(f"{folder}/in/", f"{folder}/out/", model=str(folder / "double.py"))
     assert not (folder / "out").exists()

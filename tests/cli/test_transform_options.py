@@ -56,6 +56,7 @@ def test_default_options_give_the_default_spec():
 
 CASES = [
     (["--data-type", "manifest"], "data_type", "manifest"),
+    (["--schema", "strict"], "schema", "strict"),
     (["--content-type", "text/csv", "--split", "csv"], "read.format", "csv"),
     (["--content-type", "jsonl"], "read.format", "jsonl"),
     (["--split", "tfrecord"], "read.format", "tfrecord"),

@@ -46,7 +46,6 @@ def work_of(
         settings=make_settings(),
         stores=stores,
         ledger=ledger,
-        learned={},
         on_task=on_task,
         **more,
     )

@@ -15,7 +15,7 @@ from headrace.reports.observation import RunObservation
 from headrace.runners.messages import Assignment
 from headrace.runners.worker import OBSERVATION_INTERVAL_S, TaskWorker
 from headrace.runs.ledger import Ledger
-from headrace.runs.probe import learn
+from headrace.runs.sample import schema_of
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
 from headrace.runs.work import CHECK_INTERVAL_S
 from headrace.storage.resolve import Stores
@@ -100,7 +100,8 @@ class BegunRun:
     def engine(self) -> Iterator[Engine]:
         """Yield a started engine whose metadata the run has probed."""
         with engine() as started:
-            self.ledger.learn(learn(self.plan.objects, self.stores, self.settings, started.metadata))
+            infos = [planned.info for planned in self.plan.objects]
+            self.ledger.write_schema(schema_of(infos, self.stores, self.settings, started.metadata))
             yield started
 
     def worker(self, predictor, messages: list, kind: type[TaskWorker] = TaskWorker, **more) -> TaskWorker:

@@ -78,9 +78,9 @@ def test_buckets_need_a_copy_and_parquet_cannot_be_joined():
 @for_each(
     ("read", "output"),
     [
-        (ReadOptions(), {}),
-        (ReadOptions(), {"header": True}),
-        (ReadOptions(), {"format": "jsonl"}),
+        (ReadOptions(header="none"), {}),
+        (ReadOptions(header="none"), {"header": True}),
+        (ReadOptions(header="none"), {"format": "jsonl"}),
         (ReadOptions(header="names"), {}),
         (ReadOptions(header="names"), {"header": False}),
     ],

@@ -21,6 +21,7 @@ from headrace.reports.report import Report
 from headrace.runs.encoders import Encoders, resolve_format
 from headrace.runs.mapping import Mapper
 from headrace.runs.run import Run
+from headrace.runs.schema import Column, RecordSchema, Schema
 from headrace.runs.settings import TABLES, MappingOptions, OutputSettings, StreamSettings, TransformSettings
 from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores
@@ -208,8 +209,12 @@ TEXT_ROW = {"y": np.array(["a"], object)}
 ONE_ROW = {"y": np.zeros(1, np.float32)}
 
 
-def part_encoder(*, learned=None, **output):
-    mapper = Mapper(ModelMetadata("m"), MappingOptions(), ReadOptions(), learned)
+def schema_of(format, names=(), delimiter=","):
+    return Schema((RecordSchema(format, tuple(map(Column, names or ())), delimiter),))
+
+
+def part_encoder(*, schema=None, **output):
+    mapper = Mapper(ModelMetadata("m"), MappingOptions(), ReadOptions(), schema)
     return Encoders(StreamSettings(output=OutputSettings(**output)), mapper).make(ONE_ROW, None)
 
 
@@ -260,12 +265,12 @@ def test_format_without_an_encoder_is_an_error():
     [(None, None, b""), (None, ["a"], b"y\n"), (True, None, b"y\n"), (False, ["a"], b"")],
 )
 def test_header_of_a_part_follows_the_input_or_the_setting(header, names, begins):
-    assert part_encoder(header=header, learned={"format": "csv", "column_names": names}).begin() == begins
+    assert part_encoder(header=header, schema=schema_of("csv", names)).begin() == begins
 
 
 def test_joined_lines_use_the_sources_delimiter_and_names():
-    learned = {"format": "csv", "column_names": ["a", "b"], "delimiter": "\t"}
-    assert part_encoder(join="input", learned=learned).begin() == b"a\tb\ty\n"
+    schema = schema_of("csv", ("a", "b"), "\t")
+    assert part_encoder(join="input", schema=schema).begin() == b"a\tb\ty\n"
 
 
 MIXED = [selection_of("a.csv", b"1,2"), selection_of("b.jsonl", b'{"x": 1}'), selection_of("c.tsv", b"1\t2")]
@@ -275,7 +280,7 @@ Y = {"y": np.zeros(3, np.float32)}
 @for_each("first", ["csv", "jsonl"])
 def test_mixed_formats_can_be_joined_as_json_lines(first):
     """Every line is valid JSON, whatever the first format is."""
-    out = part_encoder(format="jsonl", join="input", learned={"format": first}).encode(MIXED, Y)
+    out = part_encoder(format="jsonl", join="input", schema=schema_of(first)).encode(MIXED, Y)
     assert [orjson.loads(line)["input"] for line in out.splitlines()] == ["1,2", {"x": 1}, "1\t2"]
 
 
@@ -289,7 +294,7 @@ def test_mixed_formats_can_be_joined_as_json_lines(first):
 )
 def test_mixed_formats_cannot_be_joined_as_csv(pieces, first, says):
     """Otherwise a prediction could be in a column of the input."""
-    out = part_encoder(join="input", learned={"format": first, "delimiter": ","})
+    out = part_encoder(join="input", schema=schema_of(first))
     with pytest.raises(ConfigError, match=says):
         out.encode(pieces, {"y": Y["y"][:2]})
     assert out.encode(pieces[:1], ONE_ROW)
@@ -297,8 +302,8 @@ def test_mixed_formats_cannot_be_joined_as_csv(pieces, first, says):
 
 @for_each("header", [None, False])
 def test_records_with_other_columns_than_the_header_are_refused(header):
-    learned = {"format": "csv", "column_names": ["a", "b"]}
-    out = part_encoder(join="input", header=header, learned=learned)
+    schema = schema_of("csv", ("a", "b"))
+    out = part_encoder(join="input", header=header, schema=schema)
     same, other = (selection_of("a.csv", b"1,2", column_names=names) for names in [("a", "b"), ("b", "a")])
     assert out.encode([same], ONE_ROW) == b"1,2,0.0\n"
     if header is False:
@@ -309,7 +314,7 @@ def test_records_with_other_columns_than_the_header_are_refused(header):
 
 
 def test_mixed_formats_are_accepted_without_join():
-    assert part_encoder(learned={"format": "csv"}).encode(MIXED, Y) == b"0.0\n" * 3
+    assert part_encoder(schema=schema_of("csv")).encode(MIXED, Y) == b"0.0\n" * 3
 
 
 def stream(

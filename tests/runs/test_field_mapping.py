@@ -23,8 +23,8 @@ def block_of(*records, name="a.rec"):
     return block
 
 
-def mapper(*inputs, learned=None, **mapping):
-    return Mapper(ModelMetadata("m", inputs=inputs), MappingOptions(**mapping), ReadOptions(), learned)
+def mapper(*inputs, schema=None, **mapping):
+    return Mapper(ModelMetadata("m", inputs=inputs), MappingOptions(**mapping), ReadOptions(), schema)
 
 
 def values(decoded):
@@ -122,7 +122,7 @@ def test_first_valid_message_decides():
 def test_later_mismatch_fails_alike_after_resume():
     undisturbed = mapper(OPEN)
     undisturbed.decode(block_of(vector(1, 2, name="v")))
-    resumed = mapper(OPEN, learned=undisturbed.learned)
+    resumed = mapper(OPEN, schema=undisturbed.schema)
     for used in (undisturbed, resumed):
         decoded = used.decode(block_of(vector(1, 2, 3, name="v"), vector(1, 2, name="w")))
         assert [f.why for f in decoded.failures] == [

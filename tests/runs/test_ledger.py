@@ -20,12 +20,14 @@ from headrace.runs.records import (
     TaskCheckpoint,
     TaskRecord,
 )
+from headrace.runs.schema import Column, RecordSchema, Schema
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import open_draft
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import MemoryStore
 
 OUT = "memory://out/run/"
+SCHEMA = Schema((RecordSchema("csv", (Column("a", "integer"),), ",", {1: 3}, 3),))
 IDENTITY = {"source": "memory://in/", "model": "m", "settings": {"columns": (1, 2)}}
 OBJECTS = [
     PlannedObject(ObjectInfo("memory://in/ä.csv", 5, '"e"', 1.5), "ä.csv.out", "eu"),
@@ -60,12 +62,12 @@ def test_run_round_trips_and_cannot_be_replaced(ledger):
     assert ledger.kind() is None
     assert ledger.run_id() is None
     assert ledger.plans() == []
-    assert ledger.learned() == {}
+    assert ledger.schema() == Schema()
     identity = {"source": ["a"], "settings": {"x": (1, 2), "y": None}}
-    ledger.learn({"csv_width": 3})
+    ledger.write_schema(SCHEMA)
     begin(ledger, identity)
     assert ledger.plans() == [OBJECTS]
-    assert ledger.learned() == {"csv_width": 3}
+    assert ledger.schema() == SCHEMA
     ledger.check_identity(identity, "transform")
     with pytest.raises(ResumeRefusedError, match=r"settings\.y was None, is 3"):
         ledger.check_identity({"source": ["a"], "settings": {"x": (1, 2), "y": 3}}, "transform")
@@ -113,7 +115,7 @@ def test_similar_object_name_is_ignored(ledger):
 def test_ledger_of_another_version_is_refused(version):
     ledger = Ledger(MemoryStore(), OUT)
     ledger.store.put(f"{OUT}_headrace/run.json", b'{"v": %d}' % version)
-    wanted = f"the ledger has version {version}, but this headrace writes version 2.*--overwrite"
+    wanted = f"the ledger has version {version}, but this headrace writes version 3.*--overwrite"
     for use in (ledger.identity, ledger.run_id, lambda: ledger.check_identity({}, "stream")):
         with pytest.raises(LedgerError, match=wanted):
             use()
@@ -176,15 +178,15 @@ def test_parts_and_checkpoints_of_a_run(ledger):
     begin(ledger, kind="stream")
     assert ledger.parts_state().last is None
     assert ledger.parts_state().published == 0
-    ledger.learn({"csv_width": 3})
+    ledger.write_schema(SCHEMA)
     ledger.checkpoint_part(part(0, 1, records=2), b"out", b"failed")
     assert names(ledger) == [
-        "learned.json",
         "part-00000.checkpoint-0001.failed",
         "part-00000.checkpoint-0001.json",
         "part-00000.checkpoint-0001.out",
         "plan-00000.jsonl",
         "run.json",
+        "schema.json",
     ]
     state = ledger.parts_state()
     assert (state.last, state.checkpoints) == (part(0, 1, records=2), [part(0, 1, records=2)])
@@ -195,7 +197,7 @@ def test_parts_and_checkpoints_of_a_run(ledger):
     assert (state.last, state.checkpoints, state.published) == (part(0), [], 1)
     assert ledger.final_report() is None
     ledger.finish({"status": "complete"})
-    assert names(ledger) == ["learned.json", "part-00000.json", "plan-00000.jsonl", "report.json", "run.json"]
+    assert names(ledger) == ["part-00000.json", "plan-00000.jsonl", "report.json", "run.json", "schema.json"]
     assert ledger.final_report() == {"status": "complete"}
     ledger.reopen()
     assert ledger.final_report() is None
@@ -370,7 +372,7 @@ def test_destination_without_a_run_stays_unchanged(ledger, action):
 def _with_all_records() -> Ledger:
     ledger = Ledger(MemoryStore(), OUT)
     begin(ledger)
-    ledger.learn({"csv_width": 3})
+    ledger.write_schema(SCHEMA)
     ledger.commit_part(part(0))
     ledger.checkpoint_part(part(1, checkpoint=1), b"", b"")
     ledger.commit_task(record(0))
@@ -388,7 +390,7 @@ def _read_all(ledger: Ledger, name: str) -> object:
     readers = {
         "run.json": ledger.kind,
         "plan-00000.jsonl": ledger.plans,
-        "learned.json": ledger.learned,
+        "schema.json": ledger.schema,
         "part-00000.json": lambda: list(ledger.parts(ledger.parts_state())),
         "task-00000.json": lambda: (ledger.task(0), ledger.tasks()),
         "report.json": ledger.final_report,
@@ -404,7 +406,7 @@ def _read_all(ledger: Ledger, name: str) -> object:
     [
         "run.json",
         "plan-00000.jsonl",
-        "learned.json",
+        "schema.json",
         "part-00000.json",
         "task-00000.json",
         "report.json",

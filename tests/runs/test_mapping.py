@@ -21,10 +21,8 @@ def block_of(*records: str, name: str = "a.csv", names: tuple[str, ...] | None =
     return Block(Position(f"memory://b/{name}"), b"\n".join(raw) + b"\n", starts, ends, column_names=names)
 
 
-def mapper(*inputs: TensorSpec, learned=None, read: ReadOptions | None = None, **mapping) -> Mapper:
-    return Mapper(
-        ModelMetadata("m", inputs=inputs), MappingOptions(**mapping), read or ReadOptions(), learned
-    )
+def mapper(*inputs: TensorSpec, schema=None, read: ReadOptions | None = None, **mapping) -> Mapper:
+    return Mapper(ModelMetadata("m", inputs=inputs), MappingOptions(**mapping), read or ReadOptions(), schema)
 
 
 def values(decoded) -> dict[str, list]:
@@ -228,7 +226,7 @@ def test_media_feeds_the_only_input_in_the_models_type():
 def test_later_mismatch_fails_alike_before_and_after_resume(inputs, mapping, first, later):
     undisturbed = mapper(*inputs, **mapping)
     undisturbed.decode(first)
-    resumed = mapper(*inputs, **mapping, learned=undisturbed.learned)
+    resumed = mapper(*inputs, **mapping, schema=undisturbed.schema)
     for used in (undisturbed, resumed):
         decoded = used.decode(later)
         assert len(decoded.failures) == 1
@@ -347,7 +345,7 @@ def test_whole_records_feed_a_text_model_on_request():
     assert values(used.decode(block_of('1,"b, c"', "2,d"))) == {"t": ['1,"b, c"', "2,d"]}
     assert values(used.decode(block_of('{"a": 1}', name="a.jsonl"))) == {"t": ['{"a": 1}']}
     assert values(used.decode(block_of("[1]", name="a.json"))) == {"t": ["[1]"]}
-    assert used.learned == {"format": "csv", "delimiter": ","}
+    assert [found.format for found in used.schema.formats] == ["csv", "jsonl", "json"]
 
 
 def test_filtered_records_feed_a_text_model():

@@ -16,8 +16,8 @@ OPEN = TensorSpec("x", "FP32", (-1, -1))
 PEOPLE = {"name": ["Jo", "Al"], "age": [7, 8], "size": [1.5, 2.5], "v": [[1, 2], [3, 4]]}
 
 
-def mapper(*inputs, learned=None, **mapping):
-    return Mapper(ModelMetadata("m", inputs=inputs), MappingOptions(**mapping), ReadOptions(), learned)
+def mapper(*inputs, schema=None, **mapping):
+    return Mapper(ModelMetadata("m", inputs=inputs), MappingOptions(**mapping), ReadOptions(), schema)
 
 
 def values(decoded):
@@ -102,7 +102,7 @@ def test_later_mismatch_fails_alike_after_resume():
     undisturbed = mapper(OPEN)
     undisturbed.decode(read_single_block(PEOPLE))
     later = read_single_block({"age": [7, 8], "height": [1.0, 2.0], "size": ["a", "b"]})
-    for used in (undisturbed, mapper(OPEN, learned=undisturbed.learned)):
+    for used in (undisturbed, mapper(OPEN, schema=undisturbed.schema)):
         decoded = used.decode(later)
         assert [f.why for f in decoded.failures] == [
             'column "size" is not float32, but "a"',

@@ -5,7 +5,7 @@ import pytest
 
 from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.runs.probe import first_records, learn
+from headrace.runs.sample import first_records, learn
 from runs.support import IN, make_settings, plan_of, put
 
 TWO = ModelMetadata("m", inputs=(TensorSpec("x", "FP32", (-1, 2)),))

@@ -1,5 +1,5 @@
 from headrace.runs.ledger import Ledger
-from headrace.runs.probe import learn
+from headrace.runs.sample import schema_of
 from headrace.runs.tasks import InProcessRunner
 from headrace.runs.work import RunWork
 from runs.support import IN, OUT, FailingPredictor, make_settings, plan_of, put, rows
@@ -9,8 +9,9 @@ def work_of(stores, predictor, **tasks) -> RunWork:
     run_settings = make_settings(tasks=tasks)
     plan = plan_of(stores, run_settings)
     ledger = Ledger(stores.for_uri(OUT), OUT)
-    learned = learn(plan.objects, stores, run_settings, predictor.metadata)
-    return RunWork(plan=plan, settings=run_settings, stores=stores, ledger=ledger, learned=learned)
+    infos = [planned.info for planned in plan.objects]
+    schema = schema_of(infos, stores, run_settings, predictor.metadata)
+    return RunWork(plan=plan, settings=run_settings, stores=stores, ledger=ledger, schema=schema)
 
 
 def test_tasks_run_in_order_and_are_reported(stores, shared):
@@ -18,7 +19,7 @@ def test_tasks_run_in_order_and_are_reported(stores, shared):
     records = []
     work = work_of(stores, shared, task_objects_max=1)
     work = RunWork(
-        **{f: getattr(work, f) for f in ("plan", "settings", "stores", "ledger", "learned")},
+        **{f: getattr(work, f) for f in ("plan", "settings", "stores", "ledger", "schema")},
         on_task=records.append,
     )
     runner = InProcessRunner(shared)

@@ -352,8 +352,9 @@ def test_header_permits_filters_by_name():
         "input_filter": "$['a']",
         "output_filter": "$['b']",
     }
+    document["header"] = "none"
     assert_refused({"headrace": document}, "headrace.input_filter: ")
-    assert extension_spec(**document, header="names").settings.output.output_filter == "$['b']"
+    assert extension_spec(**document | {"header": "names"}).settings.output.output_filter == "$['b']"
     del document["input_filter"]
     assert_refused({"headrace": document}, "headrace.output_filter: ")
     # Predictions always have names.

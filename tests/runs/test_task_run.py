@@ -25,7 +25,7 @@ def work_of(stores, *, store=None, checkpoint_s: float = 1e9, **more) -> RunWork
     run_settings = make_settings(checkpoint_s=checkpoint_s, tasks={"task_objects_max": 2})
     plan = plan_of(stores, run_settings)
     ledger = Ledger(store or stores.for_uri(OUT), OUT)
-    return RunWork(plan=plan, settings=run_settings, stores=stores, ledger=ledger, learned={}, **more)
+    return RunWork(plan=plan, settings=run_settings, stores=stores, ledger=ledger, **more)
 
 
 def test_tasks_are_committed(stores, shared):

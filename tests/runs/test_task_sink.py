@@ -58,7 +58,6 @@ def work_of(stores, *, destination: str = OUT, clock=None, settings=None, **more
         settings=run_settings,
         stores=stores,
         ledger=ledger,
-        learned={},
         clock=clock or ManualClock(),
         **more,
     )

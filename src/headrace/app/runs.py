@@ -28,11 +28,11 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.objects import check_separate, no_region, output_names, plan_objects, select_infos
 from headrace.runs.parts import check_folder
 from headrace.runs.plan import Plan, make_plan
-from headrace.runs.probe import ProbedRecord, first_records
 from headrace.runs.records import LEDGER_FOLDER
 from headrace.runs.retried_run import finished_identity
 from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.run import IfExists, Run, SourceWatcher
+from headrace.runs.sample import Trial, schema_of, try_records
 from headrace.runs.settings import (
     OutputFormat,
     OutputSettings,
@@ -411,10 +411,10 @@ def retry_failed(
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """The plan of a run, its first records and the model inputs made from each."""
+    """The plan of a run, the schema of its records, and what the model would receive of a sample."""
 
     plan: Plan
-    seen: tuple[ProbedRecord, ...]
+    trial: Trial
 
 
 def dry_run(
@@ -440,11 +440,11 @@ def dry_run(
     objects = plan_objects(infos, names)
     check_separate(source, destination, objects, chosen_settings.data_type)
     with RunningPredictor(opened.predictor):
-        seen = first_records(
-            objects, chosen_stores, chosen_settings, opened.predictor.metadata, count=records
-        )
+        metadata, infos = opened.predictor.metadata, [planned.info for planned in objects]
+        schema = schema_of(infos, chosen_stores, chosen_settings, metadata)
+        trial = try_records(infos, chosen_stores, chosen_settings, metadata, schema, count=records)
     by_tasks = chosen_settings.per_object or workers is not None
-    return DryRun(make_plan([objects], chosen_settings, by_tasks=by_tasks), tuple(seen))
+    return DryRun(make_plan([objects], chosen_settings, by_tasks=by_tasks), trial)
 
 
 TransformReport = Report

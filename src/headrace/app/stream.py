@@ -11,6 +11,7 @@ from headrace.core.predictor import Predictor
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import ScoredBatch
 from headrace.runs.objects import plan_objects, select_infos
+from headrace.runs.sample import schema_of
 from headrace.runs.settings import StreamSettings
 from headrace.storage.resolve import Stores
 
@@ -144,11 +145,13 @@ def stream(
     chosen_settings, chosen_stores = settings or StreamSettings(), stores or Stores()
 
     def make_flow() -> Flow:
+        infos = select_infos(source, chosen_stores, chosen_settings)
         return open_flow(
-            plan_objects(select_infos(source, chosen_stores, chosen_settings), None),
+            plan_objects(infos, None),
             chosen_stores,
             opened.predictor,
             chosen_settings,
+            schema=schema_of(infos, chosen_stores, chosen_settings, opened.predictor.metadata),
         )
 
     return Stream(make_flow, opened.predictor)

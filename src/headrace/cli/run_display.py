@@ -22,7 +22,7 @@ from headrace.app.runs import DryRun
 from headrace.cli.commands import INTERRUPTED
 from headrace.core.predictor import PredictorStatistics
 from headrace.reports.report import Report, one_line
-from headrace.runs.probe import ProbedRecord
+from headrace.runs.sample import Trial, TriedRecord
 from headrace.runs.settings import RunSettings
 from headrace.runs.work import RunProgress
 
@@ -246,18 +246,23 @@ def print_dry_run(found: DryRun, settings: RunSettings, *, json_lines: bool) -> 
         ),
         "read": _read_text(settings),
         "written": _output_text(settings),
+        "schema": found.trial.schema.text(),
+        "sample": found.trial.text(),
     }
     print_figures(figures)
-    for number, seen in enumerate(found.seen, 1):
+    print_tried(found.trial.first)
+    return 0
+
+
+def print_tried(records: Sequence[TriedRecord]) -> None:
+    """Print sampled records, with the model inputs made from them or their failures."""
+    for number, seen in enumerate(records, 1):
         click.echo(click.style(f"\nrecord {number}", bold=True) + f"  {seen.position}")
         click.echo(f"  as read           {_excerpt(seen.record)}")
         if seen.failure is not None:
             click.echo(f"  would fail        {one_line(seen.failure.why)}")
         for name, value in seen.inputs.items():
             click.echo(f"  model input       {name} = {_value(value)}")
-    if not found.seen:
-        click.echo("\nno records in the first objects")
-    return 0
 
 
 def _read_text(settings: RunSettings) -> str:
@@ -285,11 +290,26 @@ def _dry_json(found: DryRun, settings: RunSettings) -> dict[str, Any]:
         "tasks": len(found.plan.tasks),
         "shards": sum(len(task.shards) for task in found.plan.tasks),
         "settings": settings.identity(),
-        "records": [_seen_json(seen) for seen in found.seen],
+        **trial_json(found.trial),
     }
 
 
-def _seen_json(seen: ProbedRecord) -> dict[str, Any]:
+def trial_json(trial: Trial) -> dict[str, Any]:
+    """Return a trial for programs."""
+    failed = trial.first_failure
+    return {
+        "schema": trial.schema.to_json(),
+        "sample": {
+            "objects": trial.objects,
+            "records": trial.records,
+            "decoded": trial.decoded,
+            "first_failure": None if failed is None else _tried_json(failed),
+        },
+        "records": [_tried_json(record) for record in trial.first],
+    }
+
+
+def _tried_json(seen: TriedRecord) -> dict[str, Any]:
     return {
         "place": seen.position,
         "record": seen.record.decode(errors="backslashreplace"),

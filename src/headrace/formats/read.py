@@ -112,9 +112,12 @@ class ReadOptions:
         ),
     ] = None
     header: Annotated[
-        Literal["none", "drop", "names"],
+        Literal["auto", "none", "drop", "names"],
         Setting("First record of a CSV file: data (none), a header to skip (drop), or column names (names)."),
-    ] = "none"
+    ] = "auto"
+    names: Annotated[
+        tuple[str, ...], Setting("Names of CSV columns, by which auto finds headers.", python_only=True)
+    ] = ()
     record_bytes_max: Annotated[int, Setting("Size limit of a record; longer records fail.", least=1)] = (
         RECORD_BYTES_MAX
     )
@@ -315,7 +318,11 @@ def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
     limit = options.record_bytes_max
     if kind == "csv":
         delimiter = csv_delimiter(name, options)
-        return CsvFormat(delimiter=delimiter, header=options.header, record_bytes_max=limit)
+        return CsvFormat(
+            delimiter=delimiter,
+            header="none" if options.header == "auto" else options.header,
+            record_bytes_max=limit,
+        )
     if kind in _SIMPLE_FORMATS:
         return _SIMPLE_FORMATS[kind](record_bytes_max=limit)
     if kind == "parquet":

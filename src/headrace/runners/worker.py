@@ -147,12 +147,11 @@ class TaskWorker:
             settings=self._settings,
             stores=self._stores,
             ledger=self.ledger,
-            learned=self.ledger.learned(),
             clock=self._clock,
             on_task=self._on_task,
             on_batch=self._on_batch,
             region=self._region,
-        )
+        ).with_schema(self.ledger.schema())
 
     def _do(self, assignment: Assignment) -> None:
         complete = True

@@ -15,8 +15,9 @@ from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_select import ElementSelector, MemberSelector
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
+from headrace.runs.infer import JSON_KINDS
 from headrace.runs.items import selected_rows
-from headrace.runs.mapping import JSON_KINDS, Mapper
+from headrace.runs.mapping import Mapper
 from headrace.runs.settings import EncodedFormat, RunSettings
 
 _JSON_FORMATS = JSON_KINDS | {"parquet"}

@@ -6,39 +6,31 @@ model with one input may also take the only feature of a message (`values` in Sa
 all numeric columns of a table.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
-import orjson
+from typing_extensions import override
 
 from headrace.core.block import Block
-from headrace.core.errors import ConfigError, ModelInputError
+from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
-from headrace.formats.column_decode import ColumnsInput, ParquetDecoder, values_dtype
+from headrace.formats.column_decode import ColumnsInput, ParquetDecoder
 from headrace.formats.contract import DecodedBlock, Decoder
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.line import RawDecoder
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
-from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
+from headrace.formats.proto_messages import RECORD
+from headrace.runs.infer import FRAMED_KINDS
+from headrace.runs.schema import NUMERIC, Column, RecordSchema
 from headrace.runs.settings import MappingOptions
-
-FIRST_RECORDS: Final = 100
-"""The number of first records; if none of them fits the model, the run is refused."""
-
-FRAMED_KINDS: Final[Mapping[str, MessageKind]] = {"recordio": RECORD, "tfrecord": EXAMPLE}
-"""The formats of framed records, with the message type of their records."""
 
 _VECTOR: Final = "values"
 
 
-def framed_decoder(
-    kind: str, metadata: ModelMetadata, mapping: MappingOptions, learned: dict[str, Any], block: Block
-) -> Decoder:
+def framed_decoder(metadata: ModelMetadata, mapping: MappingOptions, records: RecordSchema) -> Decoder:
     """Return the decoder of a framed format for a model.
-
-    `learned` receives what the first records decide.
 
     Raises:
         ModelInputError: The records can never fit the model.
@@ -49,21 +41,18 @@ def framed_decoder(
         as_column = inputs[0].shape is not None and len(inputs[0].shape) == 2
         return RawDecoder(inputs[0].name, as_column_vector=as_column)
     names = tuple(str(name) for name in chosen)
-    return _FeatureChooser(FRAMED_KINDS[kind], metadata.name, names, learned, block).decoder(inputs)
+    return _FeatureChooser(metadata.name, names, records).decoder(inputs)
 
 
 class _FeatureChooser:
-    """The selection of features for each input, based on the first records."""
+    """The selection of features for each input."""
 
-    def __init__(
-        self, kind: MessageKind, model: str, chosen: tuple[str, ...], learned: dict[str, Any], block: Block
-    ) -> None:
-        self._kind = kind
+    def __init__(self, model: str, chosen: tuple[str, ...], records: RecordSchema) -> None:
+        self._kind = FRAMED_KINDS[records.format]
         self._model = model
         self._chosen = chosen
-        self._learned = learned
-        self._block = block
-        self._sizes, self._why = _first_sizes(kind, block)
+        self._records = records
+        self._sizes = {name: prod(column.shape) for name, column in _by_name(records).items()}
 
     def decoder(self, inputs: tuple[TensorSpec, ...]) -> Decoder:
         """Return the decoder with the features and the shape of each input."""
@@ -74,17 +63,14 @@ class _FeatureChooser:
         proto_inputs: dict[str, ProtoInput] = {}
         for index, spec in enumerate(inputs):
             wanted = self._chosen if len(inputs) == 1 else self._chosen[index : index + 1]
-            key = f"features {spec.name}"
-            if key not in self._learned:
-                self._learned[key] = list(wanted or self._by_name(spec, inputs))
-            names = tuple(self._learned[key])
+            names = wanted or self._names(spec, inputs)
             dtype = None if spec.datatype == "BYTES" else dtype_of(spec.datatype)
             proto_inputs[spec.name] = ProtoInput(names, dtype, self._shape(spec, names))
         return ProtoDecoder(self._kind, proto_inputs)
 
-    def _by_name(self, spec: TensorSpec, inputs: tuple[TensorSpec, ...]) -> tuple[str, ...]:
-        if self._sizes is None or spec.name in self._sizes:
-            vector = self._sizes is None and len(inputs) == 1 and self._kind is RECORD
+    def _names(self, spec: TensorSpec, inputs: tuple[TensorSpec, ...]) -> tuple[str, ...]:
+        if not self._sizes or spec.name in self._sizes:
+            vector = not self._sizes and len(inputs) == 1 and self._kind is RECORD
             return (_VECTOR,) if vector else (spec.name,)
         if len(inputs) == 1 and _VECTOR in self._sizes and self._kind is RECORD:
             return (_VECTOR,)
@@ -92,33 +78,28 @@ class _FeatureChooser:
             return tuple(self._sizes)
         raise ModelInputError(
             self._model,
-            f"it takes {', '.join(i.name for i in inputs)}, but the records from {self._block.first} "
+            f"it takes {', '.join(i.name for i in inputs)}, but the records from {self._records.place} "
             f"on have the features {', '.join(self._sizes) or '(none)'}: choose features with "
             "--columns or --text-column",
         )
 
     def _shape(self, spec: TensorSpec, names: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the shape of one row: the model's, with open sizes filled from the first record."""
+        """Return the shape of one row: the model's, with open sizes filled from the records."""
         shape = (-1,) if spec.shape is None else spec.shape[1:]
-        if -1 not in shape:
-            return shape
-        key = f"feature_shape {spec.name}"
-        if key not in self._learned:
-            self._learned[key] = self._filled(spec, shape, names)
-        return tuple(self._learned[key])
+        return shape if -1 not in shape else self._filled(spec, shape, names)
 
-    def _filled(self, spec: TensorSpec, shape: tuple[int, ...], names: tuple[str, ...]) -> list[int]:
-        if self._sizes is None:
+    def _filled(self, spec: TensorSpec, shape: tuple[int, ...], names: tuple[str, ...]) -> tuple[int, ...]:
+        if not self._sizes:
             raise ModelInputError(
                 self._model,
-                f"the records from {self._block.first} on are no {self._kind.name} messages "
-                f"({self._why}): use a model with one BYTES input, which receives whole records",
+                f"the records from {self._records.place} on are no {self._kind.name} messages "
+                f"({self._records.problem}): use a model with one BYTES input, which receives whole records",
             )
         missing = [name for name in names if name not in self._sizes]
         if missing:
             raise ModelInputError(
                 self._model,
-                f"the records from {self._block.first} on have no feature {', '.join(missing)} (they have "
+                f"the records from {self._records.place} on have no feature {', '.join(missing)} (they have "
                 f"{', '.join(self._sizes) or 'none'}): choose others with --columns",
             )
         values = sum(self._sizes[name] for name in names)
@@ -128,39 +109,23 @@ class _FeatureChooser:
                 self._model,
                 f"input {spec.name!r} takes {list(spec.shape or shape)}, but a record has {values} values",
             )
-        return [values // known if size == -1 else size for size in shape]
+        return tuple(values // known if size == -1 else size for size in shape)
 
 
-def _first_sizes(kind: MessageKind, block: Block) -> tuple[dict[str, int] | None, str]:
-    """Return the number of values per feature of the first valid message, or None and the reason."""
-    first_why = "they are empty"
-    for index in range(min(len(block), FIRST_RECORDS)):
-        record = block.record(index)
-        try:
-            found = {name.decode(): feature for name, feature in features(record, kind, None).items()}
-            sizes = {name: len(feature_values(record, feature, name)) for name, feature in found.items()}
-        except ValueError as error:
-            first_why = str(error)
-            continue
-        if sizes:
-            return sizes, ""
-    return None, first_why
+def _by_name(records: RecordSchema) -> dict[str, Column]:
+    """Return the columns that have names."""
+    return {column.name: column for column in records.columns if column.name is not None}
 
 
 class ParquetMapping:
-    """The choice of the decoder of one Parquet file for a model.
+    """The choice of the decoder of Parquet rows for a model."""
 
-    `learned` receives what the first rows, those of `block`, decide.
-    """
-
-    def __init__(
-        self, metadata: ModelMetadata, mapping: MappingOptions, learned: dict[str, Any], block: Block
-    ) -> None:
+    def __init__(self, metadata: ModelMetadata, mapping: MappingOptions, records: RecordSchema) -> None:
         self._model = metadata.name
         self._inputs = metadata.inputs or (TensorSpec("x", "FP32"),)
-        self._learned = learned
-        self._block = block
-        self._names = block.column_names or tuple(block.columns)
+        self._records = records
+        self._columns = _by_name(records)
+        self._names = records.names
         chosen: Sequence[str | int] = (
             mapping.columns if mapping.text_column is None else (mapping.text_column,)
         )
@@ -178,10 +143,7 @@ class ParquetMapping:
             )
         inputs: dict[str, ColumnsInput] = {}
         for index, spec in enumerate(self._inputs):
-            key = f"parquet_columns {spec.name}"
-            if key not in self._learned:
-                self._learned[key] = list(self._columns(index, spec))
-            columns = tuple(self._learned[key])
+            columns = tuple(self._names_for(index, spec))
             dtype = None if spec.datatype == "BYTES" else dtype_of(spec.datatype)
             inputs[spec.name] = ColumnsInput(columns, dtype, self._shape(spec, columns))
         return ParquetDecoder(inputs)
@@ -196,7 +158,7 @@ class ParquetMapping:
             )
         return self._names[column]
 
-    def _columns(self, index: int, spec: TensorSpec) -> Sequence[str]:
+    def _names_for(self, index: int, spec: TensorSpec) -> Sequence[str]:
         single_input = len(self._inputs) == 1
         chosen = self._chosen if single_input else self._chosen[index : index + 1]
         if not chosen and (spec.name in self._names or not single_input):
@@ -218,8 +180,7 @@ class ParquetMapping:
 
     def _numeric(self, spec: TensorSpec) -> Sequence[str]:
         """Return all numeric columns, if the model takes as many."""
-        columns = self._block.columns
-        found = [n for n in self._names if n in columns and values_dtype(columns[n]).kind in "fiub"]
+        found = [name for name, c in self._columns.items() if c.type in NUMERIC and not c.shape]
         shape = spec.shape or (-1, -1)
         takes = shape[1] if len(shape) == 2 else 1
         if not found or takes not in (-1, len(found)):
@@ -230,11 +191,7 @@ class ParquetMapping:
         return found
 
     def _shape(self, spec: TensorSpec, columns: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the shape of one row: the model's, with open sizes from the columns.
-
-        List columns give the shape of the first row's lists.
-        """
-        flat = all(name in self._block.columns for name in columns)
+        """Return the shape of one row: the model's, with open sizes from the columns."""
         shape = None if spec.shape is None else spec.shape[1:]
         if len(columns) > 1:
             if shape is not None and shape not in ((-1,), (len(columns),)):
@@ -245,87 +202,57 @@ class ParquetMapping:
             return (len(columns),)
         if shape is not None and -1 not in shape:
             return shape
-        key = f"parquet_shape {spec.name}"
-        if key not in self._learned:
-            text = spec.datatype == "BYTES"
-            open_shape = [] if shape is None and text else [1] * (1 if shape is None else len(shape))
-            self._learned[key] = open_shape if flat else self._list_shape(next(iter(columns)))
-        return tuple(self._learned[key])
-
-    def _list_shape(self, column: str) -> list[int]:
-        """Return the shape of the lists in the first row that has any."""
-        for index in range(len(self._block)):
-            value: Any = orjson.loads(self._block.record(index)).get(column)
-            shape: list[int] = []
-            while isinstance(value, list):
-                shape.append(len(value))  # pyright: ignore[reportUnknownArgumentType]  # parsed JSON
-                value = value[0] if value else None  # pyright: ignore[reportUnknownVariableType]
-            if shape:
-                return shape
-        return [1]
+        column = self._columns.get(next(iter(columns)))
+        if column is not None and column.shape:
+            return column.shape
+        if shape is None and spec.datatype == "BYTES" and column is not None:
+            return ()
+        return (1,) * (1 if shape is None else len(shape))
 
     def _misfit(self, why: str) -> ModelInputError:
         return ModelInputError(
-            self._model, f"{why} (the file at {self._block.first} has the columns {', '.join(self._names)})"
+            self._model, f"{why} (the file at {self._records.place} has the columns {', '.join(self._names)})"
         )
 
 
-class JsonMapping:
-    """The choice of the decoder of JSON records for one model.
+def json_decoder(
+    metadata: ModelMetadata,
+    mapping: MappingOptions,
+    select: Callable[[Any], Any] | None,
+    records: RecordSchema,
+) -> Decoder:
+    """Return the decoder of JSON records for a model. `select` returns the filtered part of a record.
 
-    `learned` receives what the first records decide. `select` returns what the input filter selects
-    of a record.
+    Raises:
+        ModelInputError: The records can never fit the model.
     """
-
-    def __init__(
-        self,
-        metadata: ModelMetadata,
-        mapping: MappingOptions,
-        select: Callable[[Any], Any] | None,
-        learned: dict[str, Any],
-    ) -> None:
-        self._metadata = metadata
-        self._mapping = mapping
-        self._select = select
-        self._learned = learned
-
-    def decoder(self, block: Block) -> Decoder:
-        """Return a decoder for the records; `block` has the first of them."""
-        text = self._mapping.text_column
-        if text is not None:
-            return JsonDecoder(
-                {self._metadata.only_input("--text-column").name: JsonField(str(text), "text")},
-                select=self._select,
-            )
-        if self._mapping.columns:
-            spec = self._metadata.only_input("--columns")
-            return _StackedFieldsDecoder(spec, [str(c) for c in self._mapping.columns], self._select)
-        inputs = self._metadata.inputs or (self._metadata.only_input("JSON"),)
-        # A resumed run accepts the records that the original run accepted.
-        first = _first_json(block, self._select, refuse="json_whole" not in self._learned)
-        whole = self._learned.setdefault("json_whole", not isinstance(first, dict))
-        if whole:
-            spec = self._metadata.only_input("a JSON array")
-            return JsonDecoder({spec.name: self._field(spec, None, first)}, select=self._select)
-        fields = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
-        if "json_fields" in self._learned or all(i.name in fields for i in inputs):
-            self._learned["json_fields"] = True
-            readers = {i.name: self._field(i, i.name, fields.get(i.name)) for i in inputs}
-            return JsonDecoder(readers, select=self._select)
+    if mapping.text_column is not None:
+        name = metadata.only_input("--text-column").name
+        return JsonDecoder({name: JsonField(str(mapping.text_column), "text")}, select=select)
+    if mapping.columns:
+        spec = metadata.only_input("--columns")
+        return _StackedFieldsDecoder(spec, [str(c) for c in mapping.columns], select)
+    if not records.names:
+        spec = metadata.only_input("a JSON array")
+        whole = records.columns[0] if records.columns else None
+        return JsonDecoder({spec.name: _json_field(spec, None, whole)}, select=select)
+    inputs = metadata.inputs or (metadata.only_input("JSON"),)
+    if not all(i.name in records.names for i in inputs):
         raise ModelInputError(
-            self._metadata.name,
-            f"it takes {', '.join(i.name for i in inputs)}, but the records from {block.first} on "
-            f"have the fields {', '.join(fields)}: choose fields with --columns or --text-column",
+            metadata.name,
+            f"it takes {', '.join(i.name for i in inputs)}, but the records from {records.place} on "
+            f"have the fields {', '.join(records.names)}: choose fields with --columns or --text-column",
         )
+    fields = {i.name: _json_field(i, i.name, records.column(i.name)) for i in inputs}
+    return JsonDecoder(fields, select=select)
 
-    def _field(self, spec: TensorSpec, path: str | None, first: Any) -> JsonField:
-        """Return a field of the model's shape, with open sizes from the first record."""
-        text = spec.datatype == "BYTES"
-        shape = list(spec.shape[1:]) if spec.shape is not None else [-1]
-        if -1 in shape:
-            shape = self._learned.setdefault(f"json_shape {spec.name}", _shape_of(first))
-        dtype = "text" if text else dtype_of(spec.datatype)
-        return JsonField(path, dtype, tuple(shape))
+
+def _json_field(spec: TensorSpec, path: str | None, column: Column | None) -> JsonField:
+    """Return a field of the model's shape, with open sizes from the records."""
+    shape = spec.shape[1:] if spec.shape is not None else (-1,)
+    if -1 in shape:
+        shape = column.shape if column is not None else ()
+    return JsonField(path, "text" if spec.datatype == "BYTES" else dtype_of(spec.datatype), shape)
 
 
 class _StackedFieldsDecoder(Decoder):
@@ -337,42 +264,8 @@ class _StackedFieldsDecoder(Decoder):
         dtype = dtype_of(spec.datatype)
         self._inner = JsonDecoder({f: JsonField(f, dtype, ()) for f in fields}, select=select)
 
+    @override
     def decode(self, block: Block) -> DecodedBlock:
         decoded = self._inner.decode(block)
         matrix = np.stack([decoded.tensors[f] for f in self._fields], axis=1)
         return DecodedBlock({self._spec.name: matrix}, decoded.rows, decoded.failures)
-
-
-def _shape_of(value: Any) -> list[int]:
-    """Return the shape of a JSON value: the lengths of the nested first lists."""
-    shape: list[int] = []
-    while isinstance(value, list):
-        items = cast("list[Any]", value)
-        shape.append(len(items))
-        value = items[0] if items else None
-    return shape
-
-
-def _first_json(block: Block, select: Callable[[Any], Any] | None, *, refuse: bool) -> Any:
-    """Return the first record that is valid JSON. An invalid record must not decide for the others.
-
-    With `select`, return its selection from the first record that has it. With `refuse` too, raise
-    ConfigError if no record has it.
-    """
-    missing: ValueError | None = None
-    for index in range(min(len(block), FIRST_RECORDS)):
-        try:
-            value = orjson.loads(block.record(index))
-        except orjson.JSONDecodeError:
-            continue
-        if select is None:
-            return value
-        try:
-            return select(value)
-        except ValueError as error:
-            missing = missing or error
-    if missing is not None and refuse:
-        raise ConfigError(
-            f"the input filter selects nothing from the records from {block.first} on: {missing}"
-        )
-    return None

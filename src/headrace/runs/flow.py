@@ -20,9 +20,9 @@ reader thread, because the feeder must not be blocked in a read when a delay end
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import replace
 
 from headrace.core.block import FailureKind
 from headrace.core.clock import Clock, SystemClock
@@ -42,6 +42,7 @@ from headrace.runs.items import (
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import list_objects
 from headrace.runs.records import PlannedObject
+from headrace.runs.schema import Schema
 from headrace.runs.sequences import Sequencer, end_request, join_responses, split_request
 from headrace.runs.settings import FlowSettings, RunSettings
 from headrace.runs.source import ShardSource
@@ -307,7 +308,7 @@ def open_flow(
     stop: Cursor | None = None,
     resumable: bool = False,
     appended: bool = False,
-    learned: Mapping[str, Any] | None = None,
+    schema: Schema | None = None,
     progress: RunProgress | None = None,
     clock: Clock | None = None,
     sequencer: Sequencer | None = None,
@@ -316,10 +317,12 @@ def open_flow(
 
     The predictor is already started. With `stop` the flow ends there and is a replay; afterwards
     `sequencer` has the state at `stop`. With `appended` the plan has the objects that arrived so
-    far, and an empty archive is a failure instead of an error. `learned` is the `Mapper.learned` of
-    an earlier flow.
+    far, and an empty archive is a failure instead of an error. `schema` is that
+    of the records; without it, the first block of each format decides.
     """
     begin = start or Cursor()
+    if schema is not None:
+        settings = replace(settings, read=schema.read_options(settings.read))
     source = ShardSource(
         stores,
         objects,
@@ -332,7 +335,7 @@ def open_flow(
     )
     return Flow(
         source,
-        Mapper(predictor.metadata, settings.mapping, settings.read, learned),
+        Mapper(predictor.metadata, settings.mapping, settings.read, schema),
         predictor,
         settings.flow,
         resumable=resumable,

@@ -6,7 +6,7 @@ All records are small objects below ``DEST/_headrace/``, each written whole:
 ``run.json``                     the run: source, model fingerprint, settings
 ``plan-00000.jsonl``             the objects with size and ETag, and the names of their outputs; a
                                  watched source adds files
-``learned.json``                 properties of the first records: number of columns, shape of a row
+``schema.json``                  the schema of the records
 ``part-00003.json``              part 3 is published: its end, and the counts up to there
 ``part-00004.checkpoint-0001``   part 4 is in progress: the same, with its bytes in ``….out`` and
                                  ``….failed``
@@ -52,6 +52,7 @@ from headrace.runs.records import (
     parse_record,
     parse_versioned,
 )
+from headrace.runs.schema import Schema, schema_from_json
 from headrace.storage.contract import ObjectInfo, Store
 from headrace.storage.draft import assemble, discard, is_complete, open_draft
 from headrace.storage.local import LocalStore
@@ -151,13 +152,13 @@ class Ledger:
         uris = sorted((info.uri for info in self.store.list(self.uri("plan"))), key=_in_order)
         return [list(_planned_objects(uri, self.store.get(uri))) for uri in uris]
 
-    def learn(self, learned: Mapping[str, Any]) -> None:
-        """Store the properties of the first records."""
-        self.store.put(self.uri("learned.json"), dump_json(learned))
+    def write_schema(self, schema: Schema) -> None:
+        """Write or replace the schema of the records."""
+        self.store.put(self.uri("schema.json"), dump_json(schema.to_json()))
 
-    def learned(self) -> dict[str, Any]:
-        """Return the properties of the first records; empty if they have not been read."""
-        return self.find("learned.json", parse_object) or {}
+    def schema(self) -> Schema:
+        """Return the schema of the records; an empty one if no record has been read."""
+        return self.find("schema.json", schema_from_json) or Schema()
 
     # Parts
 

@@ -1,4 +1,4 @@
-"""The mapping of records to model inputs, by the model, the options and the first records.
+"""The mapping of records to model inputs, by the model, the options and the schema of the records.
 
 Blocks become `DecodedBlock`s with tensors by input name. `CsvMapping` chooses the decoder for CSV: one
 matrix, or one input for each column. The decoders for JSON, framed messages and Parquet are chosen in
@@ -6,9 +6,9 @@ matrix, or one input for each column. The decoders for JSON, framed messages and
 more columns than the model takes, text for a numeric model.
 """
 
-import csv
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
 
 import orjson
 
@@ -21,20 +21,23 @@ from headrace.formats.csv import CsvDialect
 from headrace.formats.csv_decode import ColumnFinder, CsvColumnsDecoder, CsvMatrixDecoder
 from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
-from headrace.formats.read import ReadOptions, csv_delimiter, format_name
-from headrace.runs.field_mapping import (
-    FIRST_RECORDS,
+from headrace.formats.read import ReadOptions, csv_delimiter, first_records, format_name
+from headrace.runs.field_mapping import ParquetMapping, framed_decoder, json_decoder
+from headrace.runs.infer import (
     FRAMED_KINDS,
-    JsonMapping,
-    ParquetMapping,
-    framed_decoder,
+    JSON_KINDS,
+    infer_csv,
+    infer_json,
+    infer_messages,
+    infer_table,
 )
 from headrace.runs.items import RecordSequences
+from headrace.runs.schema import RecordSchema, Schema
 from headrace.runs.sequences import SequenceReader, drop_failed_records, sequence_reader, sequences_by_place
 from headrace.runs.settings import MappingOptions
 
-JSON_KINDS: Final = frozenset({"json", "jsonl"})
-"""The formats of JSON text."""
+SAMPLE_RECORDS: Final = 1000
+"""The number of records that decide about the schema of a format."""
 _MEDIA_COLUMNS = ("image", "audio")
 _FILTERED = frozenset({"csv", *JSON_KINDS})
 """The formats whose records an input filter supports."""
@@ -43,9 +46,8 @@ _FILTERED = frozenset({"csv", *JSON_KINDS})
 class Mapper:
     """A decoder of blocks of any format for one model.
 
-    It selects a decoder at the first block of a format. `learned` has what the first records decide
-    (number of columns, shape of a row). A resumed run receives it, so that it judges records as the
-    original run did.
+    The schema and the model select the decoder of each format. The schema of a format that `schema`
+    lacks is inferred from the first block of the format.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Mapper:
         metadata: ModelMetadata,
         mapping: MappingOptions,
         read: ReadOptions,
-        learned: Mapping[str, Any] | None = None,
+        schema: Schema | None = None,
     ) -> None:
         self._metadata = metadata
         self._mapping = self.options = mapping
@@ -61,23 +63,23 @@ class Mapper:
         self._read = read
         self._decoders: dict[tuple[str, str], Decoder] = {}
         self._sequence_readers: dict[tuple[str, str], SequenceReader] = {}
-        self.learned: dict[str, Any] = dict(learned or {})
-        self._csv = CsvMapping(metadata, mapping, self._filter, self.learned)
+        self.schema = schema or Schema()
 
     @property
     def kind(self) -> str | None:
         """The format of the first records."""
-        return self.learned.get("format")
+        return self.schema.formats[0].format if self.schema.formats else None
 
     @property
     def input_names(self) -> tuple[str, ...] | None:
-        """The column names of the source, once a header is known."""
-        return self._csv.names
+        """The column names of CSV records, if they are known."""
+        return self.schema.column_names
 
     @property
     def delimiter(self) -> str:
         """The delimiter of the first CSV records."""
-        return self.learned.get("delimiter", ",")
+        csv = self.schema.find("csv")
+        return csv.delimiter if csv and csv.delimiter else ","
 
     def decode(self, block: Block) -> DecodedBlock:
         """Return the records of a block as tensors.
@@ -91,9 +93,41 @@ class Mapper:
         kind, delimiter = self.layout_of(block)
         decoder = self._decoders.get((kind, delimiter))
         if decoder is None:
-            self.learned.setdefault("format", kind)
-            decoder = self._decoders[kind, delimiter] = self._choose(kind, delimiter, block)
+            records = self.learn([block])
+            decoder = self._decoders[kind, delimiter] = self._choose(delimiter, block, records)
         return decoder.decode(block)
+
+    def learn(self, blocks: Sequence[Block]) -> RecordSchema:
+        """Return the schema of the format of these blocks; infer it from them if it is not known.
+
+        Raises:
+            ConfigError: The input filter selects nothing from any record.
+        """
+        kind, delimiter = self.layout_of(blocks[0])
+        records = self.schema.find(kind)
+        if records is None:
+            some = [first_records(block, SAMPLE_RECORDS) for block in blocks]
+            records = self._infer(kind, delimiter, some)
+            self.schema = self.schema.plus(records)
+        return records
+
+    def _infer(self, kind: str, delimiter: str, blocks: Sequence[Block]) -> RecordSchema:
+        if kind == "csv":
+            records = infer_csv(
+                blocks,
+                CsvDialect.from_strings(delimiter, '"'),
+                finds_header=self._read.header == "auto",
+                wanted=_column_names(self._metadata, self._mapping),
+            )
+        elif kind in JSON_KINDS:
+            records = infer_json(kind, blocks, self._filter)
+        elif kind == "parquet":
+            records = infer_table(kind, blocks)
+        elif kind in FRAMED_KINDS:
+            records = infer_messages(kind, blocks)
+        else:
+            records = RecordSchema(kind)
+        return replace(records, records=sum(map(len, blocks)), place=str(blocks[0].first))
 
     def decode_steps(self, block: Block) -> tuple[DecodedBlock, RecordSequences | None]:
         """Return the decoded block and, with sequence options, the sequence of each record.
@@ -113,9 +147,14 @@ class Mapper:
         reader = self._sequence_readers.get(layout)
         if reader is None:
             kind, delimiter = layout
-            width = self._csv.width(block, delimiter) if kind == "csv" else None
+            records = self.learn([block])
             reader = sequence_reader(
-                self._mapping, block, kind, delimiter, width=width, names=self.input_names
+                self._mapping,
+                block,
+                kind,
+                delimiter,
+                width=len(records.columns),
+                names=records.names or None,
             )
             self._sequence_readers[layout] = reader
         return reader(block)
@@ -133,7 +172,8 @@ class Mapper:
                 return column, ""
         return kind, csv_delimiter(name, self._read) if kind == "csv" else ""
 
-    def _choose(self, kind: str, delimiter: str, block: Block) -> Decoder:
+    def _choose(self, delimiter: str, block: Block, records: RecordSchema) -> Decoder:
+        kind = records.format
         if kind not in _FILTERED and not self._filter.is_root:
             raise ConfigError(
                 f"the input filter {self._filter.text} needs CSV or JSON records, but "
@@ -143,18 +183,18 @@ class Mapper:
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
         if self._mapping.whole_records and kind in _FILTERED and self._takes_text():
-            return self._text_records(kind, delimiter, block)
+            return self._text_records(kind, delimiter)
         if kind == "csv":
-            return self._csv.decoder(block, delimiter)
+            return CsvMapping(self._metadata, self._mapping, self._filter, records, delimiter).decoder()
         if kind in JSON_KINDS:
             select = None if self._filter.is_root else self._filter.value
-            return JsonMapping(self._metadata, self._mapping, select, self.learned).decoder(block)
+            return json_decoder(self._metadata, self._mapping, select, records)
         if kind == "line":
             return self._line()
         if kind == "parquet":
-            return ParquetMapping(self._metadata, self._mapping, self.learned, block).decoder()
+            return ParquetMapping(self._metadata, self._mapping, records).decoder()
         if kind in FRAMED_KINDS:
-            return framed_decoder(kind, self._metadata, self._mapping, self.learned, block)
+            return framed_decoder(self._metadata, self._mapping, records)
         return RawDecoder(self._metadata.only_input("a whole object").name, text=False)
 
     def _takes_text(self) -> bool:
@@ -163,13 +203,9 @@ class Mapper:
         chosen = mapping.columns or mapping.text_column is not None
         return len(inputs) == 1 and inputs[0].datatype == "BYTES" and not chosen
 
-    def _text_records(self, kind: str, delimiter: str, block: Block) -> Decoder:
+    def _text_records(self, kind: str, delimiter: str) -> Decoder:
         """Return a decoder of CSV and JSON records as text, or of what the input filter selects."""
-        if kind == "csv":
-            self._csv.learn(block, delimiter)
-            select = self._cells_of(delimiter)
-        else:
-            select = self._json_of
+        select = self._cells_of(delimiter) if kind == "csv" else self._json_of
         spec = self._metadata.only_input("a record")
         as_text = self._metadata.bytes_as != "bytes"
         return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec), select=select)
@@ -216,202 +252,168 @@ def _takes_column_vector(spec: TensorSpec) -> bool:
 
 
 class CsvMapping:
-    """The choice of the decoder of CSV records for one model.
-
-    `learned` receives what the first records decide: their delimiter, column names and number of
-    columns.
-    """
+    """The choice of the decoder of CSV records for one model."""
 
     def __init__(
         self,
         metadata: ModelMetadata,
         mapping: MappingOptions,
         input_filter: JsonPath,
-        learned: dict[str, Any],
+        records: RecordSchema,
+        delimiter: str,
     ) -> None:
         self._metadata = metadata
         self._mapping = mapping
-        self._filter = input_filter
-        self._learned = learned
+        self._records = records
+        self._names = records.names or None
+        self._width = len(records.columns)
+        self._delimiter = delimiter
+        self._selection = input_filter.csv_columns(named=bool(self._names))
 
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """The column names of the source, once a header is known."""
-        names: list[str] | None = self._learned.get("column_names")
-        return None if names is None else tuple(names)
+    def decoder(self) -> CsvMatrixDecoder | CsvColumnsDecoder:
+        """Return the decoder.
 
-    def decoder(self, block: Block, delimiter: str) -> CsvMatrixDecoder | CsvColumnsDecoder:
-        """Return a decoder for the records of this layout; `block` has the first of them."""
-        decoder = self._choose(block, delimiter)
-        self.learn(block, delimiter)
-        if self.names:
-            # In a resumed run, the header of another file must not replace the decision of the
-            # first file.
-            decoder.bind(self.names)
+        Raises:
+            ConfigError: A chosen column does not exist.
+            ModelInputError: The records can never fit the model.
+        """
+        decoder = self._choose()
+        if self._names:
+            # The header of another file must not replace that of the schema.
+            decoder.bind(self._names)
         return decoder
 
-    def learn(self, block: Block, delimiter: str) -> None:
-        """Learn the delimiter and the column names of the first records."""
-        self._learned.setdefault("delimiter", delimiter)
-        if block.column_names and "column_names" not in self._learned:
-            self._learned["column_names"] = list(block.column_names)
-
-    def _choose(self, block: Block, delimiter: str) -> CsvMatrixDecoder | CsvColumnsDecoder:
-        inputs, columns = self._metadata.inputs, self._mapping.columns
-        input_selection = self._filter.csv_columns(named=bool(self.names or block.column_names))
+    def _choose(self) -> CsvMatrixDecoder | CsvColumnsDecoder:
+        inputs = self._metadata.inputs
         if self._mapping.text_column is not None:
             name = self._metadata.only_input("--text-column").name
             return CsvColumnsDecoder(
                 {name: (self._mapping.text_column, "text")},
-                input_selection=input_selection,
-                width=self.width(block, delimiter),
-                delimiter=delimiter,
+                input_selection=self._selection,
+                width=self._width,
+                delimiter=self._delimiter,
             )
         if len(inputs) <= 1 and not _is_single_column(self._metadata.only_input("CSV")):
-            return self._matrix(block, delimiter, input_selection)
-        return self._columns(inputs, columns, block, delimiter, input_selection)
+            return self._matrix(self._metadata.only_input("CSV"))
+        return self._columns(inputs)
 
-    def _matrix(
-        self, block: Block, delimiter: str, input_selection: ColumnSelection | None
-    ) -> CsvMatrixDecoder:
-        spec = self._metadata.only_input("CSV")
+    def _matrix(self, spec: TensorSpec) -> CsvMatrixDecoder:
         if spec.datatype == "BYTES":
             raise ModelInputError(
                 self._metadata.name,
                 f"input {spec.name!r} takes text: choose its column with --text-column",
             )
         takes = spec.shape[1] if spec.shape is not None and len(spec.shape) == 2 else -1
-        columns = self._mapping.columns or self._non_sequence_columns(block, delimiter, input_selection)
-        if columns:
-            if takes not in (-1, len(columns)):
-                what = (
-                    "--columns names" if self._mapping.columns else "without the sequence columns there are"
-                )
-                raise ModelInputError(
-                    self._metadata.name,
-                    f"input {spec.name!r} takes {takes} numbers per record, but {what} {len(columns)}",
-                )
-            width = self.width(block, delimiter)
-        elif takes == -1:
-            width = self.width(block, delimiter)
-        else:
-            width = self._learned.get("csv_width")
-            if input_selection is not None:
-                width = width or self._width_for_filter(input_selection, spec, takes, block, delimiter)
-            elif width is None:
-                self._check_width(spec, block, takes, delimiter)
-            width = self._learned["csv_width"] = width or takes
+        columns = self._mapping.columns or self._non_sequence_columns()
+        width = self._width
+        if columns and takes not in (-1, len(columns)):
+            what = "--columns names" if self._mapping.columns else "without the sequence columns there are"
+            raise ModelInputError(
+                self._metadata.name,
+                f"input {spec.name!r} takes {takes} numbers per record, but {what} {len(columns)}",
+            )
+        if not columns and takes != -1:
+            width = self._width_of(takes) if self._selection is None else self._filtered_width(takes)
         return CsvMatrixDecoder(
             spec.name,
             columns=columns or None,
-            input_selection=input_selection,
+            input_selection=self._selection,
             width=width,
             dtype=dtype_of(spec.datatype),
-            delimiter=delimiter,
+            delimiter=self._delimiter,
         )
 
-    def _non_sequence_columns(
-        self, block: Block, delimiter: str, input_selection: ColumnSelection | None
-    ) -> tuple[str, ...] | tuple[int, ...]:
+    def _non_sequence_columns(self) -> tuple[str, ...] | tuple[int, ...]:
         """Return the columns that do not define sequences.
 
         The result is () without such columns, or if a filter selects the others.
         """
-        if self._mapping.sequence is None or self._mapping.by_place or input_selection is not None:
+        if self._mapping.sequence is None or self._mapping.by_place or self._selection is not None:
             return ()
-        names, width = self.names or block.column_names, self.width(block, delimiter)
-        return other_columns(self._mapping, width, names, delimiter)
+        return other_columns(self._mapping, self._width, self._names, self._delimiter)
 
-    def width(self, block: Block, delimiter: str) -> int:
-        """Return the number of columns of a record: the header's, else that of the first record."""
-        width: int | None = self._learned.get("csv_width")
-        if width is None:
-            names = block.column_names
-            width = self._learned["csv_width"] = len(names) if names else _cells(block.record(0), delimiter)
-        return width
+    @property
+    def _widths(self) -> list[int]:
+        """The widths that a record may have: that of the schema, then those of other sampled records."""
+        return list(dict.fromkeys((self._width, *self._records.widths)))
 
-    def _check_width(self, spec: TensorSpec, block: Block, width: int, delimiter: str) -> None:
-        """Raise ModelInputError if no record has the number of columns that the model takes."""
-        records = [block.record(i) for i in range(min(len(block), FIRST_RECORDS))]
-        widths = [_cells(r, delimiter) for r in records]
-        if width in widths:
-            return
-        names = f" ({', '.join(block.column_names)})" if block.column_names else ""
+    def _width_of(self, takes: int) -> int:
+        """Return the width that the model takes. Raise ModelInputError if no sampled record has it."""
+        if takes in self._widths:
+            return takes
+        names = f" ({', '.join(self._names)})" if self._names else ""
         raise ModelInputError(
             self._metadata.name,
-            f"input {spec.name!r} takes {width} numbers per record, but the records from "
-            f"{block.first} on have {widths[0]} columns{names}: choose {width} of them with "
-            "--columns, or another --delimiter",
+            f"input {self._metadata.only_input('CSV').name!r} takes {takes} numbers per record, but the "
+            f"records from {self._records.place} on have {self._width} columns{names}: choose {takes} of "
+            "them with --columns, or another --delimiter",
         )
 
-    def _width_for_filter(
-        self, input_selection: ColumnSelection, spec: TensorSpec, takes: int, block: Block, delimiter: str
-    ) -> int:
-        """Return the number of columns of records of which the filter keeps the model's number."""
-        names = block.column_names
+    def _filtered_width(self, takes: int) -> int:
+        """Return the width of records of which the filter keeps the number of columns that the model takes."""
+        assert self._selection is not None, "there is a filter"
         why = ""
-        widths = [_cells(block.record(i), delimiter) for i in range(min(len(block), FIRST_RECORDS))]
-        for width in dict.fromkeys([len(names)] if names else widths):
+        for width in [self._width] if self._names else self._widths:
             try:
-                kept = len(input_selection.indices(width, names))
+                kept = len(self._selection.indices(width, self._names))
             except ValueError as error:
                 why = why or str(error)
                 continue
             if kept == takes:
                 return width
-            why = why or f"{input_selection.text} selects {kept} of {width} columns"
+            why = why or f"{self._selection.text} selects {kept} of {width} columns"
         raise ModelInputError(
             self._metadata.name,
-            f"input {spec.name!r} takes {takes} numbers per record, but the input filter selects "
-            f"another number from the records from {block.first} on ({why}): select {takes} columns "
-            "with it",
+            f"input {self._metadata.only_input('CSV').name!r} takes {takes} numbers per record, but the input "
+            f"filter selects another number from the records from {self._records.place} on ({why}): select "
+            f"{takes} columns with it",
         )
 
-    def _columns(
-        self,
-        inputs: tuple[TensorSpec, ...],
-        columns: tuple[str | int, ...],
-        block: Block,
-        delimiter: str,
-        input_selection: ColumnSelection | None,
-    ) -> CsvColumnsDecoder:
+    def _columns(self, inputs: tuple[TensorSpec, ...]) -> CsvColumnsDecoder:
         """Return a decoder for inputs of one column each.
 
         The columns are those of --columns in order, else by header name, else by position.
         """
+        columns = self._mapping.columns
         if columns and len(columns) != len(inputs):
             raise ModelInputError(
                 self._metadata.name,
                 f"it has {len(inputs)} inputs, but --columns names {len(columns)} columns",
             )
-        chosen: list[str | int] = list(columns)
-        if not chosen:
-            names = self.names or block.column_names
-            if names and input_selection is not None:
-                names = _selected_names(input_selection, names)
-            missing = [i.name for i in inputs if i.name not in names] if names else []
-            if missing:
-                raise ConfigError(
-                    f"the header has no column {', '.join(map(repr, missing))} (it has "
-                    f"{', '.join(names or ())}): choose the columns of the inputs with --columns, in "
-                    "their order"
-                )
-            others = self._non_sequence_columns(block, delimiter, input_selection)
-            chosen = (
-                [i.name for i in inputs] if names else list((others or range(len(inputs)))[: len(inputs)])
-            )
         wanted = {
             spec.name: (column, "text" if spec.datatype == "BYTES" else dtype_of(spec.datatype))
-            for spec, column in zip(inputs, chosen, strict=True)
+            for spec, column in zip(inputs, columns or self._columns_of(inputs), strict=True)
         }
         as_vectors = any(spec.shape is not None and len(spec.shape) == 2 for spec in inputs)
         return CsvColumnsDecoder(
             wanted,
-            input_selection=input_selection,
-            width=self.width(block, delimiter),
-            delimiter=delimiter,
+            input_selection=self._selection,
+            width=self._width,
+            delimiter=self._delimiter,
             as_column_vectors=as_vectors,
         )
+
+    def _columns_of(self, inputs: tuple[TensorSpec, ...]) -> Sequence[str | int]:
+        """Return the columns with the names of the inputs, or the first ones without a header."""
+        names = self._names
+        if names is None:
+            return (self._non_sequence_columns() or range(len(inputs)))[: len(inputs)]
+        if self._selection is not None:
+            names = _selected_names(self._selection, names)
+        missing = [i.name for i in inputs if i.name not in names]
+        if missing:
+            raise ConfigError(
+                f"the header has no column {', '.join(map(repr, missing))} (it has "
+                f"{', '.join(names)}): choose the columns of the inputs with --columns, in "
+                "their order"
+            )
+        return [i.name for i in inputs]
+
+
+def _column_names(metadata: ModelMetadata, mapping: MappingOptions) -> list[str]:
+    """Return the names that a header may have: of the columns of the mapping, and of the inputs."""
+    chosen = (*mapping.columns, mapping.text_column, mapping.sequence, mapping.sequence_end)
+    return [c for c in chosen if isinstance(c, str)] + [spec.name for spec in metadata.inputs]
 
 
 def other_columns(
@@ -439,12 +441,6 @@ def _is_single_column(spec: TensorSpec) -> bool:
     return spec.shape is not None and (
         len(spec.shape) == 1 or (spec.datatype == "BYTES" and len(spec.shape) == 2)
     )
-
-
-def _cells(record: bytes, delimiter: str) -> int:
-    """Return the number of cells of a record."""
-    rows = list(csv.reader([record.decode("utf-8", "replace")], delimiter=delimiter))
-    return len(rows[0]) if rows else 0
 
 
 def _selected_names(input_selection: ColumnSelection, names: tuple[str, ...]) -> tuple[str, ...]:

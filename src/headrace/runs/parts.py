@@ -268,4 +268,6 @@ def _one_file(destination: str, folder: str, settings: RunSettings) -> str:
     command = "awk 'FNR > 1 || NR == 1'" if has_header else "cat"
     copy = " (copy them to a disk first)" if "://" in destination else ""
     name = destination.rpartition("/")[2] if copy else destination
-    return f"To join the parts afterwards{copy}: {command} {folder}part-?????.{suffix} > {name}. "
+    unknown = may_have_header and header is None and settings.read.header == "auto"
+    either = " (if they have a header: awk 'FNR > 1 || NR == 1' instead of cat)" if unknown else ""
+    return f"To join the parts afterwards{copy}: {command} {folder}part-?????.{suffix} > {name}{either}. "

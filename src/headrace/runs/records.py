@@ -17,8 +17,8 @@ from headrace.storage.draft import PersistedDraft, PersistedRange
 T = TypeVar("T")
 
 LEDGER_FOLDER: Final = "_headrace"
-VERSION: Final = 2
-"""The version of all records of a ledger. Version 1 had two kinds of ledgers."""
+VERSION: Final = 3
+"""The version of all records of a ledger. Version 2 had no schema of the records."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class RetriedRun:
         self.identity = identity
         self.kind: RunKind = identity["kind"]
         self.settings = settings_from_identity(identity["settings"], per_object=self.kind == "transform")
-        self.learned = ledger.learned()
+        self.schema = ledger.schema()
         self._by_tasks = identity["mode"] == "tasks"
         plan, renewed = make_plan(ledger.plans(), self.settings, by_tasks=self._by_tasks), records.new_infos()
         objects = (replace(o, info=renewed.get(i, o.info)) for i, o in enumerate(plan.objects))
@@ -75,8 +75,8 @@ class RetriedRun:
     @property
     def redoes_all(self) -> bool:
         """True if every object with a failure is scored again as a whole."""
-        kind = self.learned.get("format")
-        output_format = resolve_format(self.settings, kind if isinstance(kind, str) else None)
+        kind = self.schema.formats[0].format if self.schema.formats else None
+        output_format = resolve_format(self.settings, kind)
         return output_format in TABLES or self.settings.failures.on_error == "object"
 
     def names(self, number: int) -> tuple[str, str]:

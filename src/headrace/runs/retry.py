@@ -119,11 +119,10 @@ class FailedRecordsRetry:
             settings=run.settings,
             stores=self._stores,
             ledger=self._ledger,
-            learned=run.learned,
             progress=self.progress,
             clock=self._clock,
             observation=self._observation,
-        )
+        ).with_schema(run.schema)
         reporter = RunReporter(work, identity["source"])
         reporter.begin()
         self._retried = self._records.retried()
@@ -214,7 +213,7 @@ class FailedRecordsRetry:
     def _retry(self, run: RetriedRun, outputs: Sequence[OutputFailures]) -> None:
         """Call the model for failed records of some outputs, and merge the predictions."""
         settings = run.settings
-        mapper = Mapper(self._predictor.metadata, settings.mapping, settings.read, run.learned)
+        mapper = Mapper(self._predictor.metadata, settings.mapping, settings.read, run.schema)
         encoders = Encoders(settings, mapper)
         objects = [one for output in outputs for one in output.objects]
         source = RetrySource(objects, self._stores, settings.read)

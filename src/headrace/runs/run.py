@@ -17,6 +17,7 @@ from headrace.core.errors import (
     LedgerError,
     NotFoundError,
     OutputExistsError,
+    ResumeRefusedError,
 )
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.reports.observation import RunObservation
@@ -25,6 +26,9 @@ from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import no_region, notice_objects, select_infos, select_typed_objects, source_covers
 from headrace.runs.plan import Plan, RunPlan, make_plan
+from headrace.runs.records import PlannedObject
+from headrace.runs.sample import given_schema, schema_of
+from headrace.runs.schema import Schema
 from headrace.runs.scoring import PartScoring, Scoring
 from headrace.runs.settings import RunSettings
 from headrace.runs.tasks import InProcessRunner, Runner, TaskScoring
@@ -150,10 +154,10 @@ class Run:
             return None
         if fresh:
             planned = self._objects.prepare(fresh)
-            known = self._ledger.learned()
-            learned = self._scoring.learn(planned, known)
-            if learned != known:
-                self._ledger.learn(learned)
+            known = self._ledger.schema()
+            schema = self._schema_of(planned, known)
+            if schema != known:
+                self._ledger.write_schema(schema)
             self._ledger.reopen()
             self._objects.add(planned)
             self.plan = self._make_plan()
@@ -215,11 +219,11 @@ class Run:
         if not self._settings.per_object and self._if_exists == "overwrite":
             infos = self._objects.without_own_output(infos)
         planned = self._objects.prepare(infos)
-        learned = self._scoring.learn(planned, {})
+        schema = self._schema_of(planned)
         if self._if_exists == "overwrite":
             self._objects.delete_output()
-        if learned:
-            self._ledger.learn(learned)
+        if schema.formats:
+            self._ledger.write_schema(schema)
         self._objects.add(planned)
         # A resumption must repeat the identity; a retry reads these.
         more = {"made_with": self._model_reference, "destination_region": self._region_of(self.destination)}
@@ -227,6 +231,15 @@ class Run:
         self.plan = self._make_plan()
         _log.info("run started", extra={"output": self.destination, "objects": len(planned)})
         return None
+
+    def _schema_of(self, planned: Sequence[PlannedObject], known: Schema | None = None) -> Schema:
+        return schema_of(
+            [one.info for one in planned],
+            self._stores,
+            self._settings,
+            self._scoring.figures.metadata,
+            known=known,
+        )
 
     def _identity(self) -> dict[str, Any]:
         """Return the properties that a resumption must repeat."""
@@ -240,6 +253,7 @@ class Run:
     def _resume(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
         self._ledger.check_identity(self._identity(), self.kind)
         self._resumed = True
+        self._accept_schema()
         finished = self._ledger.final_report()
         self._objects.load()
         if self._settings.per_object and finished is None and not self._appending:
@@ -252,6 +266,21 @@ class Run:
             return None
         self._finished = self._planned
         return Report.from_json(finished)
+
+    def _accept_schema(self) -> None:
+        """Take the schema of the file that the settings name, for the rest of the run.
+
+        Raise ResumeRefusedError if the finished output would not fit it.
+        """
+        before, given = self._ledger.schema(), given_schema(self._stores, self._settings)
+        if not given.formats or given == before:
+            return
+        if given.column_names != before.column_names:
+            raise ResumeRefusedError(
+                f"{self._settings.schema}: the columns of CSV have other names than when the run began, but "
+                "its output has them: begin again with --overwrite"
+            )
+        self._ledger.write_schema(given)
 
     # Scoring
 

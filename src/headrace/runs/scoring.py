@@ -4,9 +4,9 @@ The other way is by tasks: `headrace.runs.tasks`.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from typing_extensions import override
 
@@ -19,7 +19,8 @@ from headrace.runs.items import Cursor, Replay
 from headrace.runs.ledger import PartsState, RetryLedger
 from headrace.runs.parts import PartsSink
 from headrace.runs.plan import Plan
-from headrace.runs.records import Counts, PlannedObject
+from headrace.runs.records import Counts
+from headrace.runs.schema import Schema
 from headrace.runs.sequences import Sequencer
 from headrace.runs.totals import RunTotals, part_totals, replace_retried
 from headrace.runs.work import RunProgress, RunWork, WorkFigures
@@ -42,14 +43,6 @@ class Scoring(Protocol):
     def check(self) -> None:
         """Raise ConfigError, before any write, if the model or the settings do not fit."""
         ...
-
-    def learn(self, objects: Sequence[PlannedObject], known: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the first records of new objects decide, besides what is `known`.
-
-        Return `known` if that is decided by the first delivered batch instead.
-        """
-        del objects
-        return known
 
     def resume(self, plan: Plan, *, finished: bool) -> None:
         """Continue the work of an earlier process: read its progress from the ledger."""
@@ -180,8 +173,8 @@ class PartScoring(PredictorWork, Scoring):
         sizes = [planned.info.size_bytes or 0 for planned in plan.objects]
         progress.objects_total, progress.bytes_total = len(sizes), sum(sizes)
         progress.begin(objects_before=cursor.index, bytes_before=sum(sizes[: cursor.index]))
-        learned = work.ledger.learned()
-        sequencer = self._restored_sequencer(plan, learned)
+        work = work.with_schema(work.ledger.schema())
+        sequencer = self._restored_sequencer(plan, work.schema)
         self._sequencer, self._committed = None, None
         flow = open_flow(
             plan.objects,
@@ -192,7 +185,7 @@ class PartScoring(PredictorWork, Scoring):
             sequencer=sequencer,
             resumable=True,
             appended=appended,
-            learned=learned,
+            schema=work.schema,
             progress=progress,
             clock=work.clock,
         )
@@ -205,7 +198,7 @@ class PartScoring(PredictorWork, Scoring):
             clock=work.clock,
         )
         try:
-            self._deliver(flow, sink, learned)
+            self._deliver(flow, sink, work.schema)
             if flow.drained:
                 sink.checkpoint()
             sink.finish(end=not flow.drained)
@@ -218,20 +211,20 @@ class PartScoring(PredictorWork, Scoring):
             self._sequencer = sequencer
         return not flow.drained
 
-    def _deliver(self, flow: Flow, sink: PartsSink, learned: Mapping[str, Any]) -> None:
+    def _deliver(self, flow: Flow, sink: PartsSink, schema: Schema) -> None:
         """Write every batch of the flow."""
         work = self._work
         for batch in flow:
-            if flow.mapper.learned != learned:
-                learned = dict(flow.mapper.learned)
-                work.ledger.learn(learned)
+            if flow.mapper.schema is not schema:
+                schema = flow.mapper.schema
+                work.ledger.write_schema(schema)
             if work.observation is not None:
                 work.observation.add_batch(batch, work.clock.now())
             sink.write(batch)
             work.progress.parts = sink.parts
             work.on_batch(batch)
 
-    def _restored_sequencer(self, plan: Plan, learned: Mapping[str, Any]) -> Sequencer | None:
+    def _restored_sequencer(self, plan: Plan, schema: Schema) -> Sequencer | None:
         """Return the state of the predictor's sequences at the last commit.
 
         Replay records first if the state is unknown.
@@ -247,12 +240,10 @@ class PartScoring(PredictorWork, Scoring):
         # another.
         unfinished = not settings.mapping.by_place or self._cursor.position is not None
         if last is not None and last.replay is not None and unfinished:
-            self._replay(plan, last.replay, last.cursor, learned, sequencer)
+            self._replay(plan, last.replay, last.cursor, schema, sequencer)
         return sequencer
 
-    def _replay(
-        self, plan: Plan, replay: Replay, stop: Cursor, learned: Mapping[str, Any], sequencer: Sequencer
-    ) -> None:
+    def _replay(self, plan: Plan, replay: Replay, stop: Cursor, schema: Schema, sequencer: Sequencer) -> None:
         """Feed the model the earlier records of its live sequences, in the same batches.
 
         The predictions were delivered before.
@@ -276,7 +267,7 @@ class PartScoring(PredictorWork, Scoring):
             stop=stop,
             resumable=False,
             appended=True,
-            learned=learned,
+            schema=schema,
             progress=replayed,
             clock=work.clock,
             sequencer=sequencer,

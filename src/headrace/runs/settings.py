@@ -361,6 +361,14 @@ class RunSettings:
         DataType,
         Setting("Meaning of SOURCE; auto chooses by its form, prefix is a string prefix."),
     ] = "auto"
+    schema: Annotated[
+        str,
+        Setting(
+            "Schema of the records: infer (by majority of a sample), strict (the same, but the run is refused "
+            "if a sampled record does not decode), or a file, as headrace inspect --json prints it.",
+            metavar="infer|strict|FILE",
+        ),
+    ] = "infer"
 
     def __post_init__(self) -> None:
         check(self)

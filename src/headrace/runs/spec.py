@@ -167,6 +167,7 @@ def _settings(job: SageMakerJob, extension: SpecExtension, *, strict: bool) -> T
     data_type: DataType | None = _first_set(extension.run.get("data_type"), job.data_type)
     return TransformSettings(
         data_type="auto" if data_type is None else data_type,
+        schema=extension.run.get("schema", "infer"),
         read=read,
         mapping=mapping,
         flow=_flow(job, extension),
@@ -185,6 +186,9 @@ def _read(job: SageMakerJob, extension: SpecExtension) -> ReadOptions:
         extension.run.get("compression"), job.compression, "none" if job.has_input else None
     )
     read = read_options(_first_set(keys.content_type, job.content_type), split, compression)
+    if job.has_fields:
+        # SageMaker sends the first record to the model as any other.
+        read = replace(read, header="none")
     return _joined(read, extension, record_bytes_max=_payload_bytes(job, PAYLOAD_MB_MAX * MIB))
 
 
@@ -271,7 +275,7 @@ def _check_filters(
             "filter, or split into records with SplitType Line and ContentType text/csv or "
             "application/jsonlines"
         )
-    named = read.header == "names"
+    named = read.header in ("names", "auto")
     if read.format == "csv":
         _check_columns(where, path, named=named)
     if extension.run.get("output_filter") and (output.join == "none" or read.format != "csv"):

@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 from typing_extensions import override
 
@@ -21,8 +21,7 @@ from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import RetryLedger
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import Plan, Task, list_open_shards
-from headrace.runs.probe import learn
-from headrace.runs.records import LEDGER_FOLDER, PlannedObject, TaskCheckpoint, TaskRecord, sum_counts
+from headrace.runs.records import LEDGER_FOLDER, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.scoring import Mode, PredictorWork, Scoring
 from headrace.runs.source import ShardSource
 from headrace.runs.task_sink import TaskSink
@@ -125,11 +124,6 @@ class TaskScoring(Scoring):
             )
 
     @override
-    def learn(self, objects: Sequence[PlannedObject], known: Mapping[str, Any]) -> Mapping[str, Any]:
-        work = self._work
-        return learn(objects, work.stores, work.settings, self.figures.metadata, known=known)
-
-    @override
     def resume(self, plan: Plan, *, finished: bool) -> None:
         ledger = self._work.ledger
         self._resumed = True
@@ -158,13 +152,11 @@ class TaskScoring(Scoring):
         work = replace(
             work,
             plan=plan,
-            # Read once for all workers and resumptions.
-            learned=work.ledger.learned(),
             on_task=on_task,
             run_id=work.ledger.run_id(),
             range_starts=assembler.range_starts(),
             checkpoints=checkpoints,
-        )
+        ).with_schema(work.ledger.schema())
         left = [task for task in plan.tasks if task.number not in self._records]
         if left and not self._runner.run(work, left):
             return False
@@ -277,7 +269,7 @@ class TaskRun:
         self._source = ShardSource(
             work.stores, work.plan.objects, self._open_shards, settings, range_starts=work.range_starts
         )
-        mapper = Mapper(predictor.metadata, settings.mapping, settings.read, work.learned)
+        mapper = Mapper(predictor.metadata, settings.mapping, settings.read, work.schema)
         self._flow = Flow(
             self._source,
             mapper,

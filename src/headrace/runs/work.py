@@ -9,7 +9,7 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -28,6 +28,7 @@ from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Plan
 from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord
+from headrace.runs.schema import Schema
 from headrace.runs.settings import RunSettings
 from headrace.runs.totals import ObjectResult, RunTotals
 from headrace.storage.resolve import Stores
@@ -126,7 +127,7 @@ class RunWork:
         settings: The settings of the run.
         stores: The object stores.
         ledger: The ledger of the destination.
-        learned: The properties of the first records.
+        schema: The schema of the records.
         range_starts: The known starts of ranges, by object index and range number.
         checkpoints: The progress of earlier work, by task number.
         progress: The counters of this run.
@@ -145,7 +146,7 @@ class RunWork:
     stores: Stores
     ledger: Ledger
     plan: Plan = field(default_factory=Plan)
-    learned: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    schema: Schema = field(default_factory=Schema)
     range_starts: Mapping[tuple[int, int], ShardPosition] = field(
         default_factory=dict[tuple[int, int], ShardPosition]
     )
@@ -159,6 +160,11 @@ class RunWork:
     region: str | None = None
     run_id: str | None = None
     check: Callable[[], None] = _no_check
+
+    def with_schema(self, schema: Schema) -> "RunWork":
+        """Return the work with the schema of the records, and with what it says about reading them."""
+        read = schema.read_options(self.settings.read)
+        return replace(self, schema=schema, settings=replace(self.settings, read=read))
 
 
 class RunGuard:

@@ -1,0 +1,232 @@
+"""Infer the schema of records from a sample, by majority.
+
+Input: blocks of the first records of several objects. Output: a `RecordSchema`. Pure.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final, cast
+
+import orjson
+
+from headrace.core.block import Block
+from headrace.core.errors import ConfigError
+from headrace.core.tensor import Array
+from headrace.formats.column_decode import values_dtype
+from headrace.formats.csv import CsvDialect
+from headrace.formats.json_path import JsonPath
+from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
+from headrace.runs.schema import NUMERIC, Column, ColumnType, RecordSchema
+
+JSON_KINDS: Final = frozenset({"json", "jsonl"})
+"""The formats of JSON text."""
+FRAMED_KINDS: Final[Mapping[str, MessageKind]] = {"recordio": RECORD, "tfrecord": EXAMPLE}
+"""The formats of framed records, with the message type of their records."""
+_CELLS_MAX: Final = 100_000
+"""The number of CSV cells whose types are examined."""
+_DTYPE_TYPES: Final[Mapping[str, ColumnType]] = {
+    "b": "boolean",
+    "i": "integer",
+    "u": "integer",
+    "f": "number",
+}
+_JSON_TYPES: Final[Mapping[type, ColumnType]] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "text",
+}
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_BOOLEANS: Final = frozenset({"true", "false"})
+
+
+def infer_csv(
+    blocks: Sequence[Block], dialect: CsvDialect, *, finds_header: bool, wanted: Sequence[str] = ()
+) -> RecordSchema:
+    """Return the schema of CSV records.
+
+    With `finds_header`, the first records of most objects are a header if they are unlike the records
+    below them, or if they have one of the names in `wanted`.
+    """
+    objects = [
+        [dialect.cells(record) for block in same for record in block.texts()]
+        for _, same in groupby(blocks, key=lambda b: (b.first.object, b.first.member))
+    ]
+    widths = Counter(len(row) for rows in objects for row in rows)
+    headers = Counter(block.column_names for block in blocks if block.column_names)
+    names = headers.most_common(1)[0][0] if headers else None
+    width = len(names) if names else widths.most_common(1)[0][0]
+    if finds_header and names is None:
+        names = _find_header(objects, width, wanted)
+    header = {name.encode() for name in names or ()}
+    rows = [row for rows in objects for row in rows if len(row) == width and set(row) != header]
+    rows = rows[: max(1, _CELLS_MAX // width)]
+    columns = [
+        _csv_column(names[index] if names else None, [row[index] for row in rows]) for index in range(width)
+    ]
+    return RecordSchema("csv", tuple(columns), dialect.delimiter.decode(), dict(widths.most_common()))
+
+
+def _find_header(
+    objects: Sequence[Sequence[Sequence[bytes]]], width: int, wanted: Sequence[str]
+) -> tuple[str, ...] | None:
+    """Return the header that most objects have, or None."""
+    below = [row for rows in objects for row in rows[1:] if len(row) == width][: max(1, _CELLS_MAX // width)]
+    numeric = {
+        index for index in range(width) if _csv_column(None, [r[index] for r in below]).type in NUMERIC
+    }
+    found = Counter(
+        names for rows in objects if rows and (names := _header_names(rows[0], width, numeric, wanted))
+    )
+    if not found or 2 * found.total() <= sum(map(bool, objects)):
+        return None
+    return found.most_common(1)[0][0]
+
+
+def _header_names(
+    cells: Sequence[bytes], width: int, numeric: set[int], wanted: Sequence[str]
+) -> tuple[str, ...] | None:
+    """Return the cells as names if they look like a header: distinct words above numbers."""
+    try:
+        names = tuple(cell.decode() for cell in cells)
+    except UnicodeDecodeError:
+        return None
+    distinct = len(names) == width and len(set(names)) == width and all(name.strip() for name in names)
+    if not distinct or any(map(_is_number, names)):
+        return None
+    return names if numeric or any(name in names for name in wanted) else None
+
+
+def _csv_column(name: str | None, cells: Sequence[bytes]) -> Column:
+    counts = Counter[ColumnType](map(_cell_type, cells))
+    nulls = counts.pop("null", 0)
+    if not counts:
+        return Column(name, "null", nulls=nulls)
+    return Column(name, _majority_type(counts), nulls=nulls)
+
+
+def _cell_type(cell: bytes) -> ColumnType:
+    text = cell.decode("utf-8", "replace").strip()
+    if not text:
+        return "null"
+    if _is_integer(text):
+        return "integer"
+    if _is_number(text):
+        return "number"
+    return "boolean" if text.lower() in _BOOLEANS else "text"
+
+
+def _is_integer(text: str) -> bool:
+    return _INTEGER.fullmatch(text) is not None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text.isascii() and "_" not in text
+
+
+def _majority_type(counts: Counter[ColumnType]) -> ColumnType:
+    """Return the most frequent type; integers among numbers are numbers."""
+    together = counts.copy()
+    if together["number"]:
+        together["number"] += together.pop("integer", 0)
+    return together.most_common(1)[0][0]
+
+
+def infer_json(kind: str, blocks: Sequence[Block], path: JsonPath) -> RecordSchema:
+    """Return the schema of what the input filter selects of JSON records. Records that are not JSON are skipped.
+
+    Raises ConfigError if the filter selects nothing from any record.
+    """
+    values: list[Any] = []
+    missing: ValueError | None = None
+    for record in (record for block in blocks for record in block.texts()):
+        try:
+            value = orjson.loads(record)
+        except orjson.JSONDecodeError:
+            continue
+        try:
+            values.append(value if path.is_root else path.value(value))
+        except ValueError as error:
+            missing = missing or error
+    if missing is not None and not values:
+        raise ConfigError(
+            f"the input filter selects nothing from the records from {blocks[0].first} on: {missing}"
+        )
+    objects = [cast("dict[str, Any]", value) for value in values if isinstance(value, dict)]
+    if 2 * len(objects) <= len(values):
+        return RecordSchema(kind, (json_column(None, [v for v in values if not isinstance(v, dict)]),))
+    names = dict.fromkeys(name for fields in objects for name in fields)
+    return RecordSchema(kind, tuple(json_column(n, [fields.get(n) for fields in objects]) for n in names))
+
+
+def json_column(name: str | None, values: Iterable[Any]) -> Column:
+    """Return the column of JSON values: the most frequent shape, and the most frequent type of that shape."""
+    counts = Counter(map(_json_type, values))
+    nulls = counts.pop(("null", ()), 0)
+    if not counts:
+        return Column(name, "null", nulls=nulls)
+    shapes = Counter[tuple[int, ...]]()
+    for (_, shape), count in counts.items():
+        shapes[shape] += count
+    shape = shapes.most_common(1)[0][0]
+    types = Counter[ColumnType]({type: n for (type, found), n in counts.items() if found == shape})
+    return Column(name, _majority_type(types), shape, nulls)
+
+
+def _json_type(value: Any) -> tuple[ColumnType, tuple[int, ...]]:
+    """Return the type of a value's first leaf, and the lengths of the nested first lists."""
+    shape: list[int] = []
+    while isinstance(value, list):
+        items = cast("list[Any]", value)
+        shape.append(len(items))
+        value = items[0] if items else None
+    if value is None:
+        return ("number" if shape else "null"), tuple(shape)
+    return _JSON_TYPES.get(type(cast("object", value)), "object"), tuple(shape)
+
+
+def infer_messages(kind: str, blocks: Sequence[Block]) -> RecordSchema:
+    """Return the schema of framed messages: their features, with the numbers of values as shapes."""
+    message = FRAMED_KINDS[kind]
+    found: dict[str, Counter[tuple[ColumnType, int]]] = {}
+    problem = "they are empty"
+    for record in (record for block in blocks for record in block.texts()):
+        try:
+            for key, feature in features(record, message, None).items():
+                values = feature_values(record, feature, key.decode())
+                type: ColumnType = _DTYPE_TYPES.get(values.dtype.kind, "text")
+                found.setdefault(key.decode(), Counter())[type, len(values)] += 1
+        except ValueError as error:
+            problem = str(error) if problem == "they are empty" else problem
+    columns = [
+        Column(name, type, (size,))
+        for name, counts in found.items()
+        for (type, size), _ in counts.most_common(1)
+    ]
+    return RecordSchema(kind, tuple(columns), problem="" if columns else problem)
+
+
+def infer_table(kind: str, blocks: Sequence[Block]) -> RecordSchema:
+    """Return the schema of rows of Parquet: the columns of most files."""
+    layouts = Counter(block.column_names or tuple(block.columns) for block in blocks)
+    names = layouts.most_common(1)[0][0]
+    alike = [b for b in blocks if (b.column_names or tuple(b.columns)) == names]
+    flat = {
+        name: Column(name, _DTYPE_TYPES.get(values_dtype(data).kind, "text"), nulls=_nulls(data))
+        for name, data in alike[0].columns.items()
+    }
+    nested = [name for name in names if name not in flat]
+    rows: list[dict[str, Any]] = [orjson.loads(r) for b in alike for r in b.texts()] if nested else []
+    return RecordSchema(
+        kind, tuple(flat.get(n) or json_column(n, [row.get(n) for row in rows]) for n in names)
+    )
+
+
+def _nulls(data: Array) -> int:
+    return int((data == None).sum()) if data.dtype.kind == "O" else 0  # noqa: E711 - element by element
