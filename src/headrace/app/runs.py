@@ -375,6 +375,7 @@ def retry_failed(
     endpoint: str | None = None,
     options: PredictorOptions | None = None,
     other_model: bool = False,
+    schema: str | None = None,
     stores: Stores | None = None,
     report: ReportFormat | None = None,
     around: Callable[[FailedRecordsRetry, Predictor], AbstractContextManager[Any]] | None = None,
@@ -382,7 +383,8 @@ def retry_failed(
     """Retry the failed records of a finished run and merge the results into its outputs.
 
     Blocks until the outputs are committed. Without `model` and `endpoint`, the run's own
-    model is opened again by its name. A different model is refused unless `other_model` is true.
+    model is opened again by its name. A different model is refused unless `other_model` is true. `schema`
+    is a file with a schema that replaces the run's: records that failed because of it are predicted.
     An existing page is written again if a count changed; with `report` "html", a page is written in any case.
     The context manager that `around` returns is entered meanwhile. Raises as
     `FailedRecordsRetry.execute` does.
@@ -403,6 +405,7 @@ def retry_failed(
         predictor=opened.predictor,
         model_identity=opened.identity,
         other_model=other_model,
+        schema=schema,
         write_page=report == "html",
     )
     with RunningPredictor(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
@@ -445,6 +448,33 @@ def dry_run(
         trial = try_records(infos, chosen_stores, chosen_settings, metadata, schema, count=records)
     by_tasks = chosen_settings.per_object or workers is not None
     return DryRun(make_plan([objects], chosen_settings, by_tasks=by_tasks), trial)
+
+
+def inspect_source(
+    source: str | Sequence[str],
+    *,
+    model: ModelLike | None = None,
+    endpoint: str | None = None,
+    settings: RunSettings | None = None,
+    options: PredictorOptions | None = None,
+    stores: Stores | None = None,
+    records: int = 3,
+) -> Trial:
+    """Read a sample of the source, and return its schema and the share of records that decode.
+
+    A model is optional: without one, records are checked against the schema. The trial has the first
+    `records` records. Raises the errors of `run` that occur before the first batch.
+    """
+    chosen_settings, chosen_stores = settings or StreamSettings(), stores or Stores()
+    infos = select_infos(source, chosen_stores, chosen_settings)
+    if model is None and endpoint is None:
+        schema = schema_of(infos, chosen_stores, chosen_settings, None)
+        return try_records(infos, chosen_stores, chosen_settings, None, schema, count=records)
+    opened = open_predictor(model, endpoint, options or PredictorOptions())
+    with RunningPredictor(opened.predictor):
+        metadata = opened.predictor.metadata
+    schema = schema_of(infos, chosen_stores, chosen_settings, metadata)
+    return try_records(infos, chosen_stores, chosen_settings, metadata, schema, count=records)
 
 
 TransformReport = Report

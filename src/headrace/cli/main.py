@@ -13,6 +13,7 @@ from headrace.cli.commands import examples
 COMMANDS: Final = {
     "stream": ("stream", "Score objects as a stream."),
     "transform": ("transform", "Score files, with one predictions file each."),
+    "inspect": ("inspect", "Show the schema of a source and sample records."),
     "serve": ("serve", "Serve MODEL... over REST, event streams and gRPC."),
     "infer": ("infer", "Send a request to a model."),
     "models": ("models", "List, load and unload a server's models."),

@@ -254,15 +254,15 @@ def print_dry_run(found: DryRun, settings: RunSettings, *, json_lines: bool) -> 
     return 0
 
 
-def print_tried(records: Sequence[TriedRecord]) -> None:
-    """Print sampled records, with the model inputs made from them or their failures."""
+def print_tried(records: Sequence[TriedRecord], label: str = "model input") -> None:
+    """Print sampled records, with the values made from them, each after `label`, or their failures."""
     for number, seen in enumerate(records, 1):
         click.echo(click.style(f"\nrecord {number}", bold=True) + f"  {seen.position}")
         click.echo(f"  as read           {_excerpt(seen.record)}")
         if seen.failure is not None:
             click.echo(f"  would fail        {one_line(seen.failure.why)}")
         for name, value in seen.inputs.items():
-            click.echo(f"  model input       {name} = {_value(value)}")
+            click.echo(f"  {label:<16}  {name} = {_value(value)}")
 
 
 def _read_text(settings: RunSettings) -> str:

@@ -124,8 +124,9 @@ STREAM_OPTIONS = setting_options(
     *SETTINGS_GROUPS,
     PredictorOptions,
     SpecKeys,
+    StreamSettings,
     types=_TYPES,
-    without=_FILES_ONLY | _SPEC_ONLY - {"instances"} | _TRANSFORM_WORDS | {"assemble"},
+    without=_FILES_ONLY | _SPEC_ONLY - {"instances"} | _TRANSFORM_WORDS | {"assemble", "data_type"},
     refused_choices={"output_format": {"json"}},  # a stream writes one record per line
 )
 
@@ -148,6 +149,10 @@ TRANSFORM_OPTIONS = combined_options(
     setting_options(PredictorOptions, without={"instances"}),
 )
 
+INSPECT_OPTIONS = setting_options(
+    ReadOptions, MappingOptions, StreamSettings, types=_TYPES, without=_FILES_ONLY | STREAM_SETTINGS
+)
+
 _REQUIRED_OPTIONS: Final = {
     "instances": "model",
     "protocol": "endpoint",
@@ -165,13 +170,25 @@ _REQUIRED_OPTIONS: Final = {
 def stream_settings(params: Mapping[str, Any]) -> StreamSettings:
     """Return the stream settings of the options. Raise ConfigError for invalid limits."""
     rows, share = parse_max_failed(params["max_failed"])
-    return StreamSettings(
+    return settings_from(
+        StreamSettings,
+        params,
         read=settings_from(ReadOptions, params),
         mapping=settings_from(MappingOptions, params),
         flow=settings_from(FlowSettings, params),
         output=settings_from(OutputSettings, params),
         failures=settings_from(FailurePolicy, params, failed_rows_max=rows, failed_share_max=share),
         tasks=settings_from(TaskSettings, params),
+    )
+
+
+def inspect_settings(params: Mapping[str, Any]) -> StreamSettings:
+    """Return the settings of the options that say how records are read."""
+    return settings_from(
+        StreamSettings,
+        params,
+        read=settings_from(ReadOptions, params),
+        mapping=settings_from(MappingOptions, params),
     )
 
 

@@ -153,6 +153,12 @@ Exit status: 0 no failed record is left; 3 some are left; 1 the retry failed.
 )
 @click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model.")
 @click.option("--other-model", is_flag=True, help="Allow a model that differs from the model of the run.")
+@click.option(
+    "--schema",
+    metavar="FILE",
+    shell_complete=complete_files,
+    help="Schema of the records, as headrace inspect --save-schema writes it.  [default: that of the run]",
+)
 @REPORT_OPTIONS
 def retry_failed_command(destination: str, **params: Any) -> None:
     """Retry the failed records of a finished run and merge the results into its outputs.
@@ -183,6 +189,7 @@ def _retry(destination: str, params: dict[str, Any]) -> int:
         model=params["model"],
         endpoint=params["endpoint"],
         other_model=params["other_model"],
+        schema=params["schema"],
         report=params["report"],
         around=open_display,
     )

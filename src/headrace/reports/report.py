@@ -64,6 +64,7 @@ class Report:
         tasks_left: Unfinished tasks by region.
         records_replayed: Records that were delivered before and replayed to rebuild the states of
             the model.
+        schema: The schema of the records, with one line for each format.
     """
 
     kind: RunKind
@@ -99,6 +100,7 @@ class Report:
     tasks_left: dict[str, int] = field(default_factory=dict[str, int])
     resumed: bool = False
     records_replayed: int = 0
+    schema: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -153,6 +155,7 @@ class Report:
         figures = {
             "predictions": f"{self.output} ({_outputs(self)})",
             "records in": _records(self),
+            "schema": self.schema,
             "failures": _failures(self),
             "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
             "broken objects": f"{self.objects_broken:,}" if self.objects_broken else "",

@@ -37,6 +37,7 @@ _JSON_TYPES: Final[Mapping[type, ColumnType]] = {
     int: "integer",
     float: "number",
     str: "text",
+    type(None): "null",
 }
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _BOOLEANS: Final = frozenset({"true", "false"})
@@ -180,21 +181,26 @@ def json_column(name: str | None, values: Iterable[Any]) -> Column:
 
 
 def _json_type(value: Any) -> tuple[ColumnType, tuple[int, ...]]:
-    """Return the type of a value's first leaf, and the lengths of the nested first lists."""
+    """Return the type of a value's first leaves, and the lengths of the nested first lists."""
     shape: list[int] = []
-    while isinstance(value, list):
-        items = cast("list[Any]", value)
-        shape.append(len(items))
-        value = items[0] if items else None
-    if value is None:
-        return ("number" if shape else "null"), tuple(shape)
-    return _JSON_TYPES.get(type(cast("object", value)), "object"), tuple(shape)
+    leaves: list[Any] = [value]
+    while isinstance(leaves[0], list):
+        leaves = cast("list[Any]", leaves[0])
+        shape.append(len(leaves))
+        if not leaves:
+            return "number", tuple(shape)
+    types: set[type] = set(map(type, leaves))
+    if types == {int, float}:
+        return "number", tuple(shape)
+    found: ColumnType = _JSON_TYPES.get(types.pop(), "object") if len(types) == 1 else "object"
+    return ("number" if shape and found == "null" else found), tuple(shape)
 
 
 def infer_messages(kind: str, blocks: Sequence[Block]) -> RecordSchema:
     """Return the schema of framed messages: their features, with the numbers of values as shapes."""
     message = FRAMED_KINDS[kind]
     found: dict[str, Counter[tuple[ColumnType, int]]] = {}
+    valid = 0
     problem = "they are empty"
     for record in (record for block in blocks for record in block.texts()):
         try:
@@ -202,10 +208,11 @@ def infer_messages(kind: str, blocks: Sequence[Block]) -> RecordSchema:
                 values = feature_values(record, feature, key.decode())
                 type: ColumnType = _DTYPE_TYPES.get(values.dtype.kind, "text")
                 found.setdefault(key.decode(), Counter())[type, len(values)] += 1
+            valid += 1
         except ValueError as error:
             problem = str(error) if problem == "they are empty" else problem
     columns = [
-        Column(name, type, (size,))
+        Column(name, type, (size,), valid - counts.total())
         for name, counts in found.items()
         for (type, size), _ in counts.most_common(1)
     ]

@@ -60,7 +60,7 @@ class Mapper:
         self._metadata = metadata
         self._mapping = self.options = mapping
         self._filter = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
-        self._read = read
+        self.read = read
         self._decoders: dict[tuple[str, str], Decoder] = {}
         self._sequence_readers: dict[tuple[str, str], SequenceReader] = {}
         self.schema = schema or Schema()
@@ -116,7 +116,7 @@ class Mapper:
             records = infer_csv(
                 blocks,
                 CsvDialect.from_strings(delimiter, '"'),
-                finds_header=self._read.header == "auto",
+                finds_header=self.read.header == "auto",
                 wanted=_column_names(self._metadata, self._mapping),
             )
         elif kind in JSON_KINDS:
@@ -165,12 +165,12 @@ class Mapper:
         The delimiter of other formats is an empty string.
         """
         name = block.first.member or block.first.object
-        kind = format_name(name, self._read) or "whole"
+        kind = format_name(name, self.read) or "whole"
         # The columns of a Parquet file may have these names.
         for column in _MEDIA_COLUMNS if kind != "parquet" else ():
             if column in block.columns:
                 return column, ""
-        return kind, csv_delimiter(name, self._read) if kind == "csv" else ""
+        return kind, csv_delimiter(name, self.read) if kind == "csv" else ""
 
     def _choose(self, delimiter: str, block: Block, records: RecordSchema) -> Decoder:
         kind = records.format

@@ -49,6 +49,7 @@ from headrace.runs.retry_records import (
     with_true_positions,
     write_merged,
 )
+from headrace.runs.sample import accept_schema
 from headrace.runs.scoring import PredictorWork
 from headrace.runs.settings import RunSettings
 from headrace.runs.work import RunProgress, RunReporter, RunWork
@@ -78,6 +79,7 @@ class FailedRecordsRetry:
         predictor: Predictor,
         model_identity: str,
         other_model: bool = False,
+        schema: str | None = None,
         write_page: bool = False,
         clock: Clock | None = None,
     ) -> None:
@@ -89,6 +91,7 @@ class FailedRecordsRetry:
         self._predictor = predictor
         self._model_identity = model_identity
         self._other_model = other_model
+        self._schema_file = schema
         self._write_page_always = write_page
         self._observation: RunObservation | None = None
         self._clock = clock or SystemClock()
@@ -113,6 +116,8 @@ class FailedRecordsRetry:
         self._check_model(identity)
         run = RetriedRun(self._ledger, self._records, identity)
         run.check()
+        if self._schema_file is not None:
+            run.schema = accept_schema(self._schema_file, self._stores, self._ledger)
         if self._write_page_always or self._has_page():
             self._observation = RunObservation()
         work = RunWork(

@@ -17,7 +17,6 @@ from headrace.core.errors import (
     LedgerError,
     NotFoundError,
     OutputExistsError,
-    ResumeRefusedError,
 )
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.reports.observation import RunObservation
@@ -27,10 +26,10 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.objects import no_region, notice_objects, select_infos, select_typed_objects, source_covers
 from headrace.runs.plan import Plan, RunPlan, make_plan
 from headrace.runs.records import PlannedObject
-from headrace.runs.sample import given_schema, schema_of
+from headrace.runs.sample import accept_schema, schema_of
 from headrace.runs.schema import Schema
 from headrace.runs.scoring import PartScoring, Scoring
-from headrace.runs.settings import RunSettings
+from headrace.runs.settings import SAMPLED, RunSettings
 from headrace.runs.tasks import InProcessRunner, Runner, TaskScoring
 from headrace.runs.work import RunProgress, RunReporter, RunWork
 from headrace.storage.contract import ObjectInfo
@@ -253,7 +252,8 @@ class Run:
     def _resume(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
         self._ledger.check_identity(self._identity(), self.kind)
         self._resumed = True
-        self._accept_schema()
+        if self._settings.schema not in SAMPLED:
+            accept_schema(self._settings.schema, self._stores, self._ledger)
         finished = self._ledger.final_report()
         self._objects.load()
         if self._settings.per_object and finished is None and not self._appending:
@@ -266,21 +266,6 @@ class Run:
             return None
         self._finished = self._planned
         return Report.from_json(finished)
-
-    def _accept_schema(self) -> None:
-        """Take the schema of the file that the settings name, for the rest of the run.
-
-        Raise ResumeRefusedError if the finished output would not fit it.
-        """
-        before, given = self._ledger.schema(), given_schema(self._stores, self._settings)
-        if not given.formats or given == before:
-            return
-        if given.column_names != before.column_names:
-            raise ResumeRefusedError(
-                f"{self._settings.schema}: the columns of CSV have other names than when the run began, but "
-                "its output has them: begin again with --overwrite"
-            )
-        self._ledger.write_schema(given)
 
     # Scoring
 

@@ -13,13 +13,22 @@ from typing import Final
 import numpy as np
 
 from headrace.core.block import Block, Failure
-from headrace.core.errors import ConfigError, CorruptError, DataError, ModelInputError, StorageError
+from headrace.core.errors import (
+    ConfigError,
+    CorruptError,
+    DataError,
+    ModelInputError,
+    ResumeRefusedError,
+    StorageError,
+)
 from headrace.core.tensor import Array, ModelMetadata
+from headrace.formats.contract import DecodedBlock
 from headrace.formats.read import first_records, format_name, is_read_by_row_groups, unreadable_reason
 from headrace.runs.infer import FRAMED_KINDS, JSON_KINDS
+from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import SAMPLE_RECORDS, Mapper
 from headrace.runs.schema import Schema, parse_schema
-from headrace.runs.settings import RunSettings
+from headrace.runs.settings import SAMPLED, MappingOptions, RunSettings
 from headrace.runs.source import object_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -88,23 +97,26 @@ def schema_of(
     infos: Sequence[ObjectInfo],
     stores: Stores,
     settings: RunSettings,
-    metadata: ModelMetadata,
+    metadata: ModelMetadata | None,
     *,
     known: Schema | None = None,
 ) -> Schema:
     """Return the schema of a source: `known`, or that of a file, with what a sample of other formats shows.
 
+    Without a model (`metadata` None), nothing is checked against its inputs.
+
     Raises:
+        StorageError: The schema file cannot be read.
         ConfigError: The schema file is invalid, a chosen column does not exist, or with the setting
             `schema` "strict", a sampled record does not decode.
         ModelInputError: The sampled records of a format can never fit the model.
     """
-    schema = known if known is not None and known.formats else given_schema(stores, settings)
+    schema = known if known is not None and known.formats else _given_schema(stores, settings)
     groups = _by_format(infos, settings)
     if known is not None and known.formats:
         # A format that the names of objects do not show is inferred from its first block.
         groups = {name: some for name, some in groups.items() if name and schema.find(name) is None}
-    mapper = Mapper(metadata, settings.mapping, settings.read, schema)
+    mapper = Mapper(metadata or ModelMetadata(""), settings.mapping, settings.read, schema)
     for kind, some in groups.items():
         blocks = read_sample(kind, some, stores, settings)
         by_kind: dict[str, list[Block]] = {}
@@ -112,20 +124,36 @@ def schema_of(
             by_kind.setdefault(mapper.layout_of(block)[0], []).append(block)
         for alike in by_kind.values():
             mapper.learn(alike)
-            _check_fit(mapper, alike)
+            if metadata is not None:
+                _check_fit(mapper, alike)
     if settings.schema == "strict" and groups:
         _require_all(try_records(infos, stores, settings, metadata, mapper.schema))
     return mapper.schema
 
 
-def given_schema(stores: Stores, settings: RunSettings) -> Schema:
-    """Return the schema of the file that the settings name, or an empty one.
+def _given_schema(stores: Stores, settings: RunSettings) -> Schema:
+    """Return the schema of the file that the settings name, or an empty one."""
+    return Schema() if settings.schema in SAMPLED else _read_schema(settings.schema, stores)
 
-    Raises ConfigError for an invalid file, and the errors of its store.
+
+def _read_schema(file: str, stores: Stores) -> Schema:
+    return parse_schema(stores.for_uri(file).get(file), file)
+
+
+def accept_schema(file: str, stores: Stores, ledger: Ledger) -> Schema:
+    """Return the schema of a file, and make it that of the run, for the records that are still to be predicted.
+
+    Raises ResumeRefusedError if the finished output would not fit it.
     """
-    if settings.schema in ("infer", "strict"):
-        return Schema()
-    return parse_schema(stores.for_uri(settings.schema).get(settings.schema), settings.schema)
+    before, given = ledger.schema(), _read_schema(file, stores)
+    if given.column_names != before.column_names:
+        raise ResumeRefusedError(
+            f"{file}: the columns of CSV have other names than when the run began, and its output has them: "
+            "begin again with --overwrite"
+        )
+    if given != before:
+        ledger.write_schema(given)
+    return given
 
 
 def _require_all(trial: Trial) -> None:
@@ -156,14 +184,17 @@ def try_records(
     infos: Sequence[ObjectInfo],
     stores: Stores,
     settings: RunSettings,
-    metadata: ModelMetadata,
+    metadata: ModelMetadata | None,
     schema: Schema,
     *,
     count: int = 0,
 ) -> Trial:
-    """Return what a sample of the source shows, with its first `count` records."""
+    """Return what a sample of the source shows, with its first `count` records.
+
+    Without a model (`metadata` None), a record decodes if its values have the types of the schema.
+    """
     settings = replace(settings, read=schema.read_options(settings.read))
-    mapper = Mapper(metadata, settings.mapping, settings.read, schema)
+    mapper = Mapper(metadata or ModelMetadata(""), settings.mapping, settings.read, schema)
     tried: list[TriedRecord] = []
     records = decoded = 0
     objects = set[str]()
@@ -171,7 +202,8 @@ def try_records(
     for kind, some in _by_format(infos, settings).items():
         for block in read_sample(kind, some, stores, settings):
             objects.add(block.first.object)
-            for record in _try_block(mapper, block):
+            used = mapper if metadata is not None or not len(block) else _without_model(mapper, block)
+            for record in _try_block(used, block):
                 records += 1
                 decoded += record.failure is None
                 if record.failure is not None and first_failure is None:
@@ -179,6 +211,19 @@ def try_records(
                 if len(tried) < count:
                     tried.append(record)
     return Trial(mapper.schema, len(objects), records, decoded, tuple(tried), first_failure)
+
+
+def _without_model(mapper: Mapper, block: Block) -> Mapper | None:
+    """Return the mapper of a model that takes the types of the schema, or None without any column."""
+    records = mapper.learn([block])
+    inputs = records.as_inputs()
+    if not inputs:
+        return None
+    # Names may be there twice, and a filter concerns a model. The schema of JSON is of the filtered part.
+    is_csv = records.format == "csv"
+    options = mapper.options if not is_csv else MappingOptions(columns=tuple(inputs))
+    metadata = ModelMetadata("", inputs=tuple(inputs.values()))
+    return Mapper(metadata, options, mapper.read, mapper.schema)
 
 
 def _by_format(infos: Sequence[ObjectInfo], settings: RunSettings) -> dict[str, list[ObjectInfo]]:
@@ -202,6 +247,7 @@ def read_sample(kind: str, infos: Sequence[ObjectInfo], stores: Stores, settings
     with ThreadPoolExecutor(_THREADS, "headrace-sample") as threads:
         for wanted in (_OBJECTS_MIN, _OBJECTS_MAX):
             places = [place for place in _spread(len(infos), wanted) if place not in found]
+            places = places[: wanted - len(found)]
             sample = partial(_object_sample, stores=stores, settings=settings, count=per_object)
             found.update(zip(places, threads.map(sample, [infos[p] for p in places]), strict=True))
             if sum(len(block) for blocks in found.values() for block in blocks) >= SAMPLE_RECORDS:
@@ -248,8 +294,9 @@ def _chunks(info: ObjectInfo, stores: Stores) -> Iterator[bytes]:
         at, length = at + len(chunk), _MORE_BYTES
 
 
-def _try_block(mapper: Mapper, block: Block) -> Iterator[TriedRecord]:
-    decoded = mapper.decode(block)
+def _try_block(mapper: Mapper | None, block: Block) -> Iterator[TriedRecord]:
+    """Yield the records of a block as the mapper decodes them; without a mapper, all of them decode."""
+    decoded = DecodedBlock({}) if mapper is None else mapper.decode(block)
     rows = np.arange(len(block)) if decoded.rows is None else decoded.rows
     failures = {f.position.record: f for f in (*decoded.failures, *block.failures)}
     at = {int(row): position for position, row in enumerate(rows)}

@@ -83,15 +83,18 @@ class RecordSchema:
         sampled = f" (from {self.records:,} records)" if self.records else ""
         return ": ".join(parts) + sampled
 
-    def as_inputs(self) -> tuple[TensorSpec, ...]:
-        """Return the columns as inputs of a model that accepts all records of this schema."""
-        specs: list[TensorSpec] = []
+    def as_inputs(self) -> dict[int, TensorSpec]:
+        """Return the columns that every record has, by number, as inputs of a model of their types.
+
+        Columns of nested objects, and fields with a dot in their name, are left out.
+        """
+        found: dict[int, TensorSpec] = {}
         for number, column in enumerate(self.columns):
-            if column.type in ("object", "null") or (column.nulls and column.type != "text"):
-                continue
-            name = column.name or f"column {number}"
-            specs.append(TensorSpec(name, _DATATYPES.get(column.type, "BYTES"), (-1, *column.shape)))
-        return tuple(specs)
+            name = f"column {number}" if column.name is None else column.name
+            if not column.nulls and column.type not in ("object", "null") and "." not in name:
+                datatype = _DATATYPES.get(column.type, "BYTES")
+                found[number] = TensorSpec(name, datatype, (-1, *column.shape))
+        return found
 
 
 def _columns_text(columns: Sequence[Column]) -> str:
@@ -150,7 +153,7 @@ def parse_schema(text: bytes, name: str) -> Schema:
         return schema_from_json(text)
     except (ValueError, msgspec.ValidationError) as error:
         raise ConfigError(
-            f"{name}: not a schema: {error}. The command headrace inspect SOURCE --json prints one"
+            f"{name}: not a schema: {error}. The command headrace inspect SOURCE --save-schema FILE writes one"
         ) from None
 
 

@@ -22,6 +22,8 @@ Assemble = Literal["line", "none"]
 Join = Literal["none", "input"]
 OnError = Literal["record", "object", "job"]
 
+SAMPLED: Final = ("infer", "strict")
+"""The values of `RunSettings.schema` that are not files."""
 PART_SUFFIXES: Final[Mapping[OutputFormat, str]] = {
     "auto": "csv",
     "csv": "csv",
@@ -365,7 +367,7 @@ class RunSettings:
         str,
         Setting(
             "Schema of the records: infer (by majority of a sample), strict (the same, but the run is refused "
-            "if a sampled record does not decode), or a file, as headrace inspect --json prints it.",
+            "if a sampled record does not decode), or a file, as headrace inspect --save-schema writes it.",
             metavar="infer|strict|FILE",
         ),
     ] = "infer"

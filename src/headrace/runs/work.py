@@ -302,6 +302,7 @@ class RunReporter:
             cpu_s=self._cpu_s + figures.cpu_s(),
             peak_memory_mb=peak_memory_mb() + figures.peak_memory_mb(),
             resumed=resumed,
+            schema=self._work.ledger.schema().text(),
         )
 
     def publish(self, report: Report) -> None:
@@ -331,6 +332,7 @@ def make_report(
     cpu_s: float,
     peak_memory_mb: float,
     resumed: bool,
+    schema: str,
 ) -> Report:
     """Return the report of the ledger's totals and this process's figures."""
     results, counts = totals.objects, totals.counts
@@ -374,6 +376,7 @@ def make_report(
         tasks_left=dict(totals.tasks_left),
         resumed=resumed,
         records_replayed=progress.records_replayed,
+        schema=schema,
     )
 
 
