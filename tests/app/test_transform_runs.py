@@ -1,6 +1,7 @@
 """Batch transforms built from stores, models and workers: outputs, resume, retry and dry runs."""
 
 import asyncio
+import gzip
 import threading
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from headrace.app.runs import dry_run, open_run, retry_failed, transform_sync
 from headrace.core.errors import ConfigError, EmptySourceError, OutputExistsError, ResumeRefusedError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
-from headrace.runs.settings import FlowSettings, OutputSettings, TransformSettings
+from headrace.runs.settings import FailurePolicy, FlowSettings, OutputSettings, TransformSettings
 from headrace.storage.resolve import Stores
 
 IN, OUT = "memory://b/in/", "memory://b/out/"
@@ -100,6 +101,10 @@ def doubled(factor: int = 2) -> bytes:
 
 def object_names(stores: Stores, prefix: str = OUT) -> list[str]:
     return [i.uri.removeprefix(prefix) for i in stores.for_uri(prefix).list(prefix)]
+
+
+def output_names(stores: Stores) -> set[str]:
+    return {name for name in object_names(stores) if not name.startswith("_")}
 
 
 def running_threads() -> list[str]:
@@ -233,6 +238,52 @@ def test_retry_failed_uses_the_recorded_model_and_options(folder):
     assert (folder / "out/a.csv.out").read_bytes() == doubled(3)
     assert not (folder / "out/a.csv.out.failed").exists()
     assert running_threads() == []
+
+
+def broken_stores() -> Stores:
+    stores = Stores()
+    whole = gzip.compress(b"2,0\n4,0\n6,0\n")
+    for name, content in {"a.csv.gz": whole[:-3], "b.csv": b"8,0\n", "c.csv": b"1,0\n"}.items():
+        stores.for_uri(IN).put(IN + name, content)
+    return stores
+
+
+def test_broken_object_has_a_partial_output_until_it_is_mended():
+    stores = broken_stores()
+    first = transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores)
+    named = {"a.csv.gz.out.partial", "a.csv.gz.out.failed", "b.csv.out", "c.csv.out", "c.csv.out.failed"}
+    assert (first.exit_code, output_names(stores)) == (1, named)
+    assert first.figures()["broken objects"].splitlines() == [
+        "1",
+        f"{IN}a.csv.gz: the output ends early, in a.csv.gz.out.partial",
+        "mend them, then continue with --resume",
+    ]
+    unchanged = transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, resume=True)
+    assert unchanged.to_json() == first.to_json()
+    stores.for_uri(IN).put(IN + "a.csv.gz", gzip.compress(b"2,0\n4,0\n7,0\n"))
+    mended = transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, resume=True)
+    assert (mended.exit_code, mended.objects_broken, mended.records_in, mended.rows_failed) == (3, 0, 5, 2)
+    named = {"a.csv.gz.out", "a.csv.gz.out.failed", "b.csv.out", "c.csv.out", "c.csv.out.failed"}
+    assert output_names(stores) == named
+    assert stores.for_uri(OUT).get(OUT + "a.csv.gz.out") == b"4.0\n8.0\n"
+    again = transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, resume=True)
+    assert again.to_json() == mended.to_json()
+
+
+def test_overwritten_run_leaves_no_partial_output():
+    stores = broken_stores()
+    transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores)
+    stores.for_uri(IN).put(IN + "a.csv.gz", gzip.compress(b"2,0\n"))
+    transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, overwrite=True)
+    assert not [name for name in object_names(stores) if name.endswith(".partial")]
+
+
+def test_strict_transform_has_no_partial_output():
+    stores = broken_stores()
+    settings = TransformSettings(failures=FailurePolicy(on_error="object"))
+    report = transform_sync(IN, OUT, model=EvenOnlyModel, stores=stores, settings=settings)
+    assert (report.exit_code, report.objects_suppressed) == (1, 2)
+    assert {n for n in output_names(stores) if not n.endswith(".failed")} == {"b.csv.out"}
 
 
 def test_retry_failed_refuses_a_changed_model(folder):

@@ -413,7 +413,7 @@ def test_range_without_predictions_has_no_part(any_ledger):
 @for_each(
     ("make", "expected"),
     [
-        (assembler_of, {"a.out": b"0\n1\n"}),
+        (assembler_of, {"a.out.partial": b"0\n1\n"}),
         (parts_assembler_of, {"part-00000.csv": b"0\n", "part-00001.csv": b"1\n"}),
     ],
 )

@@ -121,7 +121,8 @@ def test_table_of_an_object_without_records_is_valid(shared, accept):
     transform(stores, predictor=shared, settings=make_settings(output={"format": accept}))
     found = outputs(stores)
     for name, count in (("a.csv", 0), ("b.csv", 0), ("c.csv", 3), ("d.csv.gz", 0)):
-        table = read_table(accept, found[f"{name}.out.{accept}"])
+        suffix = ".partial" if name == "d.csv.gz" else ""
+        table = read_table(accept, found[f"{name}.out.{accept}{suffix}"])
         assert (table.num_rows, table.schema.names, str(table.schema.types[0])) == (count, ["y"], "double")
     assert len(failed_lines(found[f"b.csv.out.{accept}.failed"])) == 1
 

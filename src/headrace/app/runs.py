@@ -63,6 +63,8 @@ class OpenedRun:
     run: Run
     around: AbstractContextManager[Any]
     stores: Stores
+    retry_changed: Callable[[], Report | None]
+    """Score the broken objects of a finished transform that have changed; None if there are none."""
 
     def __enter__(self) -> Run:
         output = self.run.destination
@@ -172,16 +174,35 @@ def open_run(
         observation=RunObservation() if report == "html" else None,
         region_of=region_of,
     )
-    return OpenedRun(run, around, chosen_stores)
+
+    def retry_changed() -> Report | None:
+        again = open_predictor(model, endpoint, chosen_options)
+        retry = FailedRecordsRetry(
+            run.destination,
+            stores=chosen_stores,
+            predictor=again.predictor,
+            model_identity=again.identity,
+            only_changed=True,
+            write_page=report == "html",
+        )
+        if not chosen_settings.per_object or not retry.has_changed_objects():
+            return None
+        with RunningPredictor(again.predictor):
+            return retry.execute()
+
+    return OpenedRun(run, around, chosen_stores, retry_changed)
 
 
 def execute(opened: OpenedRun, around: AbstractContextManager[Any] | None = None) -> Report:
     """Load the model, execute the run and unload the model.
 
-    The context manager `around` is entered meanwhile.
+    If the run is a finished transform, its broken objects are scored if they have changed since. The
+    context manager `around` is entered meanwhile.
     """
     with opened as run, around or nullcontext():
-        return run.execute()
+        report = run.execute()
+    retried = opened.retry_changed() if run.was_finished and report.objects_broken else None
+    return retried or report
 
 
 def _executed(open_it: Callable[P, OpenedRun]) -> Callable[P, Coroutine[Any, Any, Report]]:

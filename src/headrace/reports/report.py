@@ -158,7 +158,7 @@ class Report:
             "schema": self.schema,
             "failures": _failures(self),
             "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
-            "broken objects": f"{self.objects_broken:,}" if self.objects_broken else "",
+            "broken objects": _broken(self),
             "first broken": broken_line(broken) if broken else "",
             "no output": f"{self.objects_suppressed:,} objects, since one of their records failed"
             if self.objects_suppressed
@@ -194,6 +194,20 @@ def _outputs(report: Report) -> str:
 def _records(report: Report) -> str:
     suppressed = f" + {report.rows_suppressed:,} suppressed" if report.rows_suppressed else ""
     return f"{report.records_in:,} = {report.rows_out:,} out + {report.rows_failed:,} failed{suppressed}"
+
+
+def _broken(report: Report) -> str:
+    """Return the number of broken objects; for a transform, also their names and their partial outputs."""
+    if not report.objects_broken:
+        return ""
+    shown = [o for o in report.failed_objects if o["broken"]][:_REASONS_SHOWN]
+    lines = [f"{o['object']}: the output ends early, in {o['output']}" for o in shown if not o["suppressed"]]
+    more = report.objects_broken - len(shown)
+    if lines and more > 0:
+        lines.append(f"… and {more:,} more")
+    if report.kind == "transform" and report.status == "complete":
+        lines.append("mend them, then continue with --resume")
+    return "\n".join([f"{report.objects_broken:,}", *lines])
 
 
 def _across_regions(report: Report) -> str:

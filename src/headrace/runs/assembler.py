@@ -18,7 +18,7 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.output import suppresses_output
 from headrace.runs.parts import part_names
 from headrace.runs.plan import Plan
-from headrace.runs.records import Counts, ShardPosition, ShardRecord, TaskRecord, repeated_bytes
+from headrace.runs.records import Counts, ShardPosition, ShardRecord, TaskRecord, repeated_bytes, sum_counts
 from headrace.runs.settings import RunSettings
 from headrace.storage.contract import Store
 from headrace.storage.draft import PersistedDraft, assemble, discard, open_draft, read_range
@@ -147,9 +147,9 @@ class Assembler:
         offsets = shard_offsets(records)[0]
         if self._settings.per_object:
             planned = self._plan.objects[index]
-            failed = any(record.counts.has_failures for record in records)
-            suppressed = suppresses_output(self._settings, failed=failed)
-            names = (planned.output, planned.failed)
+            counts = sum_counts(record.counts for record in records)
+            suppressed = suppresses_output(self._settings, failed=counts.has_failures)
+            names = (planned.output_name(counts), planned.failed)
             yield _ShardsOutput(index, names, tuple(records), tuple(offsets), suppressed=suppressed)
             return
         for record, offset in zip(records, offsets, strict=False):

@@ -325,8 +325,8 @@ class RunPlan:
         store = self._ledger.store
         self._ledger.abandon()
         for planned in (one for some in self._ledger.plans() for one in some if one.output):
-            store.delete(self._ledger.destination + planned.output)
-            store.delete(self._ledger.destination + planned.failed)
+            for name in (planned.output, planned.partial, planned.failed):
+                store.delete(self._ledger.destination + name)
         for info in list(self.parts()):
             store.delete(info.uri)
         for name in (REPORT_NAME, PAGE_NAME):

@@ -26,7 +26,8 @@ class PlannedObject:
     """An input object and its region, if known.
 
     If the run writes an output for each object, it is ``DEST/`` + `output`, and its failed records
-    are ``DEST/`` + `failed`. In a run that writes parts, both are empty.
+    are ``DEST/`` + `failed`. The output of an object that was not read to its end is ``DEST/`` +
+    `partial`. In a run that writes parts, all are empty.
     """
 
     info: ObjectInfo
@@ -37,6 +38,15 @@ class PlannedObject:
     def failed(self) -> str:
         """The name of the file of failed records, below the destination."""
         return f"{self.output}.failed" if self.output else ""
+
+    @property
+    def partial(self) -> str:
+        """The name of an output that ends before its object, below the destination."""
+        return f"{self.output}.partial" if self.output else ""
+
+    def output_name(self, counts: "Counts") -> str:
+        """Return the name of the output of an object with these counts, below the destination."""
+        return self.partial if counts.objects_broken else self.output
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,9 +196,16 @@ def redo_objects(work: RunWork, predictor: Predictor, indices: Collection[int]) 
         redone = [plan.tasks[number] for number in sorted(misplaced)]
         work = replace(work, range_starts=dict(misplaced.values()), checkpoints={})
         TaskRun(work, redone, predictor).execute()
-    shards = (s for record in ledger.tasks().values() for s in record.shards)
-    for index in set(indices).difference(s.index for s in shards if s.counts.has_failures):
-        ledger.store.delete(ledger.destination + plan.objects[index].failed)
+    shards = [s for record in ledger.tasks().values() for s in record.shards if s.index in indices]
+    with_failures = {s.index for s in shards if s.counts.has_failures}
+    broken = {s.index for s in shards if s.counts.objects_broken}
+    for index in indices:
+        planned = plan.objects[index]
+        # The output may have had the other name before.
+        outdated = [planned.output if index in broken else planned.partial]
+        outdated += [] if index in with_failures else [planned.failed]
+        for name in outdated:
+            ledger.store.delete(ledger.destination + name)
     records.end_redo()
 
 

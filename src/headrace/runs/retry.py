@@ -68,7 +68,8 @@ class FailedRecordsRetry:
     """The retry of one destination's failed records. Used by one thread; `execute` is called once.
 
     The predictor must be started. A page of the run is written again if a count changed; with
-    `write_page`, a page is written in any case.
+    `write_page`, a page is written in any case. With `only_changed`, the retry is limited to broken objects
+    of a transform that have changed since.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class FailedRecordsRetry:
         model_identity: str,
         other_model: bool = False,
         schema: str | None = None,
+        only_changed: bool = False,
         write_page: bool = False,
         clock: Clock | None = None,
     ) -> None:
@@ -92,6 +94,7 @@ class FailedRecordsRetry:
         self._model_identity = model_identity
         self._other_model = other_model
         self._schema_file = schema
+        self._only_changed = only_changed
         self._write_page_always = write_page
         self._observation: RunObservation | None = None
         self._clock = clock or SystemClock()
@@ -100,6 +103,15 @@ class FailedRecordsRetry:
         self._attempt = uuid.uuid4().hex[:12]
         self._retried: dict[int, RetriedOutput] = {}
         self._begin_bytes: dict[int, int] = {}
+
+    def has_changed_objects(self) -> bool:
+        """Return True if a broken object has changed since it was read. Errors are those of `execute`."""
+        run = RetriedRun(self._ledger, self._records, finished_identity(self._ledger))
+        return bool(self._changed_objects(run))
+
+    def _changed_objects(self, run: RetriedRun) -> set[int]:
+        infos = {index: run.plan.objects[index].info for index in run.broken_objects()}
+        return {i for i, info in infos.items() if current_info(self._stores, info) not in (None, info)}
 
     def execute(self) -> Report:
         """Retry the records, merge the results and write a new report.
@@ -138,6 +150,8 @@ class FailedRecordsRetry:
         whole = self._redo_objects(run, work, set(failed)) if run.settings.per_object else set[int]()
         self._begin_bytes = run.begin_bytes()
         by_themselves = {number: nbytes for number, nbytes in failed.items() if number not in whole}
+        if self._only_changed:
+            by_themselves = {}
         for some in _rounds(self._failures(run, by_themselves)):
             self._retry(run, some)
         reporter.end()
@@ -195,6 +209,8 @@ class FailedRecordsRetry:
         """Score objects again as a whole. Return the objects whose records are not retried."""
         begun, is_broken = self._records.objects_to_redo(), run.broken_objects()
         wanted = failed if run.redoes_all else failed & is_broken
+        if self._only_changed:
+            wanted = self._changed_objects(run)
         # An interrupted redo may have mixed outputs of both runs: it is repeated even without
         # failures.
         wanted = wanted | begun

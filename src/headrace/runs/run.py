@@ -102,6 +102,8 @@ class Run:
         self._finished = 0
         """The number of objects that were in the plan when the run was last complete."""
         self._resumed = False
+        self.was_finished = False
+        """True if `execute` found a finished run, and did nothing."""
         self._appending = False
         self.draining = False
         """True after a call of `drain`."""
@@ -265,6 +267,7 @@ class Run:
         if finished is None:
             return None
         self._finished = self._planned
+        self.was_finished = True
         return Report.from_json(finished)
 
     # Scoring

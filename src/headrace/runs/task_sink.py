@@ -1,8 +1,8 @@
 """Write scored batches to the outputs of tasks: one for each object, or one part for each task.
 
-Input: `ScoredBatch`es in source order, across objects. Output: ``KEY.out`` and ``KEY.out.failed``
-of every whole object, or the part of every task; persisted drafts of every range; and the ledger's
-record of every task.
+Input: `ScoredBatch`es in source order, across objects. Output: ``KEY.out`` (``KEY.out.partial`` of a
+broken object) and ``KEY.out.failed`` of every object that is read as a whole, or the part of every task;
+persisted drafts of every range; and the ledger's record of every task.
 """
 
 import uuid
@@ -312,7 +312,7 @@ class TaskSink:
         destination = self._ledger.destination
         if self._per_object:
             planned = self._work.plan.objects[open_shard.shard.index]
-            name, failed_name = planned.output, planned.failed
+            name, failed_name = planned.output_name(output.counts), planned.failed
         else:
             name, failed_name = part_names(open_shard.task, self._settings.output.format)
         if suppresses_output(self._settings, failed=output.counts.has_failures):

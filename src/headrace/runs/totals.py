@@ -225,7 +225,8 @@ def _result(
         out_bytes, failures = retried.out_bytes, Counter(retried.failures)
     planned = plan.objects[index]
     suppressed = suppresses_output(settings, failed=counts.has_failures)
-    return ObjectResult(planned.info.uri, planned.output, counts, out_bytes, dict(failures), suppressed)
+    output = planned.output_name(counts)
+    return ObjectResult(planned.info.uri, output, counts, out_bytes, dict(failures), suppressed)
 
 
 def _counts_of(shards: Sequence[ShardRecord]) -> Counts:

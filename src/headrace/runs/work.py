@@ -388,6 +388,7 @@ def _failed_object_json(result: ObjectResult) -> dict[str, Any]:
     counts = result.counts
     return {
         "object": result.uri,
+        "output": result.output,
         "records_in": counts.records_in,
         "rows_failed": counts.rows_failed,
         "broken": bool(counts.objects_broken),
