@@ -110,7 +110,7 @@ def test_found_header_is_written_beside_predictions():
     stores = stores_of({"a.csv": b"p,q\n1,2\n"})
     settings = TransformSettings(output=OutputSettings(join="input"))
     transform_sync(IN, OUT, model=Sum, stores=stores, settings=settings)
-    assert stores.for_uri(OUT).get(OUT + "a.csv.out").splitlines()[0] == b"p,q,y"
+    assert stores.for_uri(OUT).get(OUT + "a.csv.out").splitlines()[0] == b"p,q,output"
 
 
 def test_schema_is_shown_and_stored():

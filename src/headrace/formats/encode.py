@@ -302,13 +302,13 @@ def raw_records(selection: BlockSelection) -> list[bytes]:
     block = selection.block
     indices: Any = slice(selection.start, selection.stop) if selection.rows is None else selection.rows
     if block.columns and not block.data:
-        return _source_names(block, np.arange(len(block))[indices].tolist())
+        return source_names(block, np.arange(len(block))[indices].tolist())
     data = block.data
     bounds = zip(block.starts[indices].tolist(), block.ends[indices].tolist(), strict=True)
     return [data[start:end] for start, end in bounds]
 
 
-def _source_names(block: Block, indices: Sequence[int]) -> list[bytes]:
+def source_names(block: Block, indices: Sequence[int]) -> list[bytes]:
     """Return source names such as ``photos.tar!cat.png``.
 
     Windows and frames have their start time in seconds, as in ``speech.wav#t=0.5``.

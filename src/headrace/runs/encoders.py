@@ -1,7 +1,7 @@
 """Choose the encoder of an output from the settings and the format of its records."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 from typing_extensions import override
 
@@ -15,6 +15,7 @@ from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_select import ElementSelector, MemberSelector
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
+from headrace.formats.place import PlacedEncoder, PlaceJoin, place_columns
 from headrace.runs.infer import JSON_KINDS
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import Mapper
@@ -54,7 +55,28 @@ class Encoders:
         the format cannot hold, or a header without names. The encoder of a part with joined CSV
         raises ConfigError for records whose layout differs from the first ones of the run.
         """
-        columns, join = self._columns_of(outputs), self._output.join
+        place = self._place
+        if place is None:
+            return self._make(outputs, block)
+        columns = place_columns(place, ())
+        clash = next((name for name in columns if name in outputs), None)
+        if clash is not None:
+            raise ConfigError(
+                f"the model has an output {clash!r}, but --join {self._output.join} adds a column of this name: "
+                "rename the output, or choose another --join"
+            )
+        return PlacedEncoder(self._make(columns | dict(outputs), block), place)
+
+    @property
+    def _place(self) -> PlaceJoin | None:
+        """The places that are written beside the predictions, if any. Whole objects have no other input."""
+        join = self._output.join
+        if join == "input":
+            return "input" if self._mapper.kind == "whole" else None
+        return None if join == "none" else join
+
+    def _make(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
+        columns, join = self._columns_of(outputs), self._record_join
         output_format = resolve_format(self._settings, self._mapper.kind)
         match output_format:
             case "parquet":
@@ -75,6 +97,11 @@ class Encoders:
             case _:
                 assert_never(output_format)
 
+    @property
+    def _record_join(self) -> Literal["none", "input"]:
+        """The join of records, as the encoders have it."""
+        return "input" if self._output.join == "input" and self._place is None else "none"
+
     def _columns_of(self, outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
         signature = tuple((name, data.dtype, data.shape[1:]) for name, data in outputs.items())
         if self._cached_columns is None or self._cached_columns[0] != signature:
@@ -90,18 +117,18 @@ class Encoders:
     def _json(self, columns: tuple[TensorSpec, ...], separator: bytes) -> Encoder:
         return TransformJsonEncoder(
             columns,
-            join=self._output.join,
+            join=self._record_join,
             output_filter=self._filter,
             separator=separator,
             input_is_json=self._is_json,
         )
 
     def _part_json(self, columns: tuple[TensorSpec, ...]) -> Encoder:
-        lines = JsonLinesEncoder(columns, join=self._output.join, input_is_json=self._is_json)
+        lines = JsonLinesEncoder(columns, join=self._record_join, input_is_json=self._is_json)
         if self._filter.is_root:
             return lines
         known = [column.name for column in columns]
-        names = [INPUT, *known] if self._output.join == "input" else known
+        names = [INPUT, *known] if self._record_join == "input" else known
         return _FilteredLines(lines, self._filter, names)
 
     def _text(self, columns: tuple[TensorSpec, ...]) -> Encoder:
@@ -135,7 +162,7 @@ class Encoders:
             header=header,
             input_is_csv=self._mapper.kind == "csv",
         )
-        if output.join == "none":
+        if self._record_join == "none":
             return encoder
         return _SingleLayoutEncoder(encoder, self._mapper, names if header else None)
 
@@ -149,7 +176,7 @@ class Encoders:
         input_is_csv: bool,
     ) -> Encoder:
         layout: dict[str, Any] = {
-            "join": self._output.join,
+            "join": self._record_join,
             "header": header,
             "delimiter": delimiter,
             "input_columns": names,

@@ -141,7 +141,9 @@ def _shards(index: int, info: ObjectInfo, settings: RunSettings, task_bytes: int
 
 def cuttable(uri: str, settings: RunSettings) -> bool:
     """Return True if the object can be read in ranges and its output assembled from their outputs."""
-    return settings.output.format not in TABLES and text_format(uri, settings.read) is not None
+    # A range does not know the numbers of its records in the object before the ranges before it are read.
+    whole = settings.output.format in TABLES or settings.output.join == "position"
+    return not whole and text_format(uri, settings.read) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ DataType = Literal["auto", "prefix", "manifest"]
 EncodedFormat = Literal["csv", "jsonl", "json", "text", "parquet", "arrow"]
 OutputFormat = Literal["auto", EncodedFormat]
 Assemble = Literal["line", "none"]
-Join = Literal["none", "input"]
+Join = Literal["none", "input", "key", "position"]
 OnError = Literal["record", "object", "job"]
 
 SAMPLED: Final = ("infer", "strict")
@@ -223,7 +223,10 @@ class OutputSettings:
     ] = "auto"
     join: Annotated[
         Join,
-        Setting("Data beside a prediction: none, or the input record (for media, its position)."),
+        Setting(
+            "Data beside a prediction: none, the input record (for media and whole objects, its key), its key "
+            "(object and member), or its position (object, member, record and line)."
+        ),
     ] = "none"
     output_filter: Annotated[
         str,

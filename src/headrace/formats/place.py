@@ -1,0 +1,84 @@
+"""The places of records in their source, as columns before the predictions: ``--join key`` and ``position``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from headrace.core.tensor import Array
+from headrace.formats.contract import BlockSelection, Encoder
+from headrace.formats.encode import source_names
+from headrace.formats.lines import newline_offsets
+
+PlaceJoin = Literal["input", "key", "position"]
+"""The columns: the key as ``input``, the key as ``key``, or object, member, record and line."""
+
+
+class PlacedEncoder(Encoder):
+    """An encoder that writes the places of records as columns before the outputs.
+
+    `inner` encodes these columns and the outputs together.
+    """
+
+    def __init__(self, inner: Encoder, join: PlaceJoin) -> None:
+        self._inner = inner
+        self._join: PlaceJoin = join
+
+    @override
+    def begin(self) -> bytes:
+        return self._inner.begin()
+
+    @override
+    def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
+        return self._inner.encode(selections, place_columns(self._join, selections) | dict(outputs))
+
+    @override
+    def finish(self) -> bytes:
+        return self._inner.finish()
+
+
+def place_columns(join: PlaceJoin, selections: Sequence[BlockSelection]) -> dict[str, Array]:
+    """Return the columns of the selected records. Text is in object arrays; numbers are int64.
+
+    A key is ``object``, or ``object!member``; windows and frames have their time, as in
+    ``speech.wav#t=0.5``. `record` counts from 0 and `line` from 1. A record of no archive has an empty
+    `member`.
+    """
+    if join != "position":
+        names = [name for s in selections for name in source_names(s.block, _indices(s).tolist())]
+        return {join: _texts([name.decode(errors="surrogateescape") for name in names])}
+    firsts = [(s.block.first, len(s)) for s in selections]
+    return {
+        "object": _texts([first.object for first, count in firsts for _ in range(count)]),
+        "member": _texts([first.member or "" for first, count in firsts for _ in range(count)]),
+        "record": _numbers([s.block.first.record + _indices(s) for s in selections]),
+        "line": _numbers([_lines(s) for s in selections]),
+    }
+
+
+def _indices(selection: BlockSelection) -> NDArray[np.int64]:
+    return np.arange(selection.start, selection.stop) if selection.rows is None else selection.rows
+
+
+def _lines(selection: BlockSelection) -> NDArray[np.int64]:
+    """Return the numbers of the lines on which the records begin, as `Block.position` has them."""
+    block, indices = selection.block, _indices(selection)
+    if not len(indices) or not block.data or block.header_bytes is not None:
+        return np.full(len(indices), block.first.line)
+    if block.line_end:
+        return block.first.line + indices
+    newlines = newline_offsets(block.data)
+    before: NDArray[np.int64] = np.searchsorted(newlines, block.starts[indices])
+    return block.first.line + before - int(np.searchsorted(newlines, int(block.starts[0])))
+
+
+def _texts(values: Sequence[str]) -> Array:
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found
+
+
+def _numbers(parts: Sequence[NDArray[np.int64]]) -> Array:
+    return np.concatenate([np.empty(0, np.int64), *parts])
