@@ -239,9 +239,7 @@ def read_sample(kind: str, infos: Sequence[ObjectInfo], stores: Stores, settings
     `kind` is empty for a format that the names of the objects do not show.
     """
     if kind and kind not in _WITH_COLUMNS:
-        # There is no schema to find: one readable object shows whether the model takes the format.
-        read = (_object_sample(info, stores, settings, SAMPLE_RECORDS) for info in infos[:_OBJECTS_MAX])
-        return next((blocks for blocks in read if any(map(len, blocks))), list[Block]())
+        return _few_records(infos, stores, settings)
     per_object = -(-SAMPLE_RECORDS // min(_OBJECTS_MIN, len(infos)))
     found: dict[int, list[Block]] = {}
     with ThreadPoolExecutor(_THREADS, "headrace-sample") as threads:
@@ -253,6 +251,16 @@ def read_sample(kind: str, infos: Sequence[ObjectInfo], stores: Stores, settings
             if sum(len(block) for blocks in found.values() for block in blocks) >= SAMPLE_RECORDS:
                 break
     return [block for place in sorted(found) for block in found[place]]
+
+
+def _few_records(infos: Sequence[ObjectInfo], stores: Stores, settings: RunSettings) -> list[Block]:
+    """Return blocks of a few records: media are expensive, and formats without columns have no schema."""
+    found: list[Block] = []
+    for info in infos[:_OBJECTS_MAX]:
+        found += _object_sample(info, stores, settings, _OBJECTS_MIN)
+        if sum(map(len, found)) >= _OBJECTS_MIN:
+            break
+    return found
 
 
 def _spread(count: int, wanted: int) -> list[int]:
