@@ -14,7 +14,7 @@ from headrace.core.errors import UnavailableError
     [
         "s3://bucket/day.tar.gz",
         "130 stopped by Ctrl-C",
-        "--header [none|drop|names]",
+        "--header [auto|none|drop|names]",
         "--batch-delay-ms",
         "[default: 16MiB]",
     ],

@@ -86,7 +86,10 @@ def parse_exactly(record: bytes, width: int, columns, convert):
     if len(cells) != width:
         return None
     try:
-        return [convert(cells[c].decode()) for c in columns]
+        texts = [cells[c].decode() for c in columns]
+        if any("_" in text or not text.isascii() for text in texts):
+            return None
+        return [convert(text) for text in texts]
     except ValueError:
         return None
 
@@ -275,7 +278,7 @@ def test_invalid_settings_are_rejected():
         lambda: CsvMatrixDecoder("x", columns=[]),
         lambda: CsvMatrixDecoder("x", width=0),
         lambda: CsvMatrixDecoder("x", dtype="complex64"),
-        lambda: CsvMatrixDecoder("x", delimiter="ab"),
+        lambda: CsvMatrixDecoder("x", dialect=CsvDialect(b"ab")),
         lambda: CsvColumnsDecoder({}),
     ):
         with pytest.raises(ConfigError):
@@ -284,10 +287,11 @@ def test_invalid_settings_are_rejected():
 
 @for_each("engine", ENGINES)
 def test_decimal_comma_is_neither_a_number_nor_a_delimiter(engine):
-    decoder = CsvMatrixDecoder("x", width=2, delimiter=";", **ENGINES[engine])
+    semicolon = CsvDialect(b";")
+    decoder = CsvMatrixDecoder("x", width=2, dialect=semicolon, **ENGINES[engine])
     for data in (b"1,5;2\n3\n", b"1,5\n3,4\n"):
-        assert len(decoder.decode(block_of(data, delimiter=";")).failures) == 2
-    got = decoder.decode(block_of(b"1.5;2\n1,5;2\n3;4\n", delimiter=";"))
+        assert len(decoder.decode(block_of(data, dialect=semicolon)).failures) == 2
+    got = decoder.decode(block_of(b"1.5;2\n1,5;2\n3;4\n", dialect=semicolon))
     assert got.tensors["x"].tolist() == [[1.5, 2], [3, 4]]
     assert [f.why for f in got.failures] == ['column 0: "1,5" is not a number']
 

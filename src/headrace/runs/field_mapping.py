@@ -18,6 +18,7 @@ from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
 from headrace.formats.column_decode import ColumnsInput, ParquetDecoder, values_dtype
 from headrace.formats.contract import DecodedBlock, Decoder
+from headrace.formats.encoding import UTF8
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.line import RawDecoder
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
@@ -274,7 +275,7 @@ class JsonMapping:
     """The choice of the decoder of JSON records for one model.
 
     `learned` receives what the first records decide. `select` returns what the input filter selects
-    of a record.
+    of a record. `encoding` is that of the source, for messages.
     """
 
     def __init__(
@@ -283,9 +284,11 @@ class JsonMapping:
         mapping: MappingOptions,
         select: Callable[[Any], Any] | None,
         learned: dict[str, Any],
+        encoding: str = UTF8,
     ) -> None:
         self._metadata = metadata
         self._mapping = mapping
+        self._encoding = encoding
         self._select = select
         self._learned = learned
 
@@ -296,22 +299,27 @@ class JsonMapping:
             return JsonDecoder(
                 {self._metadata.only_input("--text-column").name: JsonField(str(text), "text")},
                 select=self._select,
+                encoding=self._encoding,
             )
         if self._mapping.columns:
             spec = self._metadata.only_input("--columns")
-            return _StackedFieldsDecoder(spec, [str(c) for c in self._mapping.columns], self._select)
+            return _StackedFieldsDecoder(
+                spec, [str(c) for c in self._mapping.columns], self._select, self._encoding
+            )
         inputs = self._metadata.inputs or (self._metadata.only_input("JSON"),)
         # A resumed run accepts the records that the original run accepted.
         first = _first_json(block, self._select, refuse="json_whole" not in self._learned)
         whole = self._learned.setdefault("json_whole", not isinstance(first, dict))
         if whole:
             spec = self._metadata.only_input("a JSON array")
-            return JsonDecoder({spec.name: self._field(spec, None, first)}, select=self._select)
+            return JsonDecoder(
+                {spec.name: self._field(spec, None, first)}, select=self._select, encoding=self._encoding
+            )
         fields = cast("dict[str, Any]", first) if isinstance(first, dict) else {}
         if "json_fields" in self._learned or all(i.name in fields for i in inputs):
             self._learned["json_fields"] = True
             readers = {i.name: self._field(i, i.name, fields.get(i.name)) for i in inputs}
-            return JsonDecoder(readers, select=self._select)
+            return JsonDecoder(readers, select=self._select, encoding=self._encoding)
         raise ModelInputError(
             self._metadata.name,
             f"it takes {', '.join(i.name for i in inputs)}, but the records from {block.first} on "
@@ -331,11 +339,15 @@ class JsonMapping:
 class _StackedFieldsDecoder(Decoder):
     """A decoder of scalar JSON fields as the columns of one matrix."""
 
-    def __init__(self, spec: TensorSpec, fields: list[str], select: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, spec: TensorSpec, fields: list[str], select: Callable[[Any], Any] | None, encoding: str
+    ) -> None:
         self._spec = spec
         self._fields = fields
         dtype = dtype_of(spec.datatype)
-        self._inner = JsonDecoder({f: JsonField(f, dtype, ()) for f in fields}, select=select)
+        self._inner = JsonDecoder(
+            {f: JsonField(f, dtype, ()) for f in fields}, select=select, encoding=encoding
+        )
 
     def decode(self, block: Block) -> DecodedBlock:
         decoded = self._inner.decode(block)

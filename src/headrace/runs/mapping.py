@@ -6,7 +6,6 @@ matrix, or one input for each column. The decoders for JSON, framed messages and
 more columns than the model takes, text for a numeric model.
 """
 
-import csv
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -17,11 +16,11 @@ from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import DecodedBlock, Decoder
-from headrace.formats.csv import CsvDialect
 from headrace.formats.csv_decode import ColumnFinder, CsvColumnsDecoder, CsvMatrixDecoder
+from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
-from headrace.formats.read import ReadOptions, csv_delimiter, format_name
+from headrace.formats.read import ReadOptions, csv_dialect, format_name
 from headrace.runs.field_mapping import (
     FIRST_RECORDS,
     FRAMED_KINDS,
@@ -59,8 +58,8 @@ class Mapper:
         self._mapping = self.options = mapping
         self._filter = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
         self._read = read
-        self._decoders: dict[tuple[str, str], Decoder] = {}
-        self._sequence_readers: dict[tuple[str, str], SequenceReader] = {}
+        self._decoders: dict[tuple[str, CsvDialect | None], Decoder] = {}
+        self._sequence_readers: dict[tuple[str, CsvDialect | None], SequenceReader] = {}
         self.learned: dict[str, Any] = dict(learned or {})
         self._csv = CsvMapping(metadata, mapping, self._filter, self.learned)
 
@@ -75,9 +74,9 @@ class Mapper:
         return self._csv.names
 
     @property
-    def delimiter(self) -> str:
-        """The delimiter of the first CSV records."""
-        return self.learned.get("delimiter", ",")
+    def dialect(self) -> CsvDialect:
+        """The dialect of the first CSV records."""
+        return csv_dialect("", self._read, delimiter=self.learned.get("delimiter"))
 
     def decode(self, block: Block) -> DecodedBlock:
         """Return the records of a block as tensors.
@@ -88,11 +87,11 @@ class Mapper:
         """
         if not len(block):
             return DecodedBlock({})
-        kind, delimiter = self.layout_of(block)
-        decoder = self._decoders.get((kind, delimiter))
+        kind, dialect = self.layout_of(block)
+        decoder = self._decoders.get((kind, dialect))
         if decoder is None:
             self.learned.setdefault("format", kind)
-            decoder = self._decoders[kind, delimiter] = self._choose(kind, delimiter, block)
+            decoder = self._decoders[kind, dialect] = self._choose(kind, dialect, block)
         return decoder.decode(block)
 
     def decode_steps(self, block: Block) -> tuple[DecodedBlock, RecordSequences | None]:
@@ -112,28 +111,23 @@ class Mapper:
         layout = self.layout_of(block)
         reader = self._sequence_readers.get(layout)
         if reader is None:
-            kind, delimiter = layout
-            width = self._csv.width(block, delimiter) if kind == "csv" else None
-            reader = sequence_reader(
-                self._mapping, block, kind, delimiter, width=width, names=self.input_names
-            )
+            kind, dialect = layout
+            width = None if dialect is None else self._csv.width(block, dialect)
+            reader = sequence_reader(self._mapping, block, kind, dialect, width=width, names=self.input_names)
             self._sequence_readers[layout] = reader
         return reader(block)
 
-    def layout_of(self, block: Block) -> tuple[str, str]:
-        """Return the format of a block's records, and for CSV their delimiter.
-
-        The delimiter of other formats is an empty string.
-        """
+    def layout_of(self, block: Block) -> tuple[str, CsvDialect | None]:
+        """Return the format of a block's records, and for CSV their dialect."""
         name = block.first.member or block.first.object
         kind = format_name(name, self._read) or "whole"
         # The columns of a Parquet file may have these names.
         for column in _MEDIA_COLUMNS if kind != "parquet" else ():
             if column in block.columns:
-                return column, ""
-        return kind, csv_delimiter(name, self._read) if kind == "csv" else ""
+                return column, None
+        return kind, csv_dialect(name, self._read) if kind == "csv" else None
 
-    def _choose(self, kind: str, delimiter: str, block: Block) -> Decoder:
+    def _choose(self, kind: str, dialect: CsvDialect | None, block: Block) -> Decoder:
         if kind not in _FILTERED and not self._filter.is_root:
             raise ConfigError(
                 f"the input filter {self._filter.text} needs CSV or JSON records, but "
@@ -143,12 +137,13 @@ class Mapper:
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
         if self._mapping.whole_records and kind in _FILTERED and self._takes_text():
-            return self._text_records(kind, delimiter, block)
-        if kind == "csv":
-            return self._csv.decoder(block, delimiter)
+            return self._text_records(dialect, block)
+        if dialect is not None:
+            return self._csv.decoder(block, dialect)
         if kind in JSON_KINDS:
             select = None if self._filter.is_root else self._filter.value
-            return JsonMapping(self._metadata, self._mapping, select, self.learned).decoder(block)
+            encoding = self._read.encoding
+            return JsonMapping(self._metadata, self._mapping, select, self.learned, encoding).decoder(block)
         if kind == "line":
             return self._line()
         if kind == "parquet":
@@ -163,23 +158,28 @@ class Mapper:
         chosen = mapping.columns or mapping.text_column is not None
         return len(inputs) == 1 and inputs[0].datatype == "BYTES" and not chosen
 
-    def _text_records(self, kind: str, delimiter: str, block: Block) -> Decoder:
+    def _text_records(self, dialect: CsvDialect | None, block: Block) -> Decoder:
         """Return a decoder of CSV and JSON records as text, or of what the input filter selects."""
-        if kind == "csv":
-            self._csv.learn(block, delimiter)
-            select = self._cells_of(delimiter)
+        if dialect is not None:
+            self._csv.learn(block, dialect)
+            select = self._cells_of(dialect)
         else:
             select = self._json_of
         spec = self._metadata.only_input("a record")
         as_text = self._metadata.bytes_as != "bytes"
-        return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec), select=select)
+        return RawDecoder(
+            spec.name,
+            text=as_text,
+            encoding=self._read.encoding,
+            as_column_vector=_takes_column_vector(spec),
+            select=select,
+        )
 
-    def _cells_of(self, delimiter: str) -> Callable[[bytes], bytes] | None:
+    def _cells_of(self, dialect: CsvDialect) -> Callable[[bytes], bytes] | None:
         names = self.input_names
         columns = self._filter.csv_columns(named=names is not None)
         if columns is None:
             return None
-        dialect = CsvDialect.from_strings(delimiter, '"')
 
         def select(record: bytes) -> bytes:
             cells = dialect.raw_cells(record)
@@ -203,7 +203,12 @@ class Mapper:
                 "--format (of a transform: --split) to csv or jsonl",
             )
         as_text = self._metadata.bytes_as != "bytes"
-        return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec))
+        return RawDecoder(
+            spec.name,
+            text=as_text,
+            encoding=self._read.encoding,
+            as_column_vector=_takes_column_vector(spec),
+        )
 
     def _media(self, kind: str) -> Decoder:
         spec = self._metadata.only_input(f"{kind} data")
@@ -240,23 +245,23 @@ class CsvMapping:
         names: list[str] | None = self._learned.get("column_names")
         return None if names is None else tuple(names)
 
-    def decoder(self, block: Block, delimiter: str) -> CsvMatrixDecoder | CsvColumnsDecoder:
+    def decoder(self, block: Block, dialect: CsvDialect) -> CsvMatrixDecoder | CsvColumnsDecoder:
         """Return a decoder for the records of this layout; `block` has the first of them."""
-        decoder = self._choose(block, delimiter)
-        self.learn(block, delimiter)
+        decoder = self._choose(block, dialect)
+        self.learn(block, dialect)
         if self.names:
             # In a resumed run, the header of another file must not replace the decision of the
             # first file.
             decoder.bind(self.names)
         return decoder
 
-    def learn(self, block: Block, delimiter: str) -> None:
+    def learn(self, block: Block, dialect: CsvDialect) -> None:
         """Learn the delimiter and the column names of the first records."""
-        self._learned.setdefault("delimiter", delimiter)
+        self._learned.setdefault("delimiter", dialect.delimiter.decode())
         if block.column_names and "column_names" not in self._learned:
             self._learned["column_names"] = list(block.column_names)
 
-    def _choose(self, block: Block, delimiter: str) -> CsvMatrixDecoder | CsvColumnsDecoder:
+    def _choose(self, block: Block, dialect: CsvDialect) -> CsvMatrixDecoder | CsvColumnsDecoder:
         inputs, columns = self._metadata.inputs, self._mapping.columns
         input_selection = self._filter.csv_columns(named=bool(self.names or block.column_names))
         if self._mapping.text_column is not None:
@@ -264,15 +269,15 @@ class CsvMapping:
             return CsvColumnsDecoder(
                 {name: (self._mapping.text_column, "text")},
                 input_selection=input_selection,
-                width=self.width(block, delimiter),
-                delimiter=delimiter,
+                width=self.width(block, dialect),
+                dialect=dialect,
             )
         if len(inputs) <= 1 and not _is_single_column(self._metadata.only_input("CSV")):
-            return self._matrix(block, delimiter, input_selection)
-        return self._columns(inputs, columns, block, delimiter, input_selection)
+            return self._matrix(block, dialect, input_selection)
+        return self._columns(inputs, columns, block, dialect, input_selection)
 
     def _matrix(
-        self, block: Block, delimiter: str, input_selection: ColumnSelection | None
+        self, block: Block, dialect: CsvDialect, input_selection: ColumnSelection | None
     ) -> CsvMatrixDecoder:
         spec = self._metadata.only_input("CSV")
         if spec.datatype == "BYTES":
@@ -281,7 +286,7 @@ class CsvMapping:
                 f"input {spec.name!r} takes text: choose its column with --text-column",
             )
         takes = spec.shape[1] if spec.shape is not None and len(spec.shape) == 2 else -1
-        columns = self._mapping.columns or self._non_sequence_columns(block, delimiter, input_selection)
+        columns = self._mapping.columns or self._non_sequence_columns(block, dialect, input_selection)
         if columns:
             if takes not in (-1, len(columns)):
                 what = (
@@ -291,15 +296,15 @@ class CsvMapping:
                     self._metadata.name,
                     f"input {spec.name!r} takes {takes} numbers per record, but {what} {len(columns)}",
                 )
-            width = self.width(block, delimiter)
+            width = self.width(block, dialect)
         elif takes == -1:
-            width = self.width(block, delimiter)
+            width = self.width(block, dialect)
         else:
             width = self._learned.get("csv_width")
             if input_selection is not None:
-                width = width or self._width_for_filter(input_selection, spec, takes, block, delimiter)
+                width = width or self._width_for_filter(input_selection, spec, takes, block, dialect)
             elif width is None:
-                self._check_width(spec, block, takes, delimiter)
+                self._check_width(spec, block, takes, dialect)
             width = self._learned["csv_width"] = width or takes
         return CsvMatrixDecoder(
             spec.name,
@@ -307,11 +312,11 @@ class CsvMapping:
             input_selection=input_selection,
             width=width,
             dtype=dtype_of(spec.datatype),
-            delimiter=delimiter,
+            dialect=dialect,
         )
 
     def _non_sequence_columns(
-        self, block: Block, delimiter: str, input_selection: ColumnSelection | None
+        self, block: Block, dialect: CsvDialect, input_selection: ColumnSelection | None
     ) -> tuple[str, ...] | tuple[int, ...]:
         """Return the columns that do not define sequences.
 
@@ -319,21 +324,21 @@ class CsvMapping:
         """
         if self._mapping.sequence is None or self._mapping.by_place or input_selection is not None:
             return ()
-        names, width = self.names or block.column_names, self.width(block, delimiter)
-        return other_columns(self._mapping, width, names, delimiter)
+        names, width = self.names or block.column_names, self.width(block, dialect)
+        return other_columns(self._mapping, width, names, dialect)
 
-    def width(self, block: Block, delimiter: str) -> int:
+    def width(self, block: Block, dialect: CsvDialect) -> int:
         """Return the number of columns of a record: the header's, else that of the first record."""
         width: int | None = self._learned.get("csv_width")
         if width is None:
             names = block.column_names
-            width = self._learned["csv_width"] = len(names) if names else _cells(block.record(0), delimiter)
+            width = self._learned["csv_width"] = len(names) if names else len(dialect.cells(block.record(0)))
         return width
 
-    def _check_width(self, spec: TensorSpec, block: Block, width: int, delimiter: str) -> None:
+    def _check_width(self, spec: TensorSpec, block: Block, width: int, dialect: CsvDialect) -> None:
         """Raise ModelInputError if no record has the number of columns that the model takes."""
         records = [block.record(i) for i in range(min(len(block), FIRST_RECORDS))]
-        widths = [_cells(r, delimiter) for r in records]
+        widths = [len(dialect.cells(r)) for r in records]
         if width in widths:
             return
         names = f" ({', '.join(block.column_names)})" if block.column_names else ""
@@ -345,12 +350,17 @@ class CsvMapping:
         )
 
     def _width_for_filter(
-        self, input_selection: ColumnSelection, spec: TensorSpec, takes: int, block: Block, delimiter: str
+        self,
+        input_selection: ColumnSelection,
+        spec: TensorSpec,
+        takes: int,
+        block: Block,
+        dialect: CsvDialect,
     ) -> int:
         """Return the number of columns of records of which the filter keeps the model's number."""
         names = block.column_names
         why = ""
-        widths = [_cells(block.record(i), delimiter) for i in range(min(len(block), FIRST_RECORDS))]
+        widths = [len(dialect.cells(block.record(i))) for i in range(min(len(block), FIRST_RECORDS))]
         for width in dict.fromkeys([len(names)] if names else widths):
             try:
                 kept = len(input_selection.indices(width, names))
@@ -372,7 +382,7 @@ class CsvMapping:
         inputs: tuple[TensorSpec, ...],
         columns: tuple[str | int, ...],
         block: Block,
-        delimiter: str,
+        dialect: CsvDialect,
         input_selection: ColumnSelection | None,
     ) -> CsvColumnsDecoder:
         """Return a decoder for inputs of one column each.
@@ -396,7 +406,7 @@ class CsvMapping:
                     f"{', '.join(names or ())}): choose the columns of the inputs with --columns, in "
                     "their order"
                 )
-            others = self._non_sequence_columns(block, delimiter, input_selection)
+            others = self._non_sequence_columns(block, dialect, input_selection)
             chosen = (
                 [i.name for i in inputs] if names else list((others or range(len(inputs)))[: len(inputs)])
             )
@@ -408,14 +418,14 @@ class CsvMapping:
         return CsvColumnsDecoder(
             wanted,
             input_selection=input_selection,
-            width=self.width(block, delimiter),
-            delimiter=delimiter,
+            width=self.width(block, dialect),
+            dialect=dialect,
             as_column_vectors=as_vectors,
         )
 
 
 def other_columns(
-    mapping: MappingOptions, width: int, names: tuple[str, ...] | None, delimiter: str
+    mapping: MappingOptions, width: int, names: tuple[str, ...] | None, dialect: CsvDialect
 ) -> tuple[str, ...] | tuple[int, ...]:
     """Return the CSV columns that do not define sequences: by name if a header has unique names.
 
@@ -425,9 +435,7 @@ def other_columns(
         ConfigError: A column that defines sequences does not exist.
     """
     sequence_columns = [c for c in (mapping.sequence, mapping.sequence_end) if c is not None]
-    excluded = (
-        ColumnFinder(sequence_columns, width, CsvDialect.from_strings(delimiter, '"')).bind(names).indices
-    )
+    excluded = ColumnFinder(sequence_columns, width, dialect).bind(names).indices
     remaining = tuple(index for index in range(width) if index not in excluded)
     if names is not None and len(set(names)) == width:
         return tuple(names[index] for index in remaining)
@@ -439,12 +447,6 @@ def _is_single_column(spec: TensorSpec) -> bool:
     return spec.shape is not None and (
         len(spec.shape) == 1 or (spec.datatype == "BYTES" and len(spec.shape) == 2)
     )
-
-
-def _cells(record: bytes, delimiter: str) -> int:
-    """Return the number of cells of a record."""
-    rows = list(csv.reader([record.decode("utf-8", "replace")], delimiter=delimiter))
-    return len(rows[0]) if rows else 0
 
 
 def _selected_names(input_selection: ColumnSelection, names: tuple[str, ...]) -> tuple[str, ...]:

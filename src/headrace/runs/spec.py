@@ -240,7 +240,9 @@ def _failures(extension: SpecExtension, *, strict: bool) -> FailurePolicy:
 
 def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:
     """Raise ConfigError for options that the way of splitting would ignore."""
-    for word in sorted(extension.set_fields("header", "delimiter")):
+    for word in sorted(
+        extension.set_fields("header", "delimiter", "quote", "escape", "null_words", "decimal")
+    ):
         if read.format not in {AUTO, "csv"}:
             raise ConfigError(
                 f"headrace.{word} applies to CSV records, but the format is {read.format}: split CSV with "
@@ -271,7 +273,7 @@ def _check_filters(
             "filter, or split into records with SplitType Line and ContentType text/csv or "
             "application/jsonlines"
         )
-    named = read.header == "names"
+    named = read.has_column_names
     if read.format == "csv":
         _check_columns(where, path, named=named)
     if extension.run.get("output_filter") and (output.join == "none" or read.format != "csv"):
