@@ -90,7 +90,7 @@ def test_another_shell_is_wrong_usage():
         (["transform", "ret"], ["*", "retry-failed"]),
         (["transform", "a/", "--inp"], ["--input-filter"]),
         (["transform", "--inp"], ["--input-filter"]),
-        (["transform", "--join", ""], ["none", "input"]),
+        (["transform", "--join", ""], ["none", "input", "key", "position"]),
         (["transform", "retry-failed", "--oth"], ["--other-model"]),
         (["models", "lo"], ["load"]),
         (["models", "--ur"], ["--url"]),

@@ -23,6 +23,7 @@ from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import Buffer
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder
+from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.frames import RecordIOFormat
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, RawDecoder, WholeFormat
@@ -94,8 +95,8 @@ TEXT = {
     "csv mixed": csv_sample(
         MIXED, 601 + QUOTED[:4000].count("\r\n"), decoder=lambda: CsvColumnsDecoder({"t": (0, "text")})
     ),
-    "csv without quotes": csv_sample('a"b,1\n"c,2\n' * 700, 1400, quote=""),
-    "csv tabs": csv_sample(rows(400, "\t"), 400, delimiter="\t"),
+    "csv without quotes": csv_sample('a"b,1\n"c,2\n' * 700, 1400, dialect=CsvDialect(quote=b"")),
+    "csv tabs": csv_sample(rows(400, "\t"), 400, dialect=CsvDialect(b"\t")),
     "csv long records": csv_sample(
         "1,2\n" + ("x" * 900 + "\n3,4\n") * 20, 41, failures=20, record_bytes_max=500
     ),

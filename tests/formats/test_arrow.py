@@ -20,6 +20,7 @@ from headrace.formats.arrow import (
     parquet_modules,
     table_columns,
 )
+from headrace.formats.csv_dialect import CsvDialect
 
 CELLS = st.one_of(
     st.floats(allow_nan=False).map(repr),
@@ -32,7 +33,7 @@ CELLS = st.one_of(
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=8))
 def test_accepted_numbers_equal_float(table):
     text = "\n".join(",".join(row) for row in table).encode()
-    numbers = delimited_numbers(text, len(table), 2, b",", b'"')
+    numbers = delimited_numbers(text, len(table), 2, CsvDialect())
     if numbers is None:
         return
     expected = [float(cell.strip('"')) for row in table for cell in row]
@@ -41,11 +42,11 @@ def test_accepted_numbers_equal_float(table):
 
 @for_each("text", [b"1,2\n3", b"1,2\nx,3", b"1,2\n,3", b"1,2\n1\r,2", b"1,2\nnan(1),2", b"1,2\n3,4\n5,6"])
 def test_malformed_text_is_rejected(text):
-    assert delimited_numbers(text, 2, 2, b",", b'"') is None
+    assert delimited_numbers(text, 2, 2, CsvDialect()) is None
 
 
 def test_number_syntax_is_wider_than_json():
-    numbers = delimited_numbers(b'nan;"1.5"\n-inf;.5', 2, 2, b";", b'"')
+    numbers = delimited_numbers(b'nan;"1.5"\n-inf;.5', 2, 2, CsvDialect(b";"))
     np.testing.assert_array_equal(numbers, [np.nan, 1.5, -np.inf, 0.5])
 
 

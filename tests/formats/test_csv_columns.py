@@ -67,8 +67,8 @@ def test_first_record_without_a_header_fixes_the_width():
 @for_each(
     ("invalid", "kind", "reason"),
     [
-        (1, FailureKind.FORMAT, "has 1 column, 2 expected"),
-        (5, FailureKind.FORMAT, "has 5 columns, 2 expected"),
+        (1, FailureKind.DECODE, "has 1 column, 2 expected"),
+        (5, FailureKind.DECODE, "has 5 columns, 2 expected"),
         (InvalidCell(0, "x", "a number"), FailureKind.DECODE, 'column 1 ("b"): "x" is not a number'),
         (
             InvalidCell(0, " ", "a number"),

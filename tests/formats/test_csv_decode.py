@@ -86,7 +86,10 @@ def parse_exactly(record: bytes, width: int, columns, convert):
     if len(cells) != width:
         return None
     try:
-        return [convert(cells[c].decode()) for c in columns]
+        texts = [cells[c].decode() for c in columns]
+        if any("_" in text or not text.isascii() for text in texts):
+            return None
+        return [convert(text) for text in texts]
     except ValueError:
         return None
 
@@ -188,10 +191,10 @@ def test_failures_hold_kind_column_text_and_record():
     assert got.rows.tolist() == [0]
     assert [(f.position.line, f.kind, f.why, f.raw) for f in got.failures] == [
         (3, FailureKind.DECODE, 'column 1 ("age"): "abc" is not a number', b"4,abc,6"),
-        (4, FailureKind.FORMAT, "has 2 columns, 3 expected", b"7,8"),
+        (4, FailureKind.DECODE, "has 2 columns, 3 expected", b"7,8"),
         (5, FailureKind.DECODE, 'column 1 ("age"): empty, expected a number', b"9,,1"),
         (6, FailureKind.DECODE, 'column 2 ("w"): not UTF-8', b"1,2,\xff"),
-        (7, FailureKind.FORMAT, "has 4 columns, 3 expected", b"1,2,3,4"),
+        (7, FailureKind.DECODE, "has 4 columns, 3 expected", b"1,2,3,4"),
     ]
     (failure,) = CsvMatrixDecoder("x", dtype="int32").decode(block_of(b"1\n3000000000")).failures
     assert failure.why == 'column 0: "3000000000" is not an integer that int32 holds'
@@ -275,7 +278,7 @@ def test_invalid_settings_are_rejected():
         lambda: CsvMatrixDecoder("x", columns=[]),
         lambda: CsvMatrixDecoder("x", width=0),
         lambda: CsvMatrixDecoder("x", dtype="complex64"),
-        lambda: CsvMatrixDecoder("x", delimiter="ab"),
+        lambda: CsvMatrixDecoder("x", dialect=CsvDialect(b"ab")),
         lambda: CsvColumnsDecoder({}),
     ):
         with pytest.raises(ConfigError):
@@ -284,10 +287,11 @@ def test_invalid_settings_are_rejected():
 
 @for_each("engine", ENGINES)
 def test_decimal_comma_is_neither_a_number_nor_a_delimiter(engine):
-    decoder = CsvMatrixDecoder("x", width=2, delimiter=";", **ENGINES[engine])
+    semicolon = CsvDialect(b";")
+    decoder = CsvMatrixDecoder("x", width=2, dialect=semicolon, **ENGINES[engine])
     for data in (b"1,5;2\n3\n", b"1,5\n3,4\n"):
-        assert len(decoder.decode(block_of(data, delimiter=";")).failures) == 2
-    got = decoder.decode(block_of(b"1.5;2\n1,5;2\n3;4\n", delimiter=";"))
+        assert len(decoder.decode(block_of(data, dialect=semicolon)).failures) == 2
+    got = decoder.decode(block_of(b"1.5;2\n1,5;2\n3;4\n", dialect=semicolon))
     assert got.tensors["x"].tolist() == [[1.5, 2], [3, 4]]
     assert [f.why for f in got.failures] == ['column 0: "1,5" is not a number']
 

@@ -105,7 +105,7 @@ def test_byte_order_mark_is_dropped_and_counted():
     [
         (
             b"\xff\xfea\0",
-            "not any text: it starts with the byte order mark of UTF-16; convert it to UTF-8 first",
+            "not any text: it starts with the byte order mark of UTF-16; read it with --encoding utf-16",
         ),
         (b"ab\0c\n", "not any text: NUL byte at offset 2; use --members"),
     ],

@@ -54,7 +54,9 @@ def parse(texts: list[str], dtype, flat, other, width=2):
 
 
 def parse_with_python(cell: str, dtype) -> float | int | None:
-    """Return the value that Python gives a cell, or None."""
+    """Return the value that Python gives a cell of ASCII text without underscores, or None."""
+    if not cell.isascii() or "_" in cell:
+        return None
     if np.dtype(dtype).kind == "f":
         try:
             with np.errstate(over="ignore"):

@@ -18,10 +18,11 @@ from cases import for_each
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, EmptySourceError, TruncatedError
 from headrace.formats.csv import CsvFormat
+from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, WholeFormat
 from headrace.formats.read import (
     ReadOptions,
-    csv_delimiter,
+    csv_dialect,
     format_name,
     is_seekable,
     make_format,
@@ -137,7 +138,7 @@ def test_format_by_name(name, expected):
     ],
 )
 def test_delimiter_by_name(name, options, expected):
-    assert csv_delimiter(name, ReadOptions(**options)) == expected
+    assert csv_dialect(name, ReadOptions(**options)).delimiter == expected.encode()
 
 
 @for_each(
@@ -168,7 +169,7 @@ def test_unknown_options_are_rejected_at_once(wrong):
 def test_formats_are_configured_by_the_options():
     options = ReadOptions(header="names", record_bytes_max=99)
     assert make_format("a.tsv", "csv", options) == CsvFormat(
-        delimiter="\t", header="names", record_bytes_max=99
+        dialect=CsvDialect(b"\t"), header="names", record_bytes_max=99
     )
     assert make_format("a", "jsonl", options) == JsonLinesFormat(record_bytes_max=99)
     assert make_format("a", "json", options) == JsonFormat(record_bytes_max=99)
@@ -280,9 +281,10 @@ def test_options_override_the_name():
 def test_every_member_has_its_own_header():
     data = make_tar({"a.csv": b"x,y\n1,2\n", "b.csv": b"z,w\n3,4\n", "c.csv": b"q,r\n"})
     blocks = list(read_object(f"{URI}a.tar", [data], ReadOptions(header="names")))
-    assert [(b.record(0), b.column_names, b.first.line) for b in blocks] == [
-        (b"1,2", ("x", "y"), 2),
-        (b"3,4", ("z", "w"), 2),
+    assert [(b.texts(), b.column_names, b.first.line) for b in blocks] == [
+        ([b"1,2"], ("x", "y"), 2),
+        ([b"3,4"], ("z", "w"), 2),
+        ([], ("q", "r"), 2),
     ]
 
 

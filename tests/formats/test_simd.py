@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.formats.arrow import delimited_numbers
+from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.matrix import FlatNumberReader, orjson_flat_numbers
 
 JSON_NUMBERS = st.one_of(
@@ -105,17 +106,15 @@ def test_result_outlives_the_next_text():
 def test_arrow_reads_the_values_of_float_or_none(cells):
     """Arrow accepts more than JSON, and must not accept more than `float`."""
     text = "\n".join(f"{cell};1" for cell in cells).encode()
-    numbers = delimited_numbers(text, len(cells), 2, b";", b'"')
+    numbers = delimited_numbers(text, len(cells), 2, CsvDialect(b";"))
     if numbers is None:
         return
-    from headrace.formats.csv import CsvDialect
-
-    exact = [float(CsvDialect.from_strings(";", '"').cells(line)[0]) for line in text.split(b"\n")]
+    exact = [float(CsvDialect(b";").cells(line)[0]) for line in text.split(b"\n")]
     assert repr(numbers[::2].tolist()).replace("-nan", "nan") == repr(exact)
 
 
 def test_arrow_accepts_quoted_numbers_and_nan():
-    numbers = delimited_numbers(b'"1.5",nan\r\n+2,.5', 2, 2, b",", b'"')
+    numbers = delimited_numbers(b'"1.5",nan\r\n+2,.5', 2, 2, CsvDialect())
     assert repr(numbers.tolist()) == "[1.5, nan, 2.0, 0.5]"
 
 

@@ -10,6 +10,7 @@ import levels
 from cases import for_each
 from headrace.core.block import Position
 from headrace.formats.csv import CsvFormat
+from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.line import JsonLinesFormat
 from headrace.formats.text_range import TextRange, guess_record_start
 
@@ -59,7 +60,7 @@ def run_ranges(text_format, text: bytes, edges: list[int], size: int, *, chained
 FORMATS = [
     CsvFormat(record_bytes_max=40, block_bytes_max=30),
     JsonLinesFormat(record_bytes_max=40, block_bytes_max=30),
-    CsvFormat(quote="", record_bytes_max=1000),
+    CsvFormat(dialect=CsvDialect(quote=b""), record_bytes_max=1000),
 ]
 TEXTS = st.text(alphabet='ab",\n\r', max_size=120).map(str.encode)
 

@@ -179,9 +179,10 @@ def test_records_that_are_not_csv_are_one_quoted_column():
 
 
 def test_another_delimiter():
-    selections = selections_of(b'1;"a;b";3\n', delimiter=";")
+    selections = selections_of(b'1;"a;b";3\n', dialect=CsvDialect(b";"))
     assert (
-        encode_part(selections, {"y": np.array([5])}, "$[1,-1]", join="input", delimiter=";") == b'"a;b";5\n'
+        encode_part(selections, {"y": np.array([5])}, "$[1,-1]", join="input", dialect=CsvDialect(b";"))
+        == b'"a;b";5\n'
     )
 
 

@@ -169,9 +169,9 @@ def test_ragged_or_textual_rows_fail_alone():
     assert predictions(OUT) == b"0.0\n6.0\n"
     found = failures(OUT)
     assert [(f["record"], f["line"], f["byte"], f["kind"]) for f in found] == [
-        (1, 2, 4, "format"),
+        (1, 2, 4, "decode"),
         (2, 3, 6, "decode"),
-        (4, 5, 17, "format"),
+        (4, 5, 17, "decode"),
         (5, 6, 23, "decode"),
     ]
     assert [f["reason"] for f in found] == [
@@ -251,7 +251,7 @@ def test_another_number_of_columns_names_both():
     [
         (["--header", "names", "--columns", "a,zz"], 'there is no column "zz"; the columns are: a, b, c'),
         (["--columns", "0,7"], "there is no column 7: records have 3 columns, counted from 0"),
-        (["--columns", "a,b"], 'column "a" is selected by name, but no header was read'),
+        (["--header", "none", "--columns", "a,b"], 'column "a" is selected by name, but no header was read'),
     ],
 )
 def test_unknown_columns_are_named_with_the_known_ones(more, why):

@@ -107,7 +107,9 @@ def test_delimiter_is_chosen_per_file():
     used = mapper(NUMBERS)
     assert values(used.decode(block_of("1\t2", name="a.tsv"))) == {"x": [[1, 2]]}
     assert values(used.decode(block_of("3,4", name="b.csv"))) == {"x": [[3, 4]]}
-    assert used.delimiter == "\t"  # the delimiter of the first file, which the joined output lines use
+    assert (
+        used.dialect.delimiter == b"\t"
+    )  # the delimiter of the first file, which the joined output lines use
 
 
 # JSON Lines
@@ -234,10 +236,10 @@ def test_later_mismatch_fails_alike_before_and_after_resume(inputs, mapping, fir
     assert [f.why for f in resumed.decode(later).failures] == [
         f.why for f in undisturbed.decode(later).failures
     ]
-    assert (resumed.kind, resumed.input_names, resumed.delimiter) == (
+    assert (resumed.kind, resumed.input_names, resumed.dialect) == (
         undisturbed.kind,
         undisturbed.input_names,
-        undisturbed.delimiter,
+        undisturbed.dialect,
     )
 
 

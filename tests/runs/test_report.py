@@ -41,12 +41,13 @@ def test_report_is_written_next_to_the_output(shared, stores):
     assert report.failures == {
         'decode: column 0: "…" is not a number': 2,
         "model: negative": 1,
-        "format: has 1 column, 2 expected": 1,
+        "decode: has 1 column, 2 expected": 1,
     }
     assert report.objects_with_failures == 2
     assert report.failed_objects == [
         {
             "object": IN + "a.csv",
+            "output": "a.csv.out",
             "records_in": 8,
             "rows_failed": 3,
             "broken": False,
@@ -55,6 +56,7 @@ def test_report_is_written_next_to_the_output(shared, stores):
         },
         {
             "object": IN + "c.csv",
+            "output": "c.csv.out",
             "records_in": 1,
             "rows_failed": 1,
             "broken": False,
@@ -121,6 +123,7 @@ def report_of(
         cpu_s=0.5,
         peak_memory_mb=7.04,
         resumed=False,
+        schema="",
     )
 
 

@@ -74,7 +74,7 @@ def test_record_without_a_sequence_fails_alone():
         (1, FailureKind.DECODE),
         (2, FailureKind.DECODE),
         (3, FailureKind.DECODE),
-        (4, FailureKind.FORMAT),
+        (4, FailureKind.DECODE),
         (6, FailureKind.DECODE),
     ]
     reasons = {f.position.record: f.why for f in made.failures}

@@ -20,8 +20,9 @@ class Position:
     - `member`: name of the archive member, or None.
     - `record`: number of the record in the member (or the object), from 0.
     - `line`: number of the line, from 1; stays 1 for formats without lines.
-    - `byte`: offset in the member (or the object) after decompression; for framed binary records,
-      the offset of the header.
+    - `byte`: offset in the member (or the object) after decompression, and in text of another
+      encoding than UTF-8 after its conversion to UTF-8; for framed binary records, the offset of
+      the header.
     - `member_byte`: offset of the member's header in the decompressed archive.
     """
 
@@ -42,9 +43,9 @@ class FailureKind(StrEnum):
     """The stage at which a record failed."""
 
     FORMAT = "format"
-    """Not a record of its format: ragged, too long, not text, not an image."""
+    """Not a record of its format: too long, not text, not JSON, not an image."""
     DECODE = "decode"
-    """Not convertible to the model's inputs: text instead of a number, a missing field."""
+    """Not convertible to the model's inputs: text instead of a number, a missing field, other columns."""
     MODEL = "model"
     """The model, or the endpoint, refused this row."""
     OBJECT = "object"

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import DataError, MissingExtraError
+from headrace.formats.csv_dialect import CsvDialect
 
 try:
     import pyarrow as pa
@@ -19,15 +20,15 @@ _pa: Any = pa
 _csv: Any = pa_csv
 
 
-def delimited_numbers(
-    text: bytes, rows: int, width: int, delimiter: bytes, quote: bytes
-) -> NDArray[np.float64] | None:
+def delimited_numbers(text: bytes, rows: int, width: int, dialect: CsvDialect) -> NDArray[np.float64] | None:
     """Parse delimited numbers into a flat float64 array of ``rows * width`` values.
 
     Return None if the text does not have exactly `rows` rows of `width` numbers. The accepted
     syntax is wider than JSON's: quoted numbers, ``nan``, ``inf``, ``.5``, ``1.``. Every accepted
-    number has the value that `float` returns for it.
+    number has the value that `float` returns for it. A null word without space around it is NaN.
     """
+    if dialect.escape and dialect.escape in text:
+        return None
     # Arrow accepts a lone carriage return as a line end, and `nan(1)` as a number.
     if b"(" in text or (b"\r" in text and text.count(b"\r") != text.count(b"\r\n")):
         return None
@@ -37,19 +38,23 @@ def delimited_numbers(
             BytesIO(text),
             read_options=_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(text) + 1),
             parse_options=_csv.ParseOptions(
-                delimiter=delimiter.decode(),
-                quote_char=quote.decode() or False,
-                newlines_in_values=bool(quote) and quote in text,
+                delimiter=dialect.delimiter.decode(),
+                quote_char=dialect.quote.decode() or False,
+                newlines_in_values=bool(dialect.quote) and dialect.quote in text,
             ),
             convert_options=_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, _pa.float64()), null_values=[]
+                column_types=dict.fromkeys(names, _pa.float64()),
+                null_values=list(dialect.null_words),
+                decimal_point=dialect.decimal,
             ),
             # Arrow's own pool kept hundreds of megabytes after thousands of small texts.
             memory_pool=_pa.system_memory_pool(),
         )
     except _pa.ArrowInvalid:
         return None
-    if table.num_rows != rows or any(column.null_count for column in table.columns):
+    if table.num_rows != rows:
+        return None
+    if not dialect.null_words and any(column.null_count for column in table.columns):
         return None
     matrix = np.empty((rows, width))
     for index, column in enumerate(table.columns):

@@ -1,42 +1,29 @@
 """CSV according to RFC 4180: text is cut into records with unchanged bytes, and records into cells.
 
-Input that violates the RFC (`5" disk` unquoted, text after a closing quote) has the meaning that
-Python's `csv.reader` gives it: a quote opens only at the start of a field, and is an ordinary
-character elsewhere. There are two differences from `csv.reader`. A lone carriage return is data,
-and an unclosed quote is a failure.
+`csv_dialect` says what a quote and an escape mean, also in input that violates the RFC.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError
 from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, Buffer, Format
-from headrace.formats.lines import (
-    INSIDE_QUOTES,
-    QUOTE_MAY_OPEN,
-    UNQUOTED_TEXT,
-    NewlineScanner,
-    Offsets,
-    RangeStop,
-    RecordEndScanner,
-    cut_text,
-    newline_offsets,
-)
+from headrace.formats.csv_dialect import CsvDialect
+from headrace.formats.csv_scan import record_scanner
+from headrace.formats.lines import Offsets, RangeStop, RecordEndScanner, cut_text
 
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
     """Delimited rows in one buffer: row i is ``data[starts[i]:ends[i]]``.
 
-    Only line ends and blank lines stand between rows.
+    Only line ends, blank lines and blanked comments stand between rows.
     """
 
     data: bytes
@@ -68,109 +55,23 @@ class TextRows:
         return TextRows(b"\n".join(texts), starts, ends)
 
 
-@dataclass(frozen=True, slots=True)
-class CsvDialect:
-    """The delimiter and the quote of a CSV text, one byte each. An empty `quote` disables quoting."""
-
-    delimiter: bytes
-    quote: bytes
-
-    @staticmethod
-    def from_strings(delimiter: str, quote: str) -> "CsvDialect":
-        """Return the dialect. Raise ConfigError for a value other than one ASCII character."""
-        for name, value in (("delimiter", delimiter), ("quote", quote or '"')):
-            if len(value) != 1 or not value.isascii() or value in "\r\n\0":
-                raise ConfigError(f"{name} must be one ASCII character other than a line end, not {value!r}")
-        if delimiter == quote:
-            raise ConfigError(f"delimiter and quote are both {quote!r}: choose different characters")
-        return CsvDialect(delimiter.encode(), quote.encode())
-
-    def cells(self, record: bytes, *, strict: bool = False) -> list[bytes]:
-        """Return the fields of one record without their quotes, as `csv.reader` does.
-
-        With `strict`, raise ValueError for text after a closing quote.
-        """
-        if not self.quote or self.quote not in record:
-            return record.split(self.delimiter)
-        match = _compile_cell_pattern(self.delimiter, self.quote).match
-        cells: list[bytes] = []
-        at = 0
-        while True:
-            cell = match(record, at)
-            assert cell is not None, "every part of the pattern may be empty"
-            quoted_text, text, delimiter = cell.groups()
-            if quoted_text is None:
-                cells.append(text)
-            else:
-                if strict and text:
-                    raise ValueError(f"text after the closing quote of column {len(cells)}")
-                cells.append(quoted_text.replace(self.quote * 2, self.quote) + text)
-            if not delimiter:
-                return cells
-            at = cell.end()
-
-    def raw_cells(self, record: bytes) -> list[bytes]:
-        """Return the fields of one record with their quotes, unchanged."""
-        if not self.quote or self.quote not in record:
-            return record.split(self.delimiter)
-        match = _compile_cell_pattern(self.delimiter, self.quote).match
-        cells: list[bytes] = []
-        at = 0
-        while True:
-            cell = match(record, at)
-            assert cell is not None, "every part of the pattern may be empty"
-            delimiter = cell[3]
-            cells.append(record[at : cell.end() - len(delimiter)])
-            if not delimiter:
-                return cells
-            at = cell.end()
-
-    def header_names(self, record: bytes) -> tuple[str, ...]:
-        """Return the cells of a header as text. Raise ValueError if not strict CSV or not UTF-8."""
-        return tuple(cell.decode() for cell in self.cells(record, strict=True))
-
-    def encode_record(self, cells: Sequence[bytes]) -> bytes:
-        """Return a record of these cells, quoted where necessary."""
-        special = re.compile(b"[%b%b\r\n]" % (re.escape(self.delimiter), re.escape(self.quote)))
-        quote = self.quote
-        return self.delimiter.join(
-            quote + cell.replace(quote, quote * 2) + quote if special.search(cell) else cell for cell in cells
-        )
-
-
-@lru_cache(maxsize=16)
-def _compile_cell_pattern(delimiter: bytes, quote: bytes) -> re.Pattern[bytes]:
-    """Return the pattern of one cell: a quoted part or None, unquoted text, optional delimiter."""
-    quote_pattern, delimiter_pattern = re.escape(quote), re.escape(delimiter)
-    return re.compile(
-        b"(?:%b([^%b]*+(?:%b%b[^%b]*+)*+)%b?)?([^%b]*+)(%b?)"
-        % (
-            quote_pattern,
-            quote_pattern,
-            quote_pattern,
-            quote_pattern,
-            quote_pattern,
-            quote_pattern,
-            delimiter_pattern,
-            delimiter_pattern,
-        ),
-        re.DOTALL,
-    )
-
-
-Header = Literal["none", "drop", "names"]
+Header = Literal["auto", "none", "drop", "names"]
+"""The use of the first record, as in `CsvFormat`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvFormat(Format):
     """Records of delimiter-separated fields, ended by LF, CRLF or the end of the input.
 
-    Quoted fields may hold delimiters, doubled quotes and newlines. An empty `quote` disables
-    quoting. Blank lines are not records, but count as lines. A UTF-8 byte order mark is dropped.
+    Quoted fields may hold delimiters, doubled quotes and newlines. Blank lines are not records, but
+    count as lines; so do lines that begin with `comment` where a record could begin. The first
+    `skip_rows` lines are dropped before anything else. A UTF-8 byte order mark is dropped.
 
-    `header` says how the first record is used: "none" (it is data), "drop" (it is dropped), or
-    "names" (it is dropped and names the columns of every block). Record numbers start after the
-    header.
+    `header` says how the first record is used: "none" (it is data), "drop" (it is dropped), "names"
+    (it is dropped and names the columns of every block), or "auto". With "auto", the first record is
+    a header that names the columns if its cells are exactly `names`, in any order; else it is data.
+    Columns that no header names have `names`, in that order. Record numbers start after the header.
+    If only a header with names exists, one empty block carries them.
 
     Failures of kind FORMAT are a record that has not ended within `record_bytes_max` bytes, and the
     rest of the input from a record with an unclosed quote. After a record that is too long, the
@@ -179,25 +80,33 @@ class CsvFormat(Format):
     record.
 
     `block_bytes_max` bounds the size of a block; a single longer record has a block of its own.
-    Raises ConfigError if the delimiter or the quote is not one ASCII character.
+    Raises ConfigError for an unknown `header`, and for a `comment` with characters of the dialect.
     """
 
-    delimiter: str = ","
-    quote: str = '"'
-    header: Header = "none"
+    dialect: CsvDialect = field(default_factory=CsvDialect)
+    header: Header = "auto"
+    names: tuple[str, ...] = ()
+    comment: str = ""
+    skip_rows: int = 0
     record_bytes_max: int = RECORD_BYTES_MAX
     block_bytes_max: int = BLOCK_BYTES_MAX
 
     def __post_init__(self) -> None:
-        CsvDialect.from_strings(self.delimiter, self.quote)
-        if self.header not in {"none", "drop", "names"}:
-            raise ConfigError(f'header must be "none", "drop" or "names", not {self.header!r}')
+        if self.header not in get_args(Header):
+            raise ConfigError(f"header must be one of {', '.join(get_args(Header))}, not {self.header!r}")
+        characters = self.dialect.delimiter + self.dialect.quote + self.dialect.escape
+        if any(character in self.comment for character in characters.decode()):
+            raise ConfigError(
+                f"comment {self.comment!r} contains the delimiter, the quote or the escape: choose another"
+            )
 
     @override
     def blocks(
         self, chunks: Iterable[Buffer], first: Position, range_stop: RangeStop | None = None
     ) -> Iterator[Block]:
-        """With `range_stop`, yield only the records that begin before its byte."""
+        """With `range_stop`, yield only the records that begin before its byte, and the header."""
+        range_stop = range_stop or RangeStop()
+        may_have_header = self.header != "none" and (self.header != "auto" or bool(self.names))
         blocks = cut_text(
             chunks,
             first,
@@ -206,51 +115,83 @@ class CsvFormat(Format):
             record_bytes_max=self.record_bytes_max,
             block_bytes_max=self.block_bytes_max,
             range_stop=range_stop,
+            comment=self.comment_bytes,
+            skip_lines=self.skip_rows,
+            cuts_first_record=may_have_header,
         )
-        return blocks if self.header == "none" else self._skip_header(blocks, range_stop)
+        if may_have_header:
+            return self._with_header(blocks, first, range_stop)
+        return _with_names(blocks, self.names) if self.names else blocks
+
+    @property
+    def comment_bytes(self) -> bytes:
+        """The prefix of comments as UTF-8."""
+        return self.comment.encode()
 
     def scanner(self) -> RecordEndScanner:
         """Return the scanner that finds the ends of the records."""
-        return _scanner(CsvDialect.from_strings(self.delimiter, self.quote))
+        return record_scanner(self.dialect, self.comment_bytes)
 
-    def _skip_header(self, blocks: Iterator[Block], range_stop: RangeStop | None) -> Iterator[Block]:
-        header_block = next(blocks, None)
-        if header_block is None:
+    def _with_header(
+        self, blocks: Iterator[Block], first: Position, range_stop: RangeStop
+    ) -> Iterator[Block]:
+        head = next(blocks, None)
+        if head is None:
             return
-        names: tuple[str, ...] | None = None
-        reason = header_block.failures[0].why if header_block.failures else ""
-        if self.header == "names" and not reason:
+        if self.header == "auto" and not self._has_header(head):
+            yield from _with_names(chain((head,), blocks), self.names)
+            return
+        names: tuple[str, ...] | None = self.names or None
+        reason = head.failures[0].why if head.failures and not len(head) else ""
+        if self.header != "drop" and not reason:
             try:
-                dialect = CsvDialect.from_strings(self.delimiter, self.quote)
-                names = dialect.header_names(header_block.record(0))
+                names = self.dialect.header_names(head.record(0))
             except ValueError as error:
                 reason = str(error)
         if reason:
-            yield _unreadable_header(header_block, reason)
+            yield _unreadable_header(head, reason)
             for _ in blocks:
                 pass
             return
-        if len(header_block) > 1:
-            first_data = replace(header_block.position(1), record=header_block.first.record)
-            yield replace(
-                header_block,
-                first=first_data,
-                starts=header_block.starts[1:],
-                ends=header_block.ends[1:],
-                column_names=names,
-            )
-        for block in blocks:
-            yield _renumber(block, names)
-        if range_stop is not None and range_stop.next_position is not None:
-            range_stop.next_position = replace(
-                range_stop.next_position, record=range_stop.next_position.record - 1
-            )
+        is_empty = True
+        for block in _without_header(head, blocks, names):
+            is_empty = False
+            yield block
+        end = range_stop.next_position
+        if end is not None:
+            end = range_stop.next_position = replace(end, record=end.record - 1)
+        if is_empty and names:
+            yield Block(end or first, column_names=names)
+
+    def _has_header(self, head: Block) -> bool:
+        """Return True if the cells of the first record are the names."""
+        try:
+            return bool(len(head)) and sorted(self.dialect.header_names(head.record(0))) == sorted(self.names)
+        except ValueError:
+            return False
 
 
-@lru_cache(maxsize=16)
-def _scanner(dialect: CsvDialect) -> RecordEndScanner:
-    """Return the scanner of a dialect. Scanners are stateless, so all texts of a dialect share one."""
-    return QuoteScanner(dialect) if dialect.quote else NewlineScanner()
+def _with_names(blocks: Iterable[Block], names: tuple[str, ...]) -> Iterator[Block]:
+    for block in blocks:
+        yield replace(block, column_names=names)
+
+
+def _without_header(head: Block, blocks: Iterable[Block], names: tuple[str, ...] | None) -> Iterator[Block]:
+    """Yield the blocks without the first record of `head`, and with the column names."""
+    if head.records > 1:
+        at = head.position(1) if len(head) > 1 else head.failures[0].position
+        rest = replace(
+            head, first=replace(at, record=head.first.record), starts=head.starts[1:], ends=head.ends[1:]
+        )
+        yield replace(rest, failures=_renumber(rest.failures), column_names=names)
+    for block in blocks:
+        first = replace(block.first, record=block.first.record - 1)
+        yield replace(block, first=first, failures=_renumber(block.failures), column_names=names)
+
+
+def _renumber(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+    """Return the failures with record numbers that do not count the header."""
+    return tuple(replace(f, position=replace(f.position, record=f.position.record - 1)) for f in failures)
 
 
 def _unreadable_header(header_block: Block, reason: str) -> Block:
@@ -264,102 +205,6 @@ def _unreadable_header(header_block: Block, reason: str) -> Block:
     )
     failure = Failure(header_block.first, FailureKind.OBJECT, f"header: {reason}", raw)
     return Block(header_block.first, failures=(failure,))
-
-
-def _renumber(block: Block, names: tuple[str, ...] | None) -> Block:
-    """Return the block with record numbers that do not count the header, and with the column names."""
-    first = replace(block.first, record=block.first.record - 1)
-    failures = tuple(
-        replace(f, position=replace(f.position, record=f.position.record - 1)) for f in block.failures
-    )
-    return replace(block, first=first, failures=failures, column_names=names)
-
-
-class QuoteScanner(RecordEndScanner):
-    """A scanner for which every newline outside quotes ends a record.
-
-    The fast path counts quotes: a newline with an even number of quotes before it is outside. The
-    count is right as long as every opening quote stands where a quote may open, and the scanner
-    checks this. Other text is walked field by field. Both paths agree wherever the first one
-    applies, so the choice of path never changes the result.
-    """
-
-    def __init__(self, dialect: CsvDialect) -> None:
-        self.quote = dialect.quote
-        self.delimiter = dialect.delimiter
-        self._quote = dialect.quote[0]
-        self._delimiter = dialect.delimiter[0]
-        quote, delimiter = re.escape(dialect.quote), re.escape(dialect.delimiter)
-        # All quantifiers are possessive: nothing backtracks, so the time is linear in the text.
-        self._section = re.compile(b"[^%b]*+(?:%b%b[^%b]*+)*+(%b?)" % (quote, quote, quote, quote, quote))
-        self._token = re.compile(b"(?<=[%b\n])%b%b|\n" % (delimiter, quote, self._section.pattern))
-
-    @override
-    def scan(self, text: bytes, state: int) -> tuple[Offsets, int]:
-        if self.quote not in text:
-            if state == INSIDE_QUOTES:
-                return np.empty(0, np.int64), INSIDE_QUOTES
-            return newline_offsets(text), self._state_outside(text)
-        values = np.frombuffer(text, np.uint8)
-        quotes = np.flatnonzero(values == self._quote)
-        if not self._can_count(values, quotes, state):
-            ends, next_state, _ = self._walk_fields(text, state)
-            return np.array(ends, np.int64), next_state
-        starts_inside = int(state == INSIDE_QUOTES)
-        newlines = newline_offsets(text)
-        ends = newlines[(np.searchsorted(quotes, newlines) + starts_inside) & 1 == 0]
-        if (len(quotes) + starts_inside) & 1:
-            return ends, INSIDE_QUOTES
-        return ends, QUOTE_MAY_OPEN if int(quotes[-1]) == len(text) - 1 else self._state_outside(text)
-
-    @override
-    def open_quote_offset(self, text: bytes) -> int:
-        return self._walk_fields(text, QUOTE_MAY_OPEN)[2]
-
-    def _state_outside(self, text: bytes) -> int:
-        """Return the state after text that ends outside quotes and not with a closing quote."""
-        return QUOTE_MAY_OPEN if text[-1] in (self._delimiter, 0x0A) else UNQUOTED_TEXT
-
-    def _can_count(self, values: NDArray[np.uint8], quotes: Offsets, state: int) -> bool:
-        """Return True if every opening quote, by its number, stands where a quote may open.
-
-        The proof is by induction. Assume that the count was right up to this quote. If the
-        preceding byte is a delimiter or a newline, it ends a field. If it is a quote, that quote
-        has just closed a field, and the two are a doubled quote.
-        """
-        openings = quotes[int(state == INSIDE_QUOTES) :: 2]
-        if not len(openings):
-            return True
-        preceding = values[openings - 1]
-        valid = (preceding == self._delimiter) | (preceding == 0x0A) | (preceding == self._quote)
-        if openings[0] == 0:
-            valid[0] = state == QUOTE_MAY_OPEN
-        return bool(valid.all())
-
-    def _walk_fields(self, text: bytes, state: int) -> tuple[list[int], int, int]:
-        """Walk the fields.
-
-        Return the ends, the next state, and the offset of the last opening quote.
-        """
-        ends: list[int] = []
-        offset, last_opened = 0, -1
-        if state == INSIDE_QUOTES or (state == QUOTE_MAY_OPEN and text.startswith(self.quote)):
-            last_opened = 0
-            section = self._section.match(text, int(state != INSIDE_QUOTES))
-            assert section is not None, "a section may be empty, so it always matches"
-            offset, state = section.end(), QUOTE_MAY_OPEN if section[1] else INSIDE_QUOTES
-        for token in self._token.finditer(text, offset):
-            start, offset = token.span()
-            if token[1] is None:
-                ends.append(start)
-                state = QUOTE_MAY_OPEN
-            else:
-                last_opened = start
-                state = QUOTE_MAY_OPEN if token[1] else INSIDE_QUOTES
-        # `state` is the state after the last token; the text after that token may change it.
-        if state != INSIDE_QUOTES and offset < len(text):
-            state = self._state_outside(text)
-        return ends, state, last_opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,11 +226,7 @@ def cell_grid(rows: TextRows, dialect: CsvDialect, width: int) -> CellGrid:
     """Return the offsets of every cell of every row that has `width` cells."""
     delimiters = _delimiter_offsets(rows, dialect)
     if delimiters is None:
-        # Stray quotes are rare, so the rows are rewritten one by one as valid CSV.
-        texts = rows.texts(np.arange(len(rows)))
-        rows = TextRows.from_texts([dialect.encode_record(dialect.cells(text)) for text in texts])
-        delimiters = _delimiter_offsets(rows, dialect)
-        assert delimiters is not None, "an encoded record has no stray quotes"
+        delimiters = _parsed_delimiter_offsets(rows, dialect)
     low, high = np.searchsorted(delimiters, rows.starts), np.searchsorted(delimiters, rows.ends)
     cells = high - low + 1
     matching = cells == width
@@ -407,8 +248,10 @@ def cell_grid(rows: TextRows, dialect: CsvDialect, width: int) -> CellGrid:
 
 
 def _delimiter_offsets(rows: TextRows, dialect: CsvDialect) -> Offsets | None:
-    """Return the offsets of the delimiters between cells, or None if there are stray quotes."""
+    """Return the offsets of the delimiters between cells, or None if there are stray quotes or escapes."""
     origin, stop = int(rows.starts[0]), int(rows.ends[-1])
+    if dialect.escape and rows.data.find(dialect.escape, origin, stop) >= 0:
+        return None
     values = np.frombuffer(rows.data, np.uint8, stop - origin, origin)
     delimiters = np.flatnonzero(values == dialect.delimiter[0])
     if dialect.quote and rows.data.find(dialect.quote, origin, stop) >= 0:
@@ -422,6 +265,18 @@ def _delimiter_offsets(rows: TextRows, dialect: CsvDialect) -> Offsets | None:
             return None
         delimiters = delimiters[np.searchsorted(quotes, delimiters) & 1 == 0]
     return delimiters + origin
+
+
+def _parsed_delimiter_offsets(rows: TextRows, dialect: CsvDialect) -> Offsets:
+    """Return the offsets of the delimiters between cells, from each row on its own: slow, but rarely used."""
+    starts = rows.starts.tolist()
+    texts = rows.texts(np.arange(len(rows)))
+    offsets = [
+        start + offset
+        for start, text in zip(starts, texts, strict=True)
+        for offset in dialect.delimiter_offsets(text)
+    ]
+    return np.array(offsets, np.int64)
 
 
 def select_columns(grid: CellGrid, columns: Sequence[int], delimiter: bytes) -> TextRows:

@@ -15,16 +15,11 @@ from headrace.core.block import Block, FailureKind
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array
 from headrace.formats.contract import DecodedBlock, Decoder, FailureReasons
-from headrace.formats.csv import (
-    CellGrid,
-    CsvDialect,
-    Offsets,
-    TextRows,
-    cell_grid,
-    column_texts,
-    select_columns,
-)
+from headrace.formats.csv import CellGrid, TextRows, cell_grid, column_texts, select_columns
+from headrace.formats.csv_dialect import CsvDialect
+from headrace.formats.encoding import UTF8, invalid_reason
 from headrace.formats.json_path import ColumnSelection, column_index, format_names
+from headrace.formats.lines import Offsets
 from headrace.formats.matrix import (
     DelimitedNumbers,
     FlatNumbers,
@@ -41,11 +36,15 @@ Column = str | int
 
 @dataclass(frozen=True, slots=True)
 class BoundColumns:
-    """The requested columns, resolved for records of `width` columns, with names if known."""
+    """The requested columns, resolved for records of `width` columns, with names if known.
+
+    `encoding` is that of the source, for messages.
+    """
 
     indices: tuple[int, ...]
     width: int
     names: tuple[str, ...] | None
+    encoding: str = UTF8
 
     @property
     def all_in_order(self) -> bool:
@@ -64,10 +63,12 @@ class BoundColumns:
         """Return the kind and the message of a failure; `indices` are the columns that were read."""
         if isinstance(invalid, int):
             columns = "column" if invalid == 1 else "columns"
-            return FailureKind.FORMAT, f"has {invalid} {columns}, {self.width} expected"
+            return FailureKind.DECODE, f"has {invalid} {columns}, {self.width} expected"
         label = self.label(indices[invalid.column])
         if invalid.text is None:
-            return FailureKind.DECODE, f"{label}: not UTF-8"
+            return FailureKind.DECODE, f"{label}: {invalid_reason(self.encoding)}"
+        if invalid.is_null:
+            return FailureKind.DECODE, f"{label}: missing, expected {invalid.expected}"
         if not invalid.text.strip():
             return FailureKind.DECODE, f"{label}: empty, expected {invalid.expected}"
         text = invalid.text if len(invalid.text) <= 80 else invalid.text[:80] + "…"
@@ -160,7 +161,7 @@ class ColumnFinder:
             except ValueError as error:
                 return str(error)
         if self._requested is None:
-            return BoundColumns(available, width, names)
+            return BoundColumns(available, width, names, self._dialect.encoding)
         available_names = None if names is None else tuple(names[index] for index in available)
         indices: list[int] = []
         for column in self._requested:
@@ -171,7 +172,7 @@ class ColumnFinder:
                     str(error) if self._input_selection is None else f"{self._input_selection.text}: {error}"
                 )
             indices.append(available[index])
-        return BoundColumns(tuple(indices), width, names)
+        return BoundColumns(tuple(indices), width, names, self._dialect.encoding)
 
 
 CellType = DTypeLike | Literal["text"]
@@ -198,19 +199,21 @@ class _CsvDecoder(Decoder):
     def _fail_all(self, block: Block, tensors: Mapping[str, Array], why: str) -> DecodedBlock:
         """Return the result for a block without records, or with missing columns."""
         return DecodedBlock.with_failures(
-            tensors, block, dict.fromkeys(range(len(block)), (FailureKind.FORMAT, why))
+            tensors, block, dict.fromkeys(range(len(block)), (FailureKind.DECODE, why))
         )
 
 
 class CsvMatrixDecoder(_CsvDecoder):
     """A decoder of some or all columns into one input: a tensor ``[n, F]`` of `dtype`.
 
-    A number is any text that Python's `float` accepts, with or without quotes. For integer dtypes
-    it is any text that `int` accepts, in the range of the dtype. A boolean is true, false, 1 or 0.
-    The values are those of ``float(text)`` cast to `dtype`, whichever parser read them.
+    A number is any ASCII text without underscores that Python's `float` accepts, with or without
+    quotes. For integer dtypes it is any such text that `int` accepts, in the range of the dtype. A
+    boolean is true, false, 1 or 0. The values are those of ``float(text)`` cast to `dtype`, whichever
+    parser read them. With the decimal comma of a dialect, it stands for the point, which is invalid
+    then. A null word of the dialect is NaN for floating dtypes, and invalid for others.
 
-    Failures are a record whose number of columns is not `width` (kind FORMAT), and a record with a
-    requested cell that is not a number (kind DECODE).
+    Failures (kind DECODE) are a record whose number of columns is not `width`, and a record with a
+    requested cell that is not a number .
 
     Args:
         input_name: The name of the model's input.
@@ -221,8 +224,7 @@ class CsvMatrixDecoder(_CsvDecoder):
         width: The number of columns of every record. None means the number of header names, or
             else the number of columns of the first decoded record.
         dtype: The dtype of the tensor.
-        delimiter: The delimiter between fields.
-        quote: The quote around fields; empty to disable quoting.
+        dialect: The dialect of the records; None is that of RFC 4180.
         flat_numbers: The parser of JSON numbers; None means the fastest one installed.
         delimited_numbers: A function that loads the parser of other numbers if there are many;
             it may return None.
@@ -236,15 +238,14 @@ class CsvMatrixDecoder(_CsvDecoder):
         input_selection: ColumnSelection | None = None,
         width: int | None = None,
         dtype: DTypeLike = np.float32,
-        delimiter: str = ",",
-        quote: str = '"',
+        dialect: CsvDialect | None = None,
         flat_numbers: FlatNumbers | None = None,
         delimited_numbers: Callable[[], DelimitedNumbers | None] = load_delimited_numbers,
     ) -> None:
         if columns is not None and not isinstance(columns, ColumnSelection) and not columns:
             raise ConfigError(f"no columns for input {input_name!r}: name at least one, or omit them for all")
         self._name = input_name
-        self._dialect = CsvDialect.from_strings(delimiter, quote)
+        self._dialect = dialect or CsvDialect()
         self._columns = ColumnFinder(columns, width, self._dialect, input_selection=input_selection)
         self._failed_attempts = 0
         self._parser = NumberParser(
@@ -306,8 +307,8 @@ class CsvColumnsDecoder(_CsvDecoder):
         input_selection: A selection among whose columns `columns` are counted and named.
             None means all columns.
         width: The number of columns of every record; None as in `CsvMatrixDecoder`.
-        delimiter: The delimiter between fields.
-        quote: The quote around fields; empty to disable quoting.
+        dialect: The dialect of the records; None is that of RFC 4180. Null words are text for inputs of
+            text.
         as_column_vectors: Give every tensor a second axis of length 1.
         flat_numbers: As in `CsvMatrixDecoder`.
         delimited_numbers: As in `CsvMatrixDecoder`.
@@ -319,15 +320,14 @@ class CsvColumnsDecoder(_CsvDecoder):
         *,
         input_selection: ColumnSelection | None = None,
         width: int | None = None,
-        delimiter: str = ",",
-        quote: str = '"',
+        dialect: CsvDialect | None = None,
         as_column_vectors: bool = False,
         flat_numbers: FlatNumbers | None = None,
         delimited_numbers: Callable[[], DelimitedNumbers | None] = load_delimited_numbers,
     ) -> None:
         if not columns:
             raise ConfigError("no inputs are mapped to columns: map at least one input to a column")
-        self._dialect = CsvDialect.from_strings(delimiter, quote)
+        self._dialect = dialect or CsvDialect()
         requested = [column for column, _ in columns.values()]
         self._columns = ColumnFinder(requested, width, self._dialect, input_selection=input_selection)
         self._as_column_vectors = as_column_vectors
@@ -390,10 +390,10 @@ class CsvColumnsDecoder(_CsvDecoder):
     ) -> tuple[Array, Offsets]:
         """Return the cells of a column as str for all rows of the grid; undecodable cells are None."""
         cells = column_texts(grid, column)
-        quote, split_cells = self._dialect.quote, self._dialect.cells
-        if quote and quote in grid.data:
+        if not self._dialect.is_split_by_delimiters(grid.data):
             # Cells have no delimiter outside quotes, so each is a record of one cell.
-            cells = [split_cells(cell)[0] if quote in cell else cell for cell in cells]
+            split_cells = self._dialect.cells
+            cells = [split_cells(cell)[0] for cell in cells]
         texts = np.empty(len(cells), object)
         try:
             texts[:] = [cell.decode() for cell in cells]
@@ -402,6 +402,6 @@ class CsvColumnsDecoder(_CsvDecoder):
                 try:
                     texts[row] = cell.decode()
                 except UnicodeDecodeError:
-                    why = (FailureKind.DECODE, f"{bound.label(column)}: not UTF-8")
+                    why = (FailureKind.DECODE, f"{bound.label(column)}: {invalid_reason(bound.encoding)}")
                     reasons.setdefault(int(grid.rows[row]), why)
         return texts, grid.rows

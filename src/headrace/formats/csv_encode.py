@@ -3,7 +3,6 @@
 An output filter selects columns of a record and of its predictions (`TransformCsvEncoder`).
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -13,7 +12,9 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
-from headrace.formats.csv import CsvDialect, QuoteScanner, TextRows, cell_grid, select_columns
+from headrace.formats.csv import TextRows, cell_grid, select_columns
+from headrace.formats.csv_dialect import CsvDialect
+from headrace.formats.csv_scan import record_scanner
 from headrace.formats.encode import (
     INPUT,
     Join,
@@ -32,6 +33,8 @@ from headrace.formats.encode import (
 from headrace.formats.json_path import ColumnSelection, JsonPath
 from headrace.formats.lines import QUOTE_MAY_OPEN
 
+_NUMBER_CHARACTERS = b"0123456789+-.einfatrus"
+"""The characters of written numbers and booleans."""
 _PART_BYTES = 1 << 20
 """The approximate size of text filtered at once: each kept byte needs an offset of eight bytes."""
 
@@ -46,16 +49,17 @@ class CsvEncoder(Encoder):
     Numbers have the fewest digits that read back to the same value of their dtype. Numbers that are
     not finite are ``nan``, ``inf`` or ``-inf``; booleans are ``true`` and ``false``. Strings are
     UTF-8 (a lone surrogate becomes its ``\uXXXX``), bytes are unchanged, None is empty, and other
-    objects are their JSON text. Cells are quoted only where necessary.
+    objects are their JSON text. Cells are quoted only where necessary. Numbers have the decimal mark of
+    the `dialect`, which is that of RFC 4180 if it is None.
 
     `columns` is the result of `output_columns` for the first outputs of the part. With `header`,
     every part starts with a line of names. With a join, the header needs the column names of the
     records, `input_columns`. Records that are not CSV (`input_is_csv` false) are joined as one
     quoted field, named ``input`` unless `input_columns` names it.
 
-    Raises ConfigError for a header without `input_columns`, or a delimiter that is not one ASCII
-    character. `encode` raises ModelContractError if outputs change their names or shapes within a
-    part.
+    Raises ConfigError for a header without `input_columns`. `encode` raises ModelContractError if
+    outputs change their names or shapes within a part, and DataError for text that a dialect without
+    quote and escape cannot express.
     """
 
     def __init__(
@@ -64,16 +68,17 @@ class CsvEncoder(Encoder):
         *,
         join: Join = "none",
         header: bool = False,
-        delimiter: str = ",",
+        dialect: CsvDialect | None = None,
         input_columns: Sequence[str] | None = None,
         input_is_csv: bool = True,
     ) -> None:
         check_join(join)
-        self._dialect = CsvDialect.from_strings(delimiter, '"')
+        self._dialect = dialect or CsvDialect()
         self._columns = tuple(columns)
         self._joins_input = join == "input"
         self._input_is_csv = input_is_csv
-        self._special_bytes = re.compile(b'[%b"\r\n]' % re.escape(self._dialect.delimiter))
+        self._decimal_marks = bytes.maketrans(b",.", self._dialect.delimiter + self._dialect.decimal.encode())
+        self._quotes_numbers = self._dialect.delimiter in _NUMBER_CHARACTERS
         widths = [row_width(column) for column in self._columns]
         self._writes_one_cell = not self._joins_input and sum(widths) == 1
         self._joiner = RecordJoiner(b"", self._dialect.delimiter if sum(widths) else b"", b"\n")
@@ -108,7 +113,7 @@ class CsvEncoder(Encoder):
         if not names:
             return b""
         line = self._dialect.encode_record([text_bytes(name) for name in names])
-        return (line or b'""') + b"\n"
+        return (line or self._dialect.empty_cell) + b"\n"
 
     def _join_selection(self, selection: BlockSelection, predictions: Sequence[bytes]) -> bytes:
         text = selection_text(selection)
@@ -121,7 +126,7 @@ class CsvEncoder(Encoder):
 
     def _needs_quotes(self, text: bytes) -> bool:
         """Return True if a text of several records needs quotes anywhere, apart from its line ends."""
-        return self._dialect.delimiter in text or self._dialect.quote in text or b"\r" in text
+        return self._dialect.needs_quotes(text.replace(b"\n", b""))
 
     def _prediction_cells(self, arrays: Sequence[Array], rows: int) -> Sequence[bytes]:
         """Return the predicted cells of each row, separated by delimiters."""
@@ -137,25 +142,40 @@ class CsvEncoder(Encoder):
         return list(map(self._dialect.delimiter.join, zip(*columns, strict=True)))
 
     def _number_cells(self, data: Array) -> list[bytes]:
-        rows = len(data)
-        if data.size == rows:
-            return number_text(data.reshape(rows), nonfinite_names=True)[1:-1].split(b",")
+        rows, width = len(data), data.size // len(data)
+        if self._quotes_numbers:
+            numbers = number_text(data.reshape(data.size), nonfinite_names=True)[1:-1].split(b",")
+            decimal = self._dialect.decimal.encode()
+            return self._join_cells([self._encode_cell(n.replace(b".", decimal)) for n in numbers], width)
+        if width == 1:
+            text = number_text(data.reshape(rows), nonfinite_names=True)[1:-1]
+            return text.split(b",") if self._dialect.decimal == "." else self._lines(text, b",")
         text = number_text(data.reshape(rows, -1), nonfinite_names=True)[2:-2]
         if self._dialect.delimiter == b",":
             return text.split(b"],[")
-        return text.replace(b"],[", b"\n").replace(b",", self._dialect.delimiter).split(b"\n")
+        return self._lines(text, b"],[")
 
-    def _text_cells(self, data: Array) -> list[bytes]:
-        cells = [text_bytes(value) for value in data.ravel().tolist()]
-        if self._special_bytes.search(b"".join(cells)):
-            cells = [self._dialect.encode_record([cell]) for cell in cells]
-        if self._writes_one_cell:
-            # An empty line would not be a record.
-            return [cell or b'""' for cell in cells]
-        width = len(cells) // len(data)
+    def _lines(self, text: bytes, separator: bytes) -> list[bytes]:
+        """Split numbers at `separator`, with delimiters for commas and decimal marks for points."""
+        return text.replace(separator, b"\n").translate(self._decimal_marks).split(b"\n")
+
+    def _encode_cell(self, cell: bytes) -> bytes:
+        return self._dialect.encode_record([cell])
+
+    def _join_cells(self, cells: list[bytes], width: int) -> list[bytes]:
+        """Return the cells of each row, of which there are `width`, separated by delimiters."""
         if width == 1:
             return cells
         return list(map(self._dialect.delimiter.join, zip(*[iter(cells)] * width, strict=True)))
+
+    def _text_cells(self, data: Array) -> list[bytes]:
+        cells = [text_bytes(value) for value in data.ravel().tolist()]
+        if self._dialect.needs_quotes(b"".join(cells)):
+            cells = [self._encode_cell(cell) for cell in cells]
+        if self._writes_one_cell:
+            # An empty line would not be a record.
+            return [cell or self._dialect.empty_cell for cell in cells]
+        return self._join_cells(cells, len(cells) // len(data))
 
 
 def column_names(column: TensorSpec) -> list[str]:
@@ -190,7 +210,7 @@ class TransformCsvEncoder(Encoder):
         join: Join = "none",
         output_filter: JsonPath,
         header: bool = False,
-        delimiter: str = ",",
+        dialect: CsvDialect | None = None,
         input_columns: Sequence[str] | None = None,
         input_is_csv: bool = True,
     ) -> None:
@@ -217,13 +237,13 @@ class TransformCsvEncoder(Encoder):
             selected = _column_indices(self._column_selection, len(prediction_names), self._names)
             if selected == tuple(range(len(prediction_names))):
                 self._column_selection = None
-        self._dialect = CsvDialect.from_strings(delimiter, '"')
-        self._scanner = QuoteScanner(self._dialect)
+        self._dialect = dialect or CsvDialect()
+        self._scanner = record_scanner(self._dialect)
         self._encoder = CsvEncoder(
             columns,
             join=join,
             header=header,
-            delimiter=delimiter,
+            dialect=dialect,
             input_columns=input_columns,
             input_is_csv=input_is_csv,
         )
@@ -267,14 +287,13 @@ class TransformCsvEncoder(Encoder):
         self, column_selection: ColumnSelection, rows: TextRows, width: int, indices: tuple[int, ...]
     ) -> bytes:
         grid = cell_grid(rows, self._dialect, width)
-        if grid.ragged or grid.data is not rows.data:
-            # The grid cannot hold records of several widths, and rewrites records with stray
-            # quotes.
+        if grid.ragged:
+            # The grid cannot hold records of several widths.
             return self._filter_each_row(column_selection, rows)
         selected = select_columns(grid, indices, self._dialect.delimiter)
         if len(indices) > 1 or (selected.starts < selected.ends).all():
             return selected.data
-        return _join_lines(selected.texts(np.arange(len(selected))))
+        return self._join_lines(selected.texts(np.arange(len(selected))))
 
     def _filter_each_row(self, column_selection: ColumnSelection, rows: TextRows) -> bytes:
         lines: list[bytes] = []
@@ -282,12 +301,11 @@ class TransformCsvEncoder(Encoder):
             cells = self._dialect.raw_cells(text)
             selected = _column_indices(column_selection, len(cells), self._names)
             lines.append(self._dialect.delimiter.join([cells[index] for index in selected]))
-        return _join_lines(lines)
+        return self._join_lines(lines)
 
-
-def _join_lines(texts: Sequence[bytes]) -> bytes:
-    """Return the texts as lines; an empty text becomes ``""``, since an empty line is not a record."""
-    return b"".join([(text or b'""') + b"\n" for text in texts])
+    def _join_lines(self, texts: Sequence[bytes]) -> bytes:
+        """Return the texts as lines; an empty text becomes ``""``, since an empty line is not a record."""
+        return b"".join([(text or self._dialect.empty_cell) + b"\n" for text in texts])
 
 
 def _column_indices(

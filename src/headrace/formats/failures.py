@@ -51,11 +51,11 @@ def failure_line(failure: Failure) -> bytes:
     """Return a failure as one line, with its newline.
 
     The keys are ``v`` (1), ``object`` (URI), ``member`` (null outside archives), ``record`` (from
-    0), ``line`` (from 1), ``byte`` (offset after decompression), ``member_byte`` (in archives:
-    offset of the member's header), ``kind`` (format, decode, model, object), ``reason`` and
-    ``attempts``. The record is ``raw`` if it is UTF-8, else ``raw_base64``. ``raw_truncated``
-    (true) is present if the record fills the kept size (64 KiB): then the rest of the record, if
-    any, is only in the source.
+    0), ``line`` (from 1), ``byte`` (offset after decompression and conversion to UTF-8),
+    ``member_byte`` (in archives: offset of the member's header), ``kind`` (format, decode, model,
+    object), ``reason`` and ``attempts``. The record is ``raw`` if it is UTF-8, else ``raw_base64``.
+    ``raw_truncated`` (true) is present if the record fills the kept size (64 KiB): then the rest of
+    the record, if any, is only in the source.
     """
     return _encode_line(_failure_fields(failure))
 

@@ -14,7 +14,9 @@ from headrace.core.block import Block, FailureKind
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array, text_array
 from headrace.formats.contract import DecodedBlock, Decoder, FailureReasons
-from headrace.formats.csv import CsvDialect, TextRows
+from headrace.formats.csv import TextRows
+from headrace.formats.csv_dialect import CsvDialect
+from headrace.formats.encoding import UTF8, invalid_reason, is_utf8
 from headrace.formats.matrix import FlatNumbers, NumberParser, number_dtype
 
 _INTEGERS: Final = frozenset({int, bool})
@@ -49,7 +51,8 @@ class JsonDecoder(Decoder):
     for one input is missing from all inputs.
 
     `select` receives each parsed record and returns the value in which the fields are looked up. A
-    ValueError from `select` is the failure of that record (kind DECODE).
+    ValueError from `select` is the failure of that record (kind DECODE). `encoding` is that of the
+    source, for messages.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class JsonDecoder(Decoder):
         fields: Mapping[str, JsonField],
         *,
         select: Callable[[Any], Any] | None = None,
+        encoding: str = UTF8,
         flat_numbers: FlatNumbers | None = None,
     ) -> None:
         if not fields:
@@ -65,6 +69,7 @@ class JsonDecoder(Decoder):
         self._parse_record: Callable[[bytes], Any] = (
             orjson.loads if select is None else lambda record: select(orjson.loads(record))
         )
+        self._encoding = encoding
         self._matrix_parser: NumberParser | None = None
         if len(fields) == 1 and select is None:
             (single_field,) = self._fields.values()
@@ -92,13 +97,21 @@ class JsonDecoder(Decoder):
                 values.append(self._parse_record(record))
                 rows.append(index)
             except orjson.JSONDecodeError as error:
-                reasons[index] = (FailureKind.FORMAT, f"not JSON: {error}")
+                reasons[index] = (FailureKind.FORMAT, self._syntax_reason(record, error))
             except ValueError as error:
                 reasons[index] = (FailureKind.DECODE, str(error))
         tensors = self._decode_together(values)
         if tensors is None:
             tensors = self._decode_each(values, rows, reasons)
         return DecodedBlock.with_failures(tensors, block, reasons)
+
+    def _syntax_reason(self, record: bytes, error: orjson.JSONDecodeError) -> str:
+        if not is_utf8(self._encoding):
+            try:
+                record.decode()
+            except UnicodeDecodeError:
+                return f"not JSON: {invalid_reason(self._encoding)}"
+        return f"not JSON: {error}"
 
     def _decode_matrix(self, block: Block) -> Array | None:
         """Decode a block of flat number arrays of equal length without a Python object per number.

@@ -21,6 +21,7 @@ from headrace.formats.contract import (
     FailureReasons,
     Format,
 )
+from headrace.formats.encoding import UTF8, invalid_reason, is_utf8
 from headrace.formats.lines import NewlineScanner, RangeStop, cut_text
 
 _BOM_UTF8: Final = b"\xef\xbb\xbf"
@@ -32,7 +33,8 @@ class LineFormat(Format):
     """A format of one record per line, ended by LF, CRLF or the end of the input.
 
     `format_name` names the text in messages. Blank lines are not records, but count as lines. A
-    UTF-8 byte order mark is dropped. A line that has not ended within `record_bytes_max` bytes is a
+    UTF-8 byte order mark is dropped, and so are the first `skip_rows` lines. Lines that begin with
+    `comment` are not records either. A line that has not ended within `record_bytes_max` bytes is a
     failure (kind FORMAT), and the next record starts after its newline. A member is one failure of
     kind OBJECT if its first 4096 bytes contain a NUL, or if it is UTF-16.
 
@@ -40,6 +42,8 @@ class LineFormat(Format):
     """
 
     format_name: str = "plain"
+    comment: str = ""
+    skip_rows: int = 0
     record_bytes_max: int = RECORD_BYTES_MAX
     block_bytes_max: int = BLOCK_BYTES_MAX
 
@@ -56,7 +60,14 @@ class LineFormat(Format):
             record_bytes_max=self.record_bytes_max,
             block_bytes_max=self.block_bytes_max,
             range_stop=range_stop,
+            comment=self.comment_bytes,
+            skip_lines=self.skip_rows,
         )
+
+    @property
+    def comment_bytes(self) -> bytes:
+        """The prefix of comments as UTF-8."""
+        return self.comment.encode()
 
     def scanner(self) -> NewlineScanner:
         """Return the scanner that finds the ends of the records."""
@@ -143,9 +154,10 @@ def _trim(block: Block) -> Block:
 class RawDecoder(Decoder):
     """A decoder of whole records into an object array ``[n]`` of bytes or str.
 
-    With `text`, a record that is not UTF-8 is a failure (kind DECODE); without it, no record fails.
-    With `as_column_vector` the array is ``[n, 1]``. `select` returns the part of a record to use. A
-    record for which `select` raises ValueError is a failure (kind DECODE).
+    With `text`, a record that is not UTF-8 is a failure (kind DECODE), and so is a record that was not
+    valid in another `encoding`; without either, no record fails. With `as_column_vector` the array is
+    ``[n, 1]``. `select` returns the part of a record to use. A record for which `select` raises
+    ValueError is a failure (kind DECODE).
     """
 
     def __init__(
@@ -153,12 +165,15 @@ class RawDecoder(Decoder):
         input_name: str,
         *,
         text: bool = False,
+        encoding: str = UTF8,
         as_column_vector: bool = False,
         select: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._name = input_name
         self._select = select
         self._text = text
+        self._encoding = encoding
+        self._checks_text = text or not is_utf8(encoding)
         self._as_column_vector = as_column_vector
 
     @override
@@ -168,9 +183,11 @@ class RawDecoder(Decoder):
         for index, record in enumerate(block.texts()):
             try:
                 selected = record if self._select is None else self._select(record)
-                values.append(selected.decode() if self._text else selected)
+                decoded = selected.decode() if self._checks_text else ""
+                values.append(decoded if self._text else selected)
             except UnicodeDecodeError as error:
-                reasons[index] = (FailureKind.DECODE, f"not UTF-8 at byte {error.start} of the record")
+                why = f"{invalid_reason(self._encoding)} at byte {error.start} of the record"
+                reasons[index] = (FailureKind.DECODE, why)
             except ValueError as error:
                 reasons[index] = (FailureKind.DECODE, str(error))
         array = text_array(values)

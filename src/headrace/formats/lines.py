@@ -2,8 +2,8 @@
 
 The records do not depend on the chunks. A `RecordEndScanner` finds the ends of the records (every
 newline, or every newline outside quotes). This module does the rest. It holds the unfinished record
-between chunks and bounds its length. It handles blank lines, CRLF, byte order marks and positions,
-and rejects input that is not text.
+between chunks and bounds its length. It handles blank lines, comments, CRLF, byte order marks and
+positions, and rejects input that is not text.
 
 Every byte is scanned about once. A scan carries its state over the edge of a chunk, so a long
 record in small chunks costs no more than the same record in one chunk.
@@ -37,7 +37,13 @@ PROBE_BYTES: Final = 4096
 """The number of first bytes that decide if a member is text; fixed, so chunk edges have no effect."""
 
 _BOM_UTF8: Final = b"\xef\xbb\xbf"
-_BOMS_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+_BOMS: Final = {
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
+"""Encodings by their byte order mark; a longer mark precedes its own beginning."""
 _NEWLINE: Final = 0x0A
 _CARRIAGE_RETURN: Final = 0x0D
 _WINDOW_BYTES_MIN: Final = 4096
@@ -58,9 +64,6 @@ class RangeStop:
 class RecordEndScanner(Protocol):
     """A scanner that finds the newlines that end a record."""
 
-    quote: bytes
-    """The byte that encloses text with newlines as data; empty if the format has no quotes."""
-
     def scan(self, text: bytes, state: int) -> tuple[Offsets, int]:
         """Return the offsets of the newlines in `text` that end a record, and the state after it.
 
@@ -69,10 +72,18 @@ class RecordEndScanner(Protocol):
         """
         ...
 
-    def open_quote_offset(self, text: bytes) -> int:
-        """Return the offset of the quote that is still open at the end of `text`.
+    def may_hold_newlines(self, text: bytes) -> bool:
+        """Return True if a record in `text` may hold a newline as data."""
+        ...
 
-        `text` starts with a record.
+    def likely_state(self, window: bytes) -> int:
+        """Return the most likely state before `window`, which begins anywhere in a text."""
+        ...
+
+    def unfinished_reason(self, text: bytes, state: int) -> str:
+        """Return why the record `text`, with `state` after it, is unfinished at the end of the input.
+
+        An empty string means that the end of the input may end the record.
         """
         ...
 
@@ -80,15 +91,21 @@ class RecordEndScanner(Protocol):
 class NewlineScanner(RecordEndScanner):
     """A scanner for which every newline ends a record."""
 
-    quote = b""
-
     @override
     def scan(self, text: bytes, state: int) -> tuple[Offsets, int]:
         return newline_offsets(text), state
 
     @override
-    def open_quote_offset(self, text: bytes) -> int:
-        raise NotImplementedError(text)
+    def may_hold_newlines(self, text: bytes) -> bool:
+        return False
+
+    @override
+    def likely_state(self, window: bytes) -> int:
+        return QUOTE_MAY_OPEN
+
+    @override
+    def unfinished_reason(self, text: bytes, state: int) -> str:
+        return ""
 
 
 def newline_offsets(text: bytes) -> Offsets:
@@ -102,6 +119,10 @@ class RecordCutter:
     It holds no more than `record_bytes_max` bytes of an unfinished record, and one block.
     `next_position` is the start of the unfinished record, or of the next one; after `finish`, the end
     of the text. `done` is true once a record begins at `stop_byte` or beyond.
+
+    The first `skip_lines` lines are dropped. A record that begins with `comment` is dropped, but
+    counts as a line; empty means no comments. With `cuts_first_record`, the first record is cut even
+    if it begins beyond `stop_byte`.
     """
 
     def __init__(
@@ -112,6 +133,9 @@ class RecordCutter:
         record_bytes_max: int,
         block_bytes_max: int,
         stop_byte: int | None = None,
+        comment: bytes = b"",
+        skip_lines: int = 0,
+        cuts_first_record: bool = False,
     ) -> None:
         if record_bytes_max < 1 or block_bytes_max < 1:
             raise ConfigError(
@@ -126,9 +150,12 @@ class RecordCutter:
         self._held_parts: list[bytes] = []
         self._held_bytes = 0
         self._state = QUOTE_MAY_OPEN
-        self._skipping = False
+        self._comment = comment
+        self._lines_to_skip = skip_lines
+        self._needs_record = cuts_first_record
         self._stop_byte = stop_byte
-        self.done = stop_byte is not None and first.byte >= stop_byte
+        self.done = False
+        self._update_done()
 
     def feed(self, chunk: Buffer) -> Iterator[Block]:
         """Yield blocks of the records that end in this chunk, and of the records that are too long."""
@@ -138,7 +165,7 @@ class RecordCutter:
             stop = at + self._window(len(view) - at)
             is_whole = at == 0 and stop >= len(view) and isinstance(chunk, bytes)
             part = chunk if is_whole and isinstance(chunk, bytes) else bytes(view[at:stop])
-            consumed, block = self._skip_to_newline(part) if self._skipping else self._cut_records(part)
+            consumed, block = self._skip_lines(part) if self._lines_to_skip else self._cut_records(part)
             at += consumed
             if block is not None:
                 yield block
@@ -148,17 +175,23 @@ class RecordCutter:
         if not self._held_parts or self.done:
             return
         text = b"".join(self._held_parts)
-        if self._state == INSIDE_QUOTES:
-            # The line is counted from the start of the record: a range of a text does not know its
-            # line number in the object.
-            line = 1 + text.count(b"\n", 0, self._scanner.open_quote_offset(text))
-            yield self._fail_record(text, f"quote opened on line {line} of the record is not closed")
+        reason = self._scanner.unfinished_reason(text, self._state)
+        if reason:
+            yield self._fail_record(text, reason)
             return
         # A newline is appended, so that the end of the input and a line end share one code path.
         block = self._make_block(text + b"\n", np.array([len(text)], np.int64))
         self.next_position = replace(self.next_position, byte=self.next_position.byte - 1)
         if block is not None:
-            yield replace(block, data=text)
+            yield replace(block, data=block.data[:-1])
+
+    def _update_done(self) -> None:
+        self.done = (
+            self._stop_byte is not None
+            and not self._lines_to_skip
+            and not self._needs_record
+            and self.next_position.byte >= self._stop_byte
+        )
 
     def _window(self, remaining: int) -> int:
         """Return the number of the `remaining` bytes to scan next.
@@ -172,19 +205,18 @@ class RecordCutter:
         parts = -(-remaining // space)
         return -(-remaining // parts)
 
-    def _skip_to_newline(self, part: bytes) -> tuple[int, Block | None]:
-        """Skip to the line end after a record that was too long."""
-        newline = part.find(b"\n")
-        self._skipping = newline < 0
-        consumed = newline + 1 or len(part)
-        self.next_position = replace(
-            self.next_position,
-            byte=self.next_position.byte + consumed,
-            line=self.next_position.line + (newline >= 0),
-        )
-        self.done = (
-            not self._skipping and self._stop_byte is not None and self.next_position.byte >= self._stop_byte
-        )
+    def _skip_lines(self, part: bytes) -> tuple[int, Block | None]:
+        """Skip first lines, or the rest of a record that was too long."""
+        consumed = lines = 0
+        while lines < self._lines_to_skip and (newline := part.find(b"\n", consumed)) >= 0:
+            consumed = newline + 1
+            lines += 1
+        self._lines_to_skip -= lines
+        if self._lines_to_skip:
+            consumed = len(part)
+        position = self.next_position
+        self.next_position = replace(position, byte=position.byte + consumed, line=position.line + lines)
+        self._update_done()
         return consumed, None
 
     def _cut_records(self, part: bytes) -> tuple[int, Block | None]:
@@ -208,22 +240,23 @@ class RecordCutter:
             if not len(ends):
                 return self._drop_long_record(part)
         if self._stop_byte is not None:
-            ends = self._ends_before_stop(ends, self._stop_byte)
+            ends = ends[: self._count_before_stop(ends, self._stop_byte)]
         self._window_bytes = min(self._window_bytes * 2, self._block_bytes_max)
         consumed = int(ends[-1]) + 1
         text = b"".join((*self._held_parts, memoryview(part)[:consumed])) if held else part
         block = self._make_block(text, ends + held if held else ends)
+        self._needs_record = self._needs_record and block is None
+        self._update_done()
         if len(ends) == scanned and len(part) - consumed <= self._record_bytes_max and not self.done:
             # The rest was scanned already and ends no record.
             self._hold_part(part[consumed:], state)
             consumed = len(part)
         return consumed, block
 
-    def _ends_before_stop(self, ends: Offsets, stop_byte: int) -> Offsets:
-        """Return the ends up to and including that of the last record that begins before the stop."""
-        last = int(np.searchsorted(ends, stop_byte - self.next_position.byte - self._held_bytes - 1))
-        self.done = last < len(ends)
-        return ends[: last + 1]
+    def _count_before_stop(self, ends: Offsets, stop_byte: int) -> int:
+        """Return the number of records that begin before the stop, but at least one."""
+        begin = self.next_position.byte + self._held_bytes
+        return int(np.searchsorted(ends, stop_byte - begin - 1)) + 1
 
     def _hold_part(self, part: bytes, state: int) -> None:
         """Hold a part of the unfinished record; `state` is the state of the scanner after the part."""
@@ -239,14 +272,18 @@ class RecordCutter:
         too_long = np.flatnonzero(lengths > self._record_bytes_max)
         return int(too_long[0]) if len(too_long) else len(ends)
 
-    def _drop_long_record(self, part: bytes) -> tuple[int, Block]:
+    def _drop_long_record(self, part: bytes) -> tuple[int, Block | None]:
         """Drop the unfinished record: skip from its `record_bytes_max`-th byte on."""
         consumed = self._record_bytes_max - self._held_bytes
         text = b"".join((*self._held_parts, part[:consumed]))
-        self._skipping = True
+        self._lines_to_skip = 1
         # The text after this record is scanned again, with the quotes counted anew. The window
         # stays small until records end again, so that many long records do not take quadratic time.
         self._window_bytes = min(_WINDOW_BYTES_MIN, self._block_bytes_max)
+        if self._comment and text.startswith(self._comment):
+            self._advance(len(text), 0, 0)
+            return consumed, None
+        self._needs_record = False
         return consumed, self._fail_record(text, f"longer than record_bytes_max={self._record_bytes_max}")
 
     def _fail_record(self, text: bytes, why: str) -> Block:
@@ -256,7 +293,7 @@ class RecordCutter:
         return Block(first, failures=(Failure(first, FailureKind.FORMAT, why, text[:RAW_BYTES_KEPT_MAX]),))
 
     def _make_block(self, text: bytes, ends: Offsets) -> Block | None:
-        """Return a block of the records of `text` that end at `ends`, or None for blank lines only."""
+        """Return a block of the records of `text` that end at `ends`, or None if it has no records."""
         starts = np.empty_like(ends)
         starts[0] = 0
         starts[1:] = ends[:-1] + 1
@@ -267,13 +304,14 @@ class RecordCutter:
         has_returns = bool(ends_with_return.any())
         if has_returns:
             stops = ends - ends_with_return
+        if self._comment:
+            text, stops = blank_comments(text, starts, stops, self._comment)
         consumed = int(ends[-1]) + 1
         not_blank = stops > starts
         has_blanks = not not_blank.all()
         if has_blanks:
             starts, stops = starts[not_blank], stops[not_blank]
-        quote = self._scanner.quote
-        lines = text.count(b"\n", 0, consumed) if quote and quote in text else len(ends)
+        lines = text.count(b"\n", 0, consumed) if self._scanner.may_hold_newlines(text) else len(ends)
         line_end = b""
         if not has_blanks and lines == len(ends):
             only_returns = has_returns and bool((stops < ends).all())
@@ -300,6 +338,23 @@ class RecordCutter:
         self._state = QUOTE_MAY_OPEN
 
 
+def blank_comments(text: bytes, starts: Offsets, stops: Offsets, comment: bytes) -> tuple[bytes, Offsets]:
+    """Return the text with NULs for the rows that begin with `comment`, and stops that make them empty.
+
+    NULs are neither delimiters nor quotes, so decoders need not know that a comment was there.
+    """
+    candidates = np.flatnonzero((np.frombuffer(text, np.uint8)[starts] == comment[0]) & (stops > starts))
+    rows = [row for row in candidates.tolist() if text.startswith(comment, int(starts[row]))]
+    if not rows:
+        return text, stops
+    blanked = bytearray(text)
+    for start, stop in zip(starts[rows].tolist(), stops[rows].tolist(), strict=True):
+        blanked[start:stop] = bytes(stop - start)
+    stops = stops.copy()
+    stops[rows] = starts[rows]
+    return bytes(blanked), stops
+
+
 def cut_text(
     chunks: Iterable[Buffer],
     first: Position,
@@ -309,13 +364,17 @@ def cut_text(
     record_bytes_max: int,
     block_bytes_max: int,
     range_stop: RangeStop | None = None,
+    comment: bytes = b"",
+    skip_lines: int = 0,
+    cuts_first_record: bool = False,
 ) -> Iterator[Block]:
     """Yield blocks of the records of one member, or of those that begin before `range_stop`.
 
     `format_name` names the format in messages. The first PROBE_BYTES bytes decide whether the
     member is text. A member that is not text is one failure of kind OBJECT, and the rest of it is
     read and discarded. A UTF-8 byte order mark is dropped, but offsets count it. If the chunks end
-    with a `CorruptError`, the whole records before it are yielded first.
+    with a `CorruptError`, the whole records before it are yielded first. `comment`, `skip_lines` and
+    `cuts_first_record` are those of `RecordCutter`.
     """
     source = iter(chunks)
     probe_chunks, error = _read_probe(source)
@@ -326,7 +385,7 @@ def cut_text(
         yield Block(first, failures=(Failure(first, FailureKind.OBJECT, why, probe),))
         if error is not None:
             raise error
-        if range_stop is None:
+        if range_stop is None or range_stop.byte is None:
             _drain(source)
         return
     if probe.startswith(_BOM_UTF8):
@@ -339,6 +398,9 @@ def cut_text(
         record_bytes_max=record_bytes_max,
         block_bytes_max=block_bytes_max,
         stop_byte=range_stop.byte,
+        comment=comment,
+        skip_lines=skip_lines,
+        cuts_first_record=cuts_first_record,
     )
     for part in probe_chunks:
         yield from cutter.feed(part)
@@ -386,8 +448,9 @@ def _drain(source: Iterator[Buffer]) -> None:
 
 def _non_text_reason(probe: bytes) -> str:
     """Return why the first bytes of a member are not text, or an empty string if they may be text."""
-    if probe.startswith(_BOMS_UTF16):
-        return "it starts with the byte order mark of UTF-16; convert it to UTF-8 first"
+    encoding = next((name for mark, name in _BOMS.items() if probe.startswith(mark)), "")
+    if encoding:
+        return f"it starts with the byte order mark of {encoding.upper()}; read it with --encoding {encoding}"
     nul = probe.find(b"\0")
     if nul < 0:
         return ""

@@ -1,16 +1,20 @@
 """Rows of numbers as matrices: the hot loop of every numeric text format.
 
 A block of numeric CSV with commas for newlines is the content of one JSON array, and JSON parsers
-are by far the fastest readers of numbers. JSON numbers are a strict subset of the texts that
-`float` and `int` accept. So a JSON parser may reject a row, but never returns a wrong number.
-Accepted rows have the values of ``float(cell)``. The other rows are found by bisection and parsed
-one by one. The adapter module of simdjson (extra `fast`), which reads them without Python objects.
+are by far the fastest readers of numbers. JSON numbers are a strict subset of the numbers of cells:
+ASCII text without underscores that `float` or `int` accept. So a JSON parser may reject a row, but
+never returns a wrong number. Accepted rows have the values of ``float(cell)``. The other rows are
+found by bisection and parsed one by one. The adapter module of simdjson (extra `fast`), which reads
+them without Python objects.
+
+A null word becomes a number that the text does not contain otherwise, and that number NaN.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import isnan, nan
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +22,8 @@ import orjson
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.core.errors import ConfigError, MissingExtraError
-from headrace.formats.csv import CsvDialect, TextRows
+from headrace.formats.csv import TextRows
+from headrace.formats.csv_dialect import CsvDialect, Decimal
 
 try:
     import simdjson as _simdjson  # pyright: ignore[reportMissingImports]
@@ -30,8 +35,8 @@ simdjson: Any = _simdjson  # The library has no types.
 Matrix = NDArray[Any]
 FlatNumbers = Callable[[bytes, str], NDArray[Any] | None]
 """A parser of the text of a JSON array into numbers of a kind, such as `FlatNumberReader`."""
-DelimitedNumbers = Callable[[bytes, int, int, bytes, bytes], NDArray[np.float64] | None]
-"""A parser of delimited text, such as `arrow.delimited_numbers`: text, rows, width, delimiter, quote."""
+DelimitedNumbers = Callable[[bytes, int, int, CsvDialect], NDArray[np.float64] | None]
+"""A parser of delimited text, such as `arrow.delimited_numbers`: text, rows, width, dialect."""
 
 _PARTS_MAX: Final = 16
 _ROWS_PARSED_SINGLY_MAX: Final = 8
@@ -44,6 +49,8 @@ _NEGATIVE_INTEGER_ZERO: Final = re.compile(rb"(?<![eE])-0(?![0-9.eE])")
 _NUMBER_BYTES: Final = np.frombuffer(b"0123456789.eE", np.uint8)
 _ZEROS_LOOKED_UP_MAX: Final = 256
 """The maximum number of zeros looked up in their rows; more are searched for in the whole text."""
+_NULL_NUMBER: Final = b"-8765432109876543e-300"
+"""The number that stands for null words in a text of numbers."""
 _BOOLEANS: Final = {"0": False, "1": True, "false": False, "true": True}
 
 
@@ -131,11 +138,13 @@ class InvalidCell:
     """The cell for which a row has no numbers.
 
     It stands in `column`, contains `text` (None if not UTF-8), and should contain `expected`.
+    `is_null` is true for a null word.
     """
 
     column: int
     text: str | None
     expected: str
+    is_null: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +182,9 @@ class NumberParser:
         self._expected = {"f": "a number", "b": "true, false, 1 or 0"}.get(
             self.dtype.kind, f"an integer that {self.dtype} holds"
         )
+        self._null_words = frozenset(dialect.null_words)
+        self._null_numbers = [word.encode() for word in dialect.null_words if _is_number(word)]
+        self._null_cell = _compile_null_cell(dialect)
 
     def parse(self, rows: TextRows, width: int) -> ParsedRows:
         """Parse the `width` numbers of every row, and find the invalid rows."""
@@ -181,7 +193,7 @@ class NumberParser:
         matrix = self.parse_block(rows, width)
         if matrix is not None:
             return ParsedRows(matrix)
-        if not self._dialect.quote or self._dialect.quote not in rows.data:
+        if self._dialect.is_split_by_delimiters(rows.data):
             cells = _delimiter_counts(rows, self._dialect.delimiter, np.int64) + 1
             matching = cells == width
             if not matching.all():
@@ -197,7 +209,19 @@ class NumberParser:
         """
         if not _are_adjacent(rows):
             return None
-        text = self._to_json_array(rows)
+        numbers: NDArray[Any] | None = None
+        if not any(word in rows.data for word in self._null_numbers):
+            text = self._to_json_array(rows.data, int(rows.starts[0]), int(rows.ends[-1]))
+            numbers = self._parse_numbers(text, rows, width, negative_zero=negative_zero)
+        if numbers is None and self._null_cell is not None:
+            numbers = self._parse_with_nulls(rows, width, self._null_cell)
+        matrix = None if numbers is None else self._cast_numbers(numbers)
+        return None if matrix is None else matrix.reshape(len(rows), width)
+
+    def _parse_numbers(
+        self, text: bytes | None, rows: TextRows, width: int, *, negative_zero: bool
+    ) -> NDArray[Any] | None:
+        """Parse the JSON array `text` of the rows; return None if any row may be ragged or invalid."""
         if text is None:
             return None
         numbers = self._flat_numbers(text, self._number_kind)
@@ -209,9 +233,24 @@ class NumberParser:
         if (_delimiter_counts(rows, self._dialect.delimiter, sums) != width - 1).any():
             return None
         if negative_zero and self._number_kind == "d":
-            numbers = self._restore_negative_zeros(numbers, text, rows, width)
-        matrix = self._cast_numbers(numbers)
-        return None if matrix is None else matrix.reshape(len(rows), width)
+            return self._restore_negative_zeros(numbers, text, rows, width)
+        return numbers
+
+    def _parse_with_nulls(
+        self, rows: TextRows, width: int, null_cell: re.Pattern[bytes]
+    ) -> NDArray[Any] | None:
+        """Parse all rows as `_parse_numbers` does, with NaN for null words."""
+        # Each match begins with the byte before its cell, so the first cell needs one, too.
+        text = b"\n" + rows.data[int(rows.starts[0]) : int(rows.ends[-1])]
+        text, nulls = null_cell.subn(rb"\g<1>" + _NULL_NUMBER, text)
+        # Integer parsers refuse the number that stands for a null word.
+        numbers = self._parse_numbers(
+            self._to_json_array(text, 1, len(text)), rows, width, negative_zero=True
+        )
+        if numbers is None or not nulls:
+            return numbers
+        is_null = numbers == float(_NULL_NUMBER)
+        return np.where(is_null, np.nan, numbers) if np.count_nonzero(is_null) == nulls else None
 
     def _restore_negative_zeros(
         self, numbers: NDArray[Any], text: bytes, rows: TextRows, width: int
@@ -235,16 +274,22 @@ class NumberParser:
             numbers[negative] = -0.0
         return numbers
 
-    def _to_json_array(self, rows: TextRows) -> bytes | None:
-        """Return the rows as one array text, or None if a character would change its meaning."""
-        text, start, stop = rows.data, int(rows.starts[0]), int(rows.ends[-1])
+    def _to_json_array(self, text: bytes, start: int, stop: int) -> bytes | None:
+        """Return rows as one array text, or None if a character would change its meaning."""
+        dialect = self._dialect
         if text.find(b"[", start, stop) >= 0:
+            return None
+        if dialect.escape and text.find(dialect.escape, start, stop) >= 0:
             return None
         if start or len(text) - stop > 1:
             text, stop = text[start:stop], stop - start
-        if self._dialect.delimiter != b",":  # Replacing commas by commas is not free.
+        if dialect.decimal == ",":
+            if b"." in text:
+                return None
+            text = text.replace(b",", b".")
+        if dialect.delimiter != b",":  # Replacing commas by commas is not free.
             # A comma that is not a delimiter adds a number, and the count of numbers detects it.
-            text = text.replace(self._dialect.delimiter, b",")
+            text = text.replace(dialect.delimiter, b",")
         # Only a newline may follow the last row. The slice drops it and saves the copy of an
         # earlier cut.
         return b"".join((b"[", memoryview(text.replace(b"\n", b","))[:stop], b"]"))
@@ -287,7 +332,9 @@ class NumberParser:
             matrix = self.parse_block(part, width)
             part_results.append(None if matrix is None else ParsedRows(matrix))
         many_failed = part_results.count(None) * 2 > len(parts)
-        delimited_numbers = self._load_delimited_numbers() if many_failed and self.dtype.kind == "f" else None
+        # The other parser would read a null word with space around it as a number.
+        may_delegate = self.dtype.kind == "f" and not self._null_numbers
+        delimited_numbers = self._load_delimited_numbers() if many_failed and may_delegate else None
         results = [
             self._parse_failed_part(part, width, delimited_numbers) if result is None else result
             for part, result in zip(parts, part_results, strict=True)
@@ -300,7 +347,7 @@ class NumberParser:
         """Parse rows of which at least one is invalid."""
         if delimited_numbers is not None and len(rows) >= _ROWS_FOR_DELIMITED_MIN:
             text = rows.data[int(rows.starts[0]) : int(rows.ends[-1])]
-            numbers = delimited_numbers(text, len(rows), width, self._dialect.delimiter, self._dialect.quote)
+            numbers = delimited_numbers(text, len(rows), width, self._dialect)
             matrix = None if numbers is None else self._cast_numbers(numbers)
             if matrix is not None:
                 return ParsedRows(matrix.reshape(len(rows), width))
@@ -338,25 +385,68 @@ class NumberParser:
                 text = cell.decode()
             except UnicodeDecodeError:
                 return InvalidCell(column, None, self._expected)
+            is_null = bool(self._null_words) and text.strip() in self._null_words
+            if is_null and self.dtype.kind == "f":
+                numbers.append(nan)
+                continue
             try:
-                numbers.append(convert_cell(text))
+                numbers.append(convert_cell("" if is_null else text))
             except ValueError:
-                return InvalidCell(column, text, self._expected)
+                return InvalidCell(column, text, self._expected, is_null)
         return numbers
 
     def _convert_cell(self, text: str) -> float | int | bool:
         if self.dtype.kind == "f":
-            return float(text)
+            return parse_number(text, self._dialect.decimal)
         if self.dtype.kind == "b":
             try:
-                return _BOOLEANS[text.strip().lower()]
+                return _BOOLEANS[_checked_digits(text).strip().lower()]
             except KeyError:
                 raise ValueError(text) from None
-        number = int(text)
+        number = int(_checked_digits(text))
         low, high = _bounds(self.dtype)
         if not low <= number <= high:
             raise ValueError(text)
         return number
+
+
+def parse_number(text: str, decimal: Decimal = ".") -> float:
+    """Return the number of a cell with this decimal mark. Raise ValueError for other text."""
+    _checked_digits(text)
+    if decimal == ".":
+        return float(text)
+    if "." in text:
+        raise ValueError(text)
+    return float(text.replace(",", "."))
+
+
+def _checked_digits(text: str) -> str:
+    """Return the text. Raise ValueError for digits that Python accepts and other readers of CSV do not."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
+    return text
+
+
+def _is_number(word: str) -> bool:
+    """Return True if a parser could read a null word as a number that is not NaN."""
+    try:
+        return not isnan(float(word.replace(",", ".")))
+    except ValueError:
+        return False
+
+
+def _compile_null_cell(dialect: CsvDialect) -> re.Pattern[bytes] | None:
+    """Return the pattern of a plain cell that is a null word; its group 1 is the byte before the cell.
+
+    Return None if only quoted or escaped cells can be null words.
+    """
+    words = [word.encode() for word in sorted(dialect.null_words, key=len, reverse=True)]
+    plain = [re.escape(word) for word in words if not dialect.needs_quotes(word)]
+    if not plain:
+        return None
+    between = re.escape(dialect.delimiter) + b"\n"
+    space = b"[%b]*+" % b" \t\r".replace(dialect.delimiter, b"")
+    return re.compile(b"([%b])%b(?:%b)%b(?=[%b]|\\Z)" % (between, space, b"|".join(plain), space, between))
 
 
 def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Blocks of a whole object, layer by layer: decompress, read the archive, cut the records.
+"""Blocks of a whole object, layer by layer: decompress, read the archive, decode the text, cut records.
 
 The layers of an object come from its name (``day.tar.gz``, ``x.csv``) or from `ReadOptions`. Damage
 inside a member fails that member only. Damage to the object itself raises an error, after every
@@ -6,7 +6,7 @@ whole record before the damage.
 """
 
 import fnmatch
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Final, Literal, get_args
@@ -17,7 +17,9 @@ from headrace.core.settings import Setting, check
 from headrace.formats import tar
 from headrace.formats.compression import Compression, decompress
 from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format, ImageMode
-from headrace.formats.csv import CsvFormat
+from headrace.formats.csv import CsvFormat, Header
+from headrace.formats.csv_dialect import CsvDialect, Decimal
+from headrace.formats.encoding import UTF8, checked_encoding, is_utf8, to_utf8
 from headrace.formats.frames import RecordIOFormat
 from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, WholeFormat
 
@@ -56,11 +58,11 @@ _FORMAT_SUFFIXES: dict[str, FormatName] = {
     **dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm"), "video"),
 }
 _TEXT_FORMATS = ("csv", "jsonl", "line")
+_ENCODED_FORMATS = (*_TEXT_FORMATS, "json")
+_LINE_FORMATS = {"jsonl": JsonLinesFormat, "line": LineFormat}
 # Formats with a single option, the maximum length of a record.
 _SIMPLE_FORMATS = {
-    "jsonl": JsonLinesFormat,
     "json": JsonFormat,
-    "line": LineFormat,
     "whole": WholeFormat,
     "recordio": RecordIOFormat,
 }
@@ -78,6 +80,31 @@ def _checked_delimiter(text: str) -> str:
     return text
 
 
+def _checked_quote(text: str) -> str:
+    return _checked_character(text) if text else text
+
+
+def _checked_character(text: str) -> str:
+    if len(text) != 1 or not text.isascii() or text in "\r\n\0":
+        raise ConfigError(f"must be one ASCII character other than a line end, not {text!r:.40}")
+    return text
+
+
+def _checked_comment(text: str) -> str:
+    if not text or not set(text).isdisjoint("\r\n\0"):
+        raise ConfigError(f"must be text without line ends, not {text!r:.40}")
+    return text
+
+
+_CHARACTER_CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
+    "quote": _checked_quote,
+    "escape": _checked_character,
+    "comment": _checked_comment,
+    "encoding": checked_encoding,
+}
+"""The checks of options that are text, by their fields."""
+
+
 def _checked_size_px(size: tuple[int, int]) -> tuple[int, int]:
     if not all(0 < edge <= IMAGE_EDGE_PX_MAX for edge in size):
         raise ConfigError(f"must be [height, width] from 1 to {IMAGE_EDGE_PX_MAX} pixels, not {list(size)}")
@@ -89,7 +116,7 @@ class ReadOptions:
     """The options for reading objects. "auto" means a choice by the name of the object or member.
 
     `members` are globs. A glob with a slash matches the whole member name, any other glob its last
-    part. Raises ConfigError for an unknown word.
+    part. Raises ConfigError for an unknown word, and for characters of CSV with two meanings.
     """
 
     compression: Annotated[Literal["auto", "none", Compression], Setting("Compression of objects.")] = "auto"
@@ -111,13 +138,64 @@ class ReadOptions:
             parse=_checked_delimiter,
         ),
     ] = None
-    header: Annotated[
-        Literal["auto", "none", "drop", "names"],
-        Setting("First record of a CSV file: data (none), a header to skip (drop), or column names (names)."),
-    ] = "auto"
-    names: Annotated[
-        tuple[str, ...], Setting("Names of CSV columns, by which auto finds headers.", python_only=True)
+    quote: Annotated[
+        str,
+        Setting(
+            "Quote around CSV cells; empty for none.",
+            metavar="C",
+            expected="one character, or an empty text",
+            parse=_checked_quote,
+        ),
+    ] = '"'
+    escape: Annotated[
+        str | None,
+        Setting(
+            "Character in CSV that makes the next one data.",
+            default="none",
+            metavar="C",
+            expected="one character",
+            parse=_checked_character,
+        ),
+    ] = None
+    null_words: Annotated[
+        tuple[str, ...],
+        Setting(
+            "CSV cell that means a missing number: NaN for floats, a failure for integers. Repeatable.",
+            option="null_word",
+            metavar="WORD",
+        ),
     ] = ()
+    decimal: Annotated[Decimal, Setting("Decimal mark of numbers in CSV.")] = "."
+    comment: Annotated[
+        str | None,
+        Setting(
+            "Start of the lines of CSV, JSON Lines and text that are not records.",
+            default="none",
+            metavar="PREFIX",
+            expected="text without line ends",
+            parse=_checked_comment,
+        ),
+    ] = None
+    skip_rows: Annotated[
+        int, Setting("First lines of each object or member of CSV, JSON Lines and text to drop.", least=0)
+    ] = 0
+    encoding: Annotated[
+        str,
+        Setting(
+            "Encoding of CSV, JSON, JSON Lines and text, such as latin-1 or utf-16.",
+            metavar="NAME",
+            expected="the name of a text encoding",
+            parse=checked_encoding,
+        ),
+    ] = UTF8
+    header: Annotated[
+        Header,
+        Setting(
+            "First record of a CSV file: data (none), a header to skip (drop), column names (names), or a "
+            "header only if it has the known column names (auto)."
+        ),
+    ] = "auto"
+    names: Annotated[tuple[str, ...], Setting("Known column names of CSV, in order.", python_only=True)] = ()
     record_bytes_max: Annotated[int, Setting("Size limit of a record; longer records fail.", least=1)] = (
         RECORD_BYTES_MAX
     )
@@ -156,6 +234,20 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        for name, parse in _CHARACTER_CHECKS.items():
+            value: str | None = getattr(self, name)
+            try:
+                if value is not None:
+                    parse(value)
+            except ConfigError as error:
+                raise ConfigError(f"{name} {error}") from None
+        if self.delimiter is not None:
+            _cached_dialect(self.delimiter, self)
+
+    @property
+    def has_column_names(self) -> bool:
+        """True if the blocks of CSV have column names, from their headers or from `names`."""
+        return self.header == "names" or bool(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +309,28 @@ def is_file_name(name: str) -> bool:
     return layers.is_tar or layers.compression is not None or layers.suffix in _FORMAT_SUFFIXES
 
 
-def csv_delimiter(name: str, options: ReadOptions) -> str:
-    """Return the delimiter of a CSV object or member."""
-    if options.delimiter is not None:
-        return options.delimiter
-    return "\t" if _layers_from_name(name, options, in_archive=True).suffix == ".tsv" else ","
+def csv_dialect(name: str, options: ReadOptions, *, delimiter: str | None = None) -> CsvDialect:
+    """Return the dialect of a CSV object or member, with another `delimiter` if there is one.
+
+    Raise ConfigError if a character has two meanings in it.
+    """
+    delimiter = delimiter or options.delimiter
+    if delimiter is None:
+        is_tsv = _layers_from_name(name, options, in_archive=True).suffix == ".tsv"
+        delimiter = "\t" if is_tsv else ","
+    return _cached_dialect(delimiter, options)
+
+
+@lru_cache(maxsize=16)
+def _cached_dialect(delimiter: str, options: ReadOptions) -> CsvDialect:
+    return CsvDialect.from_strings(
+        delimiter,
+        options.quote,
+        escape=options.escape,
+        null_words=options.null_words,
+        decimal=options.decimal,
+        encoding=options.encoding,
+    )
 
 
 def is_seekable(uri: str, options: ReadOptions) -> bool:
@@ -233,7 +342,8 @@ def is_seekable(uri: str, options: ReadOptions) -> bool:
 def text_format(uri: str, options: ReadOptions) -> CsvFormat | LineFormat | None:
     """Return the format of a plain-text object, or None for other objects.
 
-    Any range of such an object can be read on its own.
+    Any range of such an object can be read on its own. In other encodings than UTF-8, a range could
+    begin within a character.
     """
     return _cached_text_format(*_last_suffixes(uri), options)
 
@@ -245,6 +355,8 @@ def _cached_text_format(inner: str, suffix: str, options: ReadOptions) -> CsvFor
     layers = _layers_from_name(name, options, in_archive=False)
     kind = format_name(name, options)
     if layers.is_tar or layers.compression is not None or kind not in _TEXT_FORMATS:
+        return None
+    if not is_utf8(options.encoding):
         return None
     candidate = make_format(name, kind, options)
     return candidate if isinstance(candidate, CsvFormat | LineFormat) else None
@@ -304,10 +416,17 @@ def read_object(
         name = format_name(uri, options)
         if name is None or name == "parquet":
             raise ConfigError(unreadable_reason(uri, options))
-        blocks = make_format(uri, name, options).blocks(chunks, Position(uri))
+        blocks = make_format(uri, name, options).blocks(_text_chunks(chunks, name, options), Position(uri))
         yield from skip_records(blocks, resume)
     except CorruptError as error:
         raise error.with_location(uri, None) from error
+
+
+def _text_chunks(chunks: Iterable[Buffer], kind: FormatName, options: ReadOptions) -> Iterable[Buffer]:
+    """Return the chunks of a text in UTF-8, and those of other formats unchanged."""
+    if kind not in _ENCODED_FORMATS or is_utf8(options.encoding):
+        return chunks
+    return to_utf8(chunks, options.encoding)
 
 
 def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
@@ -317,11 +436,17 @@ def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
     """
     limit = options.record_bytes_max
     if kind == "csv":
-        delimiter = csv_delimiter(name, options)
         return CsvFormat(
-            delimiter=delimiter,
-            header="none" if options.header == "auto" else options.header,
+            dialect=csv_dialect(name, options),
+            header=options.header,
+            names=options.names,
+            comment=options.comment or "",
+            skip_rows=options.skip_rows,
             record_bytes_max=limit,
+        )
+    if kind in _LINE_FORMATS:
+        return _LINE_FORMATS[kind](
+            comment=options.comment or "", skip_rows=options.skip_rows, record_bytes_max=limit
         )
     if kind in _SIMPLE_FORMATS:
         return _SIMPLE_FORMATS[kind](record_bytes_max=limit)
@@ -463,7 +588,7 @@ def _decode_member(
     chunks: Iterable[Buffer] = archive_errors.track(member.pieces)
     if layers.compression is not None:
         chunks = decompress(layers.compression, chunks)
-    yield from make_format(member.name, kind, options).blocks(chunks, first)
+    yield from make_format(member.name, kind, options).blocks(_text_chunks(chunks, kind, options), first)
 
 
 def skip_records(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:

@@ -16,20 +16,11 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-import numpy as np
-
 from headrace.core.block import Block, Position
 from headrace.formats.contract import Buffer
-from headrace.formats.csv import CsvFormat, QuoteScanner
+from headrace.formats.csv import CsvFormat
 from headrace.formats.line import LineFormat
-from headrace.formats.lines import (
-    INSIDE_QUOTES,
-    QUOTE_MAY_OPEN,
-    RangeStop,
-    RecordCutter,
-    RecordEndScanner,
-    cut_remaining,
-)
+from headrace.formats.lines import RangeStop, RecordCutter, RecordEndScanner, cut_remaining
 
 GUESS_BYTES: Final = 64 << 10
 """The size of the first text window after the start; each window without a record's end is quadrupled."""
@@ -100,6 +91,7 @@ class TextRange:
             record_bytes_max=self._format.record_bytes_max,
             block_bytes_max=self._format.block_bytes_max,
             stop_byte=self._stop,
+            comment=self._format.comment_bytes,
         )
         for block in cut_remaining(cutter, source, range_stop):
             yield replace(block, column_names=self._column_names) if self._column_names else block
@@ -138,26 +130,5 @@ def guess_record_start(window: bytes, scanner: RecordEndScanner) -> int | None:
     """
     if not window:
         return None
-    starts_outside = True
-    if isinstance(scanner, QuoteScanner) and scanner.quote in window:
-        starts_outside = _begins_outside_quotes(window, scanner)
-    ends, _ = scanner.scan(window, QUOTE_MAY_OPEN if starts_outside else INSIDE_QUOTES)
+    ends, _ = scanner.scan(window, scanner.likely_state(window))
     return int(ends[0]) + 1 if len(ends) else None
-
-
-def _begins_outside_quotes(window: bytes, scanner: QuoteScanner) -> bool:
-    """Return True if the window most likely begins outside quotes.
-
-    The likelier reading has fewer quotes in places where no quote should stand.
-    """
-    values = np.frombuffer(window, np.uint8)
-    quotes = np.flatnonzero(values == scanner.quote[0])
-    quote, delimiter = scanner.quote[0], scanner.delimiter[0]
-    # Any byte may precede or follow the edges of the window.
-    preceding = np.concatenate(([delimiter], values))[quotes]
-    following = np.concatenate((values, [delimiter]))[quotes + 1]
-    opens = (preceding == delimiter) | (preceding == 0x0A) | (preceding == quote)
-    closes = (following == delimiter) | (following == 0x0A) | (following == 0x0D) | (following == quote)
-    wrong_outside = np.count_nonzero(~opens[0::2]) + np.count_nonzero(~closes[1::2])
-    wrong_inside = np.count_nonzero(~closes[0::2]) + np.count_nonzero(~opens[1::2])
-    return bool(wrong_outside <= wrong_inside)

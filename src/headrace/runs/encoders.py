@@ -9,6 +9,7 @@ from headrace.core.block import Block
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.tensor import Array, TensorSpec
 from headrace.formats.contract import BlockSelection, Encoder
+from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.csv_encode import CsvEncoder, TransformCsvEncoder
 from headrace.formats.encode import INPUT, TextEncoder, output_columns
 from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
@@ -141,27 +142,20 @@ class Encoders:
 
     def _object_csv(self, columns: tuple[TensorSpec, ...], block: Block | None) -> Encoder:
         """Return an encoder with the layout of the object's own records."""
-        kind, delimiter = ("csv", self._mapper.delimiter) if block is None else self._mapper.layout_of(block)
+        kind, dialect = ("csv", self._mapper.dialect) if block is None else self._mapper.layout_of(block)
         names = self._mapper.input_names if block is None else block.column_names
         has_header = names is not None if self._output.header is None else self._output.header
-        if kind != "csv":
-            delimiter, names = ",", None
-        key = (columns, kind, delimiter, names, has_header)
-        return self._reuse_or_make(
-            key, lambda: self._csv(columns, delimiter, names, header=has_header, input_is_csv=kind == "csv")
-        )
+        if dialect is None:
+            names = None
+        key = (columns, kind, dialect, names, has_header)
+        return self._reuse_or_make(key, lambda: self._csv(columns, dialect, names, header=has_header))
 
     def _part_csv(self, columns: tuple[TensorSpec, ...]) -> Encoder:
         """Return an encoder with the layout of the run's first records, for records of all objects."""
         names, output = self._mapper.input_names, self._output
         header = names is not None if output.header is None else output.header
-        encoder = self._csv(
-            columns,
-            self._mapper.delimiter,
-            names,
-            header=header,
-            input_is_csv=self._mapper.kind == "csv",
-        )
+        dialect = self._mapper.dialect if self._mapper.kind == "csv" else None
+        encoder = self._csv(columns, dialect, names, header=header)
         if self._record_join == "none":
             return encoder
         return _SingleLayoutEncoder(encoder, self._mapper, names if header else None)
@@ -169,18 +163,23 @@ class Encoders:
     def _csv(
         self,
         columns: tuple[TensorSpec, ...],
-        delimiter: str,
+        dialect: CsvDialect | None,
         names: tuple[str, ...] | None,
         *,
         header: bool,
-        input_is_csv: bool,
     ) -> Encoder:
+        """Return an encoder for records of this dialect; None stands for other formats.
+
+        Joined records keep their dialect, and the predictions beside them have it, too. Predictions
+        alone share the delimiter.
+        """
+        joins_csv = self._record_join == "input" and dialect is not None
         layout: dict[str, Any] = {
             "join": self._record_join,
             "header": header,
-            "delimiter": delimiter,
+            "dialect": dialect if joins_csv or dialect is None else CsvDialect(dialect.delimiter),
             "input_columns": names,
-            "input_is_csv": input_is_csv,
+            "input_is_csv": dialect is not None,
         }
         if self._filter.is_root:
             return CsvEncoder(columns, **layout)
@@ -258,11 +257,11 @@ class _SingleLayoutEncoder(Encoder):
         return self._inner.finish()
 
     def _check(self, block: Block) -> None:
-        kind, delimiter = self._mapper.layout_of(block)
-        first = (self._mapper.kind, self._mapper.delimiter if self._mapper.kind == "csv" else "")
-        if (kind, delimiter) != first:
+        layout = self._mapper.layout_of(block)
+        first = (self._mapper.kind, self._mapper.dialect if self._mapper.kind == "csv" else None)
+        if layout != first:
             raise ConfigError(
-                f"the records from {block.first} on are {_layout_words(kind, delimiter)}, those "
+                f"the records from {block.first} on are {_layout_words(*layout)}, those "
                 f"before {_layout_words(*first)}, and cannot share one CSV file: choose "
                 "--output-format jsonl, or run one format at a time"
             )
@@ -273,5 +272,5 @@ class _SingleLayoutEncoder(Encoder):
             )
 
 
-def _layout_words(kind: str | None, delimiter: str) -> str:
-    return f"CSV with the delimiter {delimiter!r}" if delimiter else str(kind)
+def _layout_words(kind: str | None, dialect: CsvDialect | None) -> str:
+    return str(kind) if dialect is None else f"CSV with the delimiter {dialect.delimiter.decode()!r}"

@@ -18,6 +18,7 @@ from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
 from headrace.formats.column_decode import ColumnsInput, ParquetDecoder
 from headrace.formats.contract import DecodedBlock, Decoder
+from headrace.formats.encoding import UTF8
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.line import RawDecoder
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
@@ -220,22 +221,26 @@ def json_decoder(
     mapping: MappingOptions,
     select: Callable[[Any], Any] | None,
     records: RecordSchema,
+    encoding: str = UTF8,
 ) -> Decoder:
     """Return the decoder of JSON records for a model. `select` returns the filtered part of a record.
+
+    `encoding` is that of the source, for messages.
 
     Raises:
         ModelInputError: The records can never fit the model.
     """
     if mapping.text_column is not None:
         name = metadata.only_input("--text-column").name
-        return JsonDecoder({name: JsonField(str(mapping.text_column), "text")}, select=select)
+        field = JsonField(str(mapping.text_column), "text")
+        return JsonDecoder({name: field}, select=select, encoding=encoding)
     if mapping.columns:
         spec = metadata.only_input("--columns")
-        return _StackedFieldsDecoder(spec, [str(c) for c in mapping.columns], select)
+        return _StackedFieldsDecoder(spec, [str(c) for c in mapping.columns], select, encoding)
     if not records.names:
         spec = metadata.only_input("a JSON array")
         whole = records.columns[0] if records.columns else None
-        return JsonDecoder({spec.name: _json_field(spec, None, whole)}, select=select)
+        return JsonDecoder({spec.name: _json_field(spec, None, whole)}, select=select, encoding=encoding)
     inputs = metadata.inputs or (metadata.only_input("JSON"),)
     if not all(i.name in records.names for i in inputs):
         raise ModelInputError(
@@ -244,7 +249,7 @@ def json_decoder(
             f"have the fields {', '.join(records.names)}: choose fields with --columns or --text-column",
         )
     fields = {i.name: _json_field(i, i.name, records.column(i.name)) for i in inputs}
-    return JsonDecoder(fields, select=select)
+    return JsonDecoder(fields, select=select, encoding=encoding)
 
 
 def _json_field(spec: TensorSpec, path: str | None, column: Column | None) -> JsonField:
@@ -258,11 +263,15 @@ def _json_field(spec: TensorSpec, path: str | None, column: Column | None) -> Js
 class _StackedFieldsDecoder(Decoder):
     """A decoder of scalar JSON fields as the columns of one matrix."""
 
-    def __init__(self, spec: TensorSpec, fields: list[str], select: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, spec: TensorSpec, fields: list[str], select: Callable[[Any], Any] | None, encoding: str
+    ) -> None:
         self._spec = spec
         self._fields = fields
         dtype = dtype_of(spec.datatype)
-        self._inner = JsonDecoder({f: JsonField(f, dtype, ()) for f in fields}, select=select)
+        self._inner = JsonDecoder(
+            {f: JsonField(f, dtype, ()) for f in fields}, select=select, encoding=encoding
+        )
 
     @override
     def decode(self, block: Block) -> DecodedBlock:

@@ -15,8 +15,9 @@ from headrace.core.block import Block
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array
 from headrace.formats.column_decode import values_dtype
-from headrace.formats.csv import CsvDialect
+from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import JsonPath
+from headrace.formats.matrix import parse_number
 from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
 from headrace.runs.schema import NUMERIC, Column, ColumnType, RecordSchema
 
@@ -60,26 +61,31 @@ def infer_csv(
     names = headers.most_common(1)[0][0] if headers else None
     width = len(names) if names else widths.most_common(1)[0][0]
     if finds_header and names is None:
-        names = _find_header(objects, width, wanted)
+        names = _find_header(objects, width, dialect, wanted)
     header = {name.encode() for name in names or ()}
     rows = [row for rows in objects for row in rows if len(row) == width and set(row) != header]
     rows = rows[: max(1, _CELLS_MAX // width)]
     columns = [
-        _csv_column(names[index] if names else None, [row[index] for row in rows]) for index in range(width)
+        _csv_column(names[index] if names else None, [row[index] for row in rows], dialect)
+        for index in range(width)
     ]
     return RecordSchema("csv", tuple(columns), dialect.delimiter.decode(), dict(widths.most_common()))
 
 
 def _find_header(
-    objects: Sequence[Sequence[Sequence[bytes]]], width: int, wanted: Sequence[str]
+    objects: Sequence[Sequence[Sequence[bytes]]], width: int, dialect: CsvDialect, wanted: Sequence[str]
 ) -> tuple[str, ...] | None:
     """Return the header that most objects have, or None."""
     below = [row for rows in objects for row in rows[1:] if len(row) == width][: max(1, _CELLS_MAX // width)]
     numeric = {
-        index for index in range(width) if _csv_column(None, [r[index] for r in below]).type in NUMERIC
+        index
+        for index in range(width)
+        if _csv_column(None, [row[index] for row in below], dialect).type in NUMERIC
     }
     found = Counter(
-        names for rows in objects if rows and (names := _header_names(rows[0], width, numeric, wanted))
+        names
+        for rows in objects
+        if rows and (names := _header_names(rows[0], width, numeric, dialect, wanted))
     )
     if not found or 2 * found.total() <= sum(map(bool, objects)):
         return None
@@ -87,7 +93,7 @@ def _find_header(
 
 
 def _header_names(
-    cells: Sequence[bytes], width: int, numeric: set[int], wanted: Sequence[str]
+    cells: Sequence[bytes], width: int, numeric: set[int], dialect: CsvDialect, wanted: Sequence[str]
 ) -> tuple[str, ...] | None:
     """Return the cells as names if they look like a header: distinct words above numbers."""
     try:
@@ -95,40 +101,37 @@ def _header_names(
     except UnicodeDecodeError:
         return None
     distinct = len(names) == width and len(set(names)) == width and all(name.strip() for name in names)
-    if not distinct or any(map(_is_number, names)):
+    if not distinct or any(_is_number(name, dialect) for name in names):
         return None
     return names if numeric or any(name in names for name in wanted) else None
 
 
-def _csv_column(name: str | None, cells: Sequence[bytes]) -> Column:
-    counts = Counter[ColumnType](map(_cell_type, cells))
+def _csv_column(name: str | None, cells: Sequence[bytes], dialect: CsvDialect) -> Column:
+    counts = Counter[ColumnType](_cell_type(cell, dialect) for cell in cells)
     nulls = counts.pop("null", 0)
     if not counts:
         return Column(name, "null", nulls=nulls)
     return Column(name, _majority_type(counts), nulls=nulls)
 
 
-def _cell_type(cell: bytes) -> ColumnType:
+def _cell_type(cell: bytes, dialect: CsvDialect) -> ColumnType:
     text = cell.decode("utf-8", "replace").strip()
-    if not text:
+    if not text or text in dialect.null_words:
         return "null"
-    if _is_integer(text):
+    if _INTEGER.fullmatch(text):
         return "integer"
-    if _is_number(text):
+    if _is_number(text, dialect):
         return "number"
     return "boolean" if text.lower() in _BOOLEANS else "text"
 
 
-def _is_integer(text: str) -> bool:
-    return _INTEGER.fullmatch(text) is not None
-
-
-def _is_number(text: str) -> bool:
+def _is_number(text: str, dialect: CsvDialect) -> bool:
+    """Return True if the parser of CSV numbers accepts a text."""
     try:
-        float(text)
+        parse_number(text, dialect.decimal)
     except ValueError:
         return False
-    return text.isascii() and "_" not in text
+    return True
 
 
 def _majority_type(counts: Counter[ColumnType]) -> ColumnType:

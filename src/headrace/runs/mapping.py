@@ -17,11 +17,11 @@ from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import DecodedBlock, Decoder
-from headrace.formats.csv import CsvDialect
 from headrace.formats.csv_decode import ColumnFinder, CsvColumnsDecoder, CsvMatrixDecoder
+from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
-from headrace.formats.read import ReadOptions, csv_delimiter, first_records, format_name
+from headrace.formats.read import ReadOptions, csv_dialect, first_records, format_name
 from headrace.runs.field_mapping import ParquetMapping, framed_decoder, json_decoder
 from headrace.runs.infer import (
     FRAMED_KINDS,
@@ -61,8 +61,8 @@ class Mapper:
         self._mapping = self.options = mapping
         self._filter = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
         self.read = read
-        self._decoders: dict[tuple[str, str], Decoder] = {}
-        self._sequence_readers: dict[tuple[str, str], SequenceReader] = {}
+        self._decoders: dict[tuple[str, CsvDialect | None], Decoder] = {}
+        self._sequence_readers: dict[tuple[str, CsvDialect | None], SequenceReader] = {}
         self.schema = schema or Schema()
 
     @property
@@ -76,10 +76,10 @@ class Mapper:
         return self.schema.column_names
 
     @property
-    def delimiter(self) -> str:
-        """The delimiter of the first CSV records."""
+    def dialect(self) -> CsvDialect:
+        """The dialect of the first CSV records."""
         csv = self.schema.find("csv")
-        return csv.delimiter if csv and csv.delimiter else ","
+        return csv_dialect("", self.read, delimiter=csv.delimiter if csv else None)
 
     def decode(self, block: Block) -> DecodedBlock:
         """Return the records of a block as tensors.
@@ -90,11 +90,10 @@ class Mapper:
         """
         if not len(block):
             return DecodedBlock({})
-        kind, delimiter = self.layout_of(block)
-        decoder = self._decoders.get((kind, delimiter))
+        layout = self.layout_of(block)
+        decoder = self._decoders.get(layout)
         if decoder is None:
-            records = self.learn([block])
-            decoder = self._decoders[kind, delimiter] = self._choose(delimiter, block, records)
+            decoder = self._decoders[layout] = self._choose(layout[1], block, self.learn([block]))
         return decoder.decode(block)
 
     def learn(self, blocks: Sequence[Block]) -> RecordSchema:
@@ -103,19 +102,19 @@ class Mapper:
         Raises:
             ConfigError: The input filter selects nothing from any record.
         """
-        kind, delimiter = self.layout_of(blocks[0])
+        kind, dialect = self.layout_of(blocks[0])
         records = self.schema.find(kind)
         if records is None:
             some = [first_records(block, SAMPLE_RECORDS) for block in blocks]
-            records = self._infer(kind, delimiter, some)
+            records = self._infer(kind, dialect, some)
             self.schema = self.schema.plus(records)
         return records
 
-    def _infer(self, kind: str, delimiter: str, blocks: Sequence[Block]) -> RecordSchema:
-        if kind == "csv":
+    def _infer(self, kind: str, dialect: CsvDialect | None, blocks: Sequence[Block]) -> RecordSchema:
+        if dialect is not None:
             records = infer_csv(
                 blocks,
-                CsvDialect.from_strings(delimiter, '"'),
+                dialect,
                 finds_header=self.read.header == "auto",
                 wanted=_column_names(self._metadata, self._mapping),
             )
@@ -146,33 +145,30 @@ class Mapper:
         layout = self.layout_of(block)
         reader = self._sequence_readers.get(layout)
         if reader is None:
-            kind, delimiter = layout
+            kind, dialect = layout
             records = self.learn([block])
             reader = sequence_reader(
                 self._mapping,
                 block,
                 kind,
-                delimiter,
+                dialect,
                 width=len(records.columns),
                 names=records.names or None,
             )
             self._sequence_readers[layout] = reader
         return reader(block)
 
-    def layout_of(self, block: Block) -> tuple[str, str]:
-        """Return the format of a block's records, and for CSV their delimiter.
-
-        The delimiter of other formats is an empty string.
-        """
+    def layout_of(self, block: Block) -> tuple[str, CsvDialect | None]:
+        """Return the format of a block's records, and for CSV their dialect."""
         name = block.first.member or block.first.object
         kind = format_name(name, self.read) or "whole"
         # The columns of a Parquet file may have these names.
         for column in _MEDIA_COLUMNS if kind != "parquet" else ():
             if column in block.columns:
-                return column, ""
-        return kind, csv_delimiter(name, self.read) if kind == "csv" else ""
+                return column, None
+        return kind, csv_dialect(name, self.read) if kind == "csv" else None
 
-    def _choose(self, delimiter: str, block: Block, records: RecordSchema) -> Decoder:
+    def _choose(self, dialect: CsvDialect | None, block: Block, records: RecordSchema) -> Decoder:
         kind = records.format
         if kind not in _FILTERED and not self._filter.is_root:
             raise ConfigError(
@@ -183,12 +179,12 @@ class Mapper:
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
         if self._mapping.whole_records and kind in _FILTERED and self._takes_text():
-            return self._text_records(kind, delimiter)
-        if kind == "csv":
-            return CsvMapping(self._metadata, self._mapping, self._filter, records, delimiter).decoder()
+            return self._text_records(dialect)
+        if dialect is not None:
+            return CsvMapping(self._metadata, self._mapping, self._filter, records, dialect).decoder()
         if kind in JSON_KINDS:
             select = None if self._filter.is_root else self._filter.value
-            return json_decoder(self._metadata, self._mapping, select, records)
+            return json_decoder(self._metadata, self._mapping, select, records, self.read.encoding)
         if kind == "line":
             return self._line()
         if kind == "parquet":
@@ -203,19 +199,24 @@ class Mapper:
         chosen = mapping.columns or mapping.text_column is not None
         return len(inputs) == 1 and inputs[0].datatype == "BYTES" and not chosen
 
-    def _text_records(self, kind: str, delimiter: str) -> Decoder:
+    def _text_records(self, dialect: CsvDialect | None) -> Decoder:
         """Return a decoder of CSV and JSON records as text, or of what the input filter selects."""
-        select = self._cells_of(delimiter) if kind == "csv" else self._json_of
+        select = self._json_of if dialect is None else self._cells_of(dialect)
         spec = self._metadata.only_input("a record")
         as_text = self._metadata.bytes_as != "bytes"
-        return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec), select=select)
+        return RawDecoder(
+            spec.name,
+            text=as_text,
+            encoding=self.read.encoding,
+            as_column_vector=_takes_column_vector(spec),
+            select=select,
+        )
 
-    def _cells_of(self, delimiter: str) -> Callable[[bytes], bytes] | None:
+    def _cells_of(self, dialect: CsvDialect) -> Callable[[bytes], bytes] | None:
         names = self.input_names
         columns = self._filter.csv_columns(named=names is not None)
         if columns is None:
             return None
-        dialect = CsvDialect.from_strings(delimiter, '"')
 
         def select(record: bytes) -> bytes:
             cells = dialect.raw_cells(record)
@@ -239,7 +240,12 @@ class Mapper:
                 "--format (of a transform: --split) to csv or jsonl",
             )
         as_text = self._metadata.bytes_as != "bytes"
-        return RawDecoder(spec.name, text=as_text, as_column_vector=_takes_column_vector(spec))
+        return RawDecoder(
+            spec.name,
+            text=as_text,
+            encoding=self.read.encoding,
+            as_column_vector=_takes_column_vector(spec),
+        )
 
     def _media(self, kind: str) -> Decoder:
         spec = self._metadata.only_input(f"{kind} data")
@@ -260,14 +266,14 @@ class CsvMapping:
         mapping: MappingOptions,
         input_filter: JsonPath,
         records: RecordSchema,
-        delimiter: str,
+        dialect: CsvDialect,
     ) -> None:
         self._metadata = metadata
         self._mapping = mapping
         self._records = records
         self._names = records.names or None
         self._width = len(records.columns)
-        self._delimiter = delimiter
+        self._dialect = dialect
         self._selection = input_filter.csv_columns(named=bool(self._names))
 
     def decoder(self) -> CsvMatrixDecoder | CsvColumnsDecoder:
@@ -291,7 +297,7 @@ class CsvMapping:
                 {name: (self._mapping.text_column, "text")},
                 input_selection=self._selection,
                 width=self._width,
-                delimiter=self._delimiter,
+                dialect=self._dialect,
             )
         if len(inputs) <= 1 and not _is_single_column(self._metadata.only_input("CSV")):
             return self._matrix(self._metadata.only_input("CSV"))
@@ -320,7 +326,7 @@ class CsvMapping:
             input_selection=self._selection,
             width=width,
             dtype=dtype_of(spec.datatype),
-            delimiter=self._delimiter,
+            dialect=self._dialect,
         )
 
     def _non_sequence_columns(self) -> tuple[str, ...] | tuple[int, ...]:
@@ -330,7 +336,7 @@ class CsvMapping:
         """
         if self._mapping.sequence is None or self._mapping.by_place or self._selection is not None:
             return ()
-        return other_columns(self._mapping, self._width, self._names, self._delimiter)
+        return other_columns(self._mapping, self._width, self._names, self._dialect)
 
     @property
     def _widths(self) -> list[int]:
@@ -389,7 +395,7 @@ class CsvMapping:
             wanted,
             input_selection=self._selection,
             width=self._width,
-            delimiter=self._delimiter,
+            dialect=self._dialect,
             as_column_vectors=as_vectors,
         )
 
@@ -417,7 +423,7 @@ def _column_names(metadata: ModelMetadata, mapping: MappingOptions) -> list[str]
 
 
 def other_columns(
-    mapping: MappingOptions, width: int, names: tuple[str, ...] | None, delimiter: str
+    mapping: MappingOptions, width: int, names: tuple[str, ...] | None, dialect: CsvDialect
 ) -> tuple[str, ...] | tuple[int, ...]:
     """Return the CSV columns that do not define sequences: by name if a header has unique names.
 
@@ -427,9 +433,7 @@ def other_columns(
         ConfigError: A column that defines sequences does not exist.
     """
     sequence_columns = [c for c in (mapping.sequence, mapping.sequence_end) if c is not None]
-    excluded = (
-        ColumnFinder(sequence_columns, width, CsvDialect.from_strings(delimiter, '"')).bind(names).indices
-    )
+    excluded = ColumnFinder(sequence_columns, width, dialect).bind(names).indices
     remaining = tuple(index for index in range(width) if index not in excluded)
     if names is not None and len(set(names)) == width:
         return tuple(names[index] for index in remaining)

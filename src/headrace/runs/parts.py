@@ -264,7 +264,7 @@ def _one_file(destination: str, folder: str, settings: RunSettings) -> str:
     if settings.output.format in TABLES:
         return ""
     may_have_header = settings.output.format in ("auto", *ROWS_OF_CELLS)
-    has_header = may_have_header and (settings.read.header == "names" if header is None else header)
+    has_header = may_have_header and (settings.read.has_column_names if header is None else header)
     command = "awk 'FNR > 1 || NR == 1'" if has_header else "cat"
     copy = " (copy them to a disk first)" if "://" in destination else ""
     name = destination.rpartition("/")[2] if copy else destination

@@ -75,7 +75,7 @@ def _has_raw_records(object_failures: ObjectFailures, read: ReadOptions) -> bool
 
 def _has_column_names(info: ObjectInfo, read: ReadOptions) -> bool:
     """Return True if the object's first bytes name the columns, which the model may need."""
-    return (read.header == "names" or bool(read.names)) and format_name(info.uri, read) == "csv"
+    return read.has_column_names and format_name(info.uri, read) == "csv"
 
 
 class RetrySource(BlockSource):

@@ -131,9 +131,12 @@ class Schema:
         return (csv.names or None) if csv else None
 
     def read_options(self, read: ReadOptions) -> ReadOptions:
-        """Return the options with the names of CSV columns, by which `header` "auto" finds headers."""
+        """Return the options with the names of CSV columns, by which `header` "auto" finds headers.
+
+        Names that the options have stay.
+        """
         names = self.column_names
-        return replace(read, names=names) if names and read.header == "auto" else read
+        return replace(read, names=names) if names and read.header == "auto" and not read.names else read
 
     def text(self) -> str:
         """Return one line for people for each format."""

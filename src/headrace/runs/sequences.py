@@ -21,6 +21,7 @@ from headrace.core.sequence import SEQUENCE_ID_CHARS_MAX, SequenceLimits, parse_
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, RowFailure, Tensor, text_array
 from headrace.formats.contract import DecodedBlock
 from headrace.formats.csv_decode import CellType, CsvColumnsDecoder
+from headrace.formats.csv_dialect import CsvDialect
 from headrace.runs.items import Cursor, RecordSequences, Replay, Span, selected_rows
 from headrace.runs.settings import BY_MEMBER, FlowSettings, MappingOptions
 
@@ -56,20 +57,21 @@ def sequence_reader(
     mapping: MappingOptions,
     block: Block,
     kind: str,
-    delimiter: str,
+    dialect: CsvDialect | None,
     *,
     width: int | None,
     names: tuple[str, ...] | None,
 ) -> SequenceReader:
     """Return the reader of the sequences of one record format. `block` has the first records.
 
-    For CSV, `width` is the number of cells of a record and `names` are the columns of a header.
+    For CSV, `dialect` is that of the records, `width` is the number of cells of a record, and `names`
+    are the columns of a header.
 
     Raises:
         ConfigError: The column does not exist, or the format has no columns.
     """
-    if kind == "csv":
-        decoder = CsvColumnsDecoder(_csv_columns(mapping), width=width, delimiter=delimiter)
+    if dialect is not None:
+        decoder = CsvColumnsDecoder(_csv_columns(mapping), width=width, dialect=dialect)
         if names:
             decoder.bind(names)
         return _csv_reader(mapping, decoder)

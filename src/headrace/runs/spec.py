@@ -244,7 +244,9 @@ def _failures(extension: SpecExtension, *, strict: bool) -> FailurePolicy:
 
 def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:
     """Raise ConfigError for options that the way of splitting would ignore."""
-    for word in sorted(extension.set_fields("header", "delimiter")):
+    for word in sorted(
+        extension.set_fields("header", "delimiter", "quote", "escape", "null_words", "decimal")
+    ):
         if read.format not in {AUTO, "csv"}:
             raise ConfigError(
                 f"headrace.{word} applies to CSV records, but the format is {read.format}: split CSV with "
