@@ -241,9 +241,8 @@ def _spec_values(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **lists}
 
 
-def transform_predictor_options(params: Mapping[str, Any], spec: TransformSpec) -> PredictorOptions:
-    """Return the predictor options of a transform, for the model or endpoint."""
-    options = settings_from(PredictorOptions, params)
+def with_spec_values(options: PredictorOptions, spec: TransformSpec) -> PredictorOptions:
+    """Return the options of a transform's endpoint, with the values of the spec."""
     return replace(
         options,
         in_flight_max=spec.in_flight_max or options.in_flight_max,

@@ -23,6 +23,7 @@ from headrace.cli.options import (
     combined_options,
     given_values,
     key_values,
+    model_options,
     old_option_name,
     option,
     setting_options,
@@ -126,7 +127,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
                 params,
                 sequences=key_values(params["sequence_limits"], "--sequence-limit"),
             ),
-            model_options=key_values(params["model_options"], "--option"),
+            model_options=model_options(params),
         )
         server.run(lambda: _print_addresses(server.addresses, 9))
 
@@ -250,7 +251,7 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
             job_locations(params),
             _jobs_options(params),
             serving=serve_settings(params),
-            model_options=key_values(params["model_options"], "--option") or None,
+            model_options=model_options(params),
             isolation=params["isolation"],
         )
         opened.run(lambda: _print_addresses(opened.addresses, 5))
@@ -319,7 +320,7 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
             at,
             settings=worker_settings(params),
             serving=serve_settings(params),
-            model_options=key_values(params["model_options"], "--option") or None,
+            model_options=model_options(params),
             isolation=params["isolation"],
             retention=retention(params),
             file=None
