@@ -108,8 +108,9 @@ Examples:
 def serve_command(models: tuple[str, ...], **params: Any) -> None:
     """Serve MODEL... over REST, event streams and gRPC.
 
-    A MODEL is a file (model.onnx, file.py, file.py:Class), a class (module:Class), or a folder with
-    one model.toml for each model; NAME=MODEL gives it another name. SIGTERM drains the server: it
+    A MODEL is a file (model.onnx, file.py:Class), a class (module:Class), a folder, an archive or a URI,
+    or a folder with one model.toml for each model; see docs/models.md. NAME=MODEL gives it another
+    name. SIGTERM drains the server: it
     reports "not ready", finishes running requests and exits with status 0.
     """
     configure_server_logs(params["log_format"], params["verbose"], access=params["access_log"])
@@ -236,7 +237,7 @@ def serve_settings(params: dict[str, Any]) -> ServeSettings:
 def up_command(models: tuple[str, ...], **params: Any) -> None:
     """Run the job API and a worker, with the ledger and the results in a folder.
 
-    With MODEL... a worker runs the jobs, and the models are served over REST. Without, jobs wait for
+    With MODEL... (see docs/models.md) a worker runs the jobs, and the models are served over REST. Without, jobs wait for
     `headrace work` in other processes. SIGTERM drains: short jobs finish, long jobs return to their
     queues, and the exit status is 0.
     """
@@ -303,7 +304,7 @@ def _print_addresses(addresses: Any, width: int) -> None:
 def work_command(models: tuple[str, ...], **params: Any) -> None:
     """Run a worker for the jobs of MODEL...
 
-    MODEL is named as for `headrace serve`. Any number of workers can run on any machine. One worker
+    MODEL is named as for `headrace serve`; see docs/models.md. Any number of workers can run on any machine. One worker
     runs each job; if it dies, another worker retries the job. SIGTERM drains: short jobs finish, long
     jobs return to their queues, and the exit status is 0.
     """
