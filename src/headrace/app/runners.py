@@ -154,13 +154,8 @@ def open_runner(
         return process_runner, process_runner
     # The workers of Beam's DirectRunner run on this machine and load the model from its own path.
     is_direct = isinstance(workers, BeamWorkers) and workers.direct
-    # Each of the other machines fetches a URI into its own cache.
-    is_fetched_there = not is_direct and model is not None and is_fetched(model)
-    remote_spec = spec if is_fetched_there else with_absolute_model(local_spec)
-    model_copy = (
-        None
-        if remote_spec.model is None or is_direct or is_fetched_there
-        else copy_model(remote_spec.model, options.model_options)
+    remote_spec, model_copy = (
+        (with_absolute_model(local_spec), None) if is_direct else model_elsewhere(spec, local_spec.model)
     )
     if isinstance(workers, RayWorkers):
         from headrace.runners.ray import RayRunner  # noqa: PLC0415 - optional dependency
@@ -288,6 +283,18 @@ def with_absolute_model(spec: WorkerSpec) -> WorkerSpec:
         return spec
     # Links stay unresolved: the path is part of the model's name.
     return replace(spec, model=join_name(name, os.path.abspath(model)))  # noqa: PTH100
+
+
+def model_elsewhere(spec: WorkerSpec, local_model: str | None) -> tuple[WorkerSpec, ModelCopy | None]:
+    """Return the spec for workers on other machines, and the copy of the model that they need.
+
+    Each machine fetches the URI of a model into a cache of its own. Other models are searched at the
+    path that they have here, and copied where they are not.
+    """
+    if is_fetched(spec.model):
+        return spec, None
+    there = with_absolute_model(replace(spec, model=local_model))
+    return there, copy_model(there.model, spec.options["model_options"]) if there.model else None
 
 
 @dataclass(frozen=True, slots=True)
