@@ -133,7 +133,8 @@ def test_each_worker_process_has_one_instance(tmp_path, rows):
     once = (
         "import pathlib\n"
         + CODE
-        + f"    def load(self): pathlib.Path({str(tmp_path)!r}, f'load-{{os.getpid()}}-{{id(self)}}').touch()\n"
+        + f"    folder = {str(tmp_path)!r}\n"
+        + "    def load(self): pathlib.Path(self.folder, f'load-{os.getpid()}-{id(self)}').touch()\n"
     )
     model = write_model(tmp_path / "m", "[serve]\ninstances = 4\n", once)
     report = headrace.transform_sync(rows, f"{tmp_path}/out/", model=model, workers=Workers(1, "process"))

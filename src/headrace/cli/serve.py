@@ -237,9 +237,9 @@ def serve_settings(params: dict[str, Any]) -> ServeSettings:
 def up_command(models: tuple[str, ...], **params: Any) -> None:
     """Run the job API and a worker, with the ledger and the results in a folder.
 
-    With MODEL... (see docs/models.md) a worker runs the jobs, and the models are served over REST. Without, jobs wait for
-    `headrace work` in other processes. SIGTERM drains: short jobs finish, long jobs return to their
-    queues, and the exit status is 0.
+    With MODEL... (see docs/models.md) a worker runs the jobs, and the models are served over REST.
+    Without, jobs wait for `headrace work` in other processes. SIGTERM drains: short jobs finish, long
+    jobs return to their queues, and the exit status is 0.
     """
     configure_server_logs(params["log_format"], params["verbose"])
     with exit_on_error():
@@ -304,9 +304,9 @@ def _print_addresses(addresses: Any, width: int) -> None:
 def work_command(models: tuple[str, ...], **params: Any) -> None:
     """Run a worker for the jobs of MODEL...
 
-    MODEL is named as for `headrace serve`; see docs/models.md. Any number of workers can run on any machine. One worker
-    runs each job; if it dies, another worker retries the job. SIGTERM drains: short jobs finish, long
-    jobs return to their queues, and the exit status is 0.
+    MODEL is named as for `headrace serve`; see docs/models.md. Any number of workers can run on any
+    machine. One worker runs each job; if it dies, another worker retries the job. SIGTERM drains: short
+    jobs finish, long jobs return to their queues, and the exit status is 0.
     """
     configure_server_logs(params["log_format"], params["verbose"])
     with exit_on_error():

@@ -189,8 +189,8 @@ def _folder(spec: str, options: Options, folder: Path) -> ModelSource:
         return replace(_source(str(files[0]), options), name=_name_of(folder), fingerprint=fingerprint)
     found = f"several model files: {', '.join(f.name for f in files)}" if files else "no model file"
     raise ConfigError(
-        f"the folder {spec} is not a model: it has no model.toml, no {', no '.join((*_FOLDERS, _MLSERVER_SETTINGS))}, "
-        f"and {found}; {_ACCEPTED}"
+        f"the folder {spec} is not a model: it has no model.toml, no "
+        f"{', no '.join((*_FOLDERS, _MLSERVER_SETTINGS))}, and {found}; {_ACCEPTED}"
     )
 
 
