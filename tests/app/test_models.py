@@ -3,16 +3,18 @@
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import headrace
 from cases import for_each
-from headrace.app.models import PredictorOptions, open_predictor, run_settings
+from headrace.app.models import PredictorOptions, open_predictor, open_repository, run_settings
 from headrace.app.runners import Workers, copy_model
 from headrace.app.runs import execute, open_run
 from headrace.config.model_argument import find_model
 from headrace.core.errors import ConfigError, ResumeRefusedError
 from headrace.core.model import Model
+from headrace.core.tensor import InferRequest, Tensor
 from headrace.engine.settings import ServeSettings
 from headrace.runs.settings import StreamSettings, TransformSettings
 from headrace.runtimes.model_cache import CACHE_VARIABLE
@@ -177,6 +179,21 @@ def test_model_object_is_one_instance_of_this_process(tmp_path_factory, options,
     folder = tmp_path_factory.mktemp("object")
     with pytest.raises(ConfigError, match=why):
         open_run("in/", model=Counted(), output=f"{folder}/", options=options, workers=workers)
+
+
+def test_model_object_is_served():
+    model = Counted()
+    repository, changeable = open_repository([model], ServeSettings())
+    with pytest.raises(ConfigError, match="so it cannot have 2 instances"):
+        open_repository([model], ServeSettings(instances=2))
+    repository.start()
+    try:
+        request = InferRequest((Tensor("x", np.ones((3, 2), np.float32)),))
+        response = repository.engine("Counted").submit(request).result(30)
+        assert (response["output"].tolist(), model.rows >= 3, changeable) == ([2, 2, 2], True, False)
+    finally:
+        repository.stop()
+    assert (model.loads, model.closes) == (1, 1)
 
 
 # URIs and archives

@@ -240,7 +240,6 @@ def test_objects_have_no_options():
     ("name", "why"),
     [
         ("nothing.here", "'nothing.here' is not a model: a model is a file model.onnx"),
-        ("", "'' is not a model"),
         ("ftp://h/m.onnx", "unknown scheme ftp"),
         ("https://h/models/", "an HTTP server cannot list a folder"),
     ],
@@ -248,6 +247,14 @@ def test_objects_have_no_options():
 def test_unknown_models_are_refused(name, why):
     with pytest.raises(ConfigError, match=why):
         find_model(name)
+
+
+def test_empty_name_is_not_the_current_folder(tmp_path, monkeypatch):
+    """An unset shell variable yields an empty string."""
+    monkeypatch.chdir(write_model(tmp_path / "m"))
+    for find in (find_model, find_models):
+        with pytest.raises(ConfigError, match="MODEL is empty"):
+            find("")
 
 
 def test_uri_in_a_model_file_is_refused(tmp_path):

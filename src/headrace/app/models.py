@@ -32,10 +32,7 @@ ServedModel = ModelArgument
 
 
 def open_repository(
-    models: Sequence[ServedModel],
-    settings: ServeSettings,
-    model_options: Mapping[str, Any] | None = None,
-    stores: Stores | None = None,
+    models: Sequence[ServedModel], settings: ServeSettings, model_options: Mapping[str, Any] | None = None
 ) -> tuple[ModelRepository, bool]:
     """Return the models, and True if they can be loaded and unloaded at run time.
 
@@ -44,7 +41,7 @@ def open_repository(
     definitions: list[ModelDefinition] = []
     find: FindDefinitions | None = None
     for model in models:
-        found = find_models(model, options=model_options, settings=settings, stores=stores)
+        found = find_models(model, options=model_options, settings=settings)
         if find is not None and found.find is not None:
             raise ConfigError(f"{model} is a second models folder: put all models into one folder")
         if not isinstance(model, str | Path) and not found.definitions[0].name.isidentifier():

@@ -324,7 +324,7 @@ def transform(
     Args:
         source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
         destination: A folder or prefix outside the source. Other objects in it are not changed.
-        model: As for `stream`. Workers outside this process need a file, a folder or ``module:Class``.
+        model: As for `stream`. Workers outside this process need the name of a model, no class or object.
         endpoint: The URL of a served model, instead of `model`.
         settings: Reading, splitting, mapping, batching and writing of objects, and the failure policy.
         options: The protocol and limits of an endpoint, or the model's own options.

@@ -61,6 +61,9 @@ def local_model(spec: str, stores: Stores, folder: Path | None = None) -> str:
         CorruptError: An archive is damaged.
         StorageError: The model cannot be read, or the cache cannot be written.
     """
+    if not spec:
+        # An unset shell variable yields an empty string, and an empty path is the current directory.
+        raise ConfigError("MODEL is empty: name a file, a folder, a class or a URI")
     if "://" not in spec and Path(spec).is_dir():
         return spec
     model = parse_model_uri(spec)
