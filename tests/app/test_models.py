@@ -118,6 +118,32 @@ def test_run_takes_batch_size_options_and_instances_of_the_model_file(tmp_path, 
         assert {int(o.outputs["factor"]) for o in outcomes} == {5}
 
 
+def test_each_batch_of_a_run_has_a_call_of_its_own():
+    """Batches depend on the source alone: a run that is repeated makes the same calls."""
+    model, calls = Counted(), []
+    entered, gate = threading.Semaphore(0), threading.Event()
+
+    def predict(x):
+        calls.append(len(x))
+        entered.release()
+        assert gate.wait(30)
+        return x[:, 0]
+
+    model.predict = predict
+    predictor = open_predictor(model, None, PredictorOptions()).predictor
+    predictor.start()
+    try:
+        requests = [InferRequest((Tensor("x", np.ones((n, 2), np.float32)),)) for n in (1, 2, 3)]
+        futures = [predictor.submit(requests[0])]
+        assert entered.acquire(timeout=30)
+        futures += map(predictor.submit, requests[1:])
+        gate.set()
+        assert [len(future.result(30)["output"]) for future in futures] == [1, 2, 3]
+    finally:
+        predictor.stop()
+    assert calls == [1, 2, 3]
+
+
 @pytest.mark.slow
 def test_model_file_can_ask_for_a_process(tmp_path, rows):
     import os
@@ -210,6 +236,8 @@ def test_run_fetches_its_model_with_its_own_stores(tmp_path, cache):
         )
         report = run("memory://b/in/", model="memory://b/m/probe.py", stores=stores, **place)
         assert (report.rows_out, report.model) == (2, "probe")
+    with headrace.stream("memory://b/in/", model="memory://b/m/probe.py", stores=stores) as outcomes:
+        assert len(list(outcomes)) == 2
     assert len(list(cache.glob("models/*/*/probe.py"))) == 1
 
 

@@ -20,6 +20,7 @@ from headrace.core.errors import (
 from headrace.runtimes import model_cache
 from headrace.runtimes.model_cache import CACHE_VARIABLE, cache_folder, local_model
 from headrace.storage.resolve import MemoryStore, Stores
+from servers.http_files import Fault
 
 URI = "memory://models/churn.py"
 
@@ -167,6 +168,17 @@ def test_server_without_etags(http_files, tmp_path):
     assert paths[0] == paths[1]
     assert [Path(path).read_bytes() for path in paths] == [b"one", b"one", b"two"]
     assert leftovers(tmp_path) == []
+
+
+def test_unreachable_server_leaves_the_version_that_was_checked_last(http_files, tmp_path):
+    with Stores(retry_s=0.0) as stores:
+        for data in (b"one", b"two", b"one"):
+            http_files.objects["/churn.onnx"] = data
+            path = local_model(f"{http_files.url}/churn.onnx", stores, tmp_path)
+        http_files.faults = [Fault(status=503)] * 2
+        assert local_model(f"{http_files.url}/churn.onnx", stores, tmp_path) == path
+    assert Path(path).read_bytes() == b"one"
+    assert [method for method, _, _ in http_files.requests].count("GET") == 2
 
 
 def test_cache_folder():
