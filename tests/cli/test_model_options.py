@@ -75,6 +75,24 @@ def test_invalid_models_and_options_are_refused(command, arguments, code, why):
     assert not Path("no").exists()
 
 
+def test_spec_file_has_options_of_its_model():
+    Path("job.toml").write_text(
+        '[headrace]\nmodel = "scaled.py"\nsource = "rows.csv"\noutput = "spec/"\naccept = "jsonl"\n'
+        "[headrace.model_options]\nfactor = 3\nlabel = 'a'\n"
+    )
+
+    def first(*arguments: str) -> dict:
+        done = headrace("transform", "--spec", "job.toml", "--overwrite", *arguments)
+        assert done.code == 0, done.err
+        return json.loads(Path("spec/rows.csv.out").read_text().splitlines()[0])
+
+    assert first() == {"score": 3, "label": "a"}
+    assert first("-O", "label=b") == {"score": 3, "label": "b"}
+    assert first("--model", "scaled.py") == {"score": 1, "label": ""}, (
+        "the options are those of the spec's model"
+    )
+
+
 def test_dry_run_has_the_options():
     done = headrace("transform", "rows.csv", "no/", "--model", "scaled.py", "-O", "speed=3", "--dry-run")
     assert (done.code, "has no option 'speed'" in done.err) == (1, True)

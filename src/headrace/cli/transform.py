@@ -116,7 +116,8 @@ def _spec(params: Mapping[str, Any]) -> TransformSpec:
 def _transform(arguments: tuple[str, ...], params: dict[str, Any]) -> int:
     spec = _spec(params)
     source, destination = _source_and_destination(arguments, spec)
-    model = params["model"] or (None if params["endpoint"] else spec.model)
+    use_spec_model = not params["model"] and params["endpoint"] is None
+    model = spec.model if use_spec_model else params["model"] or None
     if (model is None) == (params["endpoint"] is None):
         raise click.UsageError("give either --model or --endpoint")
     for name in spec.ignored_fields:
@@ -126,7 +127,7 @@ def _transform(arguments: tuple[str, ...], params: dict[str, Any]) -> int:
         "model": model,
         "endpoint": params["endpoint"],
         "settings": spec.settings,
-        "options": with_spec_values(options, spec),
+        "options": with_spec_values(options, spec, use_spec_model=use_spec_model),
         "stores": Stores(retry_s=options.retry_s),
     }
     if params["dry_run"]:
