@@ -133,7 +133,9 @@ def test_name_before_a_model(argument, parts):
 def test_only_uris_are_fetched_by_other_machines():
     assert is_fetched("s3://b/m.onnx")
     assert is_fetched("spam=s3://b/m.onnx")
-    assert not any(map(is_fetched, ("m.tar.gz", "m.onnx", Path("m"), Twice, None)))
+    assert not any(
+        map(is_fetched, ("m.tar.gz", "m.onnx", Path("m"), Twice, None, "file:///m.onnx", "memory://m/a.py"))
+    )
 
 
 # Options

@@ -26,6 +26,7 @@ from headrace.runtimes.load import model_factory
 from headrace.runtimes.model_cache import local_model
 from headrace.runtimes.model_uri import is_uri
 from headrace.storage.resolve import Stores
+from headrace.storage.uri import CLOUD_SCHEMES, HTTP_SCHEMES, parse
 
 ModelArgument = str | Path | Model | type[Model] | Callable[[], Model]
 """The name of a model as text or path, a Model class, a function that makes models, or a Model object."""
@@ -115,8 +116,10 @@ def join_name(name: str, spec: str) -> str:
 
 
 def is_fetched(argument: object) -> bool:
-    """Return True if a model is named by a URI, so that each machine can fetch it."""
-    return isinstance(argument, str) and is_uri(split_name(argument)[1])
+    """Return True if a model is named by a URI from which every machine can fetch it."""
+    if not isinstance(argument, str) or not is_uri(spec := split_name(argument)[1]):
+        return False
+    return parse(spec).scheme in CLOUD_SCHEMES | HTTP_SCHEMES
 
 
 def _has_many(path: Path) -> bool:

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,11 +89,16 @@ def _entry(model: ModelUri, stores: Stores, root: Path) -> Path:
     entry = root / version
     if not version or not entry.is_dir():
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root):
+        with _locked(root) as is_locked:
+            if is_locked:
+                for unfinished in root.glob(f"{_UNFINISHED}*"):  # of processes that were killed
+                    shutil.rmtree(unfinished, ignore_errors=True)
             if not version or not entry.is_dir():
                 entry = _fetch(model, objects, stores, root, version)
     with contextlib.suppress(OSError):  # the cache may be read-only
-        os.utime(entry)
+        # The kernel's own time of now is too coarse to order two uses.
+        now_ns = time.time_ns()
+        os.utime(entry, ns=(now_ns, now_ns))
     return entry
 
 
@@ -120,18 +126,19 @@ def _is_entry(path: Path) -> bool:
 
 
 @contextmanager
-def _locked(root: Path) -> Generator[None]:
-    """Let one process at a time fetch a model, where the file system has locks."""
+def _locked(root: Path) -> Generator[bool]:
+    """Let one process at a time fetch a model. Yield False where the file system has no locks."""
     with (root / "lock").open("a") as file:
-        with contextlib.suppress(OSError):
+        try:
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        except OSError:
+            yield False
+        else:
+            yield True
 
 
 def _fetch(model: ModelUri, objects: Sequence[ObjectInfo], stores: Stores, root: Path, version: str) -> Path:
     """Fetch a version into a new entry. Without a `version`, its content names the entry."""
-    for unfinished in root.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
     _log.info("fetching the model %s", model.uri)
     folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=root))
     try:
