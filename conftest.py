@@ -84,6 +84,7 @@ def _enter_page(namespace: dict[str, Any]) -> None:
     folder = tempfile.mkdtemp(prefix="headrace-docs-")
     _write_samples(Path(folder))
     namespace["__page__"] = (folder, Path.cwd())
+    os.environ["HEADRACE_CACHE"] = f"{folder}/cache"
     os.chdir(folder)
 
 
@@ -91,6 +92,7 @@ def _leave_page(namespace: dict[str, Any]) -> None:
     _stop_server(namespace)
     folder, before = namespace["__page__"]
     os.chdir(before)
+    os.environ.pop("HEADRACE_CACHE", None)
     shutil.rmtree(folder)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from headrace.app.runners import (
     WorkerOpener,
     WorkerSpec,
     copy_model,
+    model_elsewhere,
     with_absolute_model,
     worker_command,
     worker_spec,
@@ -27,6 +29,7 @@ from headrace.runs.settings import (
     TaskSettings,
     TransformSettings,
 )
+from headrace.runtimes.model_cache import CACHE_VARIABLE
 from headrace.storage.resolve import Stores
 
 MODEL = (
@@ -89,6 +92,30 @@ def test_only_file_models_get_an_absolute_path(work_folder):
     spec = spec_of("twice.py")
     named = WorkerSpec(**{f: getattr(spec, f) for f in spec.__slots__} | {"model": "json:JSONDecoder"})
     assert with_absolute_model(named) == named
+
+
+def test_workers_elsewhere_fetch_a_uri_into_their_own_cache(work_folder, http_files, monkeypatch):
+    http_files.objects["/twice.py"] = MODEL.format(2).encode()
+    uri = f"{http_files.url}/twice.py"
+    monkeypatch.setenv(CACHE_VARIABLE, str(work_folder / "here"))
+    local = open_predictor(uri, None, PredictorOptions()).local_model
+    spec, copy = model_elsewhere(spec_of(uri), local)
+    assert (spec.model, copy) == (uri, None)
+    monkeypatch.setenv(CACHE_VARIABLE, str(work_folder / "there"))
+    assert opened_model_name(WorkerOpener(spec, None, copy)) == "twice"
+    assert len(list(work_folder.glob("there/models/*/*/twice.py"))) == 1
+    http_files.objects["/twice.py"] = MODEL.format(3).encode()
+    with pytest.raises(ModelLoadError, match="differs from the run's"), WorkerOpener(spec)(print, None):
+        pass
+
+
+def test_other_models_are_copied_for_workers_elsewhere(work_folder):
+    (work_folder / "twice.py").write_text(MODEL.format(2))
+    spec, copy = model_elsewhere(spec_of("two=twice.py"), "two=twice.py")
+    assert (spec.model, copy.spec) == (f"two={work_folder}/twice.py", "two=twice.py")
+    (work_folder / "twice.py").unlink()
+    assert opened_model_name(WorkerOpener(spec, None, copy)) == "two"
+    assert model_elsewhere(replace(spec, model=None), None)[1] is None
 
 
 def test_repr_shows_no_secret_and_no_model(work_folder):

@@ -39,7 +39,8 @@ WORK_PLAN = {
     "dry_run": "headrace.app.runs.dry_run, a function of its own",
     "watch": "headrace.app.runs.open_watch, a function of its own",
 }
-RUN = {**TERMINAL, **MEDIA, **WORK_PLAN}
+OPTION = {"option": "one entry of the mapping model_options"}
+RUN = {**TERMINAL, **MEDIA, **WORK_PLAN, **OPTION}
 SAGEMAKER = {
     "content_type": "read.format; SageMaker's name of it in a CreateTransformJob request",
     "split": "read.format; SageMaker's SplitType",
@@ -48,20 +49,20 @@ SAGEMAKER = {
     "strict": "failures.on_error = object; SageMaker's behaviour",
     "spec": "a file of settings",
 }
-TRANSFORM = {**TERMINAL, **MEDIA, **SAGEMAKER, **WORK_PLAN}
+TRANSFORM = {**TERMINAL, **MEDIA, **SAGEMAKER, **WORK_PLAN, **OPTION}
 SERVE = {
     **LOGS,
     "no_rest": "rest_port = None, which a shell cannot write",
     "no_grpc": "grpc_port = None, which a shell cannot write",
     "no_metrics": "metrics_port = None, which a shell cannot write",
     "sequence_limit": "one entry of the mapping ServeSettings.sequences",
-    "option": "one entry of the mapping model_options",
+    **OPTION,
 }
 WORKERS = {
     **LOGS,
     "data": "JobLocations.folder",
     "keep_days": "Retention.jobs_s, in seconds; nobody writes a month in seconds",
-    "option": "one entry of the mapping model_options",
+    **OPTION,
 }
 WORK = {**WORKERS, "config": "open_worker(file=...), which takes the file's contents from read_jobs_file"}
 UP = {**WORKERS, "no_serve": "model_server = None, which a shell cannot write"}
@@ -69,9 +70,9 @@ UP = {**WORKERS, "no_serve": "model_server = None, which a shell cannot write"}
 RUN_SOURCES = (open_watch, dry_run, Workers, RayWorkers, BeamWorkers, DataRegions)
 COMMANDS: Mapping[str, tuple[tuple[Callable[..., Any], ...], dict[str, str]]] = {
     "stream run": ((headrace.run, *RUN_SOURCES), RUN),
-    "stream retry-failed": ((headrace.retry_failed,), TERMINAL),
+    "stream retry-failed": ((headrace.retry_failed,), {**TERMINAL, **OPTION}),
     "transform run": ((headrace.transform, *RUN_SOURCES), TRANSFORM),
-    "transform retry-failed": ((headrace.retry_failed,), TERMINAL),
+    "transform retry-failed": ((headrace.retry_failed,), {**TERMINAL, **OPTION}),
     "serve": ((open_server, ServerOptions, ServeSettings), SERVE),
     "work": ((open_worker, JobLocations, WorkerSettings, ServeSettings, Retention), WORK),
     "up": (

@@ -129,7 +129,7 @@ def opened(monkeypatch):
 
 def test_default_options_are_the_default_settings(opened):
     assert headrace("serve", "m.py").error == "server: not opened"
-    assert opened == [(("m.py",), ServerOptions(), {"settings": ServeSettings(), "model_options": {}})]
+    assert opened == [(("m.py",), ServerOptions(), {"settings": ServeSettings(), "model_options": None})]
 
 
 def test_every_option_reaches_its_setting(opened):

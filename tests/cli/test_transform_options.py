@@ -10,13 +10,14 @@ from click.testing import CliRunner
 from cases import for_each
 from headrace.app.models import PredictorOptions
 from headrace.app.runners import Workers
+from headrace.cli.options import settings_from
 from headrace.cli.run_options import (
     RUNNER_OPTIONS,
     SPEC_BYTES_MAX,
     TRANSFORM_OPTIONS,
     spec_from,
-    transform_predictor_options,
     with_option_names,
+    with_spec_values,
     workers_from,
 )
 from headrace.core.errors import ConfigError
@@ -146,10 +147,10 @@ def test_endpoint_options_reach_the_predictor_options():
         "--retry-s",
         "7",
     )
-    assert transform_predictor_options(made, spec_from(made, None)) == PredictorOptions(
+    assert with_spec_values(settings_from(PredictorOptions, made), spec_from(made, None)) == PredictorOptions(
         protocol="torchserve", endpoint_model="m", in_flight_max=3, timeout_s=2.5, retry_s=7.0
     )
-    assert transform_predictor_options(parsed(), spec()) == PredictorOptions()
+    assert with_spec_values(PredictorOptions(), spec()) == PredictorOptions()
 
 
 def test_options_override_the_spec_file(tmp_path):
@@ -166,7 +167,7 @@ def test_options_override_the_spec_file(tmp_path):
     )
     assert not read.settings.mapping.whole_records
     assert workers_from(parsed(), read.instances) == Workers(4, "thread")
-    assert transform_predictor_options(parsed(), read).retry_s == 0.0
+    assert with_spec_values(PredictorOptions(), read).retry_s == 0.0
     args = [
         "--join",
         "none",

@@ -12,7 +12,6 @@ from cases import for_each
 from headrace.config.model_file import (
     MODEL_FILE,
     ModelsFolder,
-    definition_of,
     is_models_folder,
     read_definition,
 )
@@ -223,10 +222,3 @@ def test_is_models_folder(tmp_path):
     assert is_models_folder(tmp_path)
     assert is_models_folder(tmp_path / "a")
     assert is_models_folder(tmp_path / "a" / "1")
-
-
-def test_definition_of_a_named_spec(tmp_path):
-    write_model(tmp_path)
-    spec = f"{tmp_path / 'm.py'}:M"
-    assert definition_of(f"my-model.2={spec}", ServeSettings()).name == "my-model.2"
-    assert definition_of(spec, ServeSettings(), {"factor": 4}).make().factor == 4

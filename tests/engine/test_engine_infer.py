@@ -132,6 +132,24 @@ def test_many_coroutines_get_their_own_responses(instances):
         assert figures.last_inference_ms > 1_600_000_000_000
 
 
+@pytest.mark.parametrize(("merge", "calls"), [(True, [[0.0], [1.0, 2.0]]), (False, [[0.0], [1.0], [2.0]])])
+def test_without_merge_each_request_has_a_call_of_its_own(merge, calls):
+    """The calls of a run depend on its source alone, also with the settings of a server."""
+    model = Notes(held=True)
+    settings = ServeSettings(isolation="thread", max_batch_rows=8, warm_up=False)
+    engine = Engine(lambda: model, name="notes", serving=settings, merge=merge)
+    engine.start()
+    try:
+        futures = [engine.submit(request(rows(0)))]
+        assert model.entered.acquire(timeout=WAIT_S)
+        futures += [engine.submit(request(rows(number))) for number in (1, 2)]
+        model.gate.set()
+        assert [values(future.result(WAIT_S)) for future in futures] == [[0], [2], [4]]
+    finally:
+        engine.stop()
+    assert model.calls == calls
+
+
 def test_shared_calls_give_responses_of_single_calls():
     """Also for requests without rows, for named outputs, and in another order of inputs."""
 

@@ -101,6 +101,69 @@ def test_tumours_are_told_as_scikit_learn_tells_them(tmp_path):
         np.testing.assert_allclose(saved["probabilities"], outputs["probabilities"], atol=1e-6)
 
 
+# The same folders in offline runs
+
+
+@pytest.mark.parametrize("command", ["stream", "transform"])
+def test_tumours_are_scored_from_files(tmp_path, command):
+    demo = ROOT / "examples" / "demo" / "make_demo_data.py"
+    made = [sys.executable, str(demo), "--folder", str(tmp_path), "--repeat", "1", "--members", "1"]
+    subprocess.run(made, check=True, timeout=WAIT_S)
+    folder = tmp_path / "breast-cancer"
+    folder.mkdir()
+    shutil.copy(EXAMPLES / "breast-cancer" / "model.toml", folder)
+    shutil.copy(tmp_path / "model.onnx", folder)
+    from sklearn.datasets import load_breast_cancer
+
+    np.savetxt(tmp_path / "rows.csv", load_breast_cancer().data[:100], delimiter=",", fmt="%.9g")
+    found = [p["probabilities"] for p in score(command, tmp_path / "rows.csv", folder, tmp_path / "out")]
+    with np.load(tmp_path / "expected.npz") as expected:
+        np.testing.assert_allclose(found, expected["probabilities"][:100], atol=1e-5)
+
+
+@pytest.mark.parametrize("command", ["stream", "transform"])
+def test_sentences_are_embedded_from_files(tmp_path, command):
+    (tmp_path / "sentences.txt").write_text("\n".join(SENTENCES))
+    found = [
+        p["embedding"]
+        for p in score(command, tmp_path / "sentences.txt", EXAMPLES / "sentence-embedding", tmp_path / "out")
+    ]
+    assert (np.array(found) * np.load(REFERENCE)).sum(axis=1).min() > 0.999
+
+
+def test_files_of_a_folder_are_told(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / "in")
+    found = score("stream", f"{tmp_path}/in/", EXAMPLES / "file-type", tmp_path / "out", "--format", "whole")
+    assert [p["label"] for p in found] == ["markdown", "toml"]
+
+
+def test_model_of_streams_alone_is_refused_with_the_reason(tmp_path):
+    (tmp_path / "a.txt").write_text("The river\n")
+    for places in (["a.txt", "--output", "o/"], ["a.txt", "o/"]):
+        command = "stream" if "--output" in places else "transform"
+        paths = [word if word.startswith("--") else f"{tmp_path}/{word}" for word in places]
+        done = headrace(command, *paths, "--model", EXAMPLES / "writer")
+        assert done.code == 1
+        assert "writer" in done.error
+        assert "predict" in done.error
+
+
+def score(command: str, source: str | Path, model: Path, output: Path, *more: str) -> list[dict]:
+    """Return the predictions of a command as JSON."""
+    places = [source, "--output", f"{output}/", "--output-format", "jsonl"]
+    if command == "transform":
+        places = [source, f"{output}/", "--accept", "jsonl"]
+    done = headrace(command, *places, "--model", model, *more)
+    assert done.code == 0, done.err
+    files = sorted(p for p in output.iterdir() if p.is_file() and p.name != "_report.json")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+# Served
+
+
 @example("sentence-embedding")
 def test_sentences_are_where_the_full_network_puts_them(served):
     """The reference is all-MiniLM-L6-v2 in float32, as transformers computes it (mean over tokens,

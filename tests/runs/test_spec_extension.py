@@ -22,6 +22,7 @@ from headrace.runs.spec import spec_of
 
 VALUES: dict[str, tuple[Any, Any]] = {
     "model": ("m.onnx", "m.onnx"),
+    "model_options": ({"intra_op_threads": 2}, {"intra_op_threads": 2}),
     "source": ("data/", "data/"),
     "output": ("s3://out", "s3://out"),
     "job_name": ("nightly", "nightly"),
@@ -101,6 +102,7 @@ def test_empty_table_sets_nothing():
     ("name", "value", "why"),
     [
         ("source", "ftp://x", "unknown scheme"),
+        ("model_options", ["a"], "must be a table"),
         ("instances", 0, "a whole number of 1 or more"),
         ("in_flight_max", 0, "a whole number of 1 or more"),
         ("timeout_s", 0, "must be a number"),

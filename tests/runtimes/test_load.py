@@ -248,7 +248,7 @@ def test_invalid_spec_lists_valid_forms(spec):
 
 @for_each("spec", ["s3://box/model.onnx", "https://host/model.py", "s3://box/model.py:Class"])
 def test_model_uris_are_refused(spec):
-    with pytest.raises(ConfigError, match=r"://.*download the file first, then use --model FILE"):
+    with pytest.raises(ConfigError, match=r"://.*a URI is only accepted as MODEL itself"):
         model_factory(spec)
 
 
@@ -342,10 +342,24 @@ def test_folder_fingerprint_covers_its_files(tmp_path):
 
 
 def test_folder_without_model_is_refused(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"is not a model: it has no MLmodel, no config\.json, no model-settings\.json"
-    ):
+    why = r"is not a model: it has no model\.toml, no MLmodel, no config\.json, no model-settings\.json, and "
+    with pytest.raises(ConfigError, match=why + "no model file; a model is a file"):
         model_factory(str(tmp_path))
+    for name in ("a.onnx", "b.onnx"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=why + r"several model files: a\.onnx, b\.onnx; a model"):
+        model_factory(str(tmp_path))
+
+
+def test_single_model_file_is_the_model_of_its_folder(write, tmp_path):
+    """The fingerprint covers the whole folder: the file may read others, such as its weights."""
+    path = write(ONE)
+    source = model_factory(str(tmp_path))
+    assert (source.name, doubled(source.make)) == (tmp_path.name, True)
+    assert source.make.recipe.arguments["spec"] == str(tmp_path)
+    before = {model_factory(str(tmp_path)).fingerprint, model_factory(str(path)).fingerprint}
+    (tmp_path / "weights.bin").write_bytes(b"1")
+    assert model_factory(str(tmp_path)).fingerprint not in before
 
 
 @pytest.mark.parametrize(

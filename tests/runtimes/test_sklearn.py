@@ -240,7 +240,7 @@ def test_untrusted_types_are_listed_and_not_loaded(saved):
     with pytest.raises(ModelLoadError) as caught:
         model_factory(str(path)).make().load()
     assert f"types that skops does not trust: {TREE}" in str(caught.value)
-    assert f"trusted = ['{TREE}']" in str(caught.value)
+    assert f"-O 'trusted=[\"{TREE}\"]'" in str(caught.value)
     model = model_factory(str(path), {"trusted": [TREE]}).make()
     model.load()
     assert model.predict(x=X[:3])["predict_proba"].shape == (3, 2)

@@ -45,6 +45,7 @@ class HttpFiles:
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.ranges = True
         self.etags = True
+        self.dates = True
         self.lengths = True
         self.heads = True
         self._closing = threading.Event()
@@ -116,7 +117,7 @@ class HttpFiles:
                 self.serve_data(data, headers.get("range", ""), etag, cut_at)
 
             def serve_data(self, data: bytes, asked: str, etag: str, cut_at: int | None) -> None:
-                found = {"Last-Modified": "Sat, 21 Nov 2026 08:00:00 GMT"}
+                found = {"Last-Modified": "Sat, 21 Nov 2026 08:00:00 GMT"} if files.dates else {}
                 if files.etags:
                     found["ETag"] = etag
                 if files.ranges:

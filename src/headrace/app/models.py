@@ -1,10 +1,8 @@
 """Open models: as the repository of a server, the predictor of a run, or a client of a running server."""
 
-import hashlib
-import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from math import inf
@@ -13,13 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from headrace.client.model_server import ModelServerClient
-from headrace.config.model_file import (
-    MODEL_FILE,
-    ModelsFolder,
-    definition_of,
-    is_models_folder,
-    read_definition,
-)
+from headrace.config.model_argument import ModelArgument, find_model, find_models
 from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.predictor import Predictor
@@ -29,17 +21,14 @@ from headrace.engine.repository import FindDefinitions, ModelDefinition, ModelRe
 from headrace.engine.settings import ServeSettings
 from headrace.runs.document import IN_FLIGHT_MAX, REQUEST_TIMEOUT_S
 from headrace.runs.settings import RunSettings
-from headrace.runtimes.load import model_factory
+from headrace.storage.resolve import Stores
 
 API_KEY_VARIABLE: Final = "HEADRACE_API_KEY"
 DEFAULT_URL: Final = "http://localhost:8080"
 _URL_EXAMPLES: Final = "http://host:8080, https://host, grpc://host:8081 or grpcs://host:443"
 
-ServedModel = str | type[Model] | Callable[[], Model]
-"""A class or factory, or a name: a model file, ``file.py:Class``, ``module:Class`` or a models folder.
-
-A name may have the prefix ``NAME=``.
-"""
+ServedModel = ModelArgument
+"""A model or a folder of models to serve."""
 
 
 def open_repository(
@@ -52,30 +41,20 @@ def open_repository(
     definitions: list[ModelDefinition] = []
     find: FindDefinitions | None = None
     for model in models:
-        if isinstance(model, str) and is_models_folder(Path(model)):
-            path = Path(model)
-            if (path / MODEL_FILE).is_file():
-                definitions.append(read_definition(path / MODEL_FILE))
-                continue
-            if find is not None:
-                raise ConfigError(f"{model} is a second models folder: put all models into one folder")
-            folder = ModelsFolder(path)
-            definitions += folder.all()
-            find = folder.find
-        elif isinstance(model, str):
-            definitions.append(definition_of(model, settings, model_options))
-        else:
-            name = getattr(model, "__name__", type(model).__name__)
-            if not name.isidentifier():
-                raise ConfigError(f"{model!r} has no name for its URL: give a class or a named function")
-            definitions.append(ModelDefinition(name, "1", model, settings=settings))
+        found = find_models(model, options=model_options, settings=settings)
+        if find is not None and found.find is not None:
+            raise ConfigError(f"{model} is a second models folder: put all models into one folder")
+        if not isinstance(model, str | Path) and not found.definitions[0].name.isidentifier():
+            raise ConfigError(f"{model!r} has no name for its URL: give a class or a named function")
+        definitions += found.definitions
+        find = find or found.find
     if not definitions:
         raise ConfigError("no model to serve: name a model or a folder of models")
     return ModelRepository(definitions, find=find), find is not None
 
 
-ModelLike = str | type[Model] | Callable[[], Model] | Predictor
-"""A model file or folder, ``file.py`` or ``module:Class``; a Model subclass or factory; or a Predictor."""
+ModelLike = ModelArgument | Predictor
+"""The model of a run: a MODEL argument, or a Predictor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +64,10 @@ class PredictorOptions:
     `model_options` go to the model's runtime or class, for example ``{"method": "predict_proba"}``.
     """
 
-    instances: Annotated[int, Setting("Number of model instances, each in a thread.", least=1)] = 1
+    instances: Annotated[
+        int | None,
+        Setting("Number of model instances.", least=1, default="that of the model.toml, else 1"),
+    ] = None
     protocol: Annotated[
         Literal["auto", "oip", "torchserve"],
         Setting("Protocol of the endpoint; auto chooses by URL."),
@@ -119,50 +101,89 @@ _SEQUENCE_LIMITS: Final[Mapping[str, Any]] = {
 The pipeline limits the number of live sequences; it counts them in source order."""
 
 
+def run_settings(settings: ServeSettings, instances: int | None = None) -> ServeSettings:
+    """Return the settings of a model in a run: those of its ``model.toml`` that have a meaning there.
+
+    A run has no clients. So the batch delay, the queue of requests, streams, checkpoints and all
+    limits of sequences are left out: a run fills its batches from the source, and repeats the records
+    of a sequence to restore the state of the sequence. Instances are in threads unless the model has a
+    process of its own.
+    """
+    return ServeSettings(
+        instances=instances or settings.instances,
+        isolation="process" if settings.isolation == "process" else "thread",
+        max_batch_rows=settings.max_batch_rows,
+        call_timeout_s=settings.call_timeout_s,
+        cancel_grace_s=settings.cancel_grace_s,
+        memory_bytes_max=settings.memory_bytes_max,
+        processes_max=settings.processes_max,
+        environ_pass=settings.environ_pass,
+        sequences=_SEQUENCE_LIMITS,
+        warm_up=settings.warm_up,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedPredictor:
-    """A predictor that is not started, and the model identity that ledgers record."""
+    """A predictor that is not started, and the model identity that ledgers record.
+
+    `local_model` is the MODEL argument by which another process of this machine finds the same model,
+    or None.
+    """
 
     predictor: Predictor
     identity: str
+    local_model: str | None = None
 
 
 def open_predictor(
-    model: ModelLike | None, endpoint: str | None, options: PredictorOptions
+    model: ModelLike | None,
+    endpoint: str | None,
+    options: PredictorOptions,
+    stores: Stores | None = None,
 ) -> OpenedPredictor:
-    """Return an engine for a model, or a client for an endpoint. Exactly one of both must be given."""
+    """Return an engine for a model, or a client for an endpoint. Exactly one of both must be given.
+
+    `stores` are those of the URI of a model. Raises as `find_model`.
+    """
     if (model is None) == (endpoint is None):
         raise ConfigError("give either a model (--model) or an endpoint (--endpoint)")
-    if options.model_options and not isinstance(model, str):
+    if isinstance(model, str | Path | Model) or callable(model):
+        return _open_engine(model, options, stores)
+    if options.model_options:
         raise ConfigError("model_options need a model that is named by its file, folder or class")
     if endpoint is not None:
-        from headrace.client.endpoint import endpoint_predictor  # noqa: PLC0415 - optional dependency
-
-        predictor = endpoint_predictor(
-            endpoint,
-            protocol=options.protocol,
-            model=options.endpoint_model,
-            in_flight_max=options.in_flight_max,
-            timeout_s=options.timeout_s,
-            retry_s=options.retry_s,
-        )
-        return OpenedPredictor(predictor, predictor.url)
-    if isinstance(model, str):
-        source = model_factory(model, options.model_options)
-        engine = Engine(
-            source.make,
-            name=source.name,
-            instances=options.instances,
-            fingerprint=source.fingerprint,
-            sequences=_SEQUENCE_LIMITS,
-        )
-        return OpenedPredictor(engine, f"{source.name} sha256:{source.fingerprint}")
-    if callable(model):
-        name = getattr(model, "__name__", type(model).__name__)
-        engine = Engine(model, name=name, instances=options.instances, sequences=_SEQUENCE_LIMITS)
-        return OpenedPredictor(engine, f"{name} sha256:{_code_fingerprint(model)}")
+        return _open_endpoint(endpoint, options)
     assert model is not None
     return OpenedPredictor(model, getattr(model, "name", type(model).__name__))
+
+
+def _open_engine(model: ModelArgument, options: PredictorOptions, stores: Stores | None) -> OpenedPredictor:
+    asked = ServeSettings(instances=options.instances or 1)
+    found = find_model(model, options=options.model_options, settings=asked, stores=stores)
+    definition = found.definition
+    engine = Engine(
+        definition.make,
+        name=definition.name,
+        fingerprint=definition.fingerprint,
+        serving=run_settings(definition.settings, options.instances),
+        merge=False,
+    )
+    return OpenedPredictor(engine, f"{definition.name} sha256:{definition.fingerprint}", found.local)
+
+
+def _open_endpoint(endpoint: str, options: PredictorOptions) -> OpenedPredictor:
+    from headrace.client.endpoint import endpoint_predictor  # noqa: PLC0415 - optional dependency
+
+    predictor = endpoint_predictor(
+        endpoint,
+        protocol=options.protocol,
+        model=options.endpoint_model,
+        in_flight_max=options.in_flight_max,
+        timeout_s=options.timeout_s,
+        retry_s=options.retry_s,
+    )
+    return OpenedPredictor(predictor, predictor.url)
 
 
 def open_run_predictor(
@@ -170,6 +191,7 @@ def open_run_predictor(
     endpoint: str | None,
     options: PredictorOptions | None,
     settings: RunSettings | None,
+    stores: Stores | None = None,
 ) -> OpenedPredictor:
     """Return the predictor of a stream or run. Raise ConfigError for sequences at an endpoint.
 
@@ -180,7 +202,7 @@ def open_run_predictor(
             f"--sequence {settings.mapping.sequence} needs the model itself (--model), not an endpoint: "
             "a request whose response is lost would be sent again and repeat its steps"
         )
-    return open_predictor(model, endpoint, options or PredictorOptions())
+    return open_predictor(model, endpoint, options or PredictorOptions(), stores)
 
 
 def add_current_folder_to_path() -> None:
@@ -212,7 +234,7 @@ def model_reference(
 
     The name is None for a model that was given as a class or object.
     """
-    name = model if isinstance(model, str) else None
+    name = str(model) if isinstance(model, str | Path) else None
     return {"model": name, "endpoint": endpoint, "options": asdict(options)}
 
 
@@ -250,18 +272,6 @@ def open_model_server(
 
     path = parts.path.rstrip("/").removesuffix("/v2")
     return RestServerClient(f"{parts.scheme}://{parts.netloc}{path}", api_key=key, timeout_s=timeout_s)
-
-
-def _code_fingerprint(code: Callable[..., Any]) -> str:
-    """Return the SHA-256 of the source of a class or function.
-
-    Without a source, hash the qualified name.
-    """
-    try:
-        text = inspect.getsource(code)
-    except (OSError, TypeError):
-        text = repr(getattr(code, "__qualname__", type(code)))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _parse_url(url: str) -> SplitResult:

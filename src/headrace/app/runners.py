@@ -27,6 +27,7 @@ from headrace.app.models import (
     model_reference,
     open_predictor,
 )
+from headrace.config.model_argument import is_fetched, join_name, split_name
 from headrace.core.errors import ConfigError, HeadraceError, ModelLoadError
 from headrace.core.settings import Setting
 from headrace.runners.beam import BeamRunner
@@ -39,6 +40,7 @@ from headrace.runs.objects import no_region
 from headrace.runs.settings import RunSettings, settings_from_identity
 from headrace.runs.tasks import InProcessRunner, Locality, OtherRegions, Runner
 from headrace.runtimes.load import model_files
+from headrace.runtimes.model_cache import SizeLimit, unpack
 from headrace.storage.regions import RegionResolver, RegionRules
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
@@ -142,17 +144,19 @@ def open_runner(
     spec = worker_spec(
         destination, model, endpoint, settings, options, identity=opened.identity, stores=stores
     )
+    local_spec = replace(spec, model=opened.local_model)
     name = getattr(opened.predictor, "name", "model")
     if isinstance(workers, Workers):
-        command = worker_command(spec, locality.region)
+        command = worker_command(local_spec, locality.region)
         process_runner = ProcessRunner(
             command, workers.count, model=name, environ=stores.environ, locality=locality
         )
         return process_runner, process_runner
-    remote_spec = with_absolute_model(spec)
     # The workers of Beam's DirectRunner run on this machine and load the model from its own path.
     is_direct = isinstance(workers, BeamWorkers) and workers.direct
-    model_copy = None if spec.model is None or is_direct else copy_model(spec.model, options.model_options)
+    remote_spec, model_copy = (
+        (with_absolute_model(local_spec), None) if is_direct else model_elsewhere(spec, local_spec.model)
+    )
     if isinstance(workers, RayWorkers):
         from headrace.runners.ray import RayRunner  # noqa: PLC0415 - optional dependency
 
@@ -179,7 +183,7 @@ def open_runner(
 class ModelCopy:
     """The files of one model as a tar archive.
 
-    `spec` is the model's name relative to the folder of the unpacked files.
+    `spec` is the MODEL argument relative to the folder of the unpacked files.
     """
 
     spec: str
@@ -187,9 +191,9 @@ class ModelCopy:
 
     def unpack(self, folder: Path) -> str:
         """Unpack the files below `folder` and return the model's name there."""
-        with tarfile.open(fileobj=io.BytesIO(self.archive)) as archive:
-            archive.extractall(folder, filter="data")
-        return str(folder / self.spec)
+        unpack([self.archive], folder, SizeLimit(self.spec), is_gzip=False)
+        name, spec = split_name(self.spec)
+        return join_name(name, str(folder / spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +251,7 @@ def worker_spec(
 
     Raises ConfigError for a model or a destination that exists in this process only.
     """
-    if model is not None and not isinstance(model, str):
+    if model is not None and not isinstance(model, str | Path):
         raise ConfigError(
             "workers load the model themselves: name it as a file, a folder or module:Class, or use threads"
         )
@@ -257,7 +261,8 @@ def worker_spec(
         )
     return WorkerSpec(
         destination=destination.rstrip("/") + "/",
-        **model_reference(model, endpoint, options),
+        # The workers are the instances. A model.toml does not multiply them.
+        **model_reference(model, endpoint, replace(options, instances=options.instances or 1)),
         identity=identity,
         per_object=settings.per_object,
         settings=settings.identity(),
@@ -271,10 +276,25 @@ def worker_spec(
 
 def with_absolute_model(spec: WorkerSpec) -> WorkerSpec:
     """Return the spec with an absolute model path, for workers with another current directory."""
-    if spec.model is None or not model_files(spec.model):
+    if spec.model is None:
+        return spec
+    name, model = split_name(spec.model)
+    if not model_files(model):
         return spec
     # Links stay unresolved: the path is part of the model's name.
-    return replace(spec, model=os.path.abspath(spec.model))  # noqa: PTH100
+    return replace(spec, model=join_name(name, os.path.abspath(model)))  # noqa: PTH100
+
+
+def model_elsewhere(spec: WorkerSpec, local_model: str | None) -> tuple[WorkerSpec, ModelCopy | None]:
+    """Return the spec for workers on other machines, and the copy of the model that they need.
+
+    Each machine fetches the URI of a model into a cache of its own. Other models are searched at the
+    path that they have here, and copied where they are not.
+    """
+    if is_fetched(spec.model):
+        return spec, None
+    there = with_absolute_model(replace(spec, model=local_model))
+    return there, copy_model(there.model, spec.options["model_options"]) if there.model else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +349,7 @@ class WorkerOpener:
         """Return the model of this machine if it is the run's model, else the copy."""
         spec, options = self.spec, PredictorOptions(**self.spec.options)
         try:
-            opened = open_predictor(spec.model, spec.endpoint, options)
+            opened = open_predictor(spec.model, spec.endpoint, options, stores)
         except HeadraceError:
             if self.copy is None:
                 raise
@@ -364,20 +384,21 @@ def run_worker(spec: str, region: str, connection_fd: str) -> None:
         connected.run(worker)
 
 
-def copy_model(spec: str, options: Mapping[str, Any] | None = None) -> ModelCopy | None:
+def copy_model(argument: str, options: Mapping[str, Any] | None = None) -> ModelCopy | None:
     """Return a copy of a model that is a file or folder.
 
     Return None for a class of an importable module, and for files above `COPY_BYTES_MAX`.
     """
+    name, spec = split_name(argument)
     files = model_files(spec, options)
     if not files or _bytes_of(files) > COPY_BYTES_MAX:
         return None
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
+    # The files that links point to are copied, because links are not unpacked.
+    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as archive:
         for path in files:
             archive.add(path, path.relative_to(files[0].parent))
-    named = Path(spec).name
-    return ModelCopy(named, buffer.getvalue())
+    return ModelCopy(join_name(name, Path(spec).name), buffer.getvalue())
 
 
 def _bytes_of(files: tuple[Path, ...]) -> int:

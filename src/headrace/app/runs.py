@@ -4,7 +4,7 @@ import asyncio
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import signature, unwrap
 from types import TracebackType
@@ -144,7 +144,7 @@ def open_run(
         workers = Workers()
     if workers is not None:
         chosen_options = instance_options(workers, chosen_options)
-    opened = open_run_predictor(model, endpoint, chosen_options, chosen_settings)
+    opened = open_run_predictor(model, endpoint, chosen_options, chosen_settings, chosen_stores)
     runner, region_of = None, no_region
     around: AbstractContextManager[Any] = RunningPredictor(opened.predictor)
     if workers is not None:
@@ -176,7 +176,9 @@ def open_run(
     )
 
     def retry_changed() -> Report | None:
-        again = open_predictor(model, endpoint, chosen_options)
+        if not chosen_settings.per_object:
+            return None
+        again = open_predictor(model, endpoint, chosen_options, chosen_stores)
         retry = FailedRecordsRetry(
             run.destination,
             stores=chosen_stores,
@@ -185,7 +187,7 @@ def open_run(
             only_changed=True,
             write_page=report == "html",
         )
-        if not chosen_settings.per_object or not retry.has_changed_objects():
+        if not retry.has_changed_objects():
             return None
         with RunningPredictor(again.predictor):
             return retry.execute()
@@ -345,7 +347,7 @@ def transform(
     Args:
         source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
         destination: A folder or prefix outside the source. Other objects in it are not changed.
-        model: As for `stream`. Workers outside this process need a file, a folder or ``module:Class``.
+        model: As for `stream`. Workers outside this process need the name of a model, no class or object.
         endpoint: The URL of a served model, instead of `model`.
         settings: Reading, splitting, mapping, batching and writing of objects, and the failure policy.
         options: The protocol and limits of an endpoint, or the model's own options.
@@ -404,7 +406,8 @@ def retry_failed(
     """Retry the failed records of a finished run and merge the results into its outputs.
 
     Blocks until the outputs are committed. Without `model` and `endpoint`, the run's own
-    model is opened again by its name. A different model is refused unless `other_model` is true. `schema`
+    model is opened again by its name and options; `options` replace the recorded ones, and its
+    `model_options` each by its name. A different model is refused unless `other_model` is true. `schema`
     is a file with a schema that replaces the run's: records that failed because of it are predicted.
     An existing page is written again if a count changed; with `report` "html", a page is written in any case.
     The context manager that `around` returns is entered meanwhile. Raises as
@@ -418,8 +421,9 @@ def retry_failed(
         model, endpoint = made.get("model"), made.get("endpoint")
         if model is None and endpoint is None:
             raise ConfigError(f"{folder}: the ledger does not name the run's model: give it again")
-        options = options or PredictorOptions(**made["options"])
-    opened = open_predictor(model, endpoint, options or PredictorOptions())
+        recorded: Mapping[str, Any] = made.get("options") or {}
+        options = _replaced_options(PredictorOptions(**recorded), options)
+    opened = open_predictor(model, endpoint, options or PredictorOptions(), chosen_stores)
     retry = FailedRecordsRetry(
         folder,
         stores=chosen_stores,
@@ -431,6 +435,14 @@ def retry_failed(
     )
     with RunningPredictor(opened.predictor), around(retry, opened.predictor) if around else nullcontext():
         return retry.execute()
+
+
+def _replaced_options(recorded: PredictorOptions, given: PredictorOptions | None) -> PredictorOptions:
+    """Return the given options of a retry with the model's recorded options that they do not replace."""
+    if given is None:
+        return recorded
+    merged = {**(recorded.model_options or {}), **(given.model_options or {})}
+    return replace(given, model_options=merged or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,8 +469,8 @@ def dry_run(
 
     Raises the errors of `run` and `transform` that occur before the first batch.
     """
-    opened = open_predictor(model, endpoint, options or PredictorOptions())
     chosen_settings, chosen_stores = settings or TransformSettings(), stores or Stores()
+    opened = open_predictor(model, endpoint, options or PredictorOptions(), chosen_stores)
     infos = select_infos(source, chosen_stores, chosen_settings)
     names = output_names(source, infos, chosen_settings) if chosen_settings.per_object else None
     objects = plan_objects(infos, names)
@@ -491,7 +503,7 @@ def inspect_source(
     if model is None and endpoint is None:
         schema = schema_of(infos, chosen_stores, chosen_settings, None)
         return try_records(infos, chosen_stores, chosen_settings, None, schema, count=records)
-    opened = open_predictor(model, endpoint, options or PredictorOptions())
+    opened = open_predictor(model, endpoint, options or PredictorOptions(), chosen_stores)
     with RunningPredictor(opened.predictor):
         metadata = opened.predictor.metadata
     schema = schema_of(infos, chosen_stores, chosen_settings, metadata)

@@ -129,8 +129,8 @@ def stream(
 
     Args:
         source: An object, a prefix that ends in ``/``, a glob or ``manifest:URI``, or several of them.
-        model: A file (``model.onnx``, ``file.py``, ``file.py:Class``), ``module:Class``, a Model class,
-            or a Predictor.
+        model: A file (``model.onnx``, ``file.py:Class``, …), a folder, ``module:Class``, a URI or archive
+            of a model, a Model class or object, a function that makes models, or a Predictor.
         endpoint: The URL of a served model, instead of `model`.
         settings: Reading, mapping and batching of records; `StreamSettings.output` is ignored.
         options: Model instances, or the protocol and limits of an endpoint.
@@ -141,8 +141,8 @@ def stream(
         HeadraceError: While iterating, after all earlier outcomes: the model does not load or breaks its
             contract, or the source is empty or no longer reachable.
     """
-    opened = open_run_predictor(model, endpoint, options, settings)
     chosen_settings, chosen_stores = settings or StreamSettings(), stores or Stores()
+    opened = open_run_predictor(model, endpoint, options, settings, chosen_stores)
 
     def make_flow() -> Flow:
         infos = select_infos(source, chosen_stores, chosen_settings)

@@ -11,7 +11,7 @@ from headrace.cli.commands import complete_files, examples
 from headrace.cli.options import RUN_LOG_OPTIONS
 from headrace.cli.run_display import print_figures, print_tried, trial_json
 from headrace.cli.run_options import INSPECT_OPTIONS, inspect_settings
-from headrace.cli.runs import DRY_RECORDS, MODEL_OPTIONS, exit_with
+from headrace.cli.runs import DRY_RECORDS, MODEL_OPTIONS, exit_with, predictor_options
 from headrace.core.errors import ConfigError
 
 _SOME_FAIL: Final = 3
@@ -66,6 +66,7 @@ def _inspect(source: str | list[str], params: dict[str, Any]) -> int:
         model=params["model"],
         endpoint=params["endpoint"],
         settings=settings,
+        options=predictor_options(params),
         records=params["records"],
     )
     if params["save_schema"] is not None:

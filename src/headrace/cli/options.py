@@ -307,5 +307,10 @@ MODEL_OPTIONS_OPTION = click.option(
     "model_options",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Option of the model's runtime or class. Repeatable.",
+    help="Option of the model's runtime or class, as a TOML value or text. Repeatable.",
 )
+
+
+def model_options(params: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the options of the model, or None without any. Raises as `key_values`."""
+    return key_values(params["model_options"], "--option") or None

@@ -49,7 +49,9 @@ SPEC_BYTES_MAX: Final = 4 << 20
 _COMMAND_LINE: Final = "the command line"
 _FILES_ONLY: Final = frozenset({"whole_records", "task_objects", "part_rows_max"})
 """Keys of specs and of jobs without an option."""
-_SPEC_ONLY: Final = frozenset({"model", "source", "output", "job_name", "instances", "retries"})
+_SPEC_ONLY: Final = frozenset(
+    {"model", "model_options", "source", "output", "job_name", "instances", "retries"}
+)
 """Keys of specs for which commands have arguments or options of their own."""
 _TRANSFORM_WORDS: Final = frozenset({"content_type", "split", "accept", "strict"})
 """SageMaker's words for the format of objects and outputs, and for the failure policy."""
@@ -258,11 +260,18 @@ def _spec_values(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **lists}
 
 
-def transform_predictor_options(params: Mapping[str, Any], spec: TransformSpec) -> PredictorOptions:
-    """Return the predictor options of a transform, for the model or endpoint."""
-    options = settings_from(PredictorOptions, params)
+def with_spec_values(
+    options: PredictorOptions, spec: TransformSpec, *, use_spec_model: bool = False
+) -> PredictorOptions:
+    """Return the options of a transform's model or endpoint, with the values of the spec.
+
+    The spec's options of its own model apply with `use_spec_model`. Those of the command line replace
+    them, each by its name.
+    """
+    model_options = {**(spec.model_options or {}), **(options.model_options or {})}
     return replace(
         options,
+        model_options=model_options if use_spec_model and model_options else options.model_options,
         in_flight_max=spec.in_flight_max or options.in_flight_max,
         timeout_s=spec.timeout_s or options.timeout_s,
         retry_s=0.0 if spec.retries == 0 else options.retry_s,

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final, NoReturn, Self
@@ -14,11 +14,18 @@ import click
 from click.core import ParameterSource
 from typing_extensions import override
 
-from headrace.app.models import add_current_folder_to_path
+from headrace.app.models import PredictorOptions, add_current_folder_to_path
 from headrace.app.runs import OpenedRun, execute, open_watch, retry_failed
 from headrace.cli.commands import INTERRUPTED, complete_files, print_error
 from headrace.cli.logs import configure_logs
-from headrace.cli.options import POSITIVE, RUN_LOG_OPTIONS, combined_options
+from headrace.cli.options import (
+    MODEL_OPTIONS_OPTION,
+    POSITIVE,
+    RUN_LOG_OPTIONS,
+    combined_options,
+    model_options,
+    settings_from,
+)
 from headrace.cli.run_display import ProgressDisplay, choose_style, exit_status, print_report
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
@@ -60,10 +67,19 @@ MODEL_OPTIONS = combined_options(
         "--model",
         metavar="MODEL",
         shell_complete=complete_files,
-        help="Model: model.onnx, file.py, file.py:Class or module:Class.",
+        help="Model: a file, file.py:Class, module:Class, a folder, an archive or a URI; see docs/models.md.",
     ),
     click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model."),
+    MODEL_OPTIONS_OPTION,
 )
+
+
+def predictor_options(params: Mapping[str, Any]) -> PredictorOptions:
+    """Return the options of the model or endpoint. Raise UsageError for -O with an endpoint."""
+    options = model_options(params)
+    if options and params["endpoint"] is not None:
+        raise click.UsageError("-O requires --model: an endpoint has its own options")
+    return settings_from(PredictorOptions, params, model_options=options)
 
 
 class RunCommand(click.Command):
@@ -149,9 +165,10 @@ Exit status: 0 no failed record is left; 3 some are left; 1 the retry failed.
     "--model",
     metavar="MODEL",
     shell_complete=complete_files,
-    help="Current name of the model.  [default: its name in the run]",
+    help="Current name of the model.  [default: its name and options in the run]",
 )
 @click.option("--endpoint", metavar="URL", help="URL of a served model, instead of --model.")
+@MODEL_OPTIONS_OPTION
 @click.option("--other-model", is_flag=True, help="Allow a model that differs from the model of the run.")
 @click.option(
     "--schema",
@@ -188,6 +205,7 @@ def _retry(destination: str, params: dict[str, Any]) -> int:
         destination,
         model=params["model"],
         endpoint=params["endpoint"],
+        options=predictor_options(params) if params["model_options"] else None,
         other_model=params["other_model"],
         schema=params["schema"],
         report=params["report"],

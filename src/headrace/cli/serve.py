@@ -23,6 +23,7 @@ from headrace.cli.options import (
     combined_options,
     given_values,
     key_values,
+    model_options,
     old_option_name,
     option,
     setting_options,
@@ -107,8 +108,9 @@ Examples:
 def serve_command(models: tuple[str, ...], **params: Any) -> None:
     """Serve MODEL... over REST, event streams and gRPC.
 
-    A MODEL is a file (model.onnx, file.py, file.py:Class), a class (module:Class), or a folder with
-    one model.toml for each model; NAME=MODEL gives it another name. SIGTERM drains the server: it
+    A MODEL is a file (model.onnx, file.py:Class), a class (module:Class), a folder, an archive or a URI,
+    or a folder with one model.toml for each model; see docs/models.md. NAME=MODEL gives it another
+    name. SIGTERM drains the server: it
     reports "not ready", finishes running requests and exits with status 0.
     """
     configure_server_logs(params["log_format"], params["verbose"], access=params["access_log"])
@@ -126,7 +128,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
                 params,
                 sequences=key_values(params["sequence_limits"], "--sequence-limit"),
             ),
-            model_options=key_values(params["model_options"], "--option"),
+            model_options=model_options(params),
         )
         server.run(lambda: _print_addresses(server.addresses, 9))
 
@@ -235,9 +237,9 @@ def serve_settings(params: dict[str, Any]) -> ServeSettings:
 def up_command(models: tuple[str, ...], **params: Any) -> None:
     """Run the job API and a worker, with the ledger and the results in a folder.
 
-    With MODEL... a worker runs the jobs, and the models are served over REST. Without, jobs wait for
-    `headrace work` in other processes. SIGTERM drains: short jobs finish, long jobs return to their
-    queues, and the exit status is 0.
+    With MODEL... (see docs/models.md) a worker runs the jobs, and the models are served over REST.
+    Without, jobs wait for `headrace work` in other processes. SIGTERM drains: short jobs finish, long
+    jobs return to their queues, and the exit status is 0.
     """
     configure_server_logs(params["log_format"], params["verbose"])
     with exit_on_error():
@@ -250,7 +252,7 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
             job_locations(params),
             _jobs_options(params),
             serving=serve_settings(params),
-            model_options=key_values(params["model_options"], "--option") or None,
+            model_options=model_options(params),
             isolation=params["isolation"],
         )
         opened.run(lambda: _print_addresses(opened.addresses, 5))
@@ -302,9 +304,9 @@ def _print_addresses(addresses: Any, width: int) -> None:
 def work_command(models: tuple[str, ...], **params: Any) -> None:
     """Run a worker for the jobs of MODEL...
 
-    MODEL is named as for `headrace serve`. Any number of workers can run on any machine. One worker
-    runs each job; if it dies, another worker retries the job. SIGTERM drains: short jobs finish, long
-    jobs return to their queues, and the exit status is 0.
+    MODEL is named as for `headrace serve`; see docs/models.md. Any number of workers can run on any
+    machine. One worker runs each job; if it dies, another worker retries the job. SIGTERM drains: short
+    jobs finish, long jobs return to their queues, and the exit status is 0.
     """
     configure_server_logs(params["log_format"], params["verbose"])
     with exit_on_error():
@@ -319,7 +321,7 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
             at,
             settings=worker_settings(params),
             serving=serve_settings(params),
-            model_options=key_values(params["model_options"], "--option") or None,
+            model_options=model_options(params),
             isolation=params["isolation"],
             retention=retention(params),
             file=None

@@ -4,10 +4,8 @@ from typing import Any
 
 import click
 
-from headrace.app.models import PredictorOptions
 from headrace.app.runs import dry_run, open_run
 from headrace.cli.commands import DefaultCommandGroup, complete_files
-from headrace.cli.options import settings_from
 from headrace.cli.run_display import print_dry_run
 from headrace.cli.run_options import (
     RUNNER_OPTIONS,
@@ -25,6 +23,7 @@ from headrace.cli.runs import (
     RunCommand,
     check_existing_options,
     exit_with,
+    predictor_options,
     retry_failed_command,
     run_or_watch,
 )
@@ -105,7 +104,7 @@ def _stream(source: str | list[str], params: dict[str, Any]) -> int:
         "model": params["model"],
         "endpoint": params["endpoint"],
         "settings": settings,
-        "options": settings_from(PredictorOptions, params),
+        "options": predictor_options(params),
         "workers": workers,
     }
     if params["dry_run"]:

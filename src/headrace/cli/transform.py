@@ -6,18 +6,16 @@ from typing import Any
 
 import click
 
-from headrace.app.models import PredictorOptions
 from headrace.app.runs import dry_run, open_run
 from headrace.cli.commands import DefaultCommandGroup, complete_files
-from headrace.cli.options import settings_from
 from headrace.cli.run_display import print_dry_run
 from headrace.cli.run_options import (
     RUNNER_OPTIONS,
     TRANSFORM_OPTIONS,
     regions_from,
     spec_from,
-    transform_predictor_options,
     with_option_names,
+    with_spec_values,
     workers_from,
 )
 from headrace.cli.runs import (
@@ -28,6 +26,7 @@ from headrace.cli.runs import (
     RunCommand,
     check_existing_options,
     exit_with,
+    predictor_options,
     retry_failed_command,
     run_or_watch,
 )
@@ -117,17 +116,19 @@ def _spec(params: Mapping[str, Any]) -> TransformSpec:
 def _transform(arguments: tuple[str, ...], params: dict[str, Any]) -> int:
     spec = _spec(params)
     source, destination = _source_and_destination(arguments, spec)
-    model = params["model"] or (None if params["endpoint"] else spec.model)
+    use_spec_model = not params["model"] and params["endpoint"] is None
+    model = spec.model if use_spec_model else params["model"] or None
     if (model is None) == (params["endpoint"] is None):
         raise click.UsageError("give either --model or --endpoint")
     for name in spec.ignored_fields:
         click.echo(f"warning: {name} has no effect here and is ignored", err=True)
+    options = predictor_options(params)
     common: dict[str, Any] = {
         "model": model,
         "endpoint": params["endpoint"],
         "settings": spec.settings,
-        "options": transform_predictor_options(params, spec),
-        "stores": Stores(retry_s=settings_from(PredictorOptions, params).retry_s),
+        "options": with_spec_values(options, spec, use_spec_model=use_spec_model),
+        "stores": Stores(retry_s=options.retry_s),
     }
     if params["dry_run"]:
         found = dry_run(source, destination, **common, records=DRY_RECORDS)

@@ -42,6 +42,7 @@ from headrace.runtimes.load import model_candidates, model_factory
 MODEL_FILE: Final = "model.toml"
 MODELS_MAX: Final = 4096
 """Limit of models in one folder."""
+_NAMED_MAX: Final = 8
 MODEL_KEYS: Final[Mapping[str, Any]] = {
     "name": str | int,
     "version": str | int,
@@ -53,8 +54,16 @@ MODEL_KEYS: Final[Mapping[str, Any]] = {
 """The keys of the file, with their types or settings."""
 
 
-def read_definition(path: Path, *, name: str | None = None, version: str | None = None) -> ModelDefinition:
+def read_definition(
+    path: Path,
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> ModelDefinition:
     """Return the model that a ``model.toml`` describes. `name` and `version` are defaults.
+
+    `options` replace those of the file, each by its name.
 
     Raises:
         ConfigError: A setting is invalid. The message names the file and the key.
@@ -67,29 +76,15 @@ def read_definition(path: Path, *, name: str | None = None, version: str | None 
     if model is not None and not isinstance(model, str):
         raise _error(path, "'model' must be text: a file or a class")
     spec = _model_spec(path, model)
-    source = model_factory(spec, _table(path, document, "options"))
+    source = model_factory(spec, {**_table(path, document, "options"), **(options or {})})
     return ModelDefinition(
-        _text(path, document, "name", name or path.parent.name),
+        # The name of the folder in which the command runs is not part of the path.
+        _text(path, document, "name", name or path.absolute().parent.name),
         _text(path, document, "version", version or "1"),
         source.make,
         source.fingerprint,
         _serve_settings(path, _table(path, document, "serve"), _table(path, document, "sequences")),
     )
-
-
-def definition_of(
-    spec: str, settings: ServeSettings, options: Mapping[str, Any] | None = None
-) -> ModelDefinition:
-    """Return a model from a command-line argument: a file, ``file.py:Class`` or ``module:Class``.
-
-    The prefix ``NAME=`` sets the model's name.
-    """
-    name, _, rest = spec.partition("=")
-    if rest and name.replace("-", "_").replace(".", "_").isidentifier():
-        source = model_factory(rest, options)
-    else:
-        name, source = "", model_factory(spec, options)
-    return ModelDefinition(name or source.name, "1", source.make, source.fingerprint, settings)
 
 
 class ModelsFolder:
@@ -110,8 +105,22 @@ class ModelsFolder:
         """
         definitions = [d for folder in self._folders() for d in self._definitions_in(folder)]
         if not definitions:
-            raise ConfigError(f"{self._root} has no model: none of its folders has a {MODEL_FILE}")
+            raise self._empty_error()
         return definitions
+
+    def only(self) -> Path:
+        """Return the ``model.toml`` of the only model. Raises ConfigError if there is another number."""
+        files = [file for folder in self._folders() for file, _, _ in self._files_in(folder)]
+        if not files:
+            raise self._empty_error()
+        if len(files) > 1:
+            names = ", ".join(str(file.parent) for file in files[:_NAMED_MAX])
+            more = f" and {len(files) - _NAMED_MAX} more" if len(files) > _NAMED_MAX else ""
+            raise ConfigError(f"{self._root} has several models: name one of {names}{more}")
+        return files[0]
+
+    def _empty_error(self) -> ConfigError:
+        return ConfigError(f"{self._root} has no model: none of its folders has a {MODEL_FILE}")
 
     def find(self, name: str) -> Sequence[ModelDefinition]:
         """Return every version of one model, as the folder has it now.
@@ -138,16 +147,18 @@ class ModelsFolder:
         return folders
 
     def _definitions_in(self, folder: Path, *, only: str | None = None) -> list[ModelDefinition]:
-        if (folder / MODEL_FILE).is_file():
-            files = [(folder / MODEL_FILE, folder.name, "1")]
-        else:
-            versions = sorted(f for f in folder.iterdir() if (f / MODEL_FILE).is_file())
-            files = [(f / MODEL_FILE, folder.name, f.name) for f in versions]
         return [
             read_definition(file, name=name, version=version)
-            for file, name, version in files
+            for file, name, version in self._files_in(folder)
             if only is None or _declared_name(file, name) == only
         ]
+
+    def _files_in(self, folder: Path) -> list[tuple[Path, str, str]]:
+        """Return the file, the default name and the default version of each version of a model."""
+        if (folder / MODEL_FILE).is_file():
+            return [(folder / MODEL_FILE, folder.name, "1")]
+        versions = sorted(f for f in folder.iterdir() if (f / MODEL_FILE).is_file())
+        return [(f / MODEL_FILE, folder.name, f.name) for f in versions]
 
     def _hide_root(self, text: str) -> str:
         for root in {str(self._root.resolve()), str(self._root)} - {".", "/"}:

@@ -68,8 +68,8 @@ class Engine(Predictor):
     request is never begun. It fails with DeadlineError when the call in progress ends, at the
     latest; `infer` raises DeadlineError at once.
 
-    With `serving`, requests that can share a call of the model share it. Without, each request has
-    a call of its own, so that the input of the model depends on the client alone.
+    With `serving` and `merge`, requests that can share a call of the model share it. Else each request
+    has a call of its own, so that the input of the model depends on the client alone.
 
     Futures are set in the threads of instances, and their callbacks run there. A callback must be
     short and must not `submit`: it might wait for space that only its own thread can free.
@@ -84,6 +84,7 @@ class Engine(Predictor):
         clock: The clock of deadlines, busy time and starved time.
         warm_up: Call `Model.warm_up`, or predict a row of zeros, before the instance is ready.
         serving: How requests of many clients are queued, batched and placed.
+        merge: With `serving`: let requests share calls.
         sequences: Without `serving`: limits of a model with a `step` that replace the model's own.
         open_checkpoints: Opens the checkpoint store at every start, instead of the store that
             `serving` names. The engine closes the store when it has stopped.
@@ -102,6 +103,7 @@ class Engine(Predictor):
         clock: Clock | None = None,
         warm_up: bool = True,
         serving: ServeSettings | None = None,
+        merge: bool = True,
         sequences: Mapping[str, Any] | None = None,
         open_checkpoints: Callable[[], CheckpointStore] | None = None,
         load_lock: "threading.Lock | None" = None,
@@ -118,7 +120,7 @@ class Engine(Predictor):
         self.name = name
         self.version = version
         self.settings = settings
-        self._merge = serving is not None
+        self._merge = merge and serving is not None
         self._in_flight_max = limit
         self._open_checkpoints = open_checkpoints
         self._clock = clock or SystemClock()

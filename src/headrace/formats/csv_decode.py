@@ -213,7 +213,7 @@ class CsvMatrixDecoder(_CsvDecoder):
     then. A null word of the dialect is NaN for floating dtypes, and invalid for others.
 
     Failures (kind DECODE) are a record whose number of columns is not `width`, and a record with a
-    requested cell that is not a number .
+    requested cell that is not a number.
 
     Args:
         input_name: The name of the model's input.

@@ -233,7 +233,12 @@ REQUEST_TIMEOUT_S: Final = Setting("Timeout of a request to the endpoint in seco
 class SpecKeys:
     """The keys of the table that are not settings of the run. None stands for an absent key."""
 
-    model: Annotated[str | None, Setting("Model: a file, folder or class.", metavar="MODEL")] = None
+    model: Annotated[
+        str | None, Setting("Model: a file, folder, archive, class or URI.", metavar="MODEL")
+    ] = None
+    model_options: Annotated[
+        dict[str, Any] | None, Setting("Options of the model, as -O sets them.", metavar="TABLE")
+    ] = None
     source: Annotated[
         str | None, Setting("Source: an object, prefix, glob or manifest.", parse=_checked_uri)
     ] = None

@@ -78,7 +78,8 @@ class TransformSpec:
         settings: The settings of the transform.
         source: The source of objects.
         output: The destination.
-        model: The model as a file, folder or class.
+        model: The MODEL argument.
+        model_options: Options of the model.
         job_name: The name of the job.
         instances: Machines of the SageMaker request, or loaded copies of the ``headrace`` table.
         in_flight_max: The number of concurrent requests.
@@ -94,6 +95,7 @@ class TransformSpec:
     source: str | None = None
     output: str | None = None
     model: str | None = None
+    model_options: Mapping[str, Any] | None = None
     job_name: str | None = None
     instances: int | None = None
     in_flight_max: int | None = None
@@ -141,6 +143,7 @@ def spec_of(values: Mapping[str, Any], name: str, *, strict: bool = False) -> Tr
         source=_first_set(extension.keys.source, job.source),
         output=_first_set(extension.keys.output, job.output),
         model=_first_set(extension.keys.model, job.model),
+        model_options=extension.keys.model_options,
         job_name=_first_set(extension.keys.job_name, job.job_name),
         instances=_first_set(extension.keys.instances, job.instances),
         in_flight_max=_first_set(extension.keys.in_flight_max, job.max_concurrent or None),

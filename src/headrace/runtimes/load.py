@@ -7,9 +7,9 @@ import hashlib
 import importlib
 import inspect
 import keyword
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 import orjson
@@ -55,8 +55,9 @@ _MLSERVER_SETTINGS: Final = "model-settings.json"
 _FOLDERS: Final = {"MLmodel": _MLFLOW, "config.json": _HUGGINGFACE}
 _ACCEPTED: Final = (
     "a model is a file model.onnx, file.py or file.py:Class, a class module:Class, "
-    "a file .skops, .pt, .ts, .pt2 or .safetensors, "
-    "or a folder with an MLmodel, a config.json or a model-settings.json"
+    "a file .skops, .joblib, .pkl, .pt, .ts, .pt2 or .safetensors, "
+    "a folder with a model.toml, an MLmodel, a config.json, a model-settings.json or a single model file, "
+    "an archive .tar or .tar.gz of such a folder, or the URI of one of these"
 )
 
 
@@ -119,9 +120,7 @@ def model_factory(spec: str, options: Mapping[str, Any] | None = None) -> ModelS
 
 def _source(spec: str, options: Mapping[str, Any] | None) -> ModelSource:
     if "://" in spec:
-        raise ConfigError(
-            f"{spec}: models are read from local files; download the file first, then use --model FILE"
-        )
+        raise ConfigError(f"{spec}: a URI is only accepted as MODEL itself, not within a model.toml")
     plain = plain_options(options, spec)
     place, class_name = split_spec(spec)
     path = Path(spec)
@@ -172,7 +171,7 @@ def _mlserver_folder(spec: str, options: Options, folder: Path) -> ModelSource:
     if not is_mlserver_class(found):
         raise ConfigError(f"{file}: its implementation {class_name} is not a subclass of mlserver.MLModel")
     settings = {k: v for k, v in settings_file.items() if k != "implementation"} | options
-    name = str(settings.get("name") or folder.resolve().name)
+    name = str(settings.get("name") or _name_of(folder))
     fingerprint = _with_options(_folder_sha256(folder), options)
     return ModelSource(lambda: _mlserver(found, name, settings, file), name, fingerprint, spec, options)
 
@@ -182,11 +181,21 @@ def _folder(spec: str, options: Options, folder: Path) -> ModelSource:
         return _mlserver_folder(spec, options, folder)
     for marker, runtime in _FOLDERS.items():
         if (folder / marker).is_file():
-            return _made_by(runtime, spec, options, folder.resolve().name, _folder_sha256(folder))
+            return _made_by(runtime, spec, options, _name_of(folder), _folder_sha256(folder))
+    files = model_candidates(folder)
+    if len(files) == 1:
+        # The other files of the folder may be parts of the model, such as weights that its file refers to.
+        fingerprint = _with_options(_folder_sha256(folder), options)
+        return replace(_source(str(files[0]), options), name=_name_of(folder), fingerprint=fingerprint)
+    found = f"several model files: {', '.join(f.name for f in files)}" if files else "no model file"
     raise ConfigError(
-        f"the folder {spec} is not a model: it has no {', no '.join((*_FOLDERS, _MLSERVER_SETTINGS))}; "
-        f"{_ACCEPTED}"
+        f"the folder {spec} is not a model: it has no model.toml, no "
+        f"{', no '.join((*_FOLDERS, _MLSERVER_SETTINGS))}, and {found}; {_ACCEPTED}"
     )
+
+
+def _name_of(folder: Path) -> str:
+    return folder.resolve().name
 
 
 def _made_by(
@@ -269,14 +278,19 @@ def _folder_sha256(folder: Path) -> str:
 
 
 def model_candidates(folder: Path) -> list[Path]:
-    """Return the paths in a folder that may be its model; one path if the choice is clear.
+    """Return the paths in a folder that may be its model; one path if the choice is clear."""
+    return [folder / name for name in candidate_names({f.name for f in folder.iterdir() if f.is_file()})]
+
+
+def candidate_names(names: Collection[str]) -> list[str]:
+    """Return those of a folder's files that may be its model; ``.`` stands for the folder itself.
 
     A file that may be part of another model is a candidate only if there is no other.
     """
-    files = sorted(f for f in folder.iterdir() if f.suffix == ".py" or f.suffix in _FILES)
-    models = [f for f in files if f.suffix not in _PARTS]
-    if len(models) != 1 and any((folder / marker).is_file() for marker in (*_FOLDERS, _MLSERVER_SETTINGS)):
-        return [folder]
+    files = sorted(n for n in names if PurePath(n).suffix == ".py" or PurePath(n).suffix in _FILES)
+    models = [n for n in files if PurePath(n).suffix not in _PARTS]
+    if len(models) != 1 and any(marker in names for marker in (*_FOLDERS, _MLSERVER_SETTINGS)):
+        return ["."]
     return models or files
 
 

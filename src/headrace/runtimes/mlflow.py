@@ -14,7 +14,7 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError, ModelInputError, ModelLoadError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import Array, InferRequest, TensorSpec, datatype_of, text_array
-from headrace.runtimes.model_io import decode_text, encode_json_texts, summarize_error
+from headrace.runtimes.model_io import decode_text, encode_json_texts, option_advice, summarize_error
 
 # mlflow sends usage data unless this is set before its import.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -79,7 +79,7 @@ class MlflowModel(Model):
         if allow_pickle is not True:
             raise ConfigError(
                 f"{path} is an MLflow model: loading it runs the code and the pickles in the folder. "
-                "If you trust the folder, set the option allow_pickle = true"
+                f"If you trust the folder, {option_advice('allow_pickle', True)}"
             )
         self._path = path
         self._name = path.resolve().name

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, cast
@@ -25,6 +26,16 @@ def summarize_error(error: BaseException) -> str:
     text = " ".join(_ESCAPES.sub("", str(error)).split())
     kind = type(error).__name__
     return f"{kind}: {text}"[:WHY_CHARS_MAX] if text else kind
+
+
+def option_advice(name: str, value: object) -> str:
+    """Return how to give a model an option: on the command line, in a ``model.toml`` and in Python."""
+    text = orjson.dumps(value).decode()
+    on_command_line = shlex.quote(f"{name}={text}")
+    return (
+        f"set its option {name}: on the command line -O {on_command_line}, in a model.toml "
+        f"{name} = {text} below [options], in Python model_options={{{name!r}: {value!r}}}"
+    )
 
 
 def decode_text(name: str, data: Array) -> Array:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError, ModelLoadError
 from headrace.core.model import Model
 from headrace.core.tensor import Array, TensorSpec
-from headrace.runtimes.model_io import decode_text, summarize_error, tensor_specs
+from headrace.runtimes.model_io import decode_text, option_advice, summarize_error, tensor_specs
 
 try:
     import joblib as _joblib
@@ -96,7 +96,7 @@ class SklearnModel(Model):
         if self._is_pickle and allow_pickle is not True:
             raise ConfigError(
                 f"{path} is a pickle, and loading a pickle can run any code. Save the model with "
-                "skops.io.dump as .skops. If you trust the file, set the option allow_pickle = true"
+                f"skops.io.dump as .skops. If you trust the file, {option_advice('allow_pickle', True)}"
             )
         self._estimator: Any = None
 
@@ -133,8 +133,7 @@ class SklearnModel(Model):
         if untrusted:
             raise self._load_error(
                 f"{self._path} contains types that skops does not trust: {', '.join(untrusted)}. "
-                "If you trust the file, "
-                f"set the option trusted = [{', '.join(map(repr, untrusted))}]"
+                f"If you trust the file, {option_advice('trusted', [*self._trusted, *untrusted])}"
             )
         return skops.loads(data, trusted=self._trusted)
 

@@ -5,14 +5,14 @@ The module that imports Beam. The import takes some seconds: Beam is large. Beam
 """
 
 import logging
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from headrace.app.models import PredictorOptions, open_predictor
+from headrace.config.model_argument import is_fetched
 from headrace.contrib.beam.elements import ElementFailure, Inference, build_batch, element_bytes, inferences
-from headrace.contrib.beam.loaded_model import BatchResponses, LoadedModel, download_model, is_remote
+from headrace.contrib.beam.loaded_model import BatchResponses, LoadedModel
 from headrace.core.errors import ConfigError, HeadraceError, MissingExtraError, RefusedRowsError
 from headrace.core.model import Model
 from headrace.core.tensor import InferRequest, InferResponse
@@ -122,9 +122,9 @@ class ModelHandler(HandlerMixin, base.ModelHandler):
     `inference_args` are parameters of each request.
 
     Args:
-        model: A model as for `headrace.stream`, or the URI of a file such as
-            ``s3://models/churn.onnx`` (a folder's ends in ``/``). Each process downloads a URI with
-            the credentials of its environment. Plain paths are paths on the workers.
+        model: A model as for `headrace.stream`, but no Model object. Each machine fetches a URI such as
+            ``s3://models/churn.onnx`` into its cache, with the credentials of its environment. Plain
+            paths are paths on the workers.
         options: Instances and `model_options`.
         failures: The treatment of elements without a prediction, ``"raise"`` or ``"return"``.
         min_batch_size, max_batch_size: Bounds of Beam's batches. The default maximum is the row
@@ -194,8 +194,7 @@ class ModelHandler(HandlerMixin, base.ModelHandler):
         """Return the model in a started engine. Raises ModelLoadError and similar errors."""
         if not isinstance(self._model, str):
             return _loaded(self._model, self._options, getattr(self._model, "__name__", "model"))
-        local = download_model(self._model)
-        return _loaded(local.spec, self._options, self._model, local.folder)
+        return _loaded(self._model, self._options, self._model)
 
     def run_inference(
         self, batch: Sequence[Any], model: LoadedModel, inference_args: Mapping[str, Any] | None = None
@@ -222,7 +221,7 @@ class ModelHandler(HandlerMixin, base.ModelHandler):
         return self._rows_hint
 
     def _probe_max_rows(self) -> int:
-        if self.share_model_across_processes() or (isinstance(self._model, str) and is_remote(self._model)):
+        if self.share_model_across_processes() or is_fetched(self._model):
             return MAX_BATCH_ROWS
         try:
             loaded = self.load_model()
@@ -248,17 +247,10 @@ class ModelHandler(HandlerMixin, base.ModelHandler):
             self._model = model_path
 
 
-def _loaded(
-    model: str | Callable[[], Model], options: PredictorOptions, model_id: str, folder: Path | None = None
-) -> LoadedModel:
-    try:
-        predictor = open_predictor(model, None, options).predictor
-        predictor.start()
-    except BaseException:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return LoadedModel(predictor, model_id, folder)
+def _loaded(model: str | Callable[[], Model], options: PredictorOptions, model_id: str) -> LoadedModel:
+    predictor = open_predictor(model, None, options).predictor
+    predictor.start()
+    return LoadedModel(predictor, model_id)
 
 
 def check_parameters(inference_args: Mapping[str, Any] | None) -> None:

@@ -1,95 +1,26 @@
-"""A model that one of Beam's processes has loaded: its download, its calls and its shutdown.
+"""A model that one of Beam's processes has loaded: its calls and its shutdown.
 
 Independent of Beam, which owns and shares it.
 """
 
 import logging
-import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from headrace.contrib.beam.elements import ONLY_INPUT
 from headrace.core.errors import ConfigError, HeadraceError, ModelInputError
 from headrace.core.predictor import Predictor
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
-from headrace.runtimes.classes import split_spec
-from headrace.storage.contract import Store
-from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.beam")
 
 CLOSE_WAIT_S: Final = 5.0
 """Seconds to wait for a model's shutdown, since one of its calls may hang."""
-
-
-@dataclass(frozen=True, slots=True)
-class LocalModel:
-    """A model's name on the local disk, and the folder to remove after use."""
-
-    spec: str
-    folder: Path | None = None
-
-
-def is_remote(spec: str) -> bool:
-    """Return True if a model is named by a URI."""
-    return "://" in spec
-
-
-def download_model(spec: str, stores: Stores | None = None) -> LocalModel:
-    """Return the model on the local disk, downloaded to a new folder if it is named by a URI.
-
-    A plain path stays unchanged. A URI names an object, or, ending in ``/``, all objects below a
-    prefix. ``s3://models/churn.py:Class`` names a class in the file.
-
-    Raises:
-        StorageError: An object cannot be read.
-        ConfigError: There is nothing below the prefix.
-    """
-    if not is_remote(spec):
-        return LocalModel(spec)
-    folder = Path(tempfile.mkdtemp(prefix="headrace-beam-model-"))
-    try:
-        return LocalModel(_download_into(folder, spec, stores or Stores()), folder)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _download_into(folder: Path, spec: str, stores: Stores) -> str:
-    """Download the model into the folder and return its local name."""
-    parent, _, name = spec.rstrip("/").rpartition("/")
-    if spec.endswith("/"):
-        _download_folder(stores.for_uri(spec), spec, folder / name)
-        return str(folder / name)
-    file, class_name = split_spec(name) if ".py:" in name else (name, "")
-    uri = f"{parent}/{file}"
-    _download(stores.for_uri(uri), uri, folder / file)
-    return f"{folder / file}:{class_name}" if class_name else str(folder / file)
-
-
-def _download_folder(store: Store, prefix: str, folder: Path) -> None:
-    listed = [info.uri for info in store.list(prefix)]
-    if not listed:
-        raise ConfigError(f"{prefix} is not a model: there is nothing below it")
-    for uri in listed:
-        path = folder / uri.removeprefix(prefix)
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"{uri} would be written outside the model's folder: rename the object")
-        _download(store, uri, path)
-
-
-def _download(store: Store, uri: str, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        for chunk in store.stream(uri):
-            file.write(chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +41,11 @@ class LoadedModel:
     thread is awaited for up to `CLOSE_WAIT_S`.
     """
 
-    def __init__(self, predictor: Predictor, model_id: str, folder: Path | None = None) -> None:
+    def __init__(self, predictor: Predictor, model_id: str) -> None:
         self._predictor = predictor
         self._model_id = model_id
         self._metadata = predictor.metadata
-        self._close = weakref.finalize(self, _stop_in_thread, predictor, folder)
+        self._close = weakref.finalize(self, _stop_in_thread, predictor)
         if self._metadata.is_stateful or not self._metadata.can_predict:
             self._close()
             what = "works on sequences" if self._metadata.is_stateful else "serves only streams"
@@ -178,22 +109,19 @@ def _outcome(future: Future[InferResponse] | ModelInputError) -> InferResponse |
         return error
 
 
-def _stop_in_thread(predictor: Predictor, folder: Path | None) -> None:
+def _stop_in_thread(predictor: Predictor) -> None:
     """Stop the predictor in a thread.
 
     Stopping waits for calls in progress, and the caller must not wait for these.
     """
-    thread = threading.Thread(target=_stop, args=(predictor, folder), name="headrace-beam-end", daemon=True)
+    thread = threading.Thread(target=_stop, args=(predictor,), name="headrace-beam-end", daemon=True)
     with suppress(RuntimeError):  # The interpreter starts no more threads at exit; all of them end with it.
         thread.start()
         thread.join(CLOSE_WAIT_S)
 
 
-def _stop(predictor: Predictor, folder: Path | None) -> None:
+def _stop(predictor: Predictor) -> None:
     try:
         predictor.stop(drain=False)
     except Exception:  # noqa: BLE001 - there is no caller to raise to
         _log.exception("a model failed to close")
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -57,8 +57,8 @@ class Predict:
     takes the threads with it. Several threads may call an instance at once.
 
     Args:
-        model: A file, a folder or ``module:Class``, which must exist on every node; a Model class,
-            or a function that makes a model.
+        model: A file, a folder or ``module:Class``, which must exist on every node; a URI, which each
+            node fetches; a Model class, or a function that makes a model.
         endpoint: The URL of a served model, instead of `model`.
         columns: The columns of the model's inputs, if their names differ from the inputs'. A list
             for a model of one input, whose columns become one tensor ``[n, columns]``; else a

@@ -51,7 +51,7 @@ _PARTS: Final = {
 }
 _WHERE: Final = "options"
 _JOB_FIELDS: Final = frozenset(
-    {"source", "output", "model", "job_name", "instances", "in_flight_max", "max_concurrent"}
+    {"source", "output", "model", "model_options", "job_name", "instances", "in_flight_max", "max_concurrent"}
 )
 """Options of a spec file that are fields of the job instead."""
 
