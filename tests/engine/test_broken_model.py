@@ -115,6 +115,15 @@ def test_check_ends_at_another_exception():
     assert not check.is_open
 
 
+def test_check_ends_at_a_request_that_fails_in_another_way():
+    check = BrokenModelCheck()
+    assert check.fails_alike(100, FIRST, lambda _: FIRST)
+    assert check.is_open
+    other = ModelTraceback("ValueError", file="m.py", line=4)
+    assert not check.fails_alike(100, other, lambda _: pytest.fail("no sample is needed"))
+    assert not check.is_open
+
+
 def test_check_of_few_rows_is_left_to_the_search():
     check = BrokenModelCheck()
     assert not check.fails_alike(SAMPLED_ROWS, FIRST, lambda _: pytest.fail("no sample is needed"))

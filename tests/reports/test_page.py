@@ -215,7 +215,7 @@ def test_page_of_a_stream_shows_its_parts():
 
 
 def test_run_section_shows_the_figures():
-    assert _facts(_page(report(objects_done=2)).section("Run")) == {
+    assert _facts(_page(report(objects_done=2, failure_limit="above 100 failed records")).section("Run")) == {
         "Model": "fraud",
         "Source": "s3://b/in/",
         "Output": "s3://b/out/",
@@ -233,6 +233,7 @@ def test_run_section_shows_the_figures():
         "Retries": "2",
         "Batches closed by": "1,200 rows, 6 end",
         "Resumed": "no",
+        "Failure limit": "above 100 failed records",
     }
 
 

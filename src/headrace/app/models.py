@@ -128,9 +128,16 @@ class OpenedPredictor:
 
 
 def open_predictor(
-    model: ModelLike | None, endpoint: str | None, options: PredictorOptions
+    model: ModelLike | None,
+    endpoint: str | None,
+    options: PredictorOptions,
+    *,
+    finds_broken_model: bool = False,
 ) -> OpenedPredictor:
-    """Return an engine for a model, or a client for an endpoint. Exactly one of both must be given."""
+    """Return an engine for a model, or a client for an endpoint. Exactly one of both must be given.
+
+    `finds_broken_model` is the engine's.
+    """
     if (model is None) == (endpoint is None):
         raise ConfigError("give either a model (--model) or an endpoint (--endpoint)")
     if options.model_options and not isinstance(model, str):
@@ -155,11 +162,18 @@ def open_predictor(
             instances=options.instances,
             fingerprint=source.fingerprint,
             sequences=_SEQUENCE_LIMITS,
+            finds_broken_model=finds_broken_model,
         )
         return OpenedPredictor(engine, f"{source.name} sha256:{source.fingerprint}")
     if callable(model):
         name = getattr(model, "__name__", type(model).__name__)
-        engine = Engine(model, name=name, instances=options.instances, sequences=_SEQUENCE_LIMITS)
+        engine = Engine(
+            model,
+            name=name,
+            instances=options.instances,
+            sequences=_SEQUENCE_LIMITS,
+            finds_broken_model=finds_broken_model,
+        )
         return OpenedPredictor(engine, f"{name} sha256:{_code_fingerprint(model)}")
     assert model is not None
     return OpenedPredictor(model, getattr(model, "name", type(model).__name__))
@@ -180,7 +194,12 @@ def open_run_predictor(
             f"--sequence {settings.mapping.sequence} needs the model itself (--model), not an endpoint: "
             "a request whose response is lost would be sent again and repeat its steps"
         )
-    return open_predictor(model, endpoint, options or PredictorOptions())
+    return open_predictor(
+        model,
+        endpoint,
+        options or PredictorOptions(),
+        finds_broken_model=settings is not None and settings.failures.stops_broken_model,
+    )
 
 
 def add_current_folder_to_path() -> None:

@@ -19,7 +19,13 @@ from headrace.app.runs import OpenedRun, execute, open_watch, retry_failed
 from headrace.cli.commands import INTERRUPTED, complete_files, print_error
 from headrace.cli.logs import configure_logs
 from headrace.cli.options import POSITIVE, RUN_LOG_OPTIONS, combined_options
-from headrace.cli.run_display import ProgressDisplay, choose_style, exit_status, print_report
+from headrace.cli.run_display import (
+    ProgressDisplay,
+    choose_style,
+    exit_status,
+    print_report,
+    print_tracebacks,
+)
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.reports.report import Report
@@ -113,9 +119,13 @@ def run_or_watch(opened: OpenedRun, params: dict[str, Any]) -> int:
     display = ProgressDisplay(style, run.progress, run.statistics, reading=run.reading)
     if params["watch"]:
         return _watch(opened, display, poll_s=params["poll_s"], json_lines=json_lines)
-    with InterruptHandler(run.drain):
-        report = execute(opened, display)
-    return print_report(report, run.progress, json_lines=json_lines, page=run.page)
+    try:
+        with InterruptHandler(run.drain):
+            report = execute(opened, display)
+        return print_report(report, run.progress, json_lines=json_lines, page=run.page)
+    finally:
+        sys.stdout.flush()
+        print_tracebacks(run.progress)
 
 
 def _watch(opened: OpenedRun, display: ProgressDisplay, *, poll_s: float, json_lines: bool) -> int:
@@ -128,8 +138,12 @@ def _watch(opened: OpenedRun, display: ProgressDisplay, *, poll_s: float, json_l
         code = exit_status(report)
         print_report(report, opened.run.progress, json_lines=json_lines, page=opened.run.page)
 
-    with InterruptHandler(watch.stop), opened, display:
-        watch.serve(say)
+    try:
+        with InterruptHandler(watch.stop), opened, display:
+            watch.serve(say)
+    finally:
+        sys.stdout.flush()
+        print_tracebacks(opened.run.progress)
     return code
 
 
@@ -186,7 +200,10 @@ def _retry(destination: str, params: dict[str, Any]) -> int:
         report=params["report"],
         around=open_display,
     )
-    return print_report(report, progress, json_lines=json_lines, page=page)
+    status = print_report(report, progress, json_lines=json_lines, page=page)
+    sys.stdout.flush()
+    print_tracebacks(progress)
+    return status
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -13,21 +13,25 @@ from headrace.engine.model_methods import describe_error
 
 SAMPLED_ROWS: Final = 8
 """The number of rows of a request that are called alone."""
-REQUESTS_MAX: Final = 3
-"""The number of failed requests of one instance that are checked."""
+REQUESTS_MAX: Final = 32
+"""The number of failed requests of one instance that are checked: more than a client needs to decide,
+since it may have submitted others meanwhile.
+"""
 
 
 class BrokenModelCheck:
     """The check of one instance's first requests. One thread at a time.
 
-    It is closed by the first successful call, by a row that fails in another way, and after
-    REQUESTS_MAX requests. From then on, every bad row is found by itself.
+    It is closed by the first successful call, by a row or request that fails in another way, and
+    after REQUESTS_MAX requests. From then on, every bad row is found by itself.
     """
 
     def __init__(self) -> None:
         self.is_open = True
         """True while requests are checked."""
         self._requests = 0
+        self._first: ModelTraceback | None = None
+        """The traceback of the first request."""
 
     def close(self) -> None:
         """Check no more requests, since the model works for some row."""
@@ -42,9 +46,12 @@ class BrokenModelCheck:
         exception, or None for any other result. A request of few rows is not sampled, since a
         search calls about as many.
         """
+        self._first = self._first or first
         self._requests += 1
-        if self._requests >= REQUESTS_MAX:
+        if first.key != self._first.key:
             self.is_open = False
+            return False
+        self.is_open = self._requests < REQUESTS_MAX
         if rows <= SAMPLED_ROWS:
             return False
         for row in sample_rows(rows, SAMPLED_ROWS):
