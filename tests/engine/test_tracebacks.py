@@ -4,6 +4,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+import orjson
 import pytest
 
 from engine import bug_models as models
@@ -138,12 +139,23 @@ def test_place_follows_the_first_line_of_a_message():
 
 
 def test_traceback_crosses_processes():
-    error = ValueError("lone \ud800")
-    sent = ModelTraceback("ValueError", "lone \ud800", "/a/m.py", 3, "f", "x", "text \ud800")
-    back = error_from_wire(error_to_wire(error, sent))
+    sent = ModelTraceback("ValueError", "no", "/a/m.py", 3, "f", "x", "text")
+    back = error_from_wire(orjson.loads(orjson.dumps(error_to_wire(ValueError("no"), sent))))
     assert isinstance(back, RemoteError)
-    assert (back.traceback.key, back.traceback.text) == (sent.key, "text ?")
+    assert back.traceback == sent
     assert TracebackMaker()(back) is back.traceback
+
+
+def test_texts_are_utf8():
+    """The report is JSON."""
+
+    class Odd(Model):
+        def predict(self, x):
+            raise ValueError("lone \ud800")
+
+    found = traceback_of(Odd())
+    assert found.message == "lone ?"
+    assert orjson.dumps(found.to_json())
 
 
 @pytest.mark.slow

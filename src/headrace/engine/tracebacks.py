@@ -74,23 +74,17 @@ class TracebackMaker:
         if not is_unexpected(error):
             return None
         begin, place = self._find_place(error.__traceback__)
+        kind, message = type(error).__name__, _plain(error_text(error))[:WHY_CHARS_MAX]
         if place is None:
-            return ModelTraceback(type(error).__name__, error_text(error)[:WHY_CHARS_MAX])
+            return ModelTraceback(kind, message)
         code, line = place.tb_frame.f_code, place.tb_lineno
-        key = (type(error).__name__, code.co_filename, line)
-        made = self._made.get(key)
+        file = _plain(code.co_filename)
+        made = self._made.get((kind, file, line))
         if made is None:
-            made = ModelTraceback(
-                key[0],
-                error_text(error)[:WHY_CHARS_MAX],
-                code.co_filename,
-                line,
-                code.co_name,
-                linecache.getline(code.co_filename, line).strip()[:_SOURCE_CHARS_MAX],
-                _format(error, begin),
-            )
+            source = _source(code.co_filename, line)
+            made = ModelTraceback(kind, message, file, line, code.co_name, source, _format(error, begin))
             if len(self._made) < TRACEBACKS_MAX:
-                self._made[key] = made
+                self._made[made.key] = made
         return made
 
     def _find_place(self, first: TracebackType | None) -> tuple[TracebackType | None, TracebackType | None]:
@@ -109,13 +103,23 @@ class TracebackMaker:
         return begin or outside or first, place or last
 
 
+def _source(file: str, line: int) -> str:
+    linecache.checkcache(file)  # the file may have changed since another model was loaded from it
+    return _plain(linecache.getline(file, line).strip()[:_SOURCE_CHARS_MAX])
+
+
+def _plain(text: str) -> str:
+    """Return text that UTF-8 can encode: names and messages may have lone surrogates."""
+    return text.encode(errors="replace").decode()
+
+
 def _format(error: BaseException, begin: TracebackType | None) -> str:
     try:
         lines = traceback.TracebackException(type(error), error, cast("Any", begin)).format()
         text = "".join(lines).rstrip("\n")
     except Exception:  # noqa: BLE001 - a broken exception must not hide that there is one
         text = f"{type(error).__name__}: the traceback cannot be formatted"
-    text = text.encode(errors="replace").decode()
+    text = _plain(text)
     if len(text) <= TRACEBACK_CHARS_MAX:
         return text
     end = TRACEBACK_CHARS_MAX - _TEXT_BEGIN_CHARS

@@ -285,16 +285,7 @@ def error_to_wire(error: BaseException, traceback: ModelTraceback | None = None)
     if _TEXT_ERRORS.get(kind) is type(error):
         return {"kind": kind, "why": _text(error)}
     remote = {"kind": "RemoteError", "why": _text(describe_error(error))}
-    return remote if traceback is None else {**remote, "traceback": _plain(traceback)}
-
-
-def _plain(traceback: ModelTraceback) -> dict[str, Any]:
-    # Names of files and texts of exceptions may hold what UTF-8 cannot encode.
-    values = traceback.to_json().items()
-    return {
-        name: value.encode(errors="replace").decode() if isinstance(value, str) else value
-        for name, value in values
-    }
+    return remote if traceback is None else {**remote, "traceback": traceback.to_json()}
 
 
 def _text(value: object) -> str:
