@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import PurePath
 from typing import Any, Final
 
 TRACEBACK_CHARS_MAX: Final = 16 * 1024
@@ -41,7 +40,7 @@ class ModelTraceback:
     @property
     def place(self) -> str:
         """The place for messages, such as ``churn.py:12 in predict``; empty if unknown."""
-        return f"{PurePath(self.file).name}:{self.line} in {self.function}" if self.file else ""
+        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}" if self.file else ""
 
     def with_place(self, why: str) -> str:
         """Return a description of the exception with the place at the end of its first line."""

@@ -252,11 +252,11 @@ class BatchCaller:
 
     def _is_broken(self, items: Sequence[CallItem], error: BaseException) -> bool:
         """Fail the only item if its rows show a broken model. `error` is that of its first call."""
-        check, traceback = self._broken_model_check, self._backend.traceback_of(error)
-        if check is None or not check.is_open or traceback is None or len(items) > 1:
+        check, item = self._broken_model_check, items[0]
+        if check is None or not check.is_open or len(items) > 1 or item.is_whole or is_out_of_memory(error):
             return False
-        item = items[0]
-        if item.is_whole or is_out_of_memory(error):
+        traceback = self._backend.traceback_of(error)
+        if traceback is None:
             return False
 
         def try_row(row: int) -> ModelTraceback | None:
