@@ -54,7 +54,9 @@ def test_bug_stops_the_command_with_its_traceback(command):
     assert done.out == ""
     traceback, _, error = done.err.rpartition("error: ")
     assert traceback == TRACEBACK
-    assert error.startswith("model churn: it raised the same exception for every row of its first 3 batches")
+    assert error.startswith(
+        "model churn: it raised the same exception for every tried row of its first 3 batches"
+    )
     assert f"{MESSAGE} ({PLACE})" in error
     assert "--on-error record" in error
     assert not [path for path in Path("out").glob("*") if path.is_file()]

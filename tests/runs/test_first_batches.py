@@ -89,7 +89,7 @@ def test_model_with_a_bug_stops_the_run_after_few_calls(stores, kind):
     assert len(model.batch_rows) < 1000
     place = f"test_first_batches.py:{caught.value.traceback.line} in predict"
     assert str(caught.value) == (
-        "model double: it raised the same exception for every row of its first 3 batches (60 rows): "
+        "model double: it raised the same exception for every tried row of its first 3 batches (60 rows): "
         f"ValueError: minus one ({place}). Correct the model, then run again with --overwrite; or record "
         "these rows as failed with --on-error record"
     )

@@ -124,7 +124,7 @@ class FirstBatches:
         batches = "batch" if self._batches == 1 else f"{self._batches} batches"
         error = BrokenModelError(
             self._predictor.metadata.name,
-            f"it raised the same exception for every row of its first {batches} ({self._rows:,} rows): "
+            f"it raised the same exception for every tried row of its first {batches} ({self._rows:,} rows): "
             f"{raised}. Correct the model, then run again with --overwrite; or record these rows as failed "
             "with --on-error record",
             traceback=traceback,
