@@ -7,15 +7,17 @@ import pytest
 
 from cases import for_each
 from headrace.batching.dynamic import CloseReason
+from headrace.core.block import Position
 from headrace.core.errors import AccessDeniedError, BrokenModelError, StoppedError
 from headrace.core.model import Model, RowError
 from headrace.core.model_traceback import ModelTraceback
 from headrace.core.tensor import InferRequest, InferResponse, RowFailure, Tensor, TensorSpec
+from headrace.formats.csv import CsvFormat
 from headrace.formats.read import ReadOptions
 from headrace.runs.feed import Batch
 from headrace.runs.first_batches import BATCHES_MIN, HELD_BATCHES_MAX, ROWS_MIN, FirstBatches
 from headrace.runs.flow import Flow
-from headrace.runs.items import Cursor
+from headrace.runs.items import Cursor, ReadBlock
 from headrace.runs.mapping import Mapper
 from headrace.runs.run import Run
 from headrace.runs.settings import FailurePolicy, FlowSettings, MappingOptions, StreamSettings
@@ -200,24 +202,46 @@ def test_worker_that_predicted_rows_checks_no_later_tasks():
         assert FirstBatches(predictor).is_decided
 
 
-def test_error_of_the_source_follows_the_held_batches(stores):
+class BrokenSource:
+    """A source that breaks after a block of 20 rows."""
+
+    bytes_read = objects_read = 0
+    reading = ""
+
+    def blocks(self):
+        for block in CsvFormat().blocks([lines(bug=20)], Position("a.csv")):
+            yield ReadBlock(block, 0)
+        raise AccessDeniedError("s3://b/x", "not yours")
+
+    def close(self): ...
+
+
+def test_error_of_the_source_follows_the_held_batches():
     """A run that is resumed reads the rest."""
+    with engine(Coded(), finds_broken_model=True) as predictor:
+        mapper = Mapper(predictor.metadata, MappingOptions(), ReadOptions(), {})
+        flow = Flow(BrokenSource(), mapper, predictor, FlowSettings(), stops_broken_model=True)
+        batches = iter(flow)
+        assert len(next(batches).failures) == 20
+        with pytest.raises(AccessDeniedError):
+            next(batches)
 
-    class Broken:
-        bytes_read = objects_read = 0
-        reading = ""
 
-        def blocks(self):
-            yield from ()
-            raise AccessDeniedError("s3://b/x", "not yours")
+def test_drained_flow_delivers_the_held_batches():
+    """A run that is stopped on request is no shorter source."""
+    with engine(Coded(), finds_broken_model=True) as predictor:
+        mapper = Mapper(predictor.metadata, MappingOptions(), ReadOptions(), {})
+        source = BrokenSource()
+        flow = Flow(source, mapper, predictor, FlowSettings(), stops_broken_model=True)
+        read = source.blocks
 
-        def close(self): ...
+        def blocks():
+            yield next(read())
+            flow.drain()
 
-    predictor = ScriptedPredictor()
-    mapper = Mapper(predictor.metadata, MappingOptions(), ReadOptions(), {})
-    flow = Flow(Broken(), mapper, predictor, FlowSettings(), stops_broken_model=True)
-    with pytest.raises(AccessDeniedError):
-        list(flow)
+        source.blocks = blocks
+        delivered = [batch.entries for batch in flow]
+    assert delivered == [20]
 
 
 # The verdict
