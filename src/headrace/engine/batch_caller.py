@@ -268,7 +268,7 @@ class BatchCaller:
                 return self._backend.traceback_of(raised)
             return None
 
-        if not check.fails_alike(item.rows, traceback, try_row):
+        if not check.fails_alike(item.entry.request.id, item.rows, traceback, try_row):
             return False
         item.fail(broken_model_error(self._name, error, traceback), describe_error(error), finished=True)
         return True

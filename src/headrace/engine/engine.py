@@ -90,8 +90,8 @@ class Engine(Predictor):
         load_lock: Held while an instance loads in this process; default: a lock of this engine.
         finds_broken_model: Fail one of the first requests of `submit` with BrokenModelError, after
             few calls, if the model raises the same unexpected exception for all of its rows and for
-            each of some rows alone. The client then decides; a second submission may find each bad
-            row.
+            each of some rows alone. The client then decides. It may submit the request again, with
+            the same id, until each bad row is found: once for each instance at most.
     """
 
     def __init__(

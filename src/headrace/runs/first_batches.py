@@ -110,7 +110,7 @@ class FirstBatches:
         while isinstance(result, BrokenModelError):
             assert batch.request is not None, "the model was called"
             try:
-                # An instance checks its first requests only, so this loop ends.
+                # An instance fails a request early once, so this loop ends.
                 result = self._predictor.submit(batch.request).result()
             except BrokenModelError as error:
                 result = error
