@@ -101,6 +101,17 @@ def test_traceback_follows_its_text_line():
     assert logged.endswith("ValueError: no")
 
 
+def test_traceback_of_a_model_follows_its_text_line():
+    """It may come from another process, so it is text."""
+    logged = text_line("broke", model="m", traceback="Traceback\n  File\nValueError")
+    first, *more = logged.splitlines()
+    assert first.endswith("headrace.x: broke model=m")
+    assert more == ["Traceback", "  File", "ValueError"]
+    assert json_line("broke", traceback="Traceback\n")["traceback"] == "Traceback\n"
+    quiet = logging.makeLogRecord({"msg": "broke", "levelname": "WARNING", "traceback": "Traceback"})
+    assert "Traceback" not in TextFormatter(tracebacks=False).format(quiet)
+
+
 @for_each(
     ("log_format", "verbosity", "access", "logged"),
     [

@@ -280,7 +280,10 @@ def test_model_that_raises_fails_only_the_bad_rows():
     assert done.code == 3
     (failure,) = failures(OUT)
     assert (failure["record"], failure["line"], failure["byte"], failure["raw"]) == (5, 6, 20, "5,1")
-    assert (failure["kind"], failure["reason"]) == ("model", "AssertionError: five [is] bad")
+    assert (failure["kind"], failure["reason"]) == (
+        "model",
+        "AssertionError: five [is] bad (picky.py:9 in predict)",
+    )
     assert predictions(OUT) == doubled(range(5)) + doubled(range(6, 9))
 
 

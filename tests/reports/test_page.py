@@ -6,6 +6,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import TooManyFailuresError
+from headrace.core.model_traceback import ModelTraceback
 from headrace.reports.observation import FAILURES_MAX, RunObservation
 from headrace.reports.page import PAGE_NAME, report_page
 from headrace.reports.report import Report
@@ -214,8 +215,15 @@ def test_page_of_a_stream_shows_its_parts():
     assert "Tasks done" not in facts
 
 
+def test_tracebacks_of_the_model_keep_their_lines():
+    traceback = ModelTraceback("ValueError", text="Traceback:\n  File <m.py>\nValueError: <b>")
+    page = _page(report(rows_failed=1, rows_out=1_234_566, tracebacks=[traceback.to_json()]))
+    (shown,) = page.section("Failures").all("pre")
+    assert "".join(shown.texts) == traceback.text
+
+
 def test_run_section_shows_the_figures():
-    assert _facts(_page(report(objects_done=2)).section("Run")) == {
+    assert _facts(_page(report(objects_done=2, failure_limit="above 100 failed records")).section("Run")) == {
         "Model": "fraud",
         "Source": "s3://b/in/",
         "Output": "s3://b/out/",
@@ -233,6 +241,7 @@ def test_run_section_shows_the_figures():
         "Retries": "2",
         "Batches closed by": "1,200 rows, 6 end",
         "Resumed": "no",
+        "Failure limit": "above 100 failed records",
     }
 
 

@@ -16,12 +16,15 @@ from headrace.batching.dynamic import CloseReason
 from headrace.core import errors
 from headrace.core.block import Failure, FailureKind, Position
 from headrace.core.errors import (
+    BrokenModelError,
     ConfigError,
     CountMismatchError,
     HeadraceError,
     MissingExtraError,
     NotFoundError,
+    PredictError,
 )
+from headrace.core.model_traceback import TRACEBACKS_MAX, ModelTraceback
 from headrace.core.predictor import PredictorStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.runners.messages import (
@@ -60,6 +63,7 @@ FAILURES = st.builds(
     st.integers(1, 9),
 )
 STATISTICS = st.builds(PredictorStatistics, *[COUNT] * 5, SECONDS, SECONDS)
+TRACEBACKS = st.builds(ModelTraceback, TEXT, TEXT, TEXT, COUNT, TEXT, TEXT, TEXT)
 COUNTERS = st.builds(
     WorkerCounters,
     *[COUNT] * 7,
@@ -70,6 +74,8 @@ COUNTERS = st.builds(
     reading=ANY_TEXT,
     first_failure=st.none() | FAILURES,
     first_broken=st.none() | FAILURES,
+    failed_bytes=COUNT,
+    tracebacks=st.lists(TRACEBACKS, max_size=3).map(tuple),
 )
 
 
@@ -102,7 +108,7 @@ def test_counters_add_up(all_counters, before):
     progress = RunProgress(records=99, rows_out=98)
     progress.closed_by[CloseReason.BYTES] = 7
     add_counters(progress, all_counters, before)
-    for name in ("bytes_read", "objects_read", "batches"):
+    for name in ("bytes_read", "objects_read", "batches", "failed_bytes"):
         assert getattr(progress, name) == sum(getattr(t, name) for t in all_counters)
     counts = progress.counts
     assert counts.records_in == before.records_in + sum(t.records for t in all_counters)
@@ -111,6 +117,11 @@ def test_counters_add_up(all_counters, before):
     assert counts.objects_broken == before.objects_broken + sum(t.objects_broken for t in all_counters)
     for reason in CloseReason:
         assert progress.closed_by[reason] == sum(t.closed_by.get(reason.value, 0) for t in all_counters)
+    tracebacks = [each for t in all_counters for each in t.tracebacks][::-1]
+    expected = {each.key: each for each in tracebacks}
+    kept = progress.tracebacks
+    assert len(kept) == min(len(expected), TRACEBACKS_MAX)
+    assert kept == {key: expected[key] for key in kept}
     found = [t.first_failure for t in all_counters if t.first_failure]
     assert progress.first_failure == (found[0] if found else None)
     statistics = statistics_of(all_counters)
@@ -134,6 +145,13 @@ def test_counters_sum_all_runs_of_a_worker():
         1.5,
     )
     assert WorkerCounters.from_progress([]) == WorkerCounters()
+
+
+def test_error_keeps_the_models_traceback():
+    traceback = ModelTraceback("ValueError", "no", "m.py", 3, "predict", "x", "Traceback")
+    for kind in (PredictError, BrokenModelError):
+        back = error_from_json(send_and_receive(error_to_json(kind("m", "no", traceback=traceback))))
+        assert (type(back), back.traceback) == (kind, traceback)
 
 
 SPECS = st.builds(

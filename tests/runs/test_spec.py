@@ -85,7 +85,7 @@ def test_complete_request_makes_settings():
     output = settings.output
     assert (output.format, output.assemble, output.join) == ("csv", "line", "input")
     assert (output.output_filter, output.slice_end) == ("$[0,-1]", "exclusive")
-    assert settings.failures == FailurePolicy()
+    assert settings.failures == FailurePolicy("record", failed_share_max=1)
 
 
 def test_example_in_the_module_is_valid():

@@ -110,6 +110,7 @@ def test_failures_log_error_and_reason(lines):
     broken, malformed, nowhere = requests(lines)
     assert (broken["level"], broken["error"]) == ("warning", "PredictError")
     assert "7.0 is refused" in broken["why"]
+    assert ".py" not in broken["why"], "clients receive the same text"
     assert (malformed["level"], malformed["status"], malformed["error"]) == ("info", 400, "DataError")
     assert (nowhere["action"], nowhere["status"]) == ("unknown", 404)
     assert "model" not in nowhere

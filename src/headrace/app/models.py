@@ -141,15 +141,17 @@ def open_predictor(
     endpoint: str | None,
     options: PredictorOptions,
     stores: Stores | None = None,
+    *,
+    finds_broken_model: bool = False,
 ) -> OpenedPredictor:
     """Return an engine for a model, or a client for an endpoint. Exactly one of both must be given.
 
-    `stores` are those of the URI of a model. Raises as `find_model`.
+    `stores` are those of the URI of a model. `finds_broken_model` is the engine's. Raises as `find_model`.
     """
     if (model is None) == (endpoint is None):
         raise ConfigError("give either a model (--model) or an endpoint (--endpoint)")
     if isinstance(model, str | Path | Model) or callable(model):
-        return _open_engine(model, options, stores)
+        return _open_engine(model, options, stores, finds_broken_model=finds_broken_model)
     if options.model_options:
         raise ConfigError("model_options need a model that is named by its file, folder or class")
     if endpoint is not None:
@@ -158,7 +160,9 @@ def open_predictor(
     return OpenedPredictor(model, getattr(model, "name", type(model).__name__))
 
 
-def _open_engine(model: ModelArgument, options: PredictorOptions, stores: Stores | None) -> OpenedPredictor:
+def _open_engine(
+    model: ModelArgument, options: PredictorOptions, stores: Stores | None, *, finds_broken_model: bool
+) -> OpenedPredictor:
     asked = ServeSettings(instances=options.instances or 1)
     found = find_model(model, options=options.model_options, settings=asked, stores=stores)
     definition = found.definition
@@ -168,6 +172,7 @@ def _open_engine(model: ModelArgument, options: PredictorOptions, stores: Stores
         fingerprint=definition.fingerprint,
         serving=run_settings(definition.settings, options.instances),
         merge=False,
+        finds_broken_model=finds_broken_model,
     )
     return OpenedPredictor(engine, f"{definition.name} sha256:{definition.fingerprint}", found.local)
 
@@ -202,7 +207,13 @@ def open_run_predictor(
             f"--sequence {settings.mapping.sequence} needs the model itself (--model), not an endpoint: "
             "a request whose response is lost would be sent again and repeat its steps"
         )
-    return open_predictor(model, endpoint, options or PredictorOptions(), stores)
+    return open_predictor(
+        model,
+        endpoint,
+        options or PredictorOptions(),
+        stores,
+        finds_broken_model=settings is not None and settings.failures.stops_broken_model,
+    )
 
 
 def add_current_folder_to_path() -> None:

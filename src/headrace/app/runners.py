@@ -226,6 +226,8 @@ class WorkerSpec:
     """The module search path of the run."""
     folder: str
     """The current directory of the run; relative paths start from it."""
+    stops_broken_model: bool = False
+    """As `FailurePolicy.stops_broken_model` of the run."""
 
     def to_json(self) -> bytes:
         """Return the spec as JSON, for a command line or a message."""
@@ -271,6 +273,7 @@ def worker_spec(
         stores={"retry_s": stores.retry_s, "timeout_s": stores.timeout_s},
         modules=sys.path,
         folder=str(Path.cwd()),
+        stops_broken_model=settings.failures.stops_broken_model,
     )
 
 
@@ -322,7 +325,11 @@ class WorkerOpener:
         self._extend_module_path()
         spec = self.spec
         settings = settings_from_identity(
-            spec.settings, per_object=spec.per_object, flow=spec.flow, checkpoint_s=spec.checkpoint_s
+            spec.settings,
+            per_object=spec.per_object,
+            flow=spec.flow,
+            checkpoint_s=spec.checkpoint_s,
+            stops_broken_model=spec.stops_broken_model,
         )
         environ = None if self.environ is None else {**os.environ, **self.environ}
         with ExitStack() as stack:
@@ -349,7 +356,9 @@ class WorkerOpener:
         """Return the model of this machine if it is the run's model, else the copy."""
         spec, options = self.spec, PredictorOptions(**self.spec.options)
         try:
-            opened = open_predictor(spec.model, spec.endpoint, options, stores)
+            opened = open_predictor(
+                spec.model, spec.endpoint, options, stores, finds_broken_model=spec.stops_broken_model
+            )
         except HeadraceError:
             if self.copy is None:
                 raise
@@ -359,7 +368,9 @@ class WorkerOpener:
         if self.copy is not None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-model-")))
             copy = self.copy.get(stores) if isinstance(self.copy, StoredCopy) else self.copy
-            opened = open_predictor(copy.unpack(folder), None, options)
+            opened = open_predictor(
+                copy.unpack(folder), None, options, finds_broken_model=spec.stops_broken_model
+            )
         if opened is None or opened.identity != spec.identity:
             raise ModelLoadError(
                 spec.model or "model",

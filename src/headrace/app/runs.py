@@ -295,6 +295,8 @@ def run(
         ConfigError: Invalid arguments; OutputExistsError if the output holds a run.
         ResumeRefusedError: The model, source or settings differ from those of the run to resume.
         TooManyFailuresError: More records failed than `StreamSettings.failures` allows.
+        BrokenModelError: The model raised the same exception for every row of its first batches, and
+            `StreamSettings.failures` sets no `on_error`.
         HeadraceError: The run failed. Committed parts stay, and the run can be resumed.
     """
     return open_run(
@@ -364,6 +366,8 @@ def transform(
         ConfigError: Invalid arguments; OutputExistsError if the destination holds a transform.
         ResumeRefusedError: The model, source or settings differ from those of the transform to resume.
         TooManyFailuresError: More records failed than `TransformSettings.failures` allows.
+        BrokenModelError: The model raised the same exception for every row of its first batches, and
+            `TransformSettings.failures` sets no `on_error`.
         HeadraceError: The run failed. Committed outputs stay, and the run can be resumed.
     """
     return open_run(

@@ -138,11 +138,13 @@ def stream(
 
     Raises:
         ConfigError: At once, for invalid arguments; MissingExtraError names the extra to install.
+        BrokenModelError: In place of the first outcomes, if the model raises the same exception for
+            every row of its first batches, unless `StreamSettings.failures` sets `on_error`.
         HeadraceError: While iterating, after all earlier outcomes: the model does not load or breaks its
             contract, or the source is empty or no longer reachable.
     """
     chosen_settings, chosen_stores = settings or StreamSettings(), stores or Stores()
-    opened = open_run_predictor(model, endpoint, options, settings, chosen_stores)
+    opened = open_run_predictor(model, endpoint, options, chosen_settings, chosen_stores)
 
     def make_flow() -> Flow:
         infos = select_infos(source, chosen_stores, chosen_settings)

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.model_traceback import ModelTraceback
 from headrace.core.tensor import RowFailure
 
 PROBE_CALLS: Final = 16
@@ -127,11 +128,13 @@ class Bisection:
         self._open.append(self._take_tried())
         return True
 
-    def mark_failed(self, why: str, *, divide: bool = False) -> int | None:
+    def mark_failed(
+        self, why: str, *, divide: bool = False, traceback: ModelTraceback | None = None
+    ) -> int | None:
         """Record that these rows failed together: they are halved, or a single row is bad.
 
         Return the item at fault if it fails as a whole; close it then. With `divide`, the rows of
-        such an item are halved as well.
+        such an item are halved as well. `traceback` is that of an unexpected exception.
         """
         group = self._take_tried()
         if len(group) > 1:
@@ -146,7 +149,7 @@ class Bisection:
             rows = piece.rows
             self._open.extend(([piece._replace(rows=rows[half:])], [piece._replace(rows=rows[:half])]))
         else:
-            self._blame(piece, 0, why)
+            self._blame(piece, 0, why, traceback=traceback)
         return None
 
     def mark_refused(self, refused: Mapping[int, str]) -> dict[int, dict[int, str]]:
@@ -189,9 +192,12 @@ class Bisection:
         self._trying = ()
         return tried
 
-    def _blame(self, piece: Piece, at: int, why: str, *, tries: int = 0) -> None:
+    def _blame(
+        self, piece: Piece, at: int, why: str, *, tries: int = 0, traceback: ModelTraceback | None = None
+    ) -> None:
         row = int(piece.rows[at])
-        self._failures.setdefault(piece.item, {})[row] = RowFailure(row, why, piece.tries + tries)
+        failure = RowFailure(row, why, piece.tries + tries, traceback)
+        self._failures.setdefault(piece.item, {})[row] = failure
 
     def failures(self, item: int = 0) -> tuple[RowFailure, ...]:
         """Return the bad rows of an item found so far, sorted by row.
@@ -208,6 +214,13 @@ def _all(rows: int) -> NDArray[np.int64]:
     Allocating an array lets other threads take the interpreter lock, so small batches share one.
     """
     return _FIRST[:rows] if rows <= len(_FIRST) else np.arange(rows)
+
+
+def sample_rows(rows: int, count: int) -> list[int]:
+    """Return up to `count` different rows of ``range(rows)``, evenly spread, from the first to the last."""
+    if count < 2 or rows <= count:
+        return list(range(min(rows, count)))
+    return [at * (rows - 1) // (count - 1) for at in range(count)]
 
 
 class MemoryLimit:

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from typing_extensions import override
 
 from headrace.cli.options import POSITIVE, Command, combined_options
-from headrace.core.errors import HeadraceError, ModelNotFoundError
+from headrace.core.errors import HeadraceError, ModelNotFoundError, PredictError
 from headrace.reports.report import one_line
 
 INTERRUPTED = 130
@@ -85,7 +85,14 @@ def print_error(error: HeadraceError, *, json_lines: bool, exit_code: int = _EXI
     """
     text = one_line(str(error))
     if json_lines:
-        line = {"event": "error", "type": type(error).__name__, "message": text, "exit_code": exit_code}
+        line: dict[str, Any] = {
+            "event": "error",
+            "type": type(error).__name__,
+            "message": text,
+            "exit_code": exit_code,
+        }
+        if isinstance(error, PredictError) and error.traceback is not None:
+            line["traceback"] = error.traceback.to_json()
         click.echo(orjson.dumps(line))
     click.echo(f"{click.style('error:', fg='red', bold=True)} {text}", err=True)
     return exit_code

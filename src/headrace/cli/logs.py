@@ -39,7 +39,8 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """A formatter of lines for people: time, level, logger, message and ``key=value`` extras.
 
-    A traceback follows in lines of its own, if `tracebacks` is true.
+    A traceback, of the record or in its extra ``traceback``, follows in lines of its own, if
+    `tracebacks` is true.
     """
 
     def __init__(self, *, tracebacks: bool = True) -> None:
@@ -48,12 +49,14 @@ class TextFormatter(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        extras = "".join(f" {k}={_quoted(v)}" for k, v in _extras(record).items())
+        values = _extras(record)
+        traceback = values.pop("traceback", None)
+        extras = "".join(f" {k}={_quoted(v)}" for k, v in values.items())
         message = record.getMessage().replace("\n", "\\n")
         line = f"{_time(record)} {record.levelname.lower():<7} {record.name}: {message}{extras}"
         if record.exc_info and self._tracebacks:
             return f"{line}\n{self.formatException(record.exc_info)}"
-        return line
+        return f"{line}\n{traceback}" if traceback and self._tracebacks else line
 
 
 def _time(record: logging.LogRecord) -> str:

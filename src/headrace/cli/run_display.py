@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from headrace.app.runs import DryRun
 from headrace.cli.commands import INTERRUPTED
 from headrace.core.predictor import PredictorStatistics
-from headrace.reports.report import Report, one_line
+from headrace.reports.report import REPORT_NAME, Report, one_line
 from headrace.runs.sample import Trial, TriedRecord
 from headrace.runs.settings import RunSettings
 from headrace.runs.work import RunProgress
@@ -223,6 +223,17 @@ def print_figures(figures: dict[str, str]) -> None:
                 click.echo(f"{'':<14}  {line}")
 
 
+def print_tracebacks(progress: RunProgress) -> None:
+    """Print the first tracebacks of a model's unexpected exceptions to standard error."""
+    tracebacks = list(progress.tracebacks.values())
+    for traceback in tracebacks[:_TRACEBACKS_SHOWN]:
+        heading = traceback.with_place(f"the model raised {traceback.kind}")
+        click.echo(f"{click.style(heading, bold=True)}\n{traceback.text}\n", err=True)
+    if len(tracebacks) > _TRACEBACKS_SHOWN:
+        click.echo(f"… and {len(tracebacks) - _TRACEBACKS_SHOWN} more in {REPORT_NAME}\n", err=True)
+
+
+_TRACEBACKS_SHOWN: Final = 3
 _OBJECTS_SHOWN: Final = 5
 _TEXT_SHOWN: Final = 100
 _VALUES_SHOWN: Final = 8
@@ -248,6 +259,7 @@ def print_dry_run(found: DryRun, settings: RunSettings, *, json_lines: bool) -> 
         "written": _output_text(settings),
         "schema": found.trial.schema.text(),
         "sample": found.trial.text(),
+        "failures": settings.failures.describe(),
     }
     print_figures(figures)
     print_tried(found.trial.first)
@@ -290,6 +302,7 @@ def _dry_json(found: DryRun, settings: RunSettings) -> dict[str, Any]:
         "tasks": len(found.plan.tasks),
         "shards": sum(len(task.shards) for task in found.plan.tasks),
         "settings": settings.identity(),
+        "failure_limit": settings.failures.describe(),
         **trial_json(found.trial),
     }
 

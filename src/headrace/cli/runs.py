@@ -26,7 +26,13 @@ from headrace.cli.options import (
     model_options,
     settings_from,
 )
-from headrace.cli.run_display import ProgressDisplay, choose_style, exit_status, print_report
+from headrace.cli.run_display import (
+    ProgressDisplay,
+    choose_style,
+    exit_status,
+    print_report,
+    print_tracebacks,
+)
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Predictor
 from headrace.reports.report import Report
@@ -129,9 +135,13 @@ def run_or_watch(opened: OpenedRun, params: dict[str, Any]) -> int:
     display = ProgressDisplay(style, run.progress, run.statistics, reading=run.reading)
     if params["watch"]:
         return _watch(opened, display, poll_s=params["poll_s"], json_lines=json_lines)
-    with InterruptHandler(run.drain):
-        report = execute(opened, display)
-    return print_report(report, run.progress, json_lines=json_lines, page=run.page)
+    try:
+        with InterruptHandler(run.drain):
+            report = execute(opened, display)
+        return print_report(report, run.progress, json_lines=json_lines, page=run.page)
+    finally:
+        sys.stdout.flush()
+        print_tracebacks(run.progress)
 
 
 def _watch(opened: OpenedRun, display: ProgressDisplay, *, poll_s: float, json_lines: bool) -> int:
@@ -144,8 +154,12 @@ def _watch(opened: OpenedRun, display: ProgressDisplay, *, poll_s: float, json_l
         code = exit_status(report)
         print_report(report, opened.run.progress, json_lines=json_lines, page=opened.run.page)
 
-    with InterruptHandler(watch.stop), opened, display:
-        watch.serve(say)
+    try:
+        with InterruptHandler(watch.stop), opened, display:
+            watch.serve(say)
+    finally:
+        sys.stdout.flush()
+        print_tracebacks(opened.run.progress)
     return code
 
 
@@ -211,7 +225,10 @@ def _retry(destination: str, params: dict[str, Any]) -> int:
         report=params["report"],
         around=open_display,
     )
-    return print_report(report, progress, json_lines=json_lines, page=page)
+    status = print_report(report, progress, json_lines=json_lines, page=page)
+    sys.stdout.flush()
+    print_tracebacks(progress)
+    return status
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -32,6 +32,7 @@
     │   ├── RefusedRowsError        the model refused rows of an all-or-nothing request
     │   ├── ModelContractError      the model's output does not fit its input
     │   └── PredictError            the model raised on a batch
+    │       └── BrokenModelError    the model raised the same exception for all rows
     ├── PredictorError              a predictor did not answer a request
     │   ├── DeadlineError           the deadline passed without a response
     │   ├── OverloadedError         the queue is full: retry later
@@ -64,6 +65,8 @@ single rows, is in `headrace.core.model`: it becomes a `Failure`, not an error.
 """
 
 from typing import Any, ClassVar, Final, Literal
+
+from headrace.core.model_traceback import ModelTraceback
 
 WINDOWS_REFUSAL: Final = "headrace runs on Linux, and on macOS for development: on Windows, run it in WSL"
 """The message of the ImportError, and of the command line, on Windows."""
@@ -293,7 +296,22 @@ class ModelContractError(ModelError):
 class PredictError(ModelError):
     """The model, or headrace itself, raised on a batch.
 
-    The message says which; the cause is chained.
+    The message says which; the cause is chained. `traceback` is that of the model's code, if an
+    unexpected exception of the model is the cause. It is for the owner of the model: clients of a
+    server receive the message alone.
+    """
+
+    traceback: ModelTraceback | None = None
+
+    def __init__(self, model: str, why: str, *, traceback: ModelTraceback | None = None) -> None:
+        super().__init__(model, why)
+        self.traceback = traceback
+
+
+class BrokenModelError(PredictError):
+    """The model raised the same unexpected exception for all rows that it was called with.
+
+    Its code is more likely wrong than every row. `traceback` is that of the first exception.
     """
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from headrace.core.errors import ModelInputError
 from headrace.core.frozen import statically_frozen
+from headrace.core.model_traceback import ModelTraceback
 
 Array = NDArray[Any]
 
@@ -247,11 +248,15 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """A row of a request that could not be predicted. `row` is its index in the request."""
+    """A row of a request that could not be predicted. `row` is its index in the request.
+
+    `traceback` is that of the unexpected exception that the model raised for the row alone, if any.
+    """
 
     row: int
     why: str
     attempts: int = 1
+    traceback: ModelTraceback | None = field(default=None, repr=False, compare=False)
 
 
 @statically_frozen

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from headrace.core.frozen import statically_frozen
 from headrace.core.model import Call
+from headrace.core.model_traceback import ModelTraceback
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.inputs import ModelInputs
@@ -71,6 +72,10 @@ class Backend(Protocol):
         state is not here. If a step raises, no state has changed, and a checkpoint to restore must
         be passed again.
         """
+        ...
+
+    def traceback_of(self, error: BaseException) -> ModelTraceback | None:
+        """Return the traceback of an unexpected exception that `call` raised, None for other errors."""
         ...
 
     def end_sequences(self, endings: Sequence[SequenceEnding]) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from typing_extensions import override
 
 from headrace.batching.bisect import Bisection, Group, MemoryLimit, Piece
@@ -22,8 +23,10 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.core.model import Call, RowError
+from headrace.core.model_traceback import ModelTraceback
 from headrace.core.tensor import Array, RowFailure
 from headrace.engine.backend import Backend, CallInputs, CallResult
+from headrace.engine.broken_model import BrokenModelCheck, broken_model_error
 from headrace.engine.counters import EngineCounters
 from headrace.engine.model_methods import (
     WHY_CHARS_MAX,
@@ -35,6 +38,7 @@ from headrace.engine.model_methods import (
 from headrace.engine.outputs import Outputs, concatenate
 from headrace.engine.pending_request import PendingRequest
 from headrace.engine.stepper import StepOrder
+from headrace.engine.tracebacks import TracebackLog
 
 _log = logging.getLogger("headrace.engine")
 
@@ -176,7 +180,11 @@ class BatchCaller:
         counters: EngineCounters,
         *,
         end_error: EndError,
+        traceback_log: TracebackLog | None = None,
+        broken_model_check: BrokenModelCheck | None = None,
     ) -> None:
+        self._traceback_log = traceback_log
+        self._broken_model_check = broken_model_check
         self._backend = backend
         self._name = name
         self._clock = clock
@@ -229,12 +237,41 @@ class BatchCaller:
         except InstanceLostError:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
-            search = self._new_search(wanted)
-            self._handle_error(search, wanted, search.next() or (), error)
-            return self._call_in_parts(wanted, search)
+            return self._call_again(wanted, error)
         if limit.rows < limit.rows_max:
             limit.record_success(rows)
         return [ModelCall(wanted, counts, result)]
+
+    def _call_again(self, items: Sequence[CallItem], error: BaseException) -> list[ModelCall]:
+        """Find the rows at fault after a call with all rows raised."""
+        if self._is_broken(items, error):
+            return []
+        search = self._new_search(items)
+        self._handle_error(search, items, search.next() or (), error)
+        return self._call_in_parts(items, search)
+
+    def _is_broken(self, items: Sequence[CallItem], error: BaseException) -> bool:
+        """Fail the only item if its rows show a broken model. `error` is that of its first call."""
+        check, item = self._broken_model_check, items[0]
+        if check is None or not check.is_open or len(items) > 1 or item.is_whole or is_out_of_memory(error):
+            return False
+        traceback = self._backend.traceback_of(error)
+        if traceback is None:
+            return False
+
+        def try_row(row: int) -> ModelTraceback | None:
+            try:
+                self._call_model(items, _inputs(items, [Piece(0, np.array([row]), 1)]), is_retry=True)
+            except InstanceLostError:
+                raise
+            except BaseException as raised:  # noqa: BLE001 - SystemExit in a model must not kill its thread
+                return self._backend.traceback_of(raised)
+            return None
+
+        if not check.fails_alike(item.entry.request.id, item.rows, traceback, try_row):
+            return False
+        item.fail(broken_model_error(self._name, error, traceback), describe_error(error), finished=True)
+        return True
 
     def _new_search(self, items: Sequence[CallItem]) -> Bisection:
         return Bisection(
@@ -286,7 +323,11 @@ class BatchCaller:
         except InstanceLostError:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit in a model must not kill its thread
-            self._handle_error(search, items, group, error)
+            if not calls and self._is_broken(items, error):
+                search.mark_succeeded()
+                search.close(0)
+            else:
+                self._handle_error(search, items, group, error)
         else:
             search.mark_succeeded()
             self._limit.record_success(inputs.rows)
@@ -308,6 +349,8 @@ class BatchCaller:
             with self._call_lock:
                 self._running.items = ()
         counters.record_call(inputs.rows, result)
+        if self._broken_model_check is not None:
+            self._broken_model_check.close()
         return result
 
     def _handle_error(
@@ -355,7 +398,11 @@ class BatchCaller:
         out_of_memory = is_out_of_memory(error)
         if out_of_memory:
             self._limit.record_out_of_memory(rows)
-        at = search.mark_failed(describe_error(error), divide=out_of_memory)
+        traceback = self._backend.traceback_of(error)
+        why = describe_error(error)
+        if traceback is not None:
+            why = traceback.with_place(why)
+        at = search.mark_failed(why, divide=out_of_memory, traceback=traceback)
         if len(group) > 1:
             return
         if at is None and (isinstance(error, _NOT_ABOUT_ROWS) or not isinstance(error, Exception)):
@@ -363,8 +410,24 @@ class BatchCaller:
         if at is not None:
             search.close(at)
             # A cancelled model may raise anything.
-            reported = self._end_error(items[at].entry) or reported_error(self._name, error)
-            items[at].fail(reported, describe_error(reported), finished=isinstance(error, _OF_ONE_REQUEST))
+            item = items[at]
+            unwanted = self._end_error(item.entry)
+            reported = unwanted or self.reported_error(error, traceback, is_served=item.entry.strict)
+            why = describe_error(reported)
+            if unwanted is None and traceback is not None:
+                why = traceback.with_place(why)
+            item.fail(reported, why, finished=isinstance(error, _OF_ONE_REQUEST))
+
+    def reported_error(
+        self, error: BaseException, traceback: ModelTraceback | None, *, is_served: bool
+    ) -> HeadraceError:
+        """Return the error of a whole request whose call raised `error`.
+
+        If it `is_served`, its client receives the message alone, so the traceback is logged.
+        """
+        if is_served and self._traceback_log is not None:
+            self._traceback_log.add(traceback)
+        return reported_error(self._name, error, traceback)
 
 
 def prepare_inputs(items: Sequence[CallItem]) -> CallInputs:

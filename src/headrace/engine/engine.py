@@ -89,6 +89,10 @@ class Engine(Predictor):
         open_checkpoints: Opens the checkpoint store at every start, instead of the store that
             `serving` names. The engine closes the store when it has stopped.
         load_lock: Held while an instance loads in this process; default: a lock of this engine.
+        finds_broken_model: Fail one of the first requests of `submit` with BrokenModelError, after
+            few calls, if the model raises the same unexpected exception for all of its rows and for
+            each of some rows alone. The client then decides. It may submit the request again, with
+            the same id, until each bad row is found: once for each instance at most.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Engine(Predictor):
         sequences: Mapping[str, Any] | None = None,
         open_checkpoints: Callable[[], CheckpointStore] | None = None,
         load_lock: "threading.Lock | None" = None,
+        finds_broken_model: bool = False,
     ) -> None:
         if instances < 1:
             raise ConfigError(f"model {name}: instances must be 1 or more, not {instances}")
@@ -121,6 +126,7 @@ class Engine(Predictor):
         self.version = version
         self.settings = settings
         self._merge = merge and serving is not None
+        self._finds_broken_model = finds_broken_model
         self._in_flight_max = limit
         self._open_checkpoints = open_checkpoints
         self._clock = clock or SystemClock()
@@ -145,6 +151,7 @@ class Engine(Predictor):
             merge=self._merge,
             in_flight_max=self._in_flight_max,
             queue_rows_max=self.settings.queue_rows_max,
+            finds_broken_model=self._finds_broken_model,
         )
 
     @property

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from headrace.core.clock import Clock
-from headrace.core.errors import InstanceLostError
+from headrace.core.errors import HeadraceError, InstanceLostError
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor
 from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import BatchCaller
 from headrace.engine.batch_loop import RequestCommitter
 from headrace.engine.counters import EngineCounters
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.model_methods import reported_error
 from headrace.engine.outputs import OutputCheck
 from headrace.engine.pending_request import PendingRequest, RequestResult, ResponseCallback, stopped_error
 
@@ -134,7 +133,7 @@ class InlineCaller:
             except BaseException as caught:  # noqa: BLE001 - becomes the error of the request
                 lost = fast_path.lost_error(caught)
                 self._closed = lost is not None
-                outputs, error = {}, lost or reported_error(self._model, caught)
+                outputs, error = {}, lost or self._reported_error(caught)
             ended_s = self._now()
             if error is None:
                 if self._respond.needs_outputs:
@@ -152,6 +151,9 @@ class InlineCaller:
             fast_path.version,
             request.id,
         )
+
+    def _reported_error(self, error: BaseException) -> HeadraceError:
+        return self._caller.reported_error(error, self.backend.traceback_of(error), is_served=True)
 
     def close(self) -> None:
         """Wait for the call in progress, and call no more."""

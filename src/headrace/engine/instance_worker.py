@@ -13,6 +13,7 @@ from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.batch_caller import BatchCaller
 from headrace.engine.batch_loop import BatchLoop, Committer, RequestCommitter
+from headrace.engine.broken_model import BrokenModelCheck
 from headrace.engine.inline_caller import InlineCaller
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_methods import describe_error
@@ -95,6 +96,7 @@ class InstanceWorker:
         self._backend_factory = backend_factory
         self._make_sequences = make_sequences
         self._restarts = RestartPolicy(self._start_again, session.name, session.clock)
+        self._broken_model_check = BrokenModelCheck() if session.finds_broken_model else None
 
     def run(self) -> None:
         """Load the instance, then work until the queue is closed."""
@@ -145,7 +147,13 @@ class InstanceWorker:
     def _make_caller(self, backend: Backend) -> BatchCaller:
         session, slot = self._session, self._slot
         caller = BatchCaller(
-            backend, session.name, session.clock, slot.counters, end_error=session.queue.end_error
+            backend,
+            session.name,
+            session.clock,
+            slot.counters,
+            end_error=session.queue.end_error,
+            traceback_log=session.traceback_log,
+            broken_model_check=self._broken_model_check,
         )
         slot.cancel_if_unwanted = caller.cancel_if_unwanted
         return caller

@@ -29,6 +29,7 @@ from headrace.core.model import (
     is_device_broken,
     overrides,
 )
+from headrace.core.model_traceback import ModelTraceback
 from headrace.core.sequence import SequenceEnd, States
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.backend import Backend, CallInputs, CallResult
@@ -45,6 +46,7 @@ from headrace.engine.outputs import (
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import Deliver, SequenceEnding, StepOrder, Stepper
 from headrace.engine.streams import StreamCall, StreamModel
+from headrace.engine.tracebacks import TracebackMaker, model_files
 
 _log = logging.getLogger("headrace.engine")
 _DEFAULTS: Final = ServeSettings()
@@ -83,6 +85,7 @@ class LocalBackend(Backend):
         self._fault = fault or ProcessFault(name)
         self._is_unrecoverable: Callable[[BaseException], bool] = is_device_broken
         self._on_lost: Callable[[], None] | None = None
+        self._tracebacks = TracebackMaker()
         self._version = version
         self._clock = clock or SystemClock()
         self._methods = MethodRunner(name)
@@ -113,6 +116,7 @@ class LocalBackend(Backend):
     def _load(self, model: Model, settings: ServeSettings, *, inline: bool) -> None:
         check_methods(model, self._name, inline=inline)
         self._is_unrecoverable = model.is_unrecoverable
+        self._tracebacks = TracebackMaker(model_files(model))
         if overrides(model, "step"):
             self._stepper = Stepper(model, self._name, self._run_hook)
         if overrides(model, "predict_stream") or overrides(model, "handle"):
@@ -123,6 +127,7 @@ class LocalBackend(Backend):
                 clock=self._clock,
                 model_lock=self.model_lock,
                 lost_error=self.lost_error,
+                traceback_of=self.traceback_of,
             )
             is_async = self._stream_model.is_async or inspect.iscoroutinefunction(model.handle)
             if is_async and not inline:
@@ -205,6 +210,10 @@ class LocalBackend(Backend):
         The backend is lost then.
         """
         return self._fault.check(error, self._is_unrecoverable)
+
+    @override
+    def traceback_of(self, error: BaseException) -> ModelTraceback | None:
+        return self._tracebacks(error)
 
     def _call_opaque(self, inputs: CallInputs) -> CallResult:
         model = self._model

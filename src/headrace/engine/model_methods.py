@@ -34,6 +34,7 @@ from headrace.core.model import (
     RowError,
     overrides,
 )
+from headrace.core.model_traceback import ModelTraceback
 
 _log = logging.getLogger("headrace.engine")
 
@@ -42,15 +43,25 @@ WHY_CHARS_MAX: Final = 2000
 
 
 class RemoteError(Exception):
-    """An exception that a model raised in another process, as the text of `describe_error` there."""
+    """An exception that a model raised in another process, as the text of `describe_error` there.
+
+    `traceback` is its traceback in that process, if the exception is unexpected.
+    """
+
+    traceback: ModelTraceback | None = None
+
+
+def error_text(error: BaseException) -> str:
+    """Return the message of an exception; empty if it has none."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide which error it was
+        return ""
 
 
 def describe_error(error: BaseException) -> str:
     """Return type and message of an exception, cut at WHY_CHARS_MAX."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - a broken __str__ must not hide which error it was
-        text = ""
+    text = error_text(error)
     if isinstance(error, RemoteError):
         return text[:WHY_CHARS_MAX]
     kind = type(error).__name__
@@ -86,16 +97,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def reported_error(model: str, error: BaseException) -> HeadraceError:
+def reported_error(
+    model: str, error: BaseException, traceback: ModelTraceback | None = None
+) -> HeadraceError:
     """Return the error to report to the client of a whole request whose call raised `error`.
 
-    A HeadraceError unchanged, a RowError as RefusedRowsError, others as PredictError.
+    A HeadraceError unchanged, a RowError as RefusedRowsError, others as PredictError with the
+    `traceback`.
     """
     if isinstance(error, HeadraceError):
         return error
     if isinstance(error, RowError):
         return refused_error(model, error.rows, error)
-    wrapped = PredictError(model, describe_error(error))
+    wrapped = PredictError(model, describe_error(error), traceback=traceback)
     wrapped.__cause__ = error
     return wrapped
 

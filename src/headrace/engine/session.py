@@ -23,6 +23,7 @@ from headrace.engine.pending_request import PendingRequest, RequestResult, deliv
 from headrace.engine.request_queue import IndependentRequests, RequestQueue
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.streams import StreamCall
+from headrace.engine.tracebacks import TracebackLog
 
 
 class SessionState(Enum):
@@ -66,11 +67,15 @@ class EngineSession:
         merge: bool,
         in_flight_max: int,
         queue_rows_max: int,
+        finds_broken_model: bool = False,
     ) -> None:
         self.name = name
         self.clock = clock
         self.merge = merge
         """True if requests that can share a call share it."""
+        self.finds_broken_model = finds_broken_model
+        """True if the first requests of each instance are checked for a broken model."""
+        self.traceback_log = TracebackLog(name)
         self.requests = IndependentRequests(merge=merge)
         """The schedule of a model without a `step`."""
         self.queue = RequestQueue(

@@ -26,6 +26,7 @@ from headrace.core.model import CALL, Call, Model
 from headrace.core.tensor import Array, InferRequest, InferResponse, Tensor, datatype_of, text_array
 from headrace.engine.model_methods import reported_error
 from headrace.engine.pipe import Pipe
+from headrace.engine.tracebacks import Explain, TracebackLog
 
 T = TypeVar("T")
 
@@ -127,7 +128,10 @@ class StreamModel:
         clock: Clock,
         model_lock: AbstractContextManager[Any],
         lost_error: Callable[[BaseException], HeadraceError | None] = lambda _: None,
+        traceback_of: Explain = lambda _: None,
     ) -> None:
+        self._traceback_of = traceback_of
+        self._traceback_log = TracebackLog(name)
         self._lost_error = lost_error
         self._predict_stream = model.predict_stream
         self._names = [s.name for s in model.outputs]
@@ -266,7 +270,12 @@ class StreamModel:
             return self._cancelled()
         if raised is call.requests.error:
             return raised
-        return self._lost_error(raised) or reported_error(self._name, raised)
+        if (lost := self._lost_error(raised)) is not None:
+            return lost
+        # The client receives the message alone.
+        traceback = self._traceback_of(raised)
+        self._traceback_log.add(traceback)
+        return reported_error(self._name, raised, traceback)
 
     def _item(self, item: Any, call: StreamCall) -> InferResponse | bytes:
         return self.response(item, call.id) if call.body is None else _chunk(self._name, item)

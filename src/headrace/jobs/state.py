@@ -170,6 +170,7 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
     e.RefusedRowsError: Cause.INPUT,
     e.ModelContractError: Cause.MODEL,
     e.PredictError: Cause.MODEL,
+    e.BrokenModelError: Cause.MODEL,
     e.PredictorError: Cause.UNAVAILABLE,
     e.DeadlineError: Cause.TIMEOUT,
     e.OverloadedError: Cause.OVERLOADED,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from headrace.core.model_traceback import ModelTraceback
 from headrace.reports.markup import (
     Html,
     count,
@@ -17,6 +18,7 @@ from headrace.reports.markup import (
     share,
     size,
     table,
+    text,
 )
 from headrace.reports.observation import EXCERPT_BYTES_MAX, FAILURES_MAX, ObservedFailure, RunObservation
 from headrace.reports.plots import predictions, readable, throughput
@@ -152,11 +154,12 @@ def _throughput(report: Report, observation: RunObservation) -> Html:
 
 
 def _failures(report: Report, observation: RunObservation) -> Html:
-    if not (report.rows_failed or report.objects_broken or observation.failures):
+    if not (report.rows_failed or report.objects_broken or observation.failures or report.tracebacks):
         return section("Failures", element("p", "No record failed."))
     return section(
         "Failures",
         *_reasons(report),
+        *_tracebacks(report),
         *_objects(report),
         *_first_failures(observation, FAILED_NAMES[report.kind]),
     )
@@ -167,6 +170,15 @@ def _reasons(report: Report) -> Iterator[Html]:
         whole = sum(report.failures.values())
         rows = ((reason, number, share(number, whole)) for reason, number in report.failures.items())
         yield table("Failures by reason", ("Reason", "Failures", "Share"), rows)
+
+
+def _tracebacks(report: Report) -> Iterator[Html]:
+    if not report.tracebacks:
+        return
+    yield element("h3", "Unexpected exceptions of the model")
+    yield element("p", "The first traceback of each type and line.", class_="soft")
+    for traceback in map(ModelTraceback.from_json, report.tracebacks):
+        yield element("pre", Html("\n".join(map(text, traceback.text.splitlines()))))
 
 
 def _objects(report: Report) -> Iterator[Html]:
@@ -241,6 +253,7 @@ def _run(report: Report) -> Html:
         ("Model calls", count(calls)),
         ("Retries", count(report.retries)),
         ("Batches closed by", closed or "none"),
+        ("Failure limit", report.failure_limit or "unknown"),
         ("Resumed", "yes" if report.resumed else "no"),
     )
     return section("Run", facts(names, wide=True), facts(rows))
@@ -248,6 +261,7 @@ def _run(report: Report) -> Html:
 
 def _settings(settings: Any) -> Html:
     values, defaults = _flat(asdict(settings)), _flat(asdict(type(settings)()))
+    values["failures.on_error"] = values.get("failures.on_error") or "record"
     shown = [name for name in values if name in _ALWAYS_SHOWN or values[name] != defaults.get(name)]
     return section("Settings", facts(((name, _setting(values[name])) for name in shown), wide=True))
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, Protocol
 
 from headrace.core.block import Failure
+from headrace.core.model_traceback import ModelTraceback
 from headrace.reports.markup import pluralize, summary
 
 RunKind = Literal["stream", "transform"]
@@ -65,6 +66,9 @@ class Report:
         records_replayed: Records that were delivered before and replayed to rebuild the states of
             the model.
         schema: The schema of the records, with one line for each format.
+        tracebacks: The first traceback of each unexpected exception that the model raised in this
+            process, with the keys of `ModelTraceback`; at most TRACEBACKS_MAX.
+        failure_limit: The limits of failed records, for people.
     """
 
     kind: RunKind
@@ -101,6 +105,8 @@ class Report:
     resumed: bool = False
     records_replayed: int = 0
     schema: str = ""
+    tracebacks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    failure_limit: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -157,7 +163,9 @@ class Report:
             "records in": _records(self),
             "schema": self.schema,
             "failures": _failures(self),
+            "failure limit": self.failure_limit if self.rows_failed else "",
             "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
+            "raised at": _raised(self),
             "broken objects": _broken(self),
             "first broken": broken_line(broken) if broken else "",
             "no output": f"{self.objects_suppressed:,} objects, since one of their records failed"
@@ -231,6 +239,16 @@ def _failures(report: Report) -> str:
     if len(report.failures) > len(shown):
         lines.append(f"           … and {len(report.failures) - len(shown)} more reasons, in {REPORT_NAME}")
     return "\n".join(lines)
+
+
+def _raised(report: Report) -> str:
+    """Return the unexpected exceptions of the model, one per line."""
+    return "\n".join(_raised_line(ModelTraceback.from_json(each)) for each in report.tracebacks)
+
+
+def _raised_line(traceback: ModelTraceback) -> str:
+    source = f": {traceback.source}" if traceback.source else ""
+    return one_line(f"{traceback.file}:{traceback.line} in {traceback.function}, {traceback.kind}{source}")
 
 
 def broken_line(failure: Failure) -> str:

@@ -6,8 +6,9 @@ figures, and to know what a dead worker was doing.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -17,7 +18,8 @@ import orjson
 from headrace.batching.dynamic import CloseReason
 from headrace.core import errors
 from headrace.core.block import Failure
-from headrace.core.errors import HeadraceError, NotFoundError
+from headrace.core.errors import HeadraceError, NotFoundError, PredictError
+from headrace.core.model_traceback import TRACEBACKS_MAX, ModelTraceback
 from headrace.core.predictor import PredictorStatistics
 from headrace.formats.failures import failure_line, read_failures
 from headrace.reports.observation import RunObservation
@@ -113,6 +115,8 @@ class WorkerCounters:
     reading: str = ""
     first_failure: Failure | None = None
     first_broken: Failure | None = None
+    failed_bytes: int = 0
+    tracebacks: Sequence[ModelTraceback] = ()
 
     @classmethod
     def from_progress(cls, progress: Sequence[RunProgress], **more: Any) -> "WorkerCounters":
@@ -127,6 +131,7 @@ class WorkerCounters:
             closed_by=closed_by,
             first_failure=next((p.first_failure for p in progress if p.first_failure), None),
             first_broken=next((p.first_broken for p in progress if p.first_broken), None),
+            tracebacks=_first_tracebacks(list(p.tracebacks.values()) for p in progress),
             **more,
         )
 
@@ -136,6 +141,7 @@ class WorkerCounters:
         data["statistics"] = asdict(self.statistics)
         for name in ("first_failure", "first_broken"):
             data[name] = failure_line(data[name]).decode() if data[name] else None
+        data["tracebacks"] = [traceback.to_json() for traceback in self.tracebacks]
         return data
 
     @classmethod
@@ -144,6 +150,7 @@ class WorkerCounters:
         values: Message = {**data, "statistics": msgspec.convert(data["statistics"], PredictorStatistics)}
         for name in ("first_failure", "first_broken"):
             values[name] = next(read_failures([data[name].encode()])) if data[name] else None
+        values["tracebacks"] = tuple(map(ModelTraceback.from_json, data["tracebacks"]))
         return cls(**values)
 
 
@@ -153,7 +160,16 @@ _ERRORS: Final[dict[str, type[HeadraceError]]] = {
     if isinstance(kind, type) and issubclass(kind, HeadraceError)
 }
 _COUNTED = ("records", "rows_out", "rows_failed", "objects_broken")
-_SUMMED = ("bytes_read", "objects_read", *_COUNTED, "batches")
+_SUMMED = ("bytes_read", "objects_read", *_COUNTED, "batches", "failed_bytes")
+
+
+def _first_tracebacks(workers: Iterable[Sequence[ModelTraceback]]) -> tuple[ModelTraceback, ...]:
+    """Return the first traceback of each kind, up to TRACEBACKS_MAX."""
+    found: dict[tuple[str, str, int], ModelTraceback] = {}
+    for traceback in chain.from_iterable(workers):
+        if len(found) < TRACEBACKS_MAX:
+            found.setdefault(traceback.key, traceback)
+    return tuple(found.values())
 
 
 def add_counters(progress: RunProgress, workers: Sequence[WorkerCounters], before: Counts) -> None:
@@ -162,6 +178,8 @@ def add_counters(progress: RunProgress, workers: Sequence[WorkerCounters], befor
     progress.bytes_read = sum(t.bytes_read for t in workers)
     progress.objects_read = sum(t.objects_read for t in workers)
     progress.batches = sum(t.batches for t in workers)
+    progress.failed_bytes = sum(t.failed_bytes for t in workers)
+    progress.tracebacks = {t.key: t for t in _first_tracebacks(t.tracebacks for t in workers)}
     progress.closed_by.clear()
     for counters in workers:
         for reason, count in counters.closed_by.items():
@@ -179,8 +197,11 @@ def statistics_of(workers: Sequence[WorkerCounters]) -> PredictorStatistics:
 
 
 def error_to_json(error: BaseException) -> Message:
-    """Return an error as the name of its type and its message."""
-    return {"type": type(error).__name__, "message": str(error) or type(error).__name__}
+    """Return an error as the name of its type, its message, and the traceback of the model if any."""
+    data: Message = {"type": type(error).__name__, "message": str(error) or type(error).__name__}
+    if isinstance(error, PredictError) and error.traceback is not None:
+        data["traceback"] = error.traceback.to_json()
+    return data
 
 
 def error_from_json(data: Mapping[str, Any]) -> HeadraceError:
@@ -188,6 +209,8 @@ def error_from_json(data: Mapping[str, Any]) -> HeadraceError:
     kind = _ERRORS.get(data["type"])
     made = HeadraceError.__new__(HeadraceError if kind is None else kind)
     Exception.__init__(made, f"{data['type']}: {data['message']}" if kind is None else data["message"])
+    if isinstance(made, PredictError):
+        made.traceback = ModelTraceback.from_json(data["traceback"]) if "traceback" in data else None
     return made
 
 

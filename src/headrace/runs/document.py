@@ -207,7 +207,8 @@ def _checked_content_type(text: str) -> str:
 def parse_max_failed(text: str | int | None) -> tuple[int | None, float | None]:
     """Return (failed_rows_max, failed_share_max) of a count ``100`` or a share ``"1%"``; one is None.
 
-    Both are None without a value. Raises ConfigError for any other value.
+    ``"none"`` is a share of 1, no limit. Both are None without a value. Raises ConfigError for any
+    other value.
     """
     if text is None:
         return None, None
@@ -215,10 +216,13 @@ def parse_max_failed(text: str | int | None) -> tuple[int | None, float | None]:
         text = str(text)
     if _COUNT.fullmatch(text.strip()):
         return int(text), None
+    if text.strip() == "none":
+        return None, 1.0
     share = _SHARE.fullmatch(text.strip())
     if share is None or float(share[1]) > 100:
         raise ConfigError(
-            f"{format_value(text)} is neither a count of failed records such as 100, nor a share such as 1%"
+            f"{format_value(text)} is neither a count of failed records such as 100, nor a share such as 1%, "
+            "nor none for no limit"
         )
     return None, float(share[1]) / 100
 
@@ -283,8 +287,9 @@ class SpecKeys:
         tuple[int | None, float | None] | None,
         Setting(
             "Limit of failed records, as a count or a share such as 1%; above it the run stops.",
-            metavar="N|P%",
-            expected='a count of failed records such as 100, or a share such as "1%"',
+            default="10,000 records or 64 MiB of them, and more than 50% of all; none for no limit",
+            metavar="N|P%|none",
+            expected='a count of failed records such as 100, a share such as "1%", or "none"',
             written=str | int,
             parse=parse_max_failed,
         ),

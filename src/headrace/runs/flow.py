@@ -20,6 +20,7 @@ reader thread, because the feeder must not be blocked in a read when a delay end
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -30,6 +31,7 @@ from headrace.core.errors import SequenceGoneError
 from headrace.core.predictor import Predictor
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.runs.feed import Batch, Feed, score_batch
+from headrace.runs.first_batches import Answered, FirstBatches
 from headrace.runs.items import (
     BlockSource,
     Channel,
@@ -63,6 +65,9 @@ class Flow:
     is raised after all earlier batches. If the source of a `resumable` flow breaks or is drained,
     the flow holds back records that fill no batch, so that a resumption makes the same batches.
 
+    With `stops_broken_model`, BrokenModelError is raised in place of the first batches if the model
+    raised the same unexpected exception for each of their rows.
+
     A model with a `step` receives the sequence of each record from `sequencer`, which knows the
     state of the predictor's sequences; without one, the predictor is taken as new.
 
@@ -83,6 +88,7 @@ class Flow:
         start: Cursor | None = None,
         sequencer: Sequencer | None = None,
         is_replay: bool = False,
+        stops_broken_model: bool = False,
     ) -> None:
         if sequencer is None and (predictor.metadata.is_stateful or mapper.options.sequence is not None):
             sequencer = Sequencer(predictor.metadata, mapper.options, settings)
@@ -107,6 +113,12 @@ class Flow:
                 target=self._read_ahead, args=(blocks,), name="headrace-reader", daemon=True
             )
             self._threads.append(reader)
+        self._stops_broken_model = stops_broken_model
+        self._first_batches: FirstBatches | None = None
+        """The check of the first batches; None without one."""
+        self._cancelled = False
+        self._passed: deque[Answered] = deque()
+        """Batches to deliver next, with their responses."""
         self._resumable = resumable
         self._broken: Exception | None = None
         self._started = False
@@ -132,19 +144,50 @@ class Flow:
     def next_batch(self) -> ScoredBatch | None:
         """Return the next batch in source order once its response is ready, or None at the end."""
         self._start()
-        try:
-            submitted = self._window.receive()
-        except EndOfChannelError:
+        answered = self._next_answered()
+        if answered is None:
             return None
-        assert submitted is not None, "it waits without a timeout"
-        batch, future = submitted
-        scored = score_batch(batch, None if future is None else future.result())
+        batch, response = answered
+        scored = score_batch(batch, response)
+        if response is not None and response.failures:
+            self._progress.add_tracebacks(response.failures)
         self._progress.batch_delivered(scored)
         if scored.broken and not self._is_replay:
             for failure in scored.failures:
                 if failure.kind is FailureKind.OBJECT:
                     _log.info("object broken: %s", failure.why, extra={"at": str(failure.position)})
         return scored
+
+    def _next_answered(self) -> Answered | None:
+        """Return the next batch to deliver, with its response, or None at the end."""
+        while not self._passed:
+            first = self._first_batches
+            try:
+                submitted = self._window.receive()
+            except EndOfChannelError:
+                if self._cancelled:
+                    return None
+                if first is not None and not self.drained:
+                    first.finish()
+                self._release()
+                return self._passed.popleft() if self._passed else None
+            except Exception:
+                # The error of the source is raised again after the earlier batches.
+                self._release()
+                if not self._passed:
+                    raise
+                continue
+            assert submitted is not None, "it waits without a timeout"
+            batch, future = submitted
+            if first is None:
+                return batch, None if future is None else future.result()
+            self._passed.extend(first.add(batch, future))
+        return self._passed.popleft()
+
+    def _release(self) -> None:
+        """Deliver the held batches, whatever they show."""
+        if self._first_batches is not None:
+            self._passed.extend(self._first_batches.release())
 
     def drain(self) -> None:
         """Stop reading. The flow delivers its pending batches and ends.
@@ -155,6 +198,7 @@ class Flow:
 
     def cancel(self) -> None:
         """Begin to close: read and deliver nothing more. Return at once."""
+        self._cancelled = True
         if self._blocks is not None:
             self._blocks.close()
         self._window.close()
@@ -174,6 +218,10 @@ class Flow:
     def _start(self) -> None:
         if not self._started:
             self._started = True
+            if self._stops_broken_model:
+                # A resumed run, and new objects of a watched source, follow rows that were predicted.
+                works = self._is_replay or self._progress.rows_out > 0
+                self._first_batches = FirstBatches(self._predictor, works=works)
             for thread in self._threads:
                 thread.start()
 
@@ -344,4 +392,5 @@ def open_flow(
         start=start,
         sequencer=sequencer,
         is_replay=stop is not None,
+        stops_broken_model=settings.failures.stops_broken_model,
     )

@@ -30,7 +30,7 @@ REASONS_MAX: Final = 100
 OTHER_REASONS: Final = "other reasons"
 _QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')
 _NUMBER: Final = re.compile(
-    r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])(?! columns?\b| expected\b)"
+    r"(?<![\w.])(?<!\.py:)[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])(?! columns?\b| expected\b)"
 )
 _COLUMN: Final = re.compile(r'column \d+(?: \("[^"]*"\))?')
 _REASON_CHARACTERS_MAX: Final = 200
@@ -285,10 +285,23 @@ def count_reason(counts: Counter[str], failure: Failure) -> None:
     counts[reason if known else OTHER_REASONS] += 1
 
 
+def quote_hint(failure: Failure, read_format: str) -> str:
+    """Return a sentence for messages if a quote in a CSV record is probably not closed; else nothing.
+
+    The first line of such a record has an odd number of quotes, and the record goes on below it.
+    """
+    first_line, newline, _ = failure.raw.partition(b"\n")
+    if read_format not in ("auto", "csv") or not newline or first_line.count(b'"') % 2 == 0:
+        return ""
+    where = failure.position
+    return f"A quote that is opened in line {where.line:,} of {where.object} is probably not closed. "
+
+
 def reason_of(failure: Failure) -> str:
     """Return a failure's kind and message in general form.
 
-    Its object and quoted values become "…". Numbers become N, except column numbers and counts.
+    Its object and quoted values become "…". Numbers become N, except column numbers, counts, and the
+    lines of a model's code.
     """
     why = failure.why.splitlines()[0] if failure.why else ""
     for name in filter(None, (failure.position.object, failure.position.member)):

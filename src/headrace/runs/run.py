@@ -17,6 +17,7 @@ from headrace.core.errors import (
     LedgerError,
     NotFoundError,
     OutputExistsError,
+    PredictError,
 )
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.reports.observation import RunObservation
@@ -24,6 +25,7 @@ from headrace.reports.report import Report, RunKind, Status
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import no_region, notice_objects, select_infos, select_typed_objects, source_covers
+from headrace.runs.output import quote_hint
 from headrace.runs.plan import Plan, RunPlan, make_plan
 from headrace.runs.records import PlannedObject
 from headrace.runs.sample import accept_schema, schema_of
@@ -139,6 +141,7 @@ class Run:
             EmptySourceError: The source has no objects, or a stream has no records.
             TooManyFailuresError: More records failed than the settings allow.
             StorageError: A store failed.
+            BrokenModelError: The model raised the same exception for every row of its first batches.
             ModelError: The model failed.
         """
         finished = self._open(lambda: select_infos(self.source, self._stores, self._settings))
@@ -280,6 +283,8 @@ class Run:
             complete = self._scoring.execute(self.plan, appended=self._appending)
         except BaseException as error:
             self._reporter.end()
+            if isinstance(error, PredictError) and error.traceback is not None:
+                self.progress.tracebacks.setdefault(error.traceback.key, error.traceback)
             self._write_error_page(error)
             self._delete_traces()
             raise
@@ -297,8 +302,18 @@ class Run:
             _log.warning("the traces of the run cannot be deleted", exc_info=True)
 
     def _check_failures_so_far(self, _: ScoredBatch | None) -> None:
+        self._check_failures(self.progress.rows_failed, self.progress.records, at_end=False)
+
+    def _check_failures(self, failed: int, records: int, *, at_end: bool) -> None:
+        progress = self.progress
+        first = progress.first_failure
         self._settings.failures.check(
-            self.destination, self.progress.rows_failed, self.progress.records, at_end=False
+            self.destination,
+            failed,
+            records,
+            at_end=at_end,
+            failed_bytes=progress.failed_bytes,
+            hint="" if first is None else quote_hint(first, self._settings.read.format),
         )
 
     # Ending
@@ -308,9 +323,7 @@ class Run:
         at = {"output": self.destination, "parts": report.parts}
         counts = {name: getattr(report, name) for name in ("records_in", "rows_out", "rows_failed")}
         if complete:
-            self._settings.failures.check(
-                self.destination, report.rows_failed, report.records_in, at_end=True
-            )
+            self._check_failures(report.rows_failed, report.records_in, at_end=True)
         _log.info("run %s", report.status, extra=at | counts)
         if complete:
             self._refuse_empty(report)

@@ -175,7 +175,7 @@ def _settings(job: SageMakerJob, extension: SpecExtension, *, strict: bool) -> T
         mapping=mapping,
         flow=_flow(job, extension),
         output=output,
-        failures=_failures(extension, strict=strict),
+        failures=_failures(job, extension, strict=strict),
         tasks=TaskSettings(**extension.values_for(TaskSettings)),
     )
 
@@ -234,7 +234,8 @@ def _output(job: SageMakerJob, extension: SpecExtension) -> OutputSettings:
     )
 
 
-def _failures(extension: SpecExtension, *, strict: bool) -> FailurePolicy:
+def _failures(job: SageMakerJob, extension: SpecExtension, *, strict: bool) -> FailurePolicy:
+    """Return the failure policy. With SageMaker's fields or `strict`, failures do not stop the run."""
     on_error = extension.run.get("on_error")
     if strict and on_error not in {None, "object"}:
         raise ConfigError(
@@ -242,7 +243,10 @@ def _failures(extension: SpecExtension, *, strict: bool) -> FailurePolicy:
             "output of an object with a failed record: remove one of them"
         )
     rows, share = extension.keys.max_failed or (None, None)
-    return FailurePolicy("object" if strict else on_error or "record", rows, share)
+    if job.has_fields or strict:
+        on_error = "object" if strict else on_error or "record"
+        share = 1.0 if extension.keys.max_failed is None else share
+    return FailurePolicy(on_error, rows, share)
 
 
 def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:

@@ -278,6 +278,7 @@ class TaskRun:
             resumable=True,
             progress=work.progress,
             clock=work.clock,
+            stops_broken_model=settings.failures.stops_broken_model,
         )
         self._sink = TaskSink(
             work,

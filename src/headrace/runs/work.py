@@ -19,8 +19,9 @@ from headrace.batching.dynamic import CloseReason
 from headrace.core.block import Failure, FailureKind
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import LedgerError
+from headrace.core.model_traceback import TRACEBACKS_MAX, ModelTraceback
 from headrace.core.predictor import PredictorStatistics
-from headrace.core.tensor import ModelMetadata
+from headrace.core.tensor import ModelMetadata, RowFailure
 from headrace.reports.observation import RunObservation
 from headrace.reports.page import PAGE_NAME, report_page
 from headrace.reports.report import REPORT_NAME, Report, RunKind, Status
@@ -73,6 +74,12 @@ class RunProgress:
     """The first failed record of this process or append."""
     first_broken: Failure | None = None
     """The first object or member that was not read to its end."""
+    failed_bytes: int = 0
+    """The bytes of the failed records of this process, as far as they are kept."""
+    tracebacks: dict[tuple[str, str, int], ModelTraceback] = field(
+        default_factory=dict[tuple[str, str, int], ModelTraceback]
+    )
+    """The first traceback of each unexpected exception of the model, by type, file and line."""
 
     def begin(self, *, objects_before: int, bytes_before: int) -> None:
         """Start a new part of the run: what follows is new. The run calls it."""
@@ -96,6 +103,12 @@ class RunProgress:
         self.bytes_read = bytes_read
         self.objects_read = objects_read
 
+    def add_tracebacks(self, failures: Sequence[RowFailure]) -> None:
+        """Keep the tracebacks of failed rows that are the first of their kind, up to TRACEBACKS_MAX."""
+        for failure in failures:
+            if failure.traceback is not None and len(self.tracebacks) < TRACEBACKS_MAX:
+                self.tracebacks.setdefault(failure.traceback.key, failure.traceback)
+
     def batch_delivered(self, batch: ScoredBatch) -> None:
         """Count a delivered batch. The iterating thread calls it."""
         broken, failures = batch.broken, batch.failures
@@ -104,6 +117,8 @@ class RunProgress:
         self.rows_out += batch.rows
         self.rows_failed += len(failures) - broken
         self.objects_broken += broken
+        if failures:
+            self.failed_bytes += sum([len(failure.raw) for failure in failures])
         if failures and self.first_failure is None:
             self.first_failure = next((f for f in failures if f.kind is not FailureKind.OBJECT), None)
         if broken and self.first_broken is None:
@@ -303,6 +318,7 @@ class RunReporter:
             peak_memory_mb=peak_memory_mb() + figures.peak_memory_mb(),
             resumed=resumed,
             schema=self._work.ledger.schema().text(),
+            failure_limit=self._work.settings.failures.describe(),
         )
 
     def publish(self, report: Report) -> None:
@@ -333,6 +349,7 @@ def make_report(
     peak_memory_mb: float,
     resumed: bool,
     schema: str,
+    failure_limit: str = "",
 ) -> Report:
     """Return the report of the ledger's totals and this process's figures."""
     results, counts = totals.objects, totals.counts
@@ -377,6 +394,8 @@ def make_report(
         resumed=resumed,
         records_replayed=progress.records_replayed,
         schema=schema,
+        tracebacks=[traceback.to_json() for traceback in progress.tracebacks.values()],
+        failure_limit=failure_limit,
     )
 
 

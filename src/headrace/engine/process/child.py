@@ -92,7 +92,8 @@ class _WireHandler(logging.Handler):
             return
         try:
             text = self.format(record).encode(errors="replace").decode()
-            wire.post(FrameKind.LOG, 0, orjson.dumps([record.name, record.levelno, text]))
+            traceback = getattr(record, "traceback", "")
+            wire.post(FrameKind.LOG, 0, orjson.dumps([record.name, record.levelno, text, traceback]))
         except Exception:  # noqa: BLE001 - as logging does: a record must not break the code that logs it
             self.handleError(record)
 
@@ -256,12 +257,12 @@ class _ChildProcess:
         while True:
             message, fd = self._calls.receive()
             if isinstance(message, EndSequencesMessage):
-                reply = self._run(message.number, lambda m=message: self._end_sequences(backend, m))
+                reply = self._run(backend, message.number, lambda m=message: self._end_sequences(backend, m))
             elif isinstance(message, CallMessage):
                 if fd is not None:
                     self._inputs = ArenaMapping(fd, message.arena_bytes)
                     os.close(fd)
-                reply = self._run(message.number, lambda m=message: self._call(backend, m))
+                reply = self._run(backend, message.number, lambda m=message: self._call(backend, m))
             else:
                 return
             if backend.lost and isinstance(reply, ErrorMessage):
@@ -275,7 +276,9 @@ class _ChildProcess:
             reply = replace(reply, keeps_inputs=keeps_inputs, arena_bytes=self._outputs_arena.size)
             self._calls.send_packed(pack_message(reply), self._outputs_arena.take_fd())
 
-    def _run(self, number: int, call: Callable[[], ResultMessage]) -> ResultMessage | ErrorMessage:
+    def _run(
+        self, backend: LocalBackend, number: int, call: Callable[[], ResultMessage]
+    ) -> ResultMessage | ErrorMessage:
         """Return the result of a call, or its error. It can be cancelled meanwhile."""
         with self._lock:
             self._current = number
@@ -283,7 +286,7 @@ class _ChildProcess:
             return call()
         except BaseException as error:  # noqa: BLE001 - whatever a model raises is reported to its client
             _log.debug("call failed", extra={"model": self._boot.name}, exc_info=True)
-            return ErrorMessage(error_to_wire(error))
+            return ErrorMessage(error_to_wire(error, backend.traceback_of(error)))
         finally:
             with self._lock:
                 self._current = None

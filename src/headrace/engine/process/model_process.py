@@ -239,10 +239,11 @@ class ModelProcess:
                 sender.ended = True
                 call.end(decode_end(payload))
 
-    def _log(self, name: Any, level: Any, text: Any) -> None:
+    def _log(self, name: Any, level: Any, text: Any, traceback: Any) -> None:
         logger = logging.getLogger(name)
         if logger.isEnabledFor(level):
-            logger.log(level, "%s", text, extra={"model": self._name, "pid": self._process.pid})
+            extra = {"model": self._name, "pid": self._process.pid}
+            logger.log(level, "%s", text, extra=extra | ({"traceback": traceback} if traceback else {}))
 
     def _on_wire_end(self) -> None:
         """Handle the exit of the process, or the end of its socket."""

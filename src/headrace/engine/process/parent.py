@@ -17,6 +17,7 @@ from typing_extensions import override
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ConfigError, DataError, InstanceLostError, ModelInputError, StoppedError
 from headrace.core.model import Call, ModelRecipe, current_call
+from headrace.core.model_traceback import ModelTraceback
 from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.engine.backend import Backend, CallInputs, CallResult, InputParts
@@ -43,6 +44,7 @@ from headrace.engine.process.shared_arrays import ArenaMapping, ArrayHeader, rea
 from headrace.engine.settings import ServeSettings
 from headrace.engine.stepper import SequenceEnding
 from headrace.engine.streams import StreamCall
+from headrace.engine.tracebacks import remote_traceback
 
 _log = logging.getLogger("headrace.engine")
 _DEFAULTS = ServeSettings()
@@ -243,6 +245,10 @@ class ProcessBackend(Backend):
         if isinstance(reply, ErrorMessage):
             raise error_from_wire(reply.error)
         return reply
+
+    @override
+    def traceback_of(self, error: BaseException) -> ModelTraceback | None:
+        return remote_traceback(error)
 
     @override
     def cancel(self) -> None:

@@ -37,6 +37,7 @@ from headrace.core.errors import (
     UnsupportedError,
 )
 from headrace.core.model import HandleRequest, HandleResponse, RowError
+from headrace.core.model_traceback import ModelTraceback
 from headrace.core.tensor import Array, InferRequest, InferResponse, RowFailure, Tensor
 from headrace.engine.model_methods import WHY_CHARS_MAX, RemoteError, describe_error
 from headrace.engine.process.messages import OpaqueHeader, ResponseHeader
@@ -263,8 +264,11 @@ def unpack_opaque_responses(
     ]
 
 
-def error_to_wire(error: BaseException) -> dict[str, Any]:
-    """Return an error as plain values, its texts cut at WHY_CHARS_MAX."""
+def error_to_wire(error: BaseException, traceback: ModelTraceback | None = None) -> dict[str, Any]:
+    """Return an error as plain values, its texts cut at WHY_CHARS_MAX.
+
+    An exception that arrives as a RemoteError has its `traceback` with it.
+    """
     kind = type(error).__name__
     if isinstance(error, RowError):
         rows = {str(row): _text(why) for row, why in error.rows.items()}
@@ -280,7 +284,8 @@ def error_to_wire(error: BaseException) -> dict[str, Any]:
         return {"kind": kind, "sequence_id": _text(error.sequence_id), "why": _text(error.why)}
     if _TEXT_ERRORS.get(kind) is type(error):
         return {"kind": kind, "why": _text(error)}
-    return {"kind": "RemoteError", "why": _text(describe_error(error))}
+    remote = {"kind": "RemoteError", "why": _text(describe_error(error))}
+    return remote if traceback is None else {**remote, "traceback": traceback.to_json()}
 
 
 def _text(value: object) -> str:
@@ -306,4 +311,7 @@ def error_from_wire(values: Mapping[str, Any]) -> BaseException:
         return _MODEL_ERRORS[kind](values["model"], values["why"])
     if kind in _SEQUENCE_ERRORS:
         return _SEQUENCE_ERRORS[kind](values["sequence_id"], values["why"])
-    return _TEXT_ERRORS.get(kind, RemoteError)(values["why"])
+    error = _TEXT_ERRORS.get(kind, RemoteError)(values["why"])
+    if isinstance(error, RemoteError) and "traceback" in values:
+        error.traceback = ModelTraceback.from_json(values["traceback"])
+    return error

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from headrace.batching.sequence import LiveSequence
+from headrace.core.errors import PredictError
+from headrace.core.model_traceback import ModelTraceback
 from headrace.core.sequence import SequenceInfo
 from headrace.core.tensor import Array
 from headrace.engine.backend import CallResult
@@ -34,7 +36,9 @@ class OutputCollector(Protocol):
         """
         ...
 
-    def add_failure(self, row_request: "RowRequest", row: int, why: str) -> bool:
+    def add_failure(
+        self, row_request: "RowRequest", row: int, why: str, traceback: ModelTraceback | None = None
+    ) -> bool:
         """Record that the step of this row failed. Return True if the other rows are still wanted."""
         ...
 
@@ -235,6 +239,11 @@ class StepItem(CallItem):
         self.checkpoint: bytes | None = None
         self.done: bool | None = None
         """True if the step completed its row request; None until the step is committed."""
+
+    @property
+    def traceback(self) -> ModelTraceback | None:
+        """The traceback of the unexpected exception that failed the step, if any."""
+        return self.error.traceback if isinstance(self.error, PredictError) else None
 
     @property
     def is_last(self) -> bool:

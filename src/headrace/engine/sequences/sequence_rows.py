@@ -18,6 +18,7 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.core.frozen import statically_frozen
+from headrace.core.model_traceback import ModelTraceback
 from headrace.core.sequence import (
     NO_SEQUENCE,
     SEQUENCE_PARAMETERS,
@@ -206,7 +207,7 @@ class MultiRowRequest(OutputCollector):
         self._model = model
         self._respond = respond
         self._outputs: list[tuple[int, RowRequest, Outputs]] = []
-        self._failed: dict[int, str] = {}
+        self._failed: dict[int, RowFailure] = {}
         self._error: BaseException | None = None
 
     @override
@@ -228,13 +229,15 @@ class MultiRowRequest(OutputCollector):
         )
 
     @override
-    def add_failure(self, row_request: RowRequest, row: int, why: str) -> bool:
+    def add_failure(
+        self, row_request: RowRequest, row: int, why: str, traceback: ModelTraceback | None = None
+    ) -> bool:
         if self._strict:
             return False
         with self._lock:
             if row_request.is_closed:
                 return False
-            self._failed[row] = why
+            self._failed[row] = RowFailure(row, why, traceback=traceback)
         return True
 
     @override
@@ -279,7 +282,7 @@ class MultiRowRequest(OutputCollector):
             self._error = self._error or error
             return
         for row in row_request.request_rows(row_request.row):
-            self._failed.setdefault(row, describe_error(error))
+            self._failed.setdefault(row, RowFailure(row, describe_error(error)))
 
     def _response(self, row_request: RowRequest) -> InferResponse:
         request = row_request.entry.request
@@ -291,7 +294,7 @@ class MultiRowRequest(OutputCollector):
         if not self._strict:
             self._check_one_output_per_row(outputs, row_request.entry.rows)
             outputs = [item for item in outputs if item[0] not in self._failed]
-        failures = tuple(RowFailure(row, why) for row, why in sorted(self._failed.items()))
+        failures = tuple(failure for _, failure in sorted(self._failed.items()))
         return self._respond(
             [outputs for _, _, outputs in outputs], request, failures, sequence_parameters(row_request)
         )
@@ -304,7 +307,8 @@ class MultiRowRequest(OutputCollector):
             counts[row] += 1
         for row, count in enumerate(counts):
             if count != 1 and row not in self._failed:
-                self._failed[row] = f"its steps returned {count} rows of outputs instead of one"
+                why = f"its steps returned {count} rows of outputs instead of one"
+                self._failed[row] = RowFailure(row, why)
 
 
 def sequence_parameters(row_request: RowRequest) -> Mapping[str, Any]:

@@ -217,7 +217,7 @@ class StepCommitter(Committer):
         row_request = item.row_request
         if item.error is not None:
             # A failing row fails its request, unless the request accepts missing rows.
-            rows_wanted = row_request.collector.add_failure(row_request, item.row, item.why)
+            rows_wanted = row_request.collector.add_failure(row_request, item.row, item.why, item.traceback)
             item.finished = item.finished or not rows_wanted
             return
         if not item.outputs:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock
 from headrace.core.errors import CancelledRequestError, OverloadedError, SequenceError
+from headrace.core.model_traceback import ModelTraceback
 from headrace.core.sequence import SequenceControl
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.engine.inputs import ModelInputs
@@ -266,9 +267,11 @@ class _MessageCollector(OutputCollector):
         return self._stream.add_output(row_request, outputs, wakes)
 
     @override
-    def add_failure(self, row_request: RowRequest, row: int, why: str) -> bool:
+    def add_failure(
+        self, row_request: RowRequest, row: int, why: str, traceback: ModelTraceback | None = None
+    ) -> bool:
         """Return False: a message succeeds or fails as a whole."""
-        del row_request, row, why
+        del row_request, row, why, traceback
         return False
 
     @override
