@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError, DataError
-from headrace.core.tensor import Array, TensorSpec
+from headrace.core.tensor import Array, ModelMetadata, TensorSpec, empty_array
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.csv_encode import CsvEncoder, TransformCsvEncoder
 from headrace.formats.encode import INPUT, TextEncoder, output_columns
@@ -17,7 +17,7 @@ from headrace.formats.json_select import ElementSelector, MemberSelector
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import JSON_KINDS, Mapper
-from headrace.runs.settings import EncodedFormat, RunSettings
+from headrace.runs.settings import TABLES, EncodedFormat, RunSettings
 
 _JSON_FORMATS = JSON_KINDS | {"parquet"}
 """Formats whose records are, or are shown as, JSON."""
@@ -73,6 +73,37 @@ class Encoders:
                 return self._part_json(columns)
             case _:
                 assert_never(output_format)
+
+    def make_empty(self, metadata: ModelMetadata, read_head: Callable[[], Block]) -> Encoder | None:
+        """Return the encoder of an output without records, or None if the output is empty.
+
+        The table of an object has the columns of the outputs with known shapes. CSV with a header has
+        its header, if the model declares all its outputs and, for joined records, the names of the
+        input columns are known. `read_head` returns an empty block with the column names of an object.
+        """
+        outputs = _empty_outputs(metadata)
+        if self._output.format in TABLES:
+            return self.make(outputs, None) if self._settings.per_object else None
+        if not self._writes_header or not outputs or len(outputs) < len(metadata.outputs):
+            return None
+        head = read_head()
+        kind, delimiter = self._mapper.layout_of(head)
+        if resolve_format(self._settings, self._mapper.kind or kind) != "csv":
+            return None
+        of_run, of_object = self._mapper.input_names, head.column_names
+        names = (of_object or of_run) if self._settings.per_object else (of_run or of_object)
+        columns = self._columns_of(outputs)
+        if kind != "csv":
+            return self._csv(columns, ",", None, header=True, input_is_csv=False)
+        if names is None and self._output.join == "input":
+            return None
+        return self._csv(columns, delimiter, names, header=True, input_is_csv=True)
+
+    @property
+    def _writes_header(self) -> bool:
+        """True if CSV outputs have a header, as far as the settings decide it."""
+        header = self._output.header
+        return self._settings.read.header == "names" if header is None else header
 
     def _columns_of(self, outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
         signature = tuple((name, data.dtype, data.shape[1:]) for name, data in outputs.items())
@@ -160,6 +191,15 @@ class Encoders:
 
     def _is_json(self, block: Block) -> bool:
         return self._mapper.layout_of(block)[0] in _JSON_FORMATS
+
+
+def _empty_outputs(metadata: ModelMetadata) -> dict[str, Array]:
+    """Return the model's outputs for no rows, for outputs of known shape."""
+    return {
+        spec.name: empty_array(spec)
+        for spec in metadata.outputs
+        if spec.shape is not None and -1 not in spec.shape[1:]
+    }
 
 
 class _FilteredLines(Encoder):

@@ -131,7 +131,7 @@ class Run:
         Raises:
             OutputExistsError: The destination has output, and `if_exists` is "refuse".
             ResumeRefusedError: The destination belongs to another run.
-            EmptySourceError: The source has no objects, or a stream has no records.
+            EmptySourceError: The source has no objects.
             TooManyFailuresError: More records failed than the settings allow.
             StorageError: A store failed.
             ModelError: The model failed.
@@ -296,20 +296,12 @@ class Run:
             )
         _log.info("run %s", report.status, extra=at | counts)
         if complete:
-            self._refuse_empty(report)
             self._reporter.publish(report)
         self._reporter.write_page(report)
         if complete:
             self._ledger.finish(report.to_json())
             self._finished = self._planned
         return report
-
-    def _refuse_empty(self, report: Report) -> None:
-        """Delete the output of a stream without any record, and raise EmptySourceError."""
-        if self._settings.per_object or self._appending or report.records_in or report.objects_broken:
-            return
-        self._objects.delete_output()
-        raise EmptySourceError(report.source, f"{self._planned} object(s) without a single record")
 
     def _report(self, stopped: Status | None) -> Report:
         """Return the report of a complete run (`stopped` None), or of one that stopped before its end."""

@@ -12,12 +12,21 @@ from dataclasses import replace
 from typing_extensions import override
 
 from headrace.core.block import Block, Failure, FailureKind, Position
-from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
+from headrace.core.errors import (
+    ChangedError,
+    CorruptError,
+    DataError,
+    EmptySourceError,
+    NotFoundError,
+)
+from headrace.formats.csv import CsvDialect
 from headrace.formats.lines import PROBE_BYTES
 from headrace.formats.parquet_read import ParquetReader
 from headrace.formats.read import (
     ReadOptions,
+    csv_delimiter,
     first_records,
+    format_name,
     is_read_by_row_groups,
     is_seekable,
     position_after,
@@ -313,6 +322,28 @@ def object_blocks(
         yield from parquet_blocks(info, stores, read)
     else:
         yield from read_object(info.uri, chunks, read)
+
+
+def read_head(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Block:
+    """Return an empty block at the start of an object, with its column names if its CSV has a header.
+
+    The header of an object without records is in no other block. An object that cannot be read has no
+    names.
+    """
+    head = Block(Position(info.uri))
+    if read.header != "names":
+        return head
+    chunks = stores.for_uri(info.uri).stream(info.uri, etag=info.etag)
+    blocks = object_blocks(info, stores, replace(read, header="none"), chunks)
+    try:
+        first = next(blocks, head)
+        name = first.first.member or info.uri
+        if not len(first) or format_name(name, read) != "csv":
+            return head
+        dialect = CsvDialect.from_strings(csv_delimiter(name, read), '"')
+        return Block(first.first, column_names=dialect.header_names(first.record(0)))
+    except (*_OBJECT_ERRORS, DataError, ValueError):
+        return head
 
 
 def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Iterator[Block]:

@@ -24,7 +24,7 @@ from headrace.runs.plan import Plan, Task, list_open_shards
 from headrace.runs.probe import learn
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.scoring import Mode, PredictorWork, Scoring
-from headrace.runs.source import ShardSource
+from headrace.runs.source import ShardSource, read_head
 from headrace.runs.task_sink import TaskSink
 from headrace.runs.totals import RunTotals, task_totals
 from headrace.runs.work import RunProgress, RunWork, WorkFigures, ignore
@@ -287,12 +287,15 @@ class TaskRun:
             progress=work.progress,
             clock=work.clock,
         )
+        encoders = Encoders(settings, mapper)
         self._sink = TaskSink(
             work,
             self._open_shards,
             self._source,
-            make_encoder=Encoders(settings, mapper).make,
-            metadata=predictor.metadata,
+            make_encoder=encoders.make,
+            make_empty=lambda info: encoders.make_empty(
+                predictor.metadata, lambda: read_head(info, work.stores, settings.read)
+            ),
         )
         self._drained = threading.Event()
 
