@@ -25,6 +25,7 @@ from headrace.core.predictor import Predictor
 from headrace.reports.observation import RunObservation
 from headrace.reports.report import Report
 from headrace.runs.ledger import Ledger
+from headrace.runs.limit import limit_objects
 from headrace.runs.objects import check_separate, no_region, output_names, plan_objects, select_infos
 from headrace.runs.parts import check_folder
 from headrace.runs.plan import Plan, make_plan
@@ -439,9 +440,14 @@ def dry_run(
     names = output_names(source, infos, chosen_settings) if chosen_settings.per_object else None
     objects = plan_objects(infos, names)
     check_separate(source, destination, objects, chosen_settings.data_type)
+    objects = limit_objects(objects, chosen_stores, chosen_settings)
     with RunningPredictor(opened.predictor):
         seen = first_records(
-            objects, chosen_stores, chosen_settings, opened.predictor.metadata, count=records
+            objects,
+            chosen_stores,
+            chosen_settings,
+            opened.predictor.metadata,
+            count=min(records, chosen_settings.subset.limit or records),
         )
     by_tasks = chosen_settings.per_object or workers is not None
     return DryRun(make_plan([objects], chosen_settings, by_tasks=by_tasks), tuple(seen))

@@ -10,6 +10,7 @@ from headrace.core.block import Outcome
 from headrace.core.predictor import Predictor
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import ScoredBatch
+from headrace.runs.limit import limit_objects
 from headrace.runs.objects import plan_objects, select_infos
 from headrace.runs.settings import StreamSettings
 from headrace.storage.resolve import Stores
@@ -144,8 +145,9 @@ def stream(
     chosen_settings, chosen_stores = settings or StreamSettings(), stores or Stores()
 
     def make_flow() -> Flow:
+        objects = plan_objects(select_infos(source, chosen_stores, chosen_settings), None)
         return open_flow(
-            plan_objects(select_infos(source, chosen_stores, chosen_settings), None),
+            limit_objects(objects, chosen_stores, chosen_settings),
             chosen_stores,
             opened.predictor,
             chosen_settings,

@@ -64,6 +64,9 @@ class Report:
         tasks_left: Unfinished tasks by region.
         records_replayed: Records that were delivered before and replayed to rebuild the states of
             the model.
+        limit: The limit of records of the run, if it has one.
+        sample: The share of records that the run chose, if it did not read all; `sample_seed` is
+            its seed.
     """
 
     kind: RunKind
@@ -99,6 +102,9 @@ class Report:
     tasks_left: dict[str, int] = field(default_factory=dict[str, int])
     resumed: bool = False
     records_replayed: int = 0
+    limit: int | None = None
+    sample: float | None = None
+    sample_seed: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -153,6 +159,7 @@ class Report:
         figures = {
             "predictions": f"{self.output} ({_outputs(self)})",
             "records in": _records(self),
+            "subset": subset_text(self.limit, self.sample, self.sample_seed),
             "failures": _failures(self),
             "first failure": one_line(f"{failure.position}: {failure.why}") if failure else "",
             "broken objects": f"{self.objects_broken:,}" if self.objects_broken else "",
@@ -191,6 +198,14 @@ def _outputs(report: Report) -> str:
 def _records(report: Report) -> str:
     suppressed = f" + {report.rows_suppressed:,} suppressed" if report.rows_suppressed else ""
     return f"{report.records_in:,} = {report.rows_out:,} out + {report.rows_failed:,} failed{suppressed}"
+
+
+def subset_text(limit: int | None, sample: float | None, seed: int) -> str:
+    """Return the part of the source that a run reads, or an empty string for all of it."""
+    parts = [f"the first {pluralize(limit, 'record')}"] if limit is not None else []
+    if sample is not None:
+        parts.append(f"a sample of {100 * sample:.10g}% (seed {seed})")
+    return " of ".join(parts)
 
 
 def _across_regions(report: Report) -> str:

@@ -22,16 +22,29 @@ VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
+class ReadBound:
+    """The place in an object at which a run stops to read: `record` is the first that is not scored.
+
+    `member_byte` and `record` are those of a `Position`.
+    """
+
+    record: int
+    member_byte: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedObject:
     """An input object and its region, if known.
 
     If the run writes an output for each object, it is ``DEST/`` + `output`, and its failed records
-    are ``DEST/`` + `failed`. In a run that writes parts, both are empty.
+    are ``DEST/`` + `failed`. In a run that writes parts, both are empty. The last object of a run
+    with a limit has a `bound`.
     """
 
     info: ObjectInfo
     output: str = ""
     region: str | None = None
+    bound: ReadBound | None = None
 
     @property
     def failed(self) -> str:

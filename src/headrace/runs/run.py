@@ -23,6 +23,7 @@ from headrace.reports.observation import RunObservation
 from headrace.reports.report import Report, RunKind, Status
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
+from headrace.runs.limit import limit_objects, refuse_limit
 from headrace.runs.objects import no_region, notice_objects, select_infos, select_typed_objects, source_covers
 from headrace.runs.plan import Plan, RunPlan, make_plan
 from headrace.runs.scoring import PartScoring, Scoring
@@ -141,6 +142,7 @@ class Run:
 
     def append(self, objects: Iterable[ObjectInfo]) -> Report | None:
         """Score the objects that this run has not planned yet. Return None without new objects."""
+        refuse_limit(self._settings)
         self._appending = True
         if self.plan is None:
             self._open(list)
@@ -214,7 +216,7 @@ class Run:
         infos = select()
         if not self._settings.per_object and self._if_exists == "overwrite":
             infos = self._objects.without_own_output(infos)
-        planned = self._objects.prepare(infos)
+        planned = limit_objects(self._objects.prepare(infos), self._stores, self._settings)
         learned = self._scoring.learn(planned, {})
         if self._if_exists == "overwrite":
             self._objects.delete_output()

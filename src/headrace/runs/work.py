@@ -28,7 +28,7 @@ from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Plan
 from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord
-from headrace.runs.settings import RunSettings
+from headrace.runs.settings import RunSettings, SubsetSettings
 from headrace.runs.totals import ObjectResult, RunTotals
 from headrace.storage.resolve import Stores
 
@@ -296,6 +296,7 @@ class RunReporter:
             cpu_s=self._cpu_s + figures.cpu_s(),
             peak_memory_mb=peak_memory_mb() + figures.peak_memory_mb(),
             resumed=resumed,
+            subset=self._work.settings.subset,
         )
 
     def publish(self, report: Report) -> None:
@@ -325,6 +326,7 @@ def make_report(
     cpu_s: float,
     peak_memory_mb: float,
     resumed: bool,
+    subset: SubsetSettings,
 ) -> Report:
     """Return the report of the ledger's totals and this process's figures."""
     results, counts = totals.objects, totals.counts
@@ -368,6 +370,9 @@ def make_report(
         tasks_left=dict(totals.tasks_left),
         resumed=resumed,
         records_replayed=progress.records_replayed,
+        limit=subset.limit,
+        sample=subset.sample,
+        sample_seed=subset.sample_seed,
     )
 
 
