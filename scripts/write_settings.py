@@ -41,6 +41,7 @@ from headrace.runs.settings import (
     MappingOptions,
     OutputSettings,
     StreamSettings,
+    SubsetSettings,
     TaskSettings,
 )
 from headrace.server.jobs.sagemaker import SageMakerSettings
@@ -65,8 +66,8 @@ GROUPS = (
     Group("Batches and read-ahead", (FlowSettings,), SPEC, "headrace"),
     Group("Output of a run", (OutputSettings,), SPEC, "headrace"),
     Group(
-        "Failures, tasks and sources of a run",
-        (FailurePolicy, TaskSettings, StreamSettings),
+        "Failures, subset, tasks and sources of a run",
+        (FailurePolicy, SubsetSettings, TaskSettings, StreamSettings),
         SPEC,
         "headrace",
     ),

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         MappingOptions,
         OutputSettings,
         StreamSettings,
+        SubsetSettings,
         TaskSettings,
         TransformSettings,
     )
@@ -78,6 +79,7 @@ _LAZY_MODULES = {
     "RegionRules": "headrace.storage.regions",
     "Report": "headrace.reports.report",
     "StreamSettings": "headrace.runs.settings",
+    "SubsetSettings": "headrace.runs.settings",
     "TaskSettings": "headrace.runs.settings",
     "TransformOutput": "headrace.app.runs",
     "TransformReport": "headrace.app.runs",
@@ -122,6 +124,7 @@ __all__ = [
     "SequenceState",
     "States",
     "StreamSettings",
+    "SubsetSettings",
     "TaskSettings",
     "Tensor",
     "TensorSpec",

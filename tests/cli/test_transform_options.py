@@ -58,6 +58,10 @@ def test_default_options_give_the_default_spec():
 CASES = [
     (["--data-type", "manifest"], "data_type", "manifest"),
     (["--schema", "strict"], "schema", "strict"),
+    (["--limit", "100"], "subset.limit", 100),
+    (["--sample", "1%"], "subset.sample", 0.01),
+    (["--sample", "0.5"], "subset.sample", 0.5),
+    (["--sample-seed", "7"], "subset.sample_seed", 7),
     (["--content-type", "text/csv", "--split", "csv"], "read.format", "csv"),
     (["--content-type", "jsonl"], "read.format", "jsonl"),
     (["--split", "tfrecord"], "read.format", "tfrecord"),

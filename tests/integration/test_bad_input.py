@@ -99,10 +99,6 @@ def test_denied_credentials_name_the_uri(s3_server, denied):
     assert "the credentials are wrong or do not allow this" in message
 
 
-def test_empty_source_is_an_error():
-    assert broken(score(put("a.csv", b""))) == "a.csv: 1 object(s) without a single record"
-
-
 def test_empty_tar_is_an_error():
     assert broken(score(make_tar("a.tar", {}))) == "a.tar: the archive holds no files"
 

@@ -51,11 +51,12 @@ def command(source: Path, output: Path, isolation: str) -> list[str]:
     ]  # fmt: skip
 
 
-def stream_command(source: Path, output: Path, isolation: str) -> list[str]:
+def stream_command(source: Path, output: Path, isolation: str, subset: tuple[str, ...]) -> list[str]:
     return [
         sys.executable, "-m", "headrace", "stream", f"{source}/", "--output", f"{output}/", "--model", MODEL,
         "--input-filter", "$[1:]", "--task-bytes", "60k", "--batch-rows-max", "64", "--checkpoint-s", "0.05",
         "--workers", "2" if isolation == "process" else "1", "--isolation", isolation, "--quiet", "--resume",
+        *subset,
     ]  # fmt: skip
 
 
@@ -114,16 +115,18 @@ def test_killed_transform_writes_the_bytes_of_an_undisturbed_one(tmp_path, isola
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_stream_with_workers_writes_the_parts_of_an_undisturbed_one(tmp_path):
+@pytest.mark.parametrize("subset", [(), ("--sample", "60%")])
+def test_killed_stream_with_workers_writes_the_parts_of_an_undisturbed_one(tmp_path, subset):
     source = tmp_path / "in"
     make_source(source)
     undisturbed = tmp_path / "undisturbed"
-    done = subprocess.run(stream_command(source, undisturbed, "thread"), capture_output=True, check=False)
+    undisturbed_command = stream_command(source, undisturbed, "thread", subset)
+    done = subprocess.run(undisturbed_command, capture_output=True, check=False)
     assert done.returncode == 3, done.stderr.decode()
     expected = outputs(undisturbed)
     assert len([name for name in expected if name.endswith(".csv")]) > 3
     output = run_with_kills(
-        lambda output: stream_command(source, output, "process"),
+        lambda output: stream_command(source, output, "process", subset),
         tmp_path,
         kill_at_random,
         read=outputs,

@@ -18,6 +18,7 @@ from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.formats.read import ReadOptions
 from headrace.reports.report import Report
+from headrace.runs import encoders
 from headrace.runs.encoders import Encoders, resolve_format
 from headrace.runs.mapping import Mapper
 from headrace.runs.run import Run
@@ -439,3 +440,40 @@ def test_filter_that_fits_no_line_is_refused(shared, path, why):
     )
     with pytest.raises(ConfigError, match=why):
         transform(stores, predictor=shared, settings=settings)
+
+
+def test_empty_outputs_follow_the_metadata():
+    metadata = ModelMetadata(
+        "m",
+        outputs=(
+            TensorSpec("y", "FP32", (-1,)),
+            TensorSpec("v", "INT64", (-1, 3)),
+            TensorSpec("open", "FP32", (-1, -1)),
+            TensorSpec("unknown", "FP32", None),
+            TensorSpec("s", "BYTES", (-1,)),
+        ),
+    )
+    found = encoders._empty_outputs(metadata)
+    assert {n: (d.shape, d.dtype.str) for n, d in found.items()} == {
+        "y": ((0,), "<f4"),
+        "v": ((0, 3), "<i8"),
+        "s": ((0,), "|O"),
+    }
+
+
+@for_each(
+    ("outputs", "header"),
+    [
+        ([TensorSpec("y", "FP32", (-1,)), TensorSpec("v", "INT64", (-1, 2))], b"y,v_0,v_1\n"),
+        ([TensorSpec("y", "FP32", (-1,)), TensorSpec("open", "FP32", (-1, -1))], None),
+        ([TensorSpec("y", "FP32", None)], None),
+        ([], None),
+    ],
+)
+@for_each("preset", [StreamSettings, TransformSettings])
+def test_header_without_records_needs_all_outputs(preset, outputs, header):
+    used = preset(read=ReadOptions(header="names"))
+    metadata = ModelMetadata("m", outputs=tuple(outputs))
+    mapper = Mapper(metadata, used.mapping, used.read)
+    empty = Encoders(used, mapper).make_empty(metadata, lambda: Block(Position("a.csv")))
+    assert (None if empty is None else empty.begin()) == header

@@ -135,13 +135,16 @@ def test_header_before_a_record_that_cannot_be_written_is_not_repeated():
     assert written(resumed)[0] == b"y\n0\n"
 
 
-def test_only_tables_write_an_output_without_records():
-    output = output_of(header=True)
-    output.end(None)
-    assert written(output) == (b"", [])
-    output = output_of(header=True)
-    output.end({"y": np.empty(0)})
-    assert written(output)[0] == b"y\n"
+def test_output_without_records_has_the_bytes_of_its_empty_encoder():
+    for make_empty, expected in (
+        (None, b""),
+        (lambda: None, b""),
+        (lambda: CsvEncoder(output_columns({"y": np.empty(0)}), header=True), b"y\n"),
+    ):
+        output = output_of()
+        output.end(make_empty)
+        assert written(output) == (expected, [])
+        assert output.begin_bytes == len(expected)
 
 
 def test_number_of_reasons_is_limited():

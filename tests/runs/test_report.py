@@ -12,7 +12,7 @@ from headrace.core.predictor import PredictorStatistics
 from headrace.reports.report import Report
 from headrace.runs.records import Counts
 from headrace.runs.run import Run
-from headrace.runs.settings import StreamSettings
+from headrace.runs.settings import StreamSettings, SubsetSettings
 from headrace.runs.totals import ObjectResult, RegionTransfer, RunTotals
 from headrace.runs.work import RunProgress, make_report
 from reports.observation_support import failure
@@ -107,7 +107,7 @@ TEN = Counts(10, 10)
 
 
 def report_of(
-    counts=TEN, *, kind="stream", status="complete", elapsed_s=2.0, progress=None, **totals
+    counts=TEN, *, kind="stream", status="complete", elapsed_s=2.0, progress=None, subset=None, **totals
 ) -> Report:
     return make_report(
         kind=kind,
@@ -123,8 +123,25 @@ def report_of(
         cpu_s=0.5,
         peak_memory_mb=7.04,
         resumed=False,
-        schema="",
+        subset=subset or SubsetSettings(),
     )
+
+
+@for_each(
+    ("subset", "text"),
+    [
+        ({}, None),
+        ({"limit": 1}, "the first 1 record"),
+        ({"limit": 20_000}, "the first 20,000 records"),
+        ({"sample": 0.001, "sample_seed": 7}, "a sample of 0.1% (seed 7)"),
+        ({"limit": 5, "sample": 1.0}, "the first 5 records of a sample of 100% (seed 0)"),
+    ],
+)
+def test_report_names_the_subset_of_the_source(subset, text):
+    report = report_of(subset=SubsetSettings(**subset))
+    assert report.figures().get("subset") == text
+    assert Report.from_json(report.to_json()) == report
+    assert {name: report.to_json()[name] for name in subset} == subset
 
 
 @for_each(

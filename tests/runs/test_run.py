@@ -114,7 +114,7 @@ def test_every_record_is_in_its_objects_output_or_failures(shared, objects, task
                 failed.append((record, record + 1 + header, at, line.decode(), *place))
             at += len(line) + 1
         number += len(kinds)
-        expected[name] = out
+        expected[name] = b"y\n" if header and not kinds and packing != "broken gz" else out
         places[name] = (failed, packing == "broken gz", len(kinds))
     run_settings = make_settings(
         read={"header": "names" if header else "none"}, tasks={"task_objects_max": task_objects_max}

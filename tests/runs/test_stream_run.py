@@ -233,12 +233,13 @@ def test_reading_its_own_output_is_refused(stores):
 
 
 @for_each("data", [b"", b"\n\n"])
-def test_source_without_records_raises_and_leaves_nothing(data):
+def test_source_without_records_is_a_complete_run(data):
     stores = Stores()
     put(stores, "a.csv", data)
-    with pytest.raises(EmptySourceError, match="without a single record"):
-        run_over(stores).execute()
-    assert not list(stores.for_uri(OUT).list(OUT))
+    report = run_over(stores).execute()
+    assert (report.status, report.records_in, report.parts, report.objects_done) == ("complete", 0, 0, 1)
+    assert output(stores) == {}
+    assert run_over(stores, if_exists="resume").execute() == report
 
 
 def test_source_without_objects_raises(stores):

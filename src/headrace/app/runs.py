@@ -25,6 +25,7 @@ from headrace.core.predictor import Predictor
 from headrace.reports.observation import RunObservation
 from headrace.reports.report import Report
 from headrace.runs.ledger import Ledger
+from headrace.runs.limit import limit_objects
 from headrace.runs.objects import check_separate, no_region, output_names, plan_objects, select_infos
 from headrace.runs.parts import check_folder
 from headrace.runs.plan import Plan, make_plan
@@ -479,10 +480,12 @@ def dry_run(
     names = output_names(source, infos, chosen_settings) if chosen_settings.per_object else None
     objects = plan_objects(infos, names)
     check_separate(source, destination, objects, chosen_settings.data_type)
+    objects = limit_objects(objects, chosen_stores, chosen_settings)
     with RunningPredictor(opened.predictor):
         metadata, infos = opened.predictor.metadata, [planned.info for planned in objects]
         schema = schema_of(infos, chosen_stores, chosen_settings, metadata)
-        trial = try_records(infos, chosen_stores, chosen_settings, metadata, schema, count=records)
+        shown = min(records, chosen_settings.subset.limit or records)
+        trial = try_records(infos, chosen_stores, chosen_settings, metadata, schema, count=shown)
     by_tasks = chosen_settings.per_object or workers is not None
     return DryRun(make_plan([objects], chosen_settings, by_tasks=by_tasks), trial)
 

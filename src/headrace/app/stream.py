@@ -10,6 +10,7 @@ from headrace.core.block import Outcome
 from headrace.core.predictor import Predictor
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import ScoredBatch
+from headrace.runs.limit import limit_objects
 from headrace.runs.objects import plan_objects, select_infos
 from headrace.runs.sample import schema_of
 from headrace.runs.settings import StreamSettings
@@ -147,9 +148,11 @@ def stream(
     opened = open_run_predictor(model, endpoint, options, chosen_settings, chosen_stores)
 
     def make_flow() -> Flow:
-        infos = select_infos(source, chosen_stores, chosen_settings)
+        objects = plan_objects(select_infos(source, chosen_stores, chosen_settings), None)
+        objects = limit_objects(objects, chosen_stores, chosen_settings)
+        infos = [planned.info for planned in objects]
         return open_flow(
-            plan_objects(infos, None),
+            objects,
             chosen_stores,
             opened.predictor,
             chosen_settings,

@@ -31,7 +31,7 @@ POSITIVE: Final = click.FloatRange(min=0, min_open=True)
 
 
 class ParsedType(click.ParamType):  # pyright: ignore[reportMissingTypeArgument] - not generic before 8.5
-    """A type whose texts a function parses; its ValueError says why a text is invalid."""
+    """A type whose texts a function parses; its ValueError or ConfigError says why a text is invalid."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class ParsedType(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return self._parse(value) if isinstance(value, str) else value
-        except ValueError as error:
+        except (ConfigError, ValueError) as error:
             self.fail(str(error), param, ctx)
 
 

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from headrace.app.runs import DryRun
 from headrace.cli.commands import INTERRUPTED
 from headrace.core.predictor import PredictorStatistics
-from headrace.reports.report import REPORT_NAME, Report, one_line
+from headrace.reports.report import REPORT_NAME, Report, one_line, subset_text
 from headrace.runs.sample import Trial, TriedRecord
 from headrace.runs.settings import RunSettings
 from headrace.runs.work import RunProgress
@@ -244,7 +244,7 @@ def print_dry_run(found: DryRun, settings: RunSettings, *, json_lines: bool) -> 
     if json_lines:
         click.echo(orjson.dumps(_dry_json(found, settings)))
         return 0
-    plan = found.plan
+    plan, subset = found.plan, settings.subset
     sizes = [o.info.size_bytes for o in plan.objects]
     shards = sum(len(task.shards) for task in plan.tasks)
     unknown = "" if None not in sizes else ", and more of unknown size"
@@ -255,6 +255,7 @@ def print_dry_run(found: DryRun, settings: RunSettings, *, json_lines: bool) -> 
             [f"{o.info.uri} → {o.output or 'parts'}" for o in plan.objects[:_OBJECTS_SHOWN]]
             + (["…"] if len(plan.objects) > _OBJECTS_SHOWN else [])
         ),
+        "subset": subset_text(subset.limit, subset.sample, subset.sample_seed),
         "read": _read_text(settings),
         "written": _output_text(settings),
         "schema": found.trial.schema.text(),

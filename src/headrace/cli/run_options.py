@@ -39,8 +39,10 @@ from headrace.runs.settings import (
     MappingOptions,
     OutputSettings,
     StreamSettings,
+    SubsetSettings,
     TaskSettings,
     TransformSettings,
+    parse_share,
 )
 from headrace.runs.spec import EXTENSION_TABLE, TransformSpec, spec_of
 from headrace.storage.regions import RegionRules, require_region
@@ -119,6 +121,7 @@ _TYPES: Final = {
     "sequence_end": ParsedType("column", _name_or_index),
     "delimiter": ParsedType("character", _parse_delimiter),
     "image_size": ParsedType("size", _parse_size_px),
+    "sample": ParsedType("share", parse_share),
 }
 """The types of settings that have a form of their own on the command line, by name."""
 
@@ -180,6 +183,7 @@ def stream_settings(params: Mapping[str, Any]) -> StreamSettings:
         flow=settings_from(FlowSettings, params),
         output=settings_from(OutputSettings, params),
         failures=settings_from(FailurePolicy, params, failed_rows_max=rows, failed_share_max=share),
+        subset=settings_from(SubsetSettings, params),
         tasks=settings_from(TaskSettings, params),
     )
 

@@ -123,6 +123,11 @@ def check_existing_options(context: click.Context) -> None:
         raise click.UsageError("--resume and --overwrite cannot be combined")
     if params["dry_run"] and params["watch"]:
         raise click.UsageError("--dry-run and --watch cannot be combined: a dry run writes nothing")
+    if params["limit"] is not None and params["watch"]:
+        raise click.UsageError(
+            "--limit and --watch cannot be combined: --limit takes the first records of a complete source; "
+            "use --sample"
+        )
 
 
 def run_or_watch(opened: OpenedRun, params: dict[str, Any]) -> int:

@@ -45,6 +45,9 @@ Examples:
         --sequence-end closed --output scored/
   Use eight worker processes, each of which writes parts of its own:
     headrace stream data/ --model churn.onnx --workers 8 --output scored/
+  Try the model on the first 1,000 records, or on a sample of 1%:
+    headrace stream data/ --model churn.onnx --limit 1000 --output first/
+    headrace stream data/ --model churn.onnx --sample 1% --output sample/
   Resume after a kill or Ctrl-C, then retry the failed records:
     headrace stream ... --output scored/ --resume
     headrace stream retry-failed scored/

@@ -43,6 +43,9 @@ Examples:
         --input-filter '$[1:]' --join input --output-filter '$[0,-1]'
   Show the plan and the model's inputs, and write nothing:
     headrace transform in/ out/ --model churn.onnx --dry-run
+  Try the model on the first 1,000 records, or on a sample of 1%:
+    headrace transform in/ first/ --model churn.onnx --limit 1000
+    headrace transform in/ sample/ --model churn.onnx --sample 1%
   Use eight workers, and stop when more than one record in a hundred fails:
     headrace transform in/ out/ --model churn.onnx --workers 8 --max-failed 1%
   Run on a Ray cluster with half a GPU per worker, or on Flink through Beam:

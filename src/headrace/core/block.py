@@ -91,11 +91,21 @@ Outcome = Prediction | Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Consecutive records of one object or member, in one buffer with two offset arrays.
+class RecordPlaces:
+    """The record number, the line and the byte of each record of a block, as in `Position`."""
 
-    Record i is ``data[starts[i]:ends[i]]``, without its line terminator. Its number is
-    ``first.record + i``. A format ends a block before a record that it cannot read: the `failures`
+    records: NDArray[np.int64]
+    lines: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Records of one object or member in order, in one buffer with two offset arrays.
+
+    Record i is ``data[starts[i]:ends[i]]``, without its line terminator. The records are
+    consecutive: the number of record i is ``first.record + i``. Only a block with `places` has gaps
+    between its records. A format ends a block before a record that it cannot read: the `failures`
     follow the last record and continue its numbers.
 
     - `first`: position of the first record.
@@ -106,6 +116,7 @@ class Block:
     - `header_bytes`: size of the header before each binary record, or None for text. `data` then
       has consecutive whole frames: header, record, trailer. The position of a record is that of its
       header, and there are no lines.
+    - `places`: the places of the records if they are a selection of consecutive ones (`take`).
     """
 
     first: Position
@@ -117,6 +128,7 @@ class Block:
     column_names: tuple[str, ...] | None = None
     line_end: bytes = b""
     header_bytes: int | None = None
+    places: RecordPlaces | None = None
     _newline_offsets: list[NDArray[np.int64]] = field(
         default_factory=list[NDArray[np.int64]], init=False, repr=False, compare=False
     )
@@ -140,12 +152,34 @@ class Block:
         data = self.data
         return [data[s:e] for s, e in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
 
+    def number(self, entry: int) -> int:
+        """Return the record number of an entry: a record, or after the records a failure.
+
+        The number of entry `records` is that of the next record of the source.
+        """
+        if self.places is None:
+            return self.first.record + entry
+        if entry < len(self):
+            return int(self.places.records[entry])
+        failed = entry - len(self)
+        if failed < len(self.failures):
+            return self.failures[failed].position.record
+        return self.number(entry - 1) + 1 if entry else self.first.record
+
+    def index_of(self, number: int) -> int:
+        """Return the index of the record with this number, or where it would be in the block."""
+        if self.places is None:
+            return number - self.first.record
+        return int(np.searchsorted(self.places.records, number))
+
     def position(self, index: int) -> Position:
         """Return the position of record `index`.
 
         Without `line_end`, lines are counted: one scan of the block serves all calls.
         """
         first = self.first
+        if self.places is not None:
+            return self._stored_position(self.places, index)
         if not self.data:
             return replace(first, record=first.record + index)
         start, origin = int(self.starts[index]), int(self.starts[0])
@@ -165,13 +199,77 @@ class Block:
             first.member_byte,
         )
 
+    def _stored_position(self, places: RecordPlaces, index: int) -> Position:
+        record, line, byte = (int(numbers[index]) for numbers in (places.records, places.lines, places.bytes))
+        return replace(self.first, record=record, line=line, byte=byte)
+
+    def places_of(self, rows: NDArray[np.int64]) -> RecordPlaces:
+        """Return the places of some records, by ascending index."""
+        if self.places is not None:
+            of = self.places
+            return RecordPlaces(of.records[rows], of.lines[rows], of.bytes[rows])
+        first, lines = self.first, np.zeros_like(rows)
+        offsets = self.starts[rows] - self.starts[:1] if self.data else lines
+        if self.line_end:
+            lines = rows
+        elif self.data and self.header_bytes is None:
+            newlines = self._newlines()
+            lines = newlines.searchsorted(self.starts[rows]) - newlines.searchsorted(self.starts[:1])
+        return RecordPlaces(first.record + rows, first.line + lines, first.byte + offsets)
+
+    def take(self, rows: NDArray[np.int64], failures: tuple[Failure, ...] = ()) -> "Block":
+        """Return the records `rows`, by ascending index, and these failures as a block of their own.
+
+        The records keep their positions. `data` is copied, without the bytes of the other records.
+        """
+        places = self.places_of(rows)
+        data, starts, ends = self._copy_rows(rows)
+        taken = replace(
+            self,
+            data=data,
+            starts=starts,
+            ends=ends,
+            columns={name: values[rows] for name, values in self.columns.items()},
+            failures=failures,
+            places=places,
+        )
+        if len(rows):
+            return replace(taken, first=taken.position(0))
+        return replace(taken, first=failures[0].position) if failures else taken
+
+    def _copy_rows(self, rows: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
+        """Return the bytes of some records, each with its frame or its terminator, and their offsets."""
+        starts, ends = self.starts[rows], self.ends[rows]
+        if not self.data:
+            return b"", starts, ends
+        if self.header_bytes is None:
+            begins, stops = starts, ends + self._terminator_bytes(ends)
+        else:
+            # A frame ends where the next one begins.
+            frames = np.append(self.starts[1:] - self.header_bytes, len(self.data))
+            begins, stops = starts - self.header_bytes, frames[rows]
+        shifts = np.cumsum(stops - begins) - stops
+        data = self.data
+        copied = b"".join([data[b:s] for b, s in zip(begins.tolist(), stops.tolist(), strict=True)])
+        return copied, starts + shifts, ends + shifts
+
+    def _terminator_bytes(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the size of the line terminator after each record, 0 at the end of the input."""
+        values = np.frombuffer(self.data + b"\0\0", np.uint8)
+        newline, carriage_return = values[ends] == 0x0A, values[ends] == 0x0D
+        return newline + 2 * (carriage_return & (values[ends + 1] == 0x0A))
+
     def _newlines_between(self, start: int, stop: int) -> int:
         """Return the number of newlines in ``data[start:stop]``."""
+        low, high = self._newlines().searchsorted((start, stop)).tolist()
+        return high - low
+
+    def _newlines(self) -> NDArray[np.int64]:
+        """Return the offsets of the newlines in `data`."""
         if not self._newline_offsets:
             # Kept for later calls: counting again for each of many failures would be quadratic.
             self._newline_offsets.append(np.flatnonzero(np.frombuffer(self.data, np.uint8) == 0x0A))
-        low, high = self._newline_offsets[0].searchsorted((start, stop)).tolist()
-        return high - low
+        return self._newline_offsets[0]
 
     def failure(self, index: int, kind: FailureKind, why: str, attempts: int = 1) -> Failure:
         """Return record `index` as a failure."""

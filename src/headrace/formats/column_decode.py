@@ -177,7 +177,7 @@ def _from_json(
     reader = JsonDecoder({column: JsonField(column, "text" if dtype is None else dtype, shape)})
     decoded = reader.decode(block)
     for failure in decoded.failures:
-        reasons.setdefault(failure.position.record - block.first.record, (failure.kind, failure.why))
+        reasons.setdefault(block.index_of(failure.position.record), (failure.kind, failure.why))
     result = np.zeros((len(block), *shape), object if dtype is None else dtype)
     if len(decoded.tensors[column]):
         result[slice(None) if decoded.rows is None else decoded.rows] = decoded.tensors[column]

@@ -565,7 +565,7 @@ def position_after(block: Block) -> Position:
         member_resume = replace(
             member_resume, line=member_resume.line + text.count(b"\n"), byte=member_resume.byte + len(text)
         )
-    return replace(member_resume, record=block.first.record + block.records)
+    return replace(member_resume, record=block.number(block.records))
 
 
 def _decode_member(

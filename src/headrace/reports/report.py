@@ -69,6 +69,9 @@ class Report:
         tracebacks: The first traceback of each unexpected exception that the model raised in this
             process, with the keys of `ModelTraceback`; at most TRACEBACKS_MAX.
         failure_limit: The limits of failed records, for people.
+        limit: The limit of records of the run, if it has one.
+        sample: The share of records that the run chose, if it did not read all; `sample_seed` is
+            its seed.
     """
 
     kind: RunKind
@@ -107,6 +110,9 @@ class Report:
     schema: str = ""
     tracebacks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     failure_limit: str = ""
+    limit: int | None = None
+    sample: float | None = None
+    sample_seed: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -161,6 +167,7 @@ class Report:
         figures = {
             "predictions": f"{self.output} ({_outputs(self)})",
             "records in": _records(self),
+            "subset": subset_text(self.limit, self.sample, self.sample_seed),
             "schema": self.schema,
             "failures": _failures(self),
             "failure limit": self.failure_limit if self.rows_failed else "",
@@ -216,6 +223,14 @@ def _broken(report: Report) -> str:
     if report.kind == "transform" and report.status == "complete":
         lines.append("mend them, then continue with --resume")
     return "\n".join([f"{report.objects_broken:,}", *lines])
+
+
+def subset_text(limit: int | None, sample: float | None, seed: int) -> str:
+    """Return the part of the source that a run reads, or an empty string for all of it."""
+    parts = [f"the first {pluralize(limit, 'record')}"] if limit is not None else []
+    if sample is not None:
+        parts.append(f"a sample of {100 * sample:.10g}% (seed {seed})")
+    return " of ".join(parts)
 
 
 def _across_regions(report: Report) -> str:

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError, DataError
-from headrace.core.tensor import Array, TensorSpec
+from headrace.core.tensor import Array, ModelMetadata, TensorSpec, empty_array
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.csv_encode import CsvEncoder, TransformCsvEncoder
@@ -20,7 +20,7 @@ from headrace.formats.place import PlacedEncoder, PlaceJoin, place_columns
 from headrace.runs.infer import JSON_KINDS
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import Mapper
-from headrace.runs.settings import EncodedFormat, RunSettings
+from headrace.runs.settings import TABLES, EncodedFormat, RunSettings
 
 _JSON_FORMATS = JSON_KINDS | {"parquet"}
 """Formats whose records are, or are shown as, JSON."""
@@ -102,6 +102,36 @@ class Encoders:
     def _record_join(self) -> Literal["none", "input"]:
         """The join of records, as the encoders have it."""
         return "input" if self._output.join == "input" and self._place is None else "none"
+
+    def make_empty(self, metadata: ModelMetadata, read_head: Callable[[], Block]) -> Encoder | None:
+        """Return the encoder of an output without records, or None if the output is empty.
+
+        The table of an object has the columns of the outputs with known shapes. CSV with a header has
+        its header, if the model declares all its outputs and, for joined records, the names of the
+        input columns are known. `read_head` returns an empty block with the column names of an object.
+        """
+        outputs = _empty_outputs(metadata)
+        if self._output.format in TABLES:
+            return self.make(outputs, None) if self._settings.per_object else None
+        if not self._writes_header or not outputs or len(outputs) < len(metadata.outputs):
+            return None
+        head = read_head()
+        kind, dialect = self._mapper.layout_of(head)
+        if resolve_format(self._settings, self._mapper.kind or kind) != "csv":
+            return None
+        of_run, of_object = self._mapper.input_names, head.column_names
+        names = (of_object or of_run) if self._settings.per_object else (of_run or of_object)
+        if dialect is not None and names is None and self._record_join == "input":
+            return None
+        place = self._place
+        columns = self._columns_of(outputs if place is None else place_columns(place, ()) | outputs)
+        return self._csv(columns, dialect, None if dialect is None else names, header=True)
+
+    @property
+    def _writes_header(self) -> bool:
+        """True if CSV outputs have a header, as far as the settings decide it."""
+        header = self._output.header
+        return self._settings.read.has_column_names if header is None else header
 
     def _columns_of(self, outputs: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
         signature = tuple((name, data.dtype, data.shape[1:]) for name, data in outputs.items())
@@ -187,6 +217,15 @@ class Encoders:
 
     def _is_json(self, block: Block) -> bool:
         return self._mapper.layout_of(block)[0] in _JSON_FORMATS
+
+
+def _empty_outputs(metadata: ModelMetadata) -> dict[str, Array]:
+    """Return the model's outputs for no rows, for outputs of known shape."""
+    return {
+        spec.name: empty_array(spec)
+        for spec in metadata.outputs
+        if spec.shape is not None and -1 not in spec.shape[1:]
+    }
 
 
 class _FilteredLines(Encoder):

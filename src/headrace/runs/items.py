@@ -147,7 +147,7 @@ class BlockEntries:
         position = Position(
             object=first.object,
             member=first.member,
-            record=first.record + entries,
+            record=block.number(entries - 1) + 1 if entries else first.record,
             member_byte=first.member_byte,
         )
         return Cursor(self.read.index, position)
@@ -166,8 +166,9 @@ class BlockEntries:
         else:
             low, high = (int(i) for i in np.searchsorted(decoded.rows, [start_record, stop_record]))
             selection = BlockSelection(block, start_record, stop_record, decoded.rows[low:high])
-        first = block.first.record
-        begin, end = (bisect_left(self.failures, first + entry, key=_record_of) for entry in (start, stop))
+        begin, end = (
+            bisect_left(self.failures, block.number(entry), key=_record_of) for entry in (start, stop)
+        )
         failures = self.failures[begin:end]
         tensors = {name: data[low:high] for name, data in decoded.tensors.items()}
         return Span(selection, tensors, failures, self.read.index, self.sequences)
@@ -238,7 +239,7 @@ class ScoredBatch:
             failures = iter(span.failures)
             failure = next(failures, None)
             for index in selected_rows(span.selection):
-                number = span.selection.block.first.record + int(index)
+                number = span.selection.block.number(int(index))
                 while failure is not None and failure.position.record < number:
                     found.append(failure)
                     failure = next(failures, None)

@@ -144,8 +144,8 @@ class Ledger:
 
     def write_plan(self, number: int, objects: Sequence[PlannedObject]) -> None:
         """Write plan file `number`, with one object per line."""
-        lines = (orjson.dumps({"info": o.info, "output": o.output, "region": o.region}) for o in objects)
-        self.store.put(self.uri(f"plan-{number:05d}.jsonl"), b"\n".join(lines) + b"\n")
+        lines = b"\n".join(map(_planned_object_line, objects))
+        self.store.put(self.uri(f"plan-{number:05d}.jsonl"), lines + b"\n")
 
     def plans(self) -> list[list[PlannedObject]]:
         """Return all plan files, in order; none while the run is being deleted."""
@@ -435,6 +435,11 @@ def _planned_objects(uri: str, text: bytes) -> Iterator[PlannedObject]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line:
             yield parse_record(f"{uri}: line {number}", line, _planned_object)
+
+
+def _planned_object_line(planned: PlannedObject) -> bytes:
+    fields: dict[str, Any] = {"info": planned.info, "output": planned.output, "region": planned.region}
+    return orjson.dumps(fields if planned.bound is None else fields | {"bound": planned.bound})
 
 
 def _planned_object(line: bytes) -> PlannedObject:

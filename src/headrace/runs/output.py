@@ -18,11 +18,13 @@ from headrace.formats.failures import FailedRecord, failed_record_line
 from headrace.runs.items import ScoredSpan, selected_rows
 from headrace.runs.records import Counts
 from headrace.runs.settings import FailurePolicy, RunSettings
-from headrace.storage.contract import Store
+from headrace.storage.contract import ObjectInfo, Store
 from headrace.storage.draft import Draft, DraftPublisher, PersistedDraft, PersistedRange, open_draft
 
 EncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
 """A function that makes an output's encoder from its first predictions and their block."""
+EmptyEncoderFactory = Callable[[ObjectInfo], Encoder | None]
+"""A function that makes the encoder of an object's output without predictions; see `Encoders.make_empty`."""
 BUFFER_BYTES_MAX: Final = 4 << 20
 """The size of an output from which on it goes to a draft."""
 REASONS_MAX: Final = 100
@@ -120,10 +122,10 @@ class RecordOutput(Generic[B]):
         row = 0
         for span in spans:
             rows = selected_rows(span.selection)
-            first = span.selection.block.first.record
+            block = span.selection.block
             at = 0
             for failure in span.failures:
-                cut = int(np.searchsorted(rows, failure.position.record - first))
+                cut = int(np.searchsorted(rows, block.index_of(failure.position.record)))
                 self._add_rows(span, rows, slice(at, cut), outputs, row)
                 at = cut
                 self._add_failure(failure)
@@ -172,22 +174,26 @@ class RecordOutput(Generic[B]):
         self.counts = self.counts.plus(Counts(rows, rows))
 
     def _opened_encoder(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
-        if self._encoder is None:
-            self._encoder = self._make_encoder(outputs, block)
-            begin = self._encoder.begin()
-            # Otherwise an earlier process has written it.
-            if self._writes_begin and not (self.counts.rows_out or self.begin_bytes):
-                self.out.write(begin)
-                self.begin_bytes = len(begin)
-        return self._encoder
+        return self._begin(self._make_encoder(outputs, block)) if self._encoder is None else self._encoder
 
-    def end(self, empty_outputs: Mapping[str, Array] | None) -> None:
+    def _begin(self, encoder: Encoder) -> Encoder:
+        self._encoder = encoder
+        begin = encoder.begin()
+        # Otherwise an earlier process has written it.
+        if self._writes_begin and not (self.counts.rows_out or self.begin_bytes):
+            self.out.write(begin)
+            self.begin_bytes = len(begin)
+        return encoder
+
+    def end(self, make_empty: Callable[[], Encoder | None] | None = None) -> None:
         """Finish the output.
 
-        `empty_outputs` are the model's outputs for no rows, for table formats.
+        `make_empty` makes the encoder of an output without predictions, if it has any bytes.
         """
-        if self._encoder is None and empty_outputs is not None:
-            self._opened_encoder(empty_outputs, None)
+        if self._encoder is None and make_empty is not None:
+            empty = make_empty()
+            if empty is not None:
+                self._begin(empty)
         if self._encoder is not None:
             self.out.write(self._encoder.finish())
 

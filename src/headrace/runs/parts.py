@@ -8,11 +8,13 @@ source and the settings alone, however often the run is killed. Listed parts are
 import logging
 import re
 import uuid
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError
+from headrace.formats.contract import Encoder
 from headrace.formats.read import is_file_name
 from headrace.runs.items import Cursor, Replay, ScoredBatch
 from headrace.runs.ledger import Ledger, PartsState
@@ -86,9 +88,11 @@ class PartsSink:
         *,
         clock: Clock,
         state: PartsState | None = None,
+        make_empty: Callable[[], Encoder | None] | None = None,
     ) -> None:
         self._ledger = ledger
         self._make_encoder = make_encoder
+        self._make_empty = make_empty
         self._settings = settings
         self._output_settings = settings.output
         self.drops_open_part = settings.output.format in TABLES
@@ -182,9 +186,10 @@ class PartsSink:
     def end_part(self) -> None:
         """Publish the part, unless it is empty, and begin the next one."""
         output = self._output
+        # The first part has the header even without records.
+        output.end(self._make_empty if self.committed == Counts() else None)
         if not output.out.nbytes and not output.failed.nbytes:
             return
-        output.end(None)
         record = self._record()
         record.in_part.check(f"part {record.part}")
         self._wait_published()

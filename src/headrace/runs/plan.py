@@ -111,7 +111,7 @@ def _groups(
     group: list[Shard] = []
     group_bytes = 0
     for index, planned in enumerate(objects):
-        shards = _shards(index, planned.info, settings, task_bytes)
+        shards = _shards(index, planned, settings, task_bytes)
         size = planned.info.size_bytes
         full = group_bytes >= task_bytes or len(group) >= settings.tasks.task_objects_max
         elsewhere = bool(group) and objects[index - 1].region != planned.region
@@ -127,9 +127,11 @@ def _groups(
         yield group
 
 
-def _shards(index: int, info: ObjectInfo, settings: RunSettings, task_bytes: int) -> list[Shard]:
-    size = info.size_bytes
-    if size is None or size < 2 * task_bytes or not cuttable(info.uri, settings):
+def _shards(index: int, planned: PlannedObject, settings: RunSettings, task_bytes: int) -> list[Shard]:
+    size = planned.info.size_bytes
+    # A bound counts records from the start of the object.
+    is_small = size is None or size < 2 * task_bytes or planned.bound is not None
+    if size is None or is_small or not cuttable(planned.info.uri, settings):
         return [Shard(index)]
     count = -(-size // task_bytes)
     edges = [size * number // count for number in range(count)]
@@ -269,7 +271,7 @@ class RunPlan:
     def check_unchanged(self, now: Sequence[ObjectInfo]) -> None:
         """Raise ResumeRefusedError, with the differences, unless the source is unchanged."""
         before = {planned.info.uri: planned.info for planned in self.objects}
-        after = {info.uri: info for info in now}
+        after = {info.uri: info for info in self._up_to_limit(now)}
         changed = [f"{uri} is new" for uri in after if uri not in before]
         changed += [f"{uri} is missing" for uri in before if uri not in after]
         changed += [
@@ -283,6 +285,14 @@ class RunPlan:
                 f"{self._ledger.destination}: the source has changed since the run started: "
                 f"{'; '.join(changed[:3])}{more}. Restore it, or start again with --overwrite"
             )
+
+    def _up_to_limit(self, infos: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
+        """Return the objects of the source without those after the last one that a limit plans."""
+        last = self.objects[-1:]
+        if not last or last[0].bound is None:
+            return infos
+        places = [place for place, info in enumerate(infos) if info.uri == last[0].info.uri]
+        return infos[: places[0] + 1] if places else infos
 
     def unplanned(self, objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         """Return the objects that are not planned yet, each once.

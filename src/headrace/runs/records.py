@@ -22,17 +22,30 @@ VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
+class ReadBound:
+    """The place in an object at which a run stops to read: `record` is the first that is not scored.
+
+    `member_byte` and `record` are those of a `Position`.
+    """
+
+    record: int
+    member_byte: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedObject:
     """An input object and its region, if known.
 
     If the run writes an output for each object, it is ``DEST/`` + `output`, and its failed records
     are ``DEST/`` + `failed`. The output of an object that was not read to its end is ``DEST/`` +
-    `partial`. In a run that writes parts, all are empty.
+    `partial`. In a run that writes parts, all are empty. The last object of a run with a limit has a
+    `bound`.
     """
 
     info: ObjectInfo
     output: str = ""
     region: str | None = None
+    bound: ReadBound | None = None
 
     @property
     def failed(self) -> str:

@@ -163,21 +163,9 @@ def _as_lines(raws: Sequence[bytes]) -> tuple[bytes, NDArray[np.int64], NDArray[
 
 def select_rows(block: Block, rows: Sequence[int], first: Position) -> Block:
     """Return some records of a block as a block of their own that starts at `first`."""
-    indices = np.array(rows, np.int64)
-    data, starts, ends = block.data, block.starts[indices], block.ends[indices]
-    if data and block.header_bytes is None:
-        # Decoders rely on text records being separated by line ends only.
-        data, starts, ends = _as_lines([block.record(row) for row in rows])
-    return replace(
-        block,
-        first=first,
-        data=data,
-        starts=starts,
-        ends=ends,
-        columns={name: values[indices] for name, values in block.columns.items()},
-        failures=(),
-        line_end=b"",
-    )
+    taken = block.take(np.array(rows, np.int64))
+    # The records are numbered anew, so their lines are no longer consecutive.
+    return replace(taken, first=first, places=None, line_end=b"")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from headrace.reports.observation import RunObservation
 from headrace.reports.report import Report, RunKind, Status
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
+from headrace.runs.limit import limit_objects, refuse_limit
 from headrace.runs.objects import no_region, notice_objects, select_infos, select_typed_objects, source_covers
 from headrace.runs.output import quote_hint
 from headrace.runs.plan import Plan, RunPlan, make_plan
@@ -138,7 +139,7 @@ class Run:
         Raises:
             OutputExistsError: The destination has output, and `if_exists` is "refuse".
             ResumeRefusedError: The destination belongs to another run.
-            EmptySourceError: The source has no objects, or a stream has no records.
+            EmptySourceError: The source has no objects.
             TooManyFailuresError: More records failed than the settings allow.
             StorageError: A store failed.
             BrokenModelError: The model raised the same exception for every row of its first batches.
@@ -149,6 +150,7 @@ class Run:
 
     def append(self, objects: Iterable[ObjectInfo]) -> Report | None:
         """Score the objects that this run has not planned yet. Return None without new objects."""
+        refuse_limit(self._settings)
         self._appending = True
         if self.plan is None:
             self._open(list)
@@ -222,7 +224,7 @@ class Run:
         infos = select()
         if not self._settings.per_object and self._if_exists == "overwrite":
             infos = self._objects.without_own_output(infos)
-        planned = self._objects.prepare(infos)
+        planned = limit_objects(self._objects.prepare(infos), self._stores, self._settings)
         schema = self._schema_of(planned)
         if self._if_exists == "overwrite":
             self._objects.delete_output()
@@ -326,20 +328,12 @@ class Run:
             self._check_failures(report.rows_failed, report.records_in, at_end=True)
         _log.info("run %s", report.status, extra=at | counts)
         if complete:
-            self._refuse_empty(report)
             self._reporter.publish(report)
         self._reporter.write_page(report)
         if complete:
             self._ledger.finish(report.to_json())
             self._finished = self._planned
         return report
-
-    def _refuse_empty(self, report: Report) -> None:
-        """Delete the output of a stream without any record, and raise EmptySourceError."""
-        if self._settings.per_object or self._appending or report.records_in or report.objects_broken:
-            return
-        self._objects.delete_output()
-        raise EmptySourceError(report.source, f"{self._planned} object(s) without a single record")
 
     def _report(self, stopped: Status | None) -> Report:
         """Return the report of a complete run (`stopped` None), or of one that stopped before its end."""

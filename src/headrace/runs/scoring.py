@@ -13,6 +13,7 @@ from typing_extensions import override
 from headrace.core.errors import CountMismatchError, HeadraceError, ResumeRefusedError
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
+from headrace.formats.contract import Encoder
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, Replay
@@ -22,6 +23,7 @@ from headrace.runs.plan import Plan
 from headrace.runs.records import Counts
 from headrace.runs.schema import Schema
 from headrace.runs.sequences import Sequencer
+from headrace.runs.source import read_head
 from headrace.runs.totals import RunTotals, part_totals, replace_retried
 from headrace.runs.work import RunProgress, RunWork, WorkFigures
 
@@ -190,12 +192,14 @@ class PartScoring(PredictorWork, Scoring):
             clock=work.clock,
         )
         self._read_with(flow)
+        encoders = Encoders(work.settings, flow.mapper)
         sink = PartsSink(
             work.ledger,
-            Encoders(work.settings, flow.mapper).make,
+            encoders.make,
             work.settings,
             state=self._state,
             clock=work.clock,
+            make_empty=lambda: self._empty_encoder(encoders, plan),
         )
         try:
             self._deliver(flow, sink, work.schema)
@@ -210,6 +214,11 @@ class PartScoring(PredictorWork, Scoring):
         if not flow.drained:
             self._sequencer = sequencer
         return not flow.drained
+
+    def _empty_encoder(self, encoders: Encoders, plan: Plan) -> Encoder | None:
+        """Return the encoder of a first part without predictions."""
+        work, first = self._work, plan.objects[0].info
+        return encoders.make_empty(self.metadata, lambda: read_head(first, work.stores, work.settings.read))
 
     def _deliver(self, flow: Flow, sink: PartsSink, schema: Schema) -> None:
         """Write every batch of the flow."""

@@ -3,6 +3,7 @@
 Every limit has a default and a unit in its name.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
@@ -45,6 +46,7 @@ BY_MEMBER: Final = "@member"
 BY_PLACE: Final = (BY_OBJECT, BY_MEMBER)
 """The values of `MappingOptions.sequence` that are not columns."""
 _SLICE_END: Final = "End of JSONPath slices: $[1:4] without (exclusive) or with (inclusive) column 4."
+_SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,15})?|\.\d{1,15})\s*(%?)", re.ASCII)
 _COLUMN: Final = "a non-empty text, or a whole number of 0 or more"
 
 
@@ -370,6 +372,48 @@ _DEFAULT_LIMIT: Final = (
 )
 
 
+def parse_share(value: str | float) -> float:
+    """Return the share of ``"1%"``, ``"0.01"`` or 0.01. Raise ConfigError for any other text."""
+    if not isinstance(value, str):
+        return float(value)
+    match = _SHARE.fullmatch(value.strip())
+    if match is None:
+        raise ConfigError(f"{value!r:.40} is not a share: write it as 1% or 0.01")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SubsetSettings:
+    """The records that a run reads, to try a model before a long run.
+
+    With `sample`, each record is chosen with this probability, by a hash of `sample_seed` and of the
+    record's place: its object's URI, its archive member, and its byte or number. The choice does not depend
+    on workers, tasks or resumptions. Records that are not chosen are not counted. With `limit`, a
+    run scores the first `limit` (chosen) records of the source, in its order.
+    """
+
+    limit: Annotated[
+        int | None, Setting("Number of records to score, the first of the source.", least=1, default="all")
+    ] = None
+    sample: Annotated[
+        float | None,
+        Setting(
+            "Share of records to score, chosen by a hash of their places, as in 1% or 0.01.",
+            above=0,
+            most=1,
+            default="all",
+            metavar="P%",
+            expected='a share of records above 0 and at most 1, such as 0.01 or "1%"',
+            written=str | float,
+            parse=parse_share,
+        ),
+    ] = None
+    sample_seed: Annotated[int, Setting("Number that selects one of many samples.", least=0)] = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
     """The size of tasks. A worker runs a task as a unit; a finished task is never run again.
@@ -398,6 +442,7 @@ SETTINGS_GROUPS: Final = (
     FlowSettings,
     OutputSettings,
     FailurePolicy,
+    SubsetSettings,
     TaskSettings,
 )
 """The classes of the settings tree, in the order of help pages."""
@@ -419,6 +464,7 @@ class RunSettings:
     flow: FlowSettings = field(default_factory=FlowSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
+    subset: SubsetSettings = field(default_factory=SubsetSettings)
     tasks: TaskSettings = field(default_factory=TaskSettings)
     data_type: Annotated[
         DataType,
@@ -447,6 +493,7 @@ class RunSettings:
             "batch": [flow.batch_rows_max, flow.batch_bytes_max, flow.batch_delay_ms],
             "output": output,
             "on_error": self.failures.on_error or "record",
+            "subset": asdict(self.subset),
             "tasks": [self.tasks.task_bytes, self.tasks.task_objects_max],
         }
 
@@ -474,6 +521,11 @@ class StreamSettings(RunSettings):
             raise ConfigError(
                 f"a stream writes one record per line, not {self.output.format}: choose the format csv, "
                 "jsonl, parquet or arrow, or text with assemble line"
+            )
+        if self.subset.sample is not None and self.mapping.sequence is not None:
+            raise ConfigError(
+                "sample leaves out records of a sequence, whose state would differ: remove one of sample "
+                "and sequence, or use limit"
             )
 
 
@@ -526,6 +578,7 @@ def settings_from_identity(
         flow=FlowSettings(**{**(flow or {}), **batch}),
         output=output if checkpoint_s is None else replace(output, checkpoint_s=checkpoint_s),
         failures=FailurePolicy(on_error=None if stops_broken_model else identity["on_error"]),
+        subset=SubsetSettings(**identity["subset"]),
         tasks=TaskSettings(*identity["tasks"]),
     )
 

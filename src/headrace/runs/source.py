@@ -12,7 +12,13 @@ from dataclasses import replace
 from typing_extensions import override
 
 from headrace.core.block import Block, Failure, FailureKind, Position
-from headrace.core.errors import ChangedError, CorruptError, EmptySourceError, NotFoundError
+from headrace.core.errors import (
+    ChangedError,
+    CorruptError,
+    DataError,
+    EmptySourceError,
+    NotFoundError,
+)
 from headrace.formats.lines import PROBE_BYTES
 from headrace.formats.parquet_read import ParquetReader
 from headrace.formats.read import (
@@ -30,8 +36,9 @@ from headrace.formats.text_range import TextFormat, TextRange
 from headrace.runs.items import BlockSource, Cursor, ReadBlock
 from headrace.runs.plan import OpenShard, Shard, ShardEnd
 from headrace.runs.prefetch import Extent, Prefetch
-from headrace.runs.records import PlannedObject, ShardPosition
+from headrace.runs.records import PlannedObject, ReadBound, ShardPosition
 from headrace.runs.settings import RunSettings
+from headrace.runs.subset import RecordSampler
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -74,6 +81,7 @@ class ShardSource(BlockSource):
         self._objects = objects
         self._open_shards = open_shards
         self._read = settings.read
+        self._subset = settings.subset
         self._range_starts = dict(range_starts or {})
         self._first = first
         self._stop = stop
@@ -108,11 +116,7 @@ class ShardSource(BlockSource):
         """Yield all blocks. Raises errors that stop the run: denied access, an unavailable store."""
         for number, open_shard in enumerate(self._open_shards):
             self._reading = number
-            blocks = self._shard_blocks(number, open_shard)
-            stop = self._stop
-            if stop is not None and stop.position is not None and stop.index == self._first + number:
-                blocks = _stop_at(blocks, stop.position)
-            yield from blocks
+            yield from self._shard_blocks(number, open_shard)
             self.objects_read += open_shard.shard.ends_object
             if open_shard.ends_task:
                 end = Block(Position(self._info(open_shard).uri))
@@ -153,14 +157,16 @@ class ShardSource(BlockSource):
         try:
             text_range = self._range(open_shard)
             relative = self._relative(open_shard, text_range)
-            for block in self._blocks_of(number, open_shard, text_range):
-                last = block
+            sampler = self._sampler(uri)
+            for read in self._bounded_blocks(number, open_shard, text_range):
+                last = read
                 if open_shard.shard.index in self._skipped:
                     if open_shard.shard.is_whole:
                         break
                     continue  # the next range starts where this one ends
                 if text_range is not None and text_range.begin is not None:
                     self.range_begins[index] = (ShardPosition.from_position(text_range.begin), relative)
+                block = read if sampler is None else sampler.sample(read)
                 entries += block.records
                 yield ReadBlock(block, index)
         except _OBJECT_ERRORS as error:
@@ -173,6 +179,26 @@ class ShardSource(BlockSource):
         self._add_shard_end(
             ShardEnd(index, entries, relative=relative), open_shard, text_range, broken=broken
         )
+
+    def _sampler(self, uri: str) -> RecordSampler | None:
+        """Return the chooser of an object's records, or None to read all of them."""
+        subset = self._subset
+        if subset.sample is None:
+            return None
+        by_byte = text_format(uri, self._read) is not None
+        return RecordSampler(subset.sample, subset.sample_seed, by_byte=by_byte)
+
+    def _bounded_blocks(
+        self, number: int, open_shard: OpenShard, text_range: TextRange | None
+    ) -> Iterator[Block]:
+        """Yield the blocks of a shard up to the limit of the run and the stop of the source."""
+        blocks = self._blocks_of(number, open_shard, text_range)
+        bound, stop = self._objects[open_shard.shard.index].bound, self._stop
+        if bound is not None:
+            blocks = _stop_at(blocks, bound)
+        if stop is not None and stop.position is not None and stop.index == self._first + number:
+            blocks = _stop_at(blocks, ReadBound(stop.position.record, stop.position.member_byte))
+        return blocks
 
     def _begin_of(self, open_shard: OpenShard) -> Position:
         """Return the start of a shard of which nothing was read."""
@@ -280,17 +306,17 @@ class ShardSource(BlockSource):
         return self._heads[index]
 
 
-def _stop_at(blocks: Iterator[ReadBlock], stop: Position) -> Iterator[ReadBlock]:
+def _stop_at(blocks: Iterator[Block], stop: ReadBound) -> Iterator[Block]:
     """Yield the blocks of an object before the record at `stop`."""
-    for read in blocks:
-        first = read.block.first
+    for block in blocks:
+        first = block.first
         if first.member_byte > stop.member_byte:
             return
-        if first.member_byte == stop.member_byte and first.record + read.block.records >= stop.record:
+        if first.member_byte == stop.member_byte and first.record + block.records >= stop.record:
             if first.record < stop.record:
-                yield replace(read, block=first_records(read.block, stop.record - first.record))
+                yield first_records(block, stop.record - first.record)
             return
-        yield read
+        yield block
 
 
 def _failed_block(index: int, reached: Position, why: str) -> ReadBlock:
@@ -313,6 +339,22 @@ def object_blocks(
         yield from parquet_blocks(info, stores, read)
     else:
         yield from read_object(info.uri, chunks, read)
+
+
+def read_head(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Block:
+    """Return an empty block at the start of an object, with the column names of its CSV records, if known.
+
+    An object that cannot be read has no names.
+    """
+    head = Block(Position(info.uri))
+    if not read.has_column_names:
+        return head
+    chunks = stores.for_uri(info.uri).stream(info.uri, etag=info.etag)
+    try:
+        first = next(object_blocks(info, stores, read, chunks), head)
+    except (*_OBJECT_ERRORS, DataError):
+        return head
+    return Block(first.first, column_names=None if first.columns else first.column_names)
 
 
 def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Iterator[Block]:

@@ -59,6 +59,7 @@ from headrace.runs.settings import (
     FlowSettings,
     MappingOptions,
     OutputSettings,
+    SubsetSettings,
     TaskSettings,
     TransformSettings,
 )
@@ -176,6 +177,7 @@ def _settings(job: SageMakerJob, extension: SpecExtension, *, strict: bool) -> T
         flow=_flow(job, extension),
         output=output,
         failures=_failures(job, extension, strict=strict),
+        subset=SubsetSettings(**extension.values_for(SubsetSettings)),
         tasks=TaskSettings(**extension.values_for(TaskSettings)),
     )
 

@@ -7,15 +7,21 @@ persisted drafts of every range; and the ledger's record of every task.
 
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from headrace.core.errors import LedgerError
-from headrace.core.tensor import Array, ModelMetadata, empty_array
+from headrace.formats.contract import Encoder
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import DRAFTS, Ledger
-from headrace.runs.output import EncoderFactory, RecordOutput, SpooledOutput, suppresses_output
+from headrace.runs.output import (
+    EmptyEncoderFactory,
+    EncoderFactory,
+    RecordOutput,
+    SpooledOutput,
+    suppresses_output,
+)
 from headrace.runs.parts import part_names
 from headrace.runs.plan import OpenShard, Shard, ShardEnd
 from headrace.runs.records import Counts, ShardRecord, TaskCheckpoint, TaskRecord, sum_counts
@@ -208,7 +214,7 @@ class TaskSink:
         open_shards: The shards of the source.
         source: The source, for the ends of shards.
         make_encoder: See `EncoderFactory`.
-        metadata: The model's metadata.
+        make_empty: A function that makes the encoder of an object's output without predictions.
     """
 
     def __init__(
@@ -218,7 +224,7 @@ class TaskSink:
         source: ShardSource,
         *,
         make_encoder: EncoderFactory,
-        metadata: ModelMetadata,
+        make_empty: EmptyEncoderFactory,
     ) -> None:
         self._work = work
         self._ledger = ledger = work.ledger
@@ -227,8 +233,7 @@ class TaskSink:
         self._settings = settings = work.settings
         self._per_object = settings.per_object
         self._is_table = settings.output.format in TABLES
-        writes_empty_tables = self._is_table and self._per_object
-        self._empty_outputs = _make_empty_outputs(metadata) if writes_empty_tables else None
+        self._make_empty = make_empty
         self._attempt = attempt = uuid.uuid4().hex[:12]
         """A unique part of the names of this process's drafts."""
         self._publisher = DraftPublisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
@@ -281,7 +286,7 @@ class TaskSink:
         del self._outputs.unfinished[end.open_shard]  # the part of its task stays
         ends_output = self._per_object or open_shard.ends_task
         if ends_output:
-            output.end(self._empty_outputs)
+            output.end(self._empty_encoder(open_shard, output))
         record = self._record(end, opened, open_shard.shard)
         if ends_output and open_shard.shard.is_whole:
             self._publish(open_shard, output)
@@ -293,6 +298,19 @@ class TaskSink:
         self._done[open_shard.task].append(record)
         if open_shard.ends_task:
             self._commit(open_shard.task)
+
+    def _empty_encoder(
+        self, open_shard: OpenShard, output: RecordOutput[SpooledOutput]
+    ) -> Callable[[], Encoder | None] | None:
+        """Return the maker of the encoder of an output without predictions, or None if it needs none.
+
+        A table needs one. Text needs one for its header, if an object or the first part has no records.
+        """
+        has_records = output.counts != Counts() or not open_shard.shard.is_whole
+        if (has_records and not self._is_table) or not (self._per_object or open_shard.task == 0):
+            return None
+        index = open_shard.shard.index if self._per_object else 0
+        return lambda: self._make_empty(self._work.plan.objects[index].info)
 
     def _record(self, end: ShardEnd, opened: OpenOutput, shard: Shard) -> ShardRecord:
         opened.counts.check(self._work.plan.objects[shard.index].info.uri)
@@ -411,12 +429,3 @@ class TaskSink:
         """Release all drafts; committed work stays. Further calls do nothing."""
         self._outputs.close()
         self._publisher.close()
-
-
-def _make_empty_outputs(metadata: ModelMetadata) -> Mapping[str, Array]:
-    """Return the model's outputs for no rows, for outputs of known shape."""
-    return {
-        spec.name: empty_array(spec)
-        for spec in metadata.outputs
-        if spec.shape is not None and -1 not in spec.shape[1:]
-    }

@@ -23,7 +23,7 @@ from headrace.runs.mapping import Mapper
 from headrace.runs.plan import Plan, Task, list_open_shards
 from headrace.runs.records import LEDGER_FOLDER, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.scoring import Mode, PredictorWork, Scoring
-from headrace.runs.source import ShardSource
+from headrace.runs.source import ShardSource, read_head
 from headrace.runs.task_sink import TaskSink
 from headrace.runs.totals import RunTotals, task_totals
 from headrace.runs.work import RunProgress, RunWork, WorkFigures, ignore
@@ -280,12 +280,15 @@ class TaskRun:
             clock=work.clock,
             stops_broken_model=settings.failures.stops_broken_model,
         )
+        encoders = Encoders(settings, mapper)
         self._sink = TaskSink(
             work,
             self._open_shards,
             self._source,
-            make_encoder=Encoders(settings, mapper).make,
-            metadata=predictor.metadata,
+            make_encoder=encoders.make,
+            make_empty=lambda info: encoders.make_empty(
+                predictor.metadata, lambda: read_head(info, work.stores, settings.read)
+            ),
         )
         self._drained = threading.Event()
 

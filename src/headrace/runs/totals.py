@@ -193,7 +193,7 @@ def _sum_parts(outputs: Iterable[tuple[int, Counts, int, Mapping[str, int]]], re
         gained = again.rows if again else 0
         counts = counts.plus(in_part).plus(Counts(0, gained, -gained))
         out_bytes += again.out_bytes if again else nbytes
-        parts += bool(in_part.rows_out or in_part.has_failures)
+        parts += bool(in_part.rows_out or in_part.has_failures or nbytes)
         failures.update(again.failures if again else reasons)
     return RunTotals(counts, out_bytes, dict(failures.most_common()), parts=parts)
 

@@ -30,7 +30,7 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.plan import Plan
 from headrace.runs.records import Counts, ShardPosition, TaskCheckpoint, TaskRecord
 from headrace.runs.schema import Schema
-from headrace.runs.settings import RunSettings
+from headrace.runs.settings import RunSettings, SubsetSettings
 from headrace.runs.totals import ObjectResult, RunTotals
 from headrace.storage.resolve import Stores
 
@@ -319,6 +319,7 @@ class RunReporter:
             resumed=resumed,
             schema=self._work.ledger.schema().text(),
             failure_limit=self._work.settings.failures.describe(),
+            subset=self._work.settings.subset,
         )
 
     def publish(self, report: Report) -> None:
@@ -348,7 +349,8 @@ def make_report(
     cpu_s: float,
     peak_memory_mb: float,
     resumed: bool,
-    schema: str,
+    subset: SubsetSettings,
+    schema: str = "",
     failure_limit: str = "",
 ) -> Report:
     """Return the report of the ledger's totals and this process's figures."""
@@ -396,6 +398,9 @@ def make_report(
         schema=schema,
         tracebacks=[traceback.to_json() for traceback in progress.tracebacks.values()],
         failure_limit=failure_limit,
+        limit=subset.limit,
+        sample=subset.sample,
+        sample_seed=subset.sample_seed,
     )
 
 
