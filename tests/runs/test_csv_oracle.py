@@ -6,6 +6,7 @@ The expected bytes come from Python's csv module, codecs and float alone.
 import csv
 import io
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
 from math import nan
@@ -237,9 +238,11 @@ def test_transforms_write_what_plain_python_computes(joined, task_bytes, monkeyp
             written = outputs(stores)
             for name, file in files.items():
                 lines, failed = expected_lines(dialect, file, joined=joined)
-                header = expected_header(dialect, file, joined=joined) if lines else b""
+                header = b"" if failed and not lines else expected_header(dialect, file, joined=joined)
                 where = (seed, name, dialect.options, file.data)
-                assert written[f"{name}.out"] == header + b"".join(lines), where
+                found = written[f"{name}.out"]
+                # An object that is cut into ranges without records has no header.
+                assert found == header + b"".join(lines) or (task_bytes and not lines and not found), where
                 assert failures_of(written.get(f"{name}.out.failed", b"")) == failed, where
 
 
@@ -269,9 +272,10 @@ def failures_of(data: bytes) -> list[tuple[int, int, bytes]]:
 
 
 def is_scorable(dialect: Dialect, files: list[File]) -> bool:
-    """Return True if the first records decide what the others are judged by."""
-    found = [expected_lines(dialect, file, joined=False) for file in files]
-    return bool(found[0][0]) and len(dialect.cells(files[0].records[0][0])) == 3
+    """Return True if a record fits the model, and most records have its columns."""
+    good = [expected_lines(dialect, file, joined=False)[0] for file in files]
+    widths = Counter(len(dialect.cells(record)) for file in files for record, _ in file.records)
+    return any(good) and widths.most_common(1)[0][0] == 3
 
 
 def test_the_oracle_covers_every_option():

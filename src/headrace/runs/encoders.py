@@ -119,7 +119,8 @@ class Encoders:
         kind, dialect = self._mapper.layout_of(head)
         if resolve_format(self._settings, self._mapper.kind or kind) != "csv":
             return None
-        of_run, of_object = self._mapper.input_names, head.column_names
+        of_run = self._settings.read.names or self._mapper.input_names
+        of_object = head.column_names
         names = (of_object or of_run) if self._settings.per_object else (of_run or of_object)
         if dialect is not None and names is None and self._record_join == "input":
             return None
