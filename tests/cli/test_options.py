@@ -45,6 +45,7 @@ def test_invalid_size_is_refused(text):
         ("4-4", (4,)),
         ("a-b", ("a-b",)),
         ("-1", ("-1",)),
+        ("٣,٣-٤", ("٣", "٣-٤")),
     ],
 )
 def test_columns_are_parsed(text, columns):

@@ -111,6 +111,16 @@ TEXT = {
         block_bytes_max=SMALL_BLOCKS,
     ),
     "csv header names": below_header("x,y,z\n" + rows(500), 500, header="names"),
+    "csv escapes": csv_sample('a\\,b,"c\\"\n",1\n\\\n,2,3\r\n' * 200, 400, dialect=CsvDialect(escape=b"\\")),
+    "csv comments": FormatSample(
+        make=lambda: CsvFormat(comment="#", skip_rows=1, block_bytes_max=SMALL_BLOCKS),
+        data=b"junk\n" + b'# "c\n1,2\n"#\n",1\n\n#\n' * 300,
+        entries=600,
+        separators=b'\r\n# "c',
+        block_bytes_max=SMALL_BLOCKS,
+        decoder=lambda: CsvMatrixDecoder("x", width=2),
+    ),
+    "csv header of known names": below_header("z,x,y\n" + rows(500), 500, names=("x", "y", "z")),
     "csv binary": csv_sample(b"\0" + b"1,2\n" * 3000, 1, failures=1),
     "jsonl": line_sample(
         lambda: JsonLinesFormat(block_bytes_max=SMALL_BLOCKS),

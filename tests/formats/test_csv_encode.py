@@ -203,3 +203,33 @@ def test_output_is_independent_of_batches(rows, cuts):
         encoder.encode([BlockSelection(selection.block, a, b)], {"y": array[a:b]}) for a, b in pairwise(edges)
     ]
     assert b"".join(parts) == encode_part([selection], {"y": array}, join="input")
+
+
+@for_each(
+    ("dialect", "expected"),
+    [
+        (CsvDialect(b";", decimal=","), b"1,5;-2,0;true;a;nan\n"),
+        (CsvDialect(b"."), b'"1.5"."-2.0".true.a.nan\n'),
+        (CsvDialect(b".", decimal=","), b"1,5.-2,0.true.a.nan\n"),
+        (CsvDialect(b"e", b"'"), b"1.5e-2.0e'true'eaenan\n"),
+        (CsvDialect(b"5", b"", b"^"), b"1.^55-2.05true5a5nan\n"),
+    ],
+)
+def test_numbers_have_the_decimal_mark_and_are_one_cell(dialect, expected):
+    """A delimiter that numbers contain is quoted in them."""
+    outputs = {
+        "y": np.array([[1.5, -2.0]]),
+        "b": np.array([True]),
+        "t": np.array(["a"], object),
+        "n": np.array([np.nan]),
+    }
+    encoder = CsvEncoder(output_columns(outputs), dialect=dialect)
+    text = encoder.encode(selections_of(b"x\n"), outputs)
+    assert text == expected
+    assert len(dialect.cells(text[:-1])) == 5
+
+
+def test_single_column_has_the_decimal_mark():
+    outputs = {"y": np.array([1.5, 2.25])}
+    encoder = CsvEncoder(output_columns(outputs), dialect=CsvDialect(b";", decimal=","))
+    assert encoder.encode(selections_of(b"x\ny\n"), outputs) == b"1,5\n2,25\n"

@@ -28,6 +28,7 @@ ENGINES = {
     "simdjson": {"flat_numbers": load_flat_numbers(), "delimited_numbers": lambda: None},
     "simdjson, arrow": {"flat_numbers": load_flat_numbers(), "delimited_numbers": load_delimited_numbers},
 }
+NULL_NUMBER = "-8765432109876543e-300"
 DIALECTS = [
     CsvDialect(null_words=("NA", "", "-9.5")),
     CsvDialect(b";", null_words=("NA", "0", "1e3")),
@@ -37,9 +38,11 @@ DIALECTS = [
     CsvDialect(b" ", b"", null_words=("x",)),
     CsvDialect(b".", decimal=","),
     CsvDialect(escape=b"-"),
+    CsvDialect(b"-", null_words=("", "NA")),
+    CsvDialect(b"8", null_words=("",)),
+    CsvDialect(null_words=(NULL_NUMBER, "NA")),
     CsvDialect(),
 ]
-NULL_NUMBER = "-8765432109876543e-300"
 NUMBERS = st.one_of(st.floats(width=32).map(repr), st.integers(-(2**54), 2**54).map(str))
 CELLS = st.one_of(
     NUMBERS,

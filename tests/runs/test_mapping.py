@@ -107,9 +107,8 @@ def test_delimiter_is_chosen_per_file():
     used = mapper(NUMBERS)
     assert values(used.decode(block_of("1\t2", name="a.tsv"))) == {"x": [[1, 2]]}
     assert values(used.decode(block_of("3,4", name="b.csv"))) == {"x": [[3, 4]]}
-    assert (
-        used.dialect.delimiter == b"\t"
-    )  # the delimiter of the first file, which the joined output lines use
+    # The joined output lines have the delimiter of the first file.
+    assert used.dialect.delimiter == b"\t"
 
 
 # JSON Lines

@@ -58,7 +58,7 @@ _SPEC_ONLY: Final = frozenset(
 _TRANSFORM_WORDS: Final = frozenset({"content_type", "split", "accept", "strict"})
 """SageMaker's words for the format of objects and outputs, and for the failure policy."""
 
-_RANGE: Final = re.compile(r"(\d+)-(\d+)")
+_RANGE: Final = re.compile(r"(\d+)-(\d+)", re.ASCII)
 _COLUMNS_MAX: Final = 100_000
 
 
@@ -85,7 +85,7 @@ def _parse_columns(text: str) -> tuple[str | int, ...]:
 
 def _name_or_index(text: str) -> str | int:
     """Return the name or the index of a column."""
-    return int(text) if text.isdecimal() else text
+    return int(text) if text.isascii() and text.isdecimal() else text
 
 
 def _parse_sequence(text: str) -> str | int:

@@ -42,7 +42,8 @@ class Format(Protocol):
         `first` is the position of the first byte (object, member, line 1, byte 0). Every byte of
         every record is in exactly one block or failure. Raise `CorruptError` or `TruncatedError` if
         the rest of the input cannot be read, after all whole records before the damage have been
-        yielded.
+        yielded. Blocks have at least one record or failure, except for a last block that only
+        carries the column names of a text without records.
         """
         ...
 

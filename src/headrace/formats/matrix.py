@@ -185,6 +185,12 @@ class NumberParser:
         self._null_words = frozenset(dialect.null_words)
         self._null_numbers = [word.encode() for word in dialect.null_words if _is_number(word)]
         self._null_cell = _compile_null_cell(dialect)
+        self._null_cells = [
+            b"".join((dialect.delimiter, space, word.encode(), dialect.delimiter))
+            for word in dialect.null_words
+            for space in (b"", b" ")
+            if not dialect.needs_quotes(word.encode()) and space != dialect.delimiter
+        ]
 
     def parse(self, rows: TextRows, width: int) -> ParsedRows:
         """Parse the `width` numbers of every row, and find the invalid rows."""
@@ -214,7 +220,7 @@ class NumberParser:
             text = self._to_json_array(rows.data, int(rows.starts[0]), int(rows.ends[-1]))
             numbers = self._parse_numbers(text, rows, width, negative_zero=negative_zero)
         if numbers is None and self._null_cell is not None:
-            numbers = self._parse_with_nulls(rows, width, self._null_cell)
+            numbers = self._parse_with_nulls(rows, width)
         matrix = None if numbers is None else self._cast_numbers(numbers)
         return None if matrix is None else matrix.reshape(len(rows), width)
 
@@ -236,21 +242,35 @@ class NumberParser:
             return self._restore_negative_zeros(numbers, text, rows, width)
         return numbers
 
-    def _parse_with_nulls(
-        self, rows: TextRows, width: int, null_cell: re.Pattern[bytes]
-    ) -> NDArray[Any] | None:
+    def _parse_with_nulls(self, rows: TextRows, width: int) -> NDArray[Any] | None:
         """Parse all rows as `_parse_numbers` does, with NaN for null words."""
-        # Each match begins with the byte before its cell, so the first cell needs one, too.
-        text = b"\n" + rows.data[int(rows.starts[0]) : int(rows.ends[-1])]
-        text, nulls = null_cell.subn(rb"\g<1>" + _NULL_NUMBER, text)
+        text, nulls = self._replace_nulls(rows.data[int(rows.starts[0]) : int(rows.ends[-1])])
         # Integer parsers refuse the number that stands for a null word.
         numbers = self._parse_numbers(
-            self._to_json_array(text, 1, len(text)), rows, width, negative_zero=True
+            self._to_json_array(text, 0, len(text)), rows, width, negative_zero=True
         )
         if numbers is None or not nulls:
             return numbers
         is_null = numbers == float(_NULL_NUMBER)
         return np.where(is_null, np.nan, numbers) if np.count_nonzero(is_null) == nulls else None
+
+    def _replace_nulls(self, text: bytes) -> tuple[bytes, int]:
+        """Return rows with numbers for null words, and how many. Quoted null words may be left."""
+        assert self._null_cell is not None, "the caller checks it"
+        # Every cell has a delimiter on both sides then.
+        delimiter = self._dialect.delimiter
+        text = b"".join((b"\n", text, b"\n")).replace(b"\r\n", b"\n").replace(b"\n", delimiter)
+        nulls = 0
+        if self._null_numbers:
+            # No null word may be left, because the JSON parser would read it as a number.
+            text, nulls = self._null_cell.subn(delimiter + _NULL_NUMBER, text)
+            return text[1:-1], nulls
+        new = delimiter + _NULL_NUMBER + delimiter
+        for cell in self._null_cells:
+            # A match takes the delimiter that the next cell needs, so neighbours need a second pass.
+            while found := text.count(cell):
+                text, nulls = text.replace(cell, new), nulls + found
+        return text[1:-1], nulls
 
     def _restore_negative_zeros(
         self, numbers: NDArray[Any], text: bytes, rows: TextRows, width: int
@@ -436,17 +456,20 @@ def _is_number(word: str) -> bool:
 
 
 def _compile_null_cell(dialect: CsvDialect) -> re.Pattern[bytes] | None:
-    """Return the pattern of a plain cell that is a null word; its group 1 is the byte before the cell.
+    """Return the pattern of a plain cell that is a null word, from the delimiter before it.
 
-    Return None if only quoted or escaped cells can be null words.
+    Return None if only quoted or escaped cells can be null words, or if the number that stands for them
+    is not one cell.
     """
+    if dialect.delimiter in _NULL_NUMBER:
+        return None
     words = [word.encode() for word in sorted(dialect.null_words, key=len, reverse=True)]
     plain = [re.escape(word) for word in words if not dialect.needs_quotes(word)]
     if not plain:
         return None
-    between = re.escape(dialect.delimiter) + b"\n"
+    delimiter = re.escape(dialect.delimiter)
     space = b"[%b]*+" % b" \t\r".replace(dialect.delimiter, b"")
-    return re.compile(b"([%b])%b(?:%b)%b(?=[%b]|\\Z)" % (between, space, b"|".join(plain), space, between))
+    return re.compile(b"%b%b(?:%b)%b(?=%b)" % (delimiter, space, b"|".join(plain), space, delimiter))
 
 
 def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:

@@ -59,7 +59,11 @@ _FORMAT_SUFFIXES: dict[str, FormatName] = {
 }
 _TEXT_FORMATS = ("csv", "jsonl", "line")
 _ENCODED_FORMATS = (*_TEXT_FORMATS, "json")
-_LINE_FORMATS = {"jsonl": JsonLinesFormat, "line": LineFormat}
+# Formats of one record per line.
+_LINE_FORMATS = {
+    "jsonl": JsonLinesFormat,
+    "line": LineFormat,
+}
 # Formats with a single option, the maximum length of a record.
 _SIMPLE_FORMATS = {
     "json": JsonFormat,

@@ -251,15 +251,23 @@ def _failures(job: SageMakerJob, extension: SpecExtension, *, strict: bool) -> F
     return FailurePolicy(on_error, rows, share)
 
 
+_CSV_WORDS: Final = ("header", "delimiter", "quote", "escape", "null_words", "decimal")
+"""Keys that apply to CSV alone."""
+
+
 def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:
     """Raise ConfigError for options that the way of splitting would ignore."""
-    for word in sorted(
-        extension.set_fields("header", "delimiter", "quote", "escape", "null_words", "decimal")
-    ):
+    for word in sorted(extension.set_fields(*_CSV_WORDS)):
         if read.format not in {AUTO, "csv"}:
             raise ConfigError(
                 f"headrace.{word} applies to CSV records, but the format is {read.format}: split CSV with "
                 'SplitType Line (or headrace.split = "csv")'
+            )
+    for word in sorted(extension.set_fields("comment", "skip_rows", "encoding")):
+        if read.format not in {AUTO, "csv", "jsonl", "line"} and (word, read.format) != ("encoding", "json"):
+            raise ConfigError(
+                f"headrace.{word} applies to CSV, JSON Lines and text, but the format is {read.format}: "
+                "remove it, or split into records with SplitType Line"
             )
     if read.members and read.archive == "none":
         raise ConfigError(
