@@ -102,6 +102,22 @@ def test_header_is_found_in_each_object():
     assert counts(objects, Named) == (4, 0)
 
 
+class First(Model):
+    """The first of two columns."""
+
+    def predict(self, x):
+        return x[:, 0]
+
+
+@for_each("header", ["auto", "names"])
+def test_columns_keep_their_meaning_in_files_of_another_order(header):
+    objects = {"a.csv": b"p,q\n1,2\n", "b.csv": b"q,p\n4,3\n", "c.csv": b"p,q\n5,6\n"}
+    stores = stores_of(objects)
+    settings = StreamSettings(read=ReadOptions(header=header), output=OutputSettings(header=False))
+    run_sync(IN, output=OUT, model=First, stores=stores, settings=settings)
+    assert stores.for_uri(OUT).get(OUT + "part-00000.csv") == b"1.0\n3.0\n5.0\n"
+
+
 def test_headers_may_be_read_as_data():
     assert counts({"a.csv": b"p,q\n1,2\n"}, read=ReadOptions(header="none")) == (1, 1)
 

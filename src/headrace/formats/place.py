@@ -1,4 +1,4 @@
-"""The places of records in their source, as columns before the predictions: ``--join key`` and ``position``."""
+"""The places of records in their source, as columns before the predictions (``--join key``, ``position``)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal

@@ -63,8 +63,8 @@ class Encoders:
         clash = next((name for name in columns if name in outputs), None)
         if clash is not None:
             raise ConfigError(
-                f"the model has an output {clash!r}, but --join {self._output.join} adds a column of this name: "
-                "rename the output, or choose another --join"
+                f"the model has an output {clash!r}, but --join {self._output.join} adds a column of this "
+                "name: rename the output, or choose another --join"
             )
         return PlacedEncoder(self._make(columns | dict(outputs), block), place)
 

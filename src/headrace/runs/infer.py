@@ -143,7 +143,9 @@ def _majority_type(counts: Counter[ColumnType]) -> ColumnType:
 
 
 def infer_json(kind: str, blocks: Sequence[Block], path: JsonPath) -> RecordSchema:
-    """Return the schema of what the input filter selects of JSON records. Records that are not JSON are skipped.
+    """Return the schema of the part of JSON records that the input filter selects.
+
+    Records that are not JSON are skipped.
 
     Raises ConfigError if the filter selects nothing from any record.
     """

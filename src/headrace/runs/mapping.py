@@ -310,7 +310,7 @@ class CsvMapping:
                 f"input {spec.name!r} takes text: choose its column with --text-column",
             )
         takes = spec.shape[1] if spec.shape is not None and len(spec.shape) == 2 else -1
-        columns = self._mapping.columns or self._non_sequence_columns()
+        columns = self._mapping.columns or self._non_sequence_columns() or self._named_columns(takes)
         width = self._width
         if columns and takes not in (-1, len(columns)):
             what = "--columns names" if self._mapping.columns else "without the sequence columns there are"
@@ -328,6 +328,15 @@ class CsvMapping:
             dtype=dtype_of(spec.datatype),
             dialect=self._dialect,
         )
+
+    def _named_columns(self, takes: int) -> tuple[str, ...]:
+        """Return all columns by name if there is a header: another file may have them in another order.
+
+        The result is () if the model takes another number, or a filter selects columns.
+        """
+        names = self._names or ()
+        by_name = self._selection is None and takes in (-1, len(names)) and len(set(names)) == len(names)
+        return names if by_name else ()
 
     def _non_sequence_columns(self) -> tuple[str, ...] | tuple[int, ...]:
         """Return the columns that do not define sequences.
@@ -356,7 +365,7 @@ class CsvMapping:
         )
 
     def _filtered_width(self, takes: int) -> int:
-        """Return the width of records of which the filter keeps the number of columns that the model takes."""
+        """Return the width of records of which the filter keeps as many columns as the model takes."""
         assert self._selection is not None, "there is a filter"
         why = ""
         for width in [self._width] if self._names else self._widths:
@@ -370,8 +379,8 @@ class CsvMapping:
             why = why or f"{self._selection.text} selects {kept} of {width} columns"
         raise ModelInputError(
             self._metadata.name,
-            f"input {self._metadata.only_input('CSV').name!r} takes {takes} numbers per record, but the input "
-            f"filter selects another number from the records from {self._records.place} on ({why}): select "
+            f"input {self._metadata.only_input('CSV').name!r} takes {takes} numbers per record, but the "
+            f"input filter selects another number from the records from {self._records.place} on ({why}): select "
             f"{takes} columns with it",
         )
 
@@ -417,9 +426,10 @@ class CsvMapping:
 
 
 def _column_names(metadata: ModelMetadata, mapping: MappingOptions) -> list[str]:
-    """Return the names that a header may have: of the columns of the mapping, and of the inputs."""
+    """Return the names that a header may have: of the columns of the mapping, and of inputs of one column."""
     chosen = (*mapping.columns, mapping.text_column, mapping.sequence, mapping.sequence_end)
-    return [c for c in chosen if isinstance(c, str)] + [spec.name for spec in metadata.inputs]
+    inputs = [spec.name for spec in metadata.inputs if len(metadata.inputs) > 1 or _is_single_column(spec)]
+    return [column for column in chosen if isinstance(column, str)] + inputs
 
 
 def other_columns(

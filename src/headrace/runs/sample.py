@@ -141,7 +141,7 @@ def _read_schema(file: str, stores: Stores) -> Schema:
 
 
 def accept_schema(file: str, stores: Stores, ledger: Ledger) -> Schema:
-    """Return the schema of a file, and make it that of the run, for the records that are still to be predicted.
+    """Return the schema of a file, and make it that of the run, for all records that are not yet predicted.
 
     Raises ResumeRefusedError if the finished output would not fit it.
     """

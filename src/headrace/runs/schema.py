@@ -156,7 +156,7 @@ def parse_schema(text: bytes, name: str) -> Schema:
         return schema_from_json(text)
     except (ValueError, msgspec.ValidationError) as error:
         raise ConfigError(
-            f"{name}: not a schema: {error}. The command headrace inspect SOURCE --save-schema FILE writes one"
+            f"{name}: not a schema: {error}. headrace inspect SOURCE --save-schema FILE writes one"
         ) from None
 
 

@@ -226,7 +226,7 @@ class OutputSettings:
     join: Annotated[
         Join,
         Setting(
-            "Data beside a prediction: none, the input record (for media and whole objects, its key), its key "
+            "Data beside a prediction: none, the input record (of media and whole objects, the key), its key "
             "(object and member), or its position (object, member, record and line)."
         ),
     ] = "none"
@@ -473,7 +473,7 @@ class RunSettings:
     schema: Annotated[
         str,
         Setting(
-            "Schema of the records: infer (by majority of a sample), strict (the same, but the run is refused "
+            "Schema of the records: infer (by majority of a sample), strict (the same; the run is refused "
             "if a sampled record does not decode), or a file, as headrace inspect --save-schema writes it.",
             metavar="infer|strict|FILE",
         ),
