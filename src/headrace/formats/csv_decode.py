@@ -79,7 +79,8 @@ class ColumnFinder:
     """A resolver of the requested columns: once without a header, else once for each header.
 
     `requested` is a list of columns, a selection of columns, or None for all. With
-    `input_selection`, columns are counted and named among the columns of that selection.
+    `input_selection`, columns are counted and named among the columns of that selection. All columns
+    have the order of the first header, if a later header has the same names in another order.
 
     A column that the very first records lack is a ConfigError, because the request was wrong. After
     a first success the data differ, and the records fail.
@@ -106,6 +107,7 @@ class ColumnFinder:
         self._width = width
         self._dialect = dialect
         self._last_bound: BoundColumns | None = None
+        self._first_names: tuple[str, ...] | None = None
 
     @property
     def count(self) -> int:
@@ -161,6 +163,8 @@ class ColumnFinder:
             except ValueError as error:
                 return str(error)
         if self._requested is None:
+            if names is not None and self._input_selection is None:
+                available = self._in_first_order(names)
             return BoundColumns(available, width, names, self._dialect.encoding)
         available_names = None if names is None else tuple(names[index] for index in available)
         indices: list[int] = []
@@ -173,6 +177,13 @@ class ColumnFinder:
                 )
             indices.append(available[index])
         return BoundColumns(tuple(indices), width, names, self._dialect.encoding)
+
+    def _in_first_order(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        """Return all columns in the order of the first header, or their own if the names differ."""
+        first = self._first_names = self._first_names or names
+        if set(first) != set(names) or len(set(names)) < len(names):
+            return tuple(range(len(names)))
+        return tuple(map(names.index, first))
 
 
 CellType = DTypeLike | Literal["text"]

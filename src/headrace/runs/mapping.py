@@ -96,8 +96,10 @@ class Mapper:
             decoder = self._decoders[layout] = self._choose(layout[1], block, self.learn([block]))
         return decoder.decode(block)
 
-    def learn(self, blocks: Sequence[Block]) -> RecordSchema:
+    def learn(self, blocks: Sequence[Block], *, finds_header: bool = False) -> RecordSchema:
         """Return the schema of the format of these blocks; infer it from them if it is not known.
+
+        `finds_header` is for blocks of a sample alone: in other blocks, a header was taken for a record.
 
         Raises:
             ConfigError: The input filter selects nothing from any record.
@@ -106,16 +108,18 @@ class Mapper:
         records = self.schema.find(kind)
         if records is None:
             some = [first_records(block, SAMPLE_RECORDS) for block in blocks]
-            records = self._infer(kind, dialect, some)
+            records = self._infer(kind, dialect, some, finds_header=finds_header)
             self.schema = self.schema.plus(records)
         return records
 
-    def _infer(self, kind: str, dialect: CsvDialect | None, blocks: Sequence[Block]) -> RecordSchema:
+    def _infer(
+        self, kind: str, dialect: CsvDialect | None, blocks: Sequence[Block], *, finds_header: bool
+    ) -> RecordSchema:
         if dialect is not None:
             records = infer_csv(
                 blocks,
                 dialect,
-                finds_header=self.read.header == "auto",
+                finds_header=finds_header and self.read.header == "auto",
                 wanted=_column_names(self._metadata, self._mapping),
             )
         elif kind in JSON_KINDS:
@@ -310,7 +314,7 @@ class CsvMapping:
                 f"input {spec.name!r} takes text: choose its column with --text-column",
             )
         takes = spec.shape[1] if spec.shape is not None and len(spec.shape) == 2 else -1
-        columns = self._mapping.columns or self._non_sequence_columns() or self._named_columns(takes)
+        columns = self._mapping.columns or self._non_sequence_columns()
         width = self._width
         if columns and takes not in (-1, len(columns)):
             what = "--columns names" if self._mapping.columns else "without the sequence columns there are"
@@ -328,15 +332,6 @@ class CsvMapping:
             dtype=dtype_of(spec.datatype),
             dialect=self._dialect,
         )
-
-    def _named_columns(self, takes: int) -> tuple[str, ...]:
-        """Return all columns by name if there is a header: another file may have them in another order.
-
-        The result is () if the model takes another number, or a filter selects columns.
-        """
-        names = self._names or ()
-        by_name = self._selection is None and takes in (-1, len(names)) and len(set(names)) == len(names)
-        return names if by_name else ()
 
     def _non_sequence_columns(self) -> tuple[str, ...] | tuple[int, ...]:
         """Return the columns that do not define sequences.
@@ -380,8 +375,8 @@ class CsvMapping:
         raise ModelInputError(
             self._metadata.name,
             f"input {self._metadata.only_input('CSV').name!r} takes {takes} numbers per record, but the "
-            f"input filter selects another number from the records from {self._records.place} on ({why}): select "
-            f"{takes} columns with it",
+            f"input filter selects another number from the records from {self._records.place} on ({why}): "
+            f"select {takes} columns with it",
         )
 
     def _columns(self, inputs: tuple[TensorSpec, ...]) -> CsvColumnsDecoder:

@@ -123,7 +123,7 @@ def schema_of(
         for block in filter(len, blocks):
             by_kind.setdefault(mapper.layout_of(block)[0], []).append(block)
         for alike in by_kind.values():
-            mapper.learn(alike)
+            mapper.learn(alike, finds_header=True)
             if metadata is not None:
                 _check_fit(mapper, alike)
     if settings.schema == "strict" and groups:
