@@ -132,7 +132,7 @@ def test_found_header_is_written_beside_predictions():
 def test_schema_is_shown_and_stored():
     stores = stores_of({"a.csv": b"p,q\n1,2.5\n,4\n"})
     found = dry_run(IN, OUT, model=Sum, stores=stores)
-    line = "csv, 2 columns: p integer, q number (from 3 records)"
+    line = "csv, 2 columns: p integer, q number (from 2 records)"
     assert found.trial.schema.text() == line
     report = transform_sync(IN, OUT, model=Sum, stores=stores)
     assert report.schema == report.figures()["schema"] == line

@@ -176,7 +176,7 @@ def test_invalid_document_is_refused(text, why):
 
 
 def test_text_names_the_columns():
-    assert csv("age,name\n1,Jo").text() == "csv, 2 columns: age integer, name text"
-    assert csv(",".join("1" * 784)).text() == "csv, 784 columns: integer"
+    assert csv("age,name\n1,Jo").text() == "csv, 2 columns: age integer, name text (from 1 record)"
+    assert csv(",".join("1" * 784)).text() == "csv, 784 columns: integer (from 1 record)"
     assert json("[[1, 2]]").text() == "jsonl, 1 column: integer[1 x 2]"
     assert RecordSchema("line", records=3).text() == "line (from 3 records)"

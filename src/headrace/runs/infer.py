@@ -62,14 +62,16 @@ def infer_csv(
     width = len(names) if names else widths.most_common(1)[0][0]
     if finds_header and names is None:
         names = _find_header(objects, width, dialect, wanted)
-    header = {name.encode() for name in names or ()}
-    rows = [row for rows in objects for row in rows if len(row) == width and set(row) != header]
-    rows = rows[: max(1, _CELLS_MAX // width)]
+    header = sorted(name.encode() for name in names or ())
+    records = [row for rows in objects for row in rows if sorted(row) != header]
+    rows = [row for row in records if len(row) == width][: max(1, _CELLS_MAX // width)]
     columns = [
         _csv_column(names[index] if names else None, [row[index] for row in rows], dialect)
         for index in range(width)
     ]
-    return RecordSchema("csv", tuple(columns), dialect.delimiter.decode(), dict(widths.most_common()))
+    widths = Counter(map(len, records))
+    delimiter = dialect.delimiter.decode()
+    return RecordSchema("csv", tuple(columns), delimiter, dict(widths.most_common()), len(records))
 
 
 def _find_header(

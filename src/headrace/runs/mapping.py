@@ -130,7 +130,8 @@ class Mapper:
             records = infer_messages(kind, blocks)
         else:
             records = RecordSchema(kind)
-        return replace(records, records=sum(map(len, blocks)), place=str(blocks[0].first))
+        count = records.records if kind == "csv" else sum(map(len, blocks))
+        return replace(records, records=count, place=str(blocks[0].first))
 
     def decode_steps(self, block: Block) -> tuple[DecodedBlock, RecordSequences | None]:
         """Return the decoded block and, with sequence options, the sequence of each record.

@@ -24,6 +24,7 @@ from headrace.core.errors import (
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.formats.contract import DecodedBlock
 from headrace.formats.read import first_records, format_name, is_read_by_row_groups, unreadable_reason
+from headrace.reports.markup import pluralize
 from headrace.runs.infer import FRAMED_KINDS, JSON_KINDS
 from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import SAMPLE_RECORDS, Mapper
@@ -80,8 +81,7 @@ class Trial:
         """Return the share of decoded records in one line, with the first failure in another."""
         if not self.records:
             return "no records in the sampled objects"
-        of = f"{self.records:,} sampled {'record' if self.records == 1 else 'records'}"
-        objects = f"{self.objects:,} {'object' if self.objects == 1 else 'objects'}"
+        of, objects = pluralize(self.records, "sampled record"), pluralize(self.objects, "object")
         if self.first_failure is None:
             return f"all {of} of {objects} decode"
         failed = self.first_failure

@@ -14,6 +14,7 @@ import orjson
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import TensorSpec
 from headrace.formats.read import ReadOptions
+from headrace.reports.markup import pluralize
 
 ColumnType = Literal["boolean", "integer", "number", "text", "object", "null"]
 """The type of a column's values. "object" is a nested JSON object; "null" means that all are missing."""
@@ -77,10 +78,9 @@ class RecordSchema:
         """Return one line for people: the format, the columns and the size of the sample."""
         parts = [self.format]
         if self.columns:
-            count = len(self.columns)
-            parts[0] += f", {count:,} {'column' if count == 1 else 'columns'}"
+            parts[0] += f", {pluralize(len(self.columns), 'column')}"
             parts.append(_columns_text(self.columns))
-        sampled = f" (from {self.records:,} records)" if self.records else ""
+        sampled = f" (from {pluralize(self.records, 'record')})" if self.records else ""
         return ": ".join(parts) + sampled
 
     def as_inputs(self) -> dict[int, TensorSpec]:
