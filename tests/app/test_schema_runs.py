@@ -87,6 +87,11 @@ def test_first_object_without_the_filtered_field_fails_alone():
     assert counts(objects, mapping=MappingOptions(input_filter="$.f")) == (9, 1)
 
 
+def test_objects_of_two_delimiters_have_one_schema():
+    objects = {"a.csv": b"1,2,3\n" * 3, "b.tsv": b"4\t5\t6\n" * 9, "c.tsv": b"4\t5\t6\n" * 9}
+    assert counts(objects) == (21, 0)
+
+
 def test_unusual_first_object_costs_its_own_records():
     objects = {"a.csv": b"1,2\n" * 5} | {f"{n}.csv": b"1,2,3\n" * 5 for n in "bcd"}
     assert counts(objects) == (15, 5)

@@ -23,7 +23,7 @@ def block_of(text: str, object: str = "a.csv", names: tuple[str, ...] | None = N
 
 def csv(*texts: str, finds_header: bool = True, wanted: tuple[str, ...] = ()) -> RecordSchema:
     blocks = [block_of(text, f"{number}.csv") for number, text in enumerate(texts)]
-    return infer_csv(blocks, DIALECT, finds_header=finds_header, wanted=wanted)
+    return infer_csv(blocks, [DIALECT] * len(blocks), finds_header=finds_header, wanted=wanted)
 
 
 def types(found: RecordSchema) -> list[str]:
@@ -87,7 +87,7 @@ def test_header_is_no_value_of_its_columns():
 
 def test_names_of_the_blocks_are_the_header():
     blocks = [block_of("1,x", "a.csv", ("p", "q")), block_of("2,y", "b.csv", ("p", "q"))]
-    assert infer_csv(blocks, DIALECT, finds_header=False).names == ("p", "q")
+    assert infer_csv(blocks, [DIALECT] * len(blocks), finds_header=False).names == ("p", "q")
 
 
 @given(st.lists(st.tuples(st.integers(), st.floats(allow_nan=False)), min_size=1, max_size=30))

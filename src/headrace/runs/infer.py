@@ -45,16 +45,23 @@ _BOOLEANS: Final = frozenset({"true", "false"})
 
 
 def infer_csv(
-    blocks: Sequence[Block], dialect: CsvDialect, *, finds_header: bool, wanted: Sequence[str] = ()
+    blocks: Sequence[Block],
+    dialects: Sequence[CsvDialect],
+    *,
+    finds_header: bool,
+    wanted: Sequence[str] = (),
 ) -> RecordSchema:
-    """Return the schema of CSV records.
+    """Return the schema of CSV records. `dialects` are those of the blocks.
 
     With `finds_header`, the first records of most objects are a header if they are unlike the records
     below them, or if they have one of the names in `wanted`.
     """
+    dialect = dialects[0]
     objects = [
-        [dialect.cells(record) for block in same for record in block.texts()]
-        for _, same in groupby(blocks, key=lambda b: (b.first.object, b.first.member))
+        [used.cells(record) for block, used in same for record in block.texts()]
+        for _, same in groupby(
+            zip(blocks, dialects, strict=True), key=lambda one: (one[0].first.object, one[0].first.member)
+        )
     ]
     widths = Counter(len(row) for rows in objects for row in rows)
     headers = Counter(block.column_names for block in blocks if block.column_names)

@@ -104,21 +104,19 @@ class Mapper:
         Raises:
             ConfigError: The input filter selects nothing from any record.
         """
-        kind, dialect = self.layout_of(blocks[0])
+        kind = self.layout_of(blocks[0])[0]
         records = self.schema.find(kind)
         if records is None:
             some = [first_records(block, SAMPLE_RECORDS) for block in blocks]
-            records = self._infer(kind, dialect, some, finds_header=finds_header)
+            records = self._infer(kind, some, finds_header=finds_header)
             self.schema = self.schema.plus(records)
         return records
 
-    def _infer(
-        self, kind: str, dialect: CsvDialect | None, blocks: Sequence[Block], *, finds_header: bool
-    ) -> RecordSchema:
-        if dialect is not None:
+    def _infer(self, kind: str, blocks: Sequence[Block], *, finds_header: bool) -> RecordSchema:
+        if kind == "csv":
             records = infer_csv(
                 blocks,
-                dialect,
+                [dialect for block in blocks if (dialect := self.layout_of(block)[1]) is not None],
                 finds_header=finds_header and self.read.header == "auto",
                 wanted=_column_names(self._metadata, self._mapping),
             )
