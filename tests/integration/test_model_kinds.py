@@ -57,7 +57,8 @@ def class_in_a_file(folder: Path) -> Kind:
 
 def class_of_a_module(folder: Path) -> Kind:
     shutil.copy(Path(__file__).with_name("linear_model.py"), folder / "linear_of_kinds.py")
-    return Kind("linear_of_kinds:Linear", environ={"PYTHONPATH": f"{os.environ['PYTHONPATH']}:{folder}"})
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(folder)]
+    return Kind("linear_of_kinds:Linear", environ={"PYTHONPATH": os.pathsep.join(paths)})
 
 
 def named(folder: Path) -> Kind:
