@@ -72,6 +72,20 @@ def test_manifest_is_refused(make, options):
         make(NewJob(options=options))
 
 
+@for_each("make", [transform_settings, stream_settings])
+@for_each("schema", ["/etc/passwd", "s3://other/schema.json"])
+def test_schema_file_is_refused(make, schema):
+    with pytest.raises(ConfigError, match="the schema of a job is infer or strict, never a file"):
+        make(NewJob(options={"schema": schema}))
+
+
+@for_each("make", [transform_settings, stream_settings])
+def test_schema_and_subset_are_options_of_jobs(make):
+    settings = make(NewJob(options={"schema": "strict", "limit": 5, "sample": "10%", "sample_seed": 3}))
+    assert settings.schema == "strict"
+    assert (settings.subset.limit, settings.subset.sample, settings.subset.sample_seed) == (5, 0.1, 3)
+
+
 @for_each(
     ("spec", "message"),
     [

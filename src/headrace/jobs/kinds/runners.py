@@ -32,7 +32,13 @@ from headrace.runs.media_types import bare_type
 from headrace.runs.parts import check_folder
 from headrace.runs.run import Run
 from headrace.runs.sagemaker import FIELDS
-from headrace.runs.settings import OutputSettings, RunSettings, StreamSettings, TransformSettings
+from headrace.runs.settings import (
+    SAMPLED,
+    OutputSettings,
+    RunSettings,
+    StreamSettings,
+    TransformSettings,
+)
 from headrace.runs.spec import EXTENSION_TABLE, spec_of
 from headrace.runs.tasks import InProcessRunner, Locality
 from headrace.storage.local import LocalStore, remove_folder
@@ -306,7 +312,7 @@ def transform_settings(spec: NewJob) -> TransformSettings:
     """
     options = dict(spec.options)
     if any(field in options for field in FIELDS):
-        return _without_manifest(spec_of(options, _WHERE).settings)
+        return _without_other_objects(spec_of(options, _WHERE).settings)
     elsewhere = sorted(_JOB_FIELDS & options.keys())
     if elsewhere:
         raise ConfigError(f"{_WHERE}: {elsewhere[0]!r} is a field of the job, not an option")
@@ -315,7 +321,7 @@ def transform_settings(spec: NewJob) -> TransformSettings:
         **({"accept": spec.accept} if spec.accept else {}),
         **options,
     }
-    return _without_manifest(spec_of({EXTENSION_TABLE: own}, _WHERE).settings)
+    return _without_other_objects(spec_of({EXTENSION_TABLE: own}, _WHERE).settings)
 
 
 def stream_settings(spec: NewJob) -> StreamSettings:
@@ -336,14 +342,18 @@ def stream_settings(spec: NewJob) -> StreamSettings:
         flow=settings.flow,
         output=replace(settings.output, **limits),
         failures=settings.failures,
+        subset=settings.subset,
+        schema=settings.schema,
     )
 
 
-def _without_manifest(settings: TransformSettings) -> TransformSettings:
-    """Refuse manifests: the objects that one names were not checked against the key's permissions."""
+def _without_other_objects(settings: TransformSettings) -> TransformSettings:
+    """Refuse manifests and schema files: what they name was not checked against the key's permissions."""
     if settings.data_type == "manifest":
         raise ConfigError(
             f"{_WHERE}: a job's input is an object or a prefix, never a manifest: "
             "submit a job for each, or name their prefix"
         )
+    if settings.schema not in SAMPLED:
+        raise ConfigError(f"{_WHERE}: the schema of a job is {' or '.join(SAMPLED)}, never a file")
     return settings
