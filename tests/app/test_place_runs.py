@@ -13,7 +13,13 @@ from headrace.core.tensor import TensorSpec
 from headrace.formats.read import ReadOptions
 from headrace.runs.plan import make_plan
 from headrace.runs.records import PlannedObject
-from headrace.runs.settings import OutputSettings, StreamSettings, TaskSettings, TransformSettings
+from headrace.runs.settings import (
+    OutputSettings,
+    StreamSettings,
+    SubsetSettings,
+    TaskSettings,
+    TransformSettings,
+)
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -117,6 +123,18 @@ def test_retried_records_have_their_own_place():
     assert retry_failed(OUT, model=Sum, stores=stores).exit_code == 0
     lines = stores.for_uri(OUT).get(OUT + "a.csv.out").splitlines()
     assert lines == [f"{IN}a.csv,,{n},{n + 1},{4.0 * n + 3}".encode() for n in range(3)]
+
+
+def test_sampled_records_have_their_own_place():
+    stores = stores_of({"a.csv": b"".join(b"%d,0\n" % n for n in range(200))})
+    settings = StreamSettings(
+        output=OutputSettings(join="position", header=False), subset=SubsetSettings(sample=0.2)
+    )
+    report = run_sync(IN, output=OUT, model=Sum, stores=stores, settings=settings)
+    lines = stores.for_uri(OUT).get(OUT + "part-00000.csv").decode().splitlines()
+    assert 0 < report.rows_out == len(lines) < 200
+    for record, line, value in (text.split(",")[2:] for text in lines):
+        assert (int(record), int(line)) == (float(value), float(value) + 1)
 
 
 def test_output_with_the_name_of_a_place_is_refused():

@@ -10,7 +10,6 @@ from typing_extensions import override
 from headrace.core.tensor import Array
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.encode import source_names
-from headrace.formats.lines import newline_offsets
 
 PlaceJoin = Literal["input", "key", "position"]
 """The columns: the key as ``input``, the key as ``key``, or object, member, record and line."""
@@ -50,28 +49,17 @@ def place_columns(join: PlaceJoin, selections: Sequence[BlockSelection]) -> dict
         names = [name for s in selections for name in source_names(s.block, _indices(s).tolist())]
         return {join: _texts([name.decode(errors="surrogateescape") for name in names])}
     firsts = [(s.block.first, len(s)) for s in selections]
+    places = [s.block.places_of(_indices(s)) for s in selections]
     return {
         "object": _texts([first.object for first, count in firsts for _ in range(count)]),
         "member": _texts([first.member or "" for first, count in firsts for _ in range(count)]),
-        "record": _numbers([s.block.first.record + _indices(s) for s in selections]),
-        "line": _numbers([_lines(s) for s in selections]),
+        "record": _numbers([place.records for place in places]),
+        "line": _numbers([place.lines for place in places]),
     }
 
 
 def _indices(selection: BlockSelection) -> NDArray[np.int64]:
     return np.arange(selection.start, selection.stop) if selection.rows is None else selection.rows
-
-
-def _lines(selection: BlockSelection) -> NDArray[np.int64]:
-    """Return the numbers of the lines on which the records begin, as `Block.position` has them."""
-    block, indices = selection.block, _indices(selection)
-    if not len(indices) or not block.data or block.header_bytes is not None:
-        return np.full(len(indices), block.first.line)
-    if block.line_end:
-        return block.first.line + indices
-    newlines = newline_offsets(block.data)
-    before: NDArray[np.int64] = np.searchsorted(newlines, block.starts[indices])
-    return block.first.line + before - int(np.searchsorted(newlines, int(block.starts[0])))
 
 
 def _texts(values: Sequence[str]) -> Array:
