@@ -77,7 +77,8 @@ def example(name: str):
     return pytest.mark.parametrize("served", [EXAMPLES / name], indirect=True, ids=[name])
 
 
-def test_tumours_are_told_as_scikit_learn_tells_them(tmp_path):
+def tumour_model(tmp_path: Path) -> Path:
+    """Make the data of the demo, and return the folder of the example with the demo's model."""
     demo = ROOT / "examples" / "demo" / "make_demo_data.py"
     made = [sys.executable, str(demo), "--folder", str(tmp_path), "--repeat", "1", "--members", "1"]
     subprocess.run(made, check=True, timeout=WAIT_S)
@@ -85,6 +86,11 @@ def test_tumours_are_told_as_scikit_learn_tells_them(tmp_path):
     folder.mkdir()
     shutil.copy(EXAMPLES / "breast-cancer" / "model.toml", folder)
     shutil.copy(tmp_path / "model.onnx", folder)
+    return folder
+
+
+def test_tumours_are_told_as_scikit_learn_tells_them(tmp_path):
+    folder = tumour_model(tmp_path)
     from sklearn.datasets import load_breast_cancer
 
     rows = load_breast_cancer().data[:100].astype(np.float32)
@@ -106,13 +112,7 @@ def test_tumours_are_told_as_scikit_learn_tells_them(tmp_path):
 
 @pytest.mark.parametrize("command", ["stream", "transform"])
 def test_tumours_are_scored_from_files(tmp_path, command):
-    demo = ROOT / "examples" / "demo" / "make_demo_data.py"
-    made = [sys.executable, str(demo), "--folder", str(tmp_path), "--repeat", "1", "--members", "1"]
-    subprocess.run(made, check=True, timeout=WAIT_S)
-    folder = tmp_path / "breast-cancer"
-    folder.mkdir()
-    shutil.copy(EXAMPLES / "breast-cancer" / "model.toml", folder)
-    shutil.copy(tmp_path / "model.onnx", folder)
+    folder = tumour_model(tmp_path)
     from sklearn.datasets import load_breast_cancer
 
     np.savetxt(tmp_path / "rows.csv", load_breast_cancer().data[:100], delimiter=",", fmt="%.9g")

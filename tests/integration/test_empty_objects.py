@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import tarfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +10,7 @@ import pytest
 
 from cases import for_each
 from integration.command import CommandResult, headrace, leftovers
+from runs.support import tar
 
 MODEL = """
 from headrace import Model, TensorSpec
@@ -46,16 +46,6 @@ def parquet_without_rows() -> bytes:
     return out.getvalue()
 
 
-def tar_of(members: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
-
-
 def score(
     command: str, objects: dict[str, bytes], *args: str, case: str = "", model: str = "Double"
 ) -> tuple[CommandResult, dict[str, bytes]]:
@@ -83,7 +73,7 @@ EMPTY = {
     "none.parquet": parquet_without_rows(),
     "packed.csv.gz": gzip.compress(b"", mtime=0),
     "packed.jsonl.gz": gzip.compress(b"\n", mtime=0),
-    "members.tar": tar_of({"1.csv": b"", "2.jsonl": b"\n"}),
+    "members.tar": tar({"1.csv": b"", "2.jsonl": b"\n"}),
 }
 
 

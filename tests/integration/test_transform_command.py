@@ -7,7 +7,6 @@ import io
 import json
 import signal
 import subprocess
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from PIL import Image
 from cases import for_each
 from integration.command import DOUBLE, headrace
 from integration.transform_process import command, failed, leftovers, outputs, run
+from runs.support import tar
 
 ROWS = 10
 
@@ -340,8 +340,8 @@ def test_packed_objects_and_archives_are_recognized_by_name():
         "a.csv.gz": gzip.compress(text),
         "a.csv.bz2": bz2.compress(text),
         "a.csv.zst": zstandard.compress(text),
-        "a.tar": tar_of({"x/1.csv": text, "x/2.csv": rows(8).encode()}),
-        "a.tar.gz": gzip.compress(tar_of({"1.csv": text})),
+        "a.tar": tar({"x/1.csv": text, "x/2.csv": rows(8).encode()}),
+        "a.tar.gz": gzip.compress(tar({"1.csv": text})),
         "a.tsv": text.replace(b",", b"\t"),
     }
     for name, data in packed.items():
@@ -351,16 +351,6 @@ def test_packed_objects_and_archives_are_recognized_by_name():
     assert found.pop("a.tar.out") == doubled(7) + doubled(8)
     for name in packed.keys() - {"a.tar"}:
         assert found[f"{name}.out"] == doubled(7), name
-
-
-def tar_of(members: dict[str, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return packed.getvalue()
 
 
 IMAGES = """

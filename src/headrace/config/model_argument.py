@@ -45,7 +45,10 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class FoundModels:
-    """The models of one MODEL argument. `find` finds them anew in a folder of models, and is else None."""
+    """The models of one MODEL argument.
+
+    For a folder of models, `find` reads the folder again; for one model, it is None.
+    """
 
     definitions: Sequence[ModelDefinition]
     find: FindDefinitions | None = None

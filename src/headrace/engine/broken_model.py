@@ -23,8 +23,8 @@ class BrokenModelCheck:
     """The check of one instance's first requests. One thread at a time.
 
     It is closed by the first successful call, by a row or request that fails in another way, and
-    after REQUESTS_MAX requests. From then on, every bad row is found by itself. So it is for a
-    request with the id of one that was failed early: its client submits it again to learn more.
+    after REQUESTS_MAX requests. From then on, every bad row is found by itself. A request that was
+    failed early, and that its client submits again with the same id, is searched in full, too.
     """
 
     def __init__(self) -> None:

@@ -56,17 +56,23 @@ class Encoders:
         the format cannot hold, or a header without names. The encoder of a part with joined CSV
         raises ConfigError for records whose layout differs from the first ones of the run.
         """
+        encoder, place = self._make(self._with_places(outputs), block), self._place
+        return encoder if place is None else PlacedEncoder(encoder, place)
+
+    def _with_places(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the outputs after the columns of the places, if these are written.
+
+        Raise ConfigError for an output with the name of such a column.
+        """
         place = self._place
-        if place is None:
-            return self._make(outputs, block)
-        columns = place_columns(place, ())
+        columns = {} if place is None else place_columns(place, ())
         clash = next((name for name in columns if name in outputs), None)
         if clash is not None:
             raise ConfigError(
                 f"the model has an output {clash!r}, but --join {self._output.join} adds a column of this "
                 "name: rename the output, or choose another --join"
             )
-        return PlacedEncoder(self._make(columns | dict(outputs), block), place)
+        return columns | dict(outputs)
 
     @property
     def _place(self) -> PlaceJoin | None:
@@ -124,8 +130,7 @@ class Encoders:
         names = (of_object or of_run) if self._settings.per_object else (of_run or of_object)
         if dialect is not None and names is None and self._record_join == "input":
             return None
-        place = self._place
-        columns = self._columns_of(outputs if place is None else place_columns(place, ()) | outputs)
+        columns = self._columns_of(self._with_places(outputs))
         return self._csv(columns, dialect, None if dialect is None else names, header=True)
 
     @property

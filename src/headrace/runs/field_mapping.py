@@ -237,7 +237,7 @@ def json_decoder(
     if mapping.columns:
         spec = metadata.only_input("--columns")
         return _StackedFieldsDecoder(spec, [str(c) for c in mapping.columns], select, encoding)
-    if not records.names:
+    if records.is_whole:
         spec = metadata.only_input("a JSON array")
         whole = records.columns[0] if records.columns else None
         return JsonDecoder({spec.name: _json_field(spec, None, whole)}, select=select, encoding=encoding)

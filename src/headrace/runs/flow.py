@@ -23,7 +23,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 
 from headrace.core.block import FailureKind
 from headrace.core.clock import Clock, SystemClock
@@ -370,7 +369,7 @@ def open_flow(
     """
     begin = start or Cursor()
     if schema is not None:
-        settings = replace(settings, read=schema.read_options(settings.read))
+        settings = schema.apply_to(settings)
     source = ShardSource(
         stores,
         objects,

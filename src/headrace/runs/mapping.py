@@ -99,7 +99,8 @@ class Mapper:
     def learn(self, blocks: Sequence[Block], *, finds_header: bool = False) -> RecordSchema:
         """Return the schema of the format of these blocks; infer it from them if it is not known.
 
-        `finds_header` is for blocks of a sample alone: in other blocks, a header was taken for a record.
+        Set `finds_header` for blocks of a sample only: a run that has begun to read does not look for a
+        header any more.
 
         Raises:
             ConfigError: The input filter selects nothing from any record.

@@ -45,7 +45,7 @@ class RetriedRun:
         self.kind: RunKind = identity["kind"]
         self.schema = ledger.schema()
         settings = settings_from_identity(identity["settings"], per_object=self.kind == "transform")
-        self.settings = replace(settings, read=self.schema.read_options(settings.read))
+        self.settings = self.schema.apply_to(settings)
         self._by_tasks = identity["mode"] == "tasks"
         plan, renewed = make_plan(ledger.plans(), self.settings, by_tasks=self._by_tasks), records.new_infos()
         objects = (replace(o, info=renewed.get(i, o.info)) for i, o in enumerate(plan.objects))

@@ -101,7 +101,7 @@ def schema_of(
     *,
     known: Schema | None = None,
 ) -> Schema:
-    """Return the schema of a source: `known`, or that of a file, with what a sample of other formats shows.
+    """Return the schema of a source: that of `known` or of a file, and of a sample of all other formats.
 
     Without a model (`metadata` None), nothing is checked against its inputs.
 
@@ -148,8 +148,8 @@ def accept_schema(file: str, stores: Stores, ledger: Ledger) -> Schema:
     before, given = ledger.schema(), _read_schema(file, stores)
     if given.column_names != before.column_names:
         raise ResumeRefusedError(
-            f"{file}: the columns of CSV have other names than when the run began, and its output has them: "
-            "begin again with --overwrite"
+            f"{file}: the columns of CSV have other names than when the run began, but its output has the "
+            "names of then: begin again with --overwrite"
         )
     if given != before:
         ledger.write_schema(given)
@@ -193,7 +193,7 @@ def try_records(
 
     Without a model (`metadata` None), a record decodes if its values have the types of the schema.
     """
-    settings = replace(settings, read=schema.read_options(settings.read))
+    settings = schema.apply_to(settings)
     mapper = Mapper(metadata or ModelMetadata(""), settings.mapping, settings.read, schema)
     tried: list[TriedRecord] = []
     records = decoded = 0
@@ -310,7 +310,7 @@ def _try_block(mapper: Mapper | None, block: Block) -> Iterator[TriedRecord]:
     at = {int(row): position for position, row in enumerate(rows)}
     for index in range(len(block)):
         position = str(block.position(index))
-        failure = failures.get(block.first.record + index)
+        failure = failures.get(block.number(index))
         inputs = {n: data[at[index]] for n, data in decoded.tensors.items()} if index in at else {}
         yield TriedRecord(position, block.record(index), inputs, failure)
     for failure in block.failures:

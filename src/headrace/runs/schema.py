@@ -6,16 +6,17 @@ resumptions judge records by the same schema.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import orjson
 
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import TensorSpec
-from headrace.formats.read import ReadOptions
 from headrace.reports.markup import pluralize
+from headrace.runs.settings import RunSettings
 
+AnySettings = TypeVar("AnySettings", bound=RunSettings)
 ColumnType = Literal["boolean", "integer", "number", "text", "object", "null"]
 """The type of a column's values. "object" is a nested JSON object; "null" means that all are missing."""
 NUMERIC: Final[frozenset[ColumnType]] = frozenset({"boolean", "integer", "number"})
@@ -67,8 +68,8 @@ class RecordSchema:
 
     @property
     def is_whole(self) -> bool:
-        """True if records are single values without a name, such as JSON arrays."""
-        return bool(self.columns) and not self.names
+        """True if records are single values without a name, such as JSON arrays, or have no columns."""
+        return not self.names
 
     def column(self, name: str) -> Column | None:
         """Return the column with this name, or None."""
@@ -130,13 +131,15 @@ class Schema:
         csv = self.find("csv")
         return (csv.names or None) if csv else None
 
-    def read_options(self, read: ReadOptions) -> ReadOptions:
-        """Return the options with the names of CSV columns, by which `header` "auto" finds headers.
+    def apply_to(self, settings: AnySettings) -> AnySettings:
+        """Return the settings with the names of CSV columns, by which `header` "auto" finds headers.
 
-        Names that the options have stay.
+        Names that the settings have stay.
         """
-        names = self.column_names
-        return replace(read, names=names) if names and read.header == "auto" and not read.names else read
+        names, read = self.column_names, settings.read
+        if not names or read.header != "auto" or read.names:
+            return settings
+        return replace(settings, read=replace(read, names=names))
 
     def text(self) -> str:
         """Return one line for people for each format."""

@@ -178,8 +178,7 @@ class RunWork:
 
     def with_schema(self, schema: Schema) -> "RunWork":
         """Return the work with the schema of the records, and with what it says about reading them."""
-        read = schema.read_options(self.settings.read)
-        return replace(self, schema=schema, settings=replace(self.settings, read=read))
+        return replace(self, schema=schema, settings=schema.apply_to(self.settings))
 
 
 class RunGuard:
