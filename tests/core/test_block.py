@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from formats.framed_files import recordio
 from headrace.core import Block, Failure, FailureKind, Position
 from headrace.core.block import RAW_BYTES_KEPT_MAX
-from headrace.formats.read import ReadOptions, first_records, make_format, position_after
+from headrace.formats.read import ReadOptions, make_format, position_after
 
 
 def block_of(*records: bytes, first: Position | None = None) -> Block:
@@ -117,7 +117,7 @@ def check_taken(block: Block, chosen: int) -> None:
     if len(rows):
         assert taken.first == taken.position(0)
         # The next record of the source begins after the last one, as in the whole block.
-        through_last = first_records(block, int(rows[-1]) + 1)
+        through_last = block.slice(0, int(rows[-1]) + 1)
         after, expected = position_after(taken), position_after(through_last)
         assert (after.record, after.line) == (expected.record, expected.line)
 

@@ -1,4 +1,4 @@
-"""Tests of `ParquetDecoder`: exact casts, failures of single rows."""
+"""Tests of `TableDecoder`: exact casts, failures of single rows."""
 
 import numpy as np
 import pyarrow as pa
@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from cases import for_each
 from formats.parquet_files import read_single_block
 from headrace.core.block import FailureKind
-from headrace.formats.column_decode import ColumnsInput, ParquetDecoder, nullable_array, values_dtype
+from headrace.formats.column_decode import ColumnsInput, TableDecoder, nullable_array, values_dtype
 
 F4 = np.dtype(np.float32)
 
 
 def decode(columns, dtype=F4, shape=(), names=("x",)):
     spec = ColumnsInput(names, None if dtype is None else np.dtype(dtype), shape)
-    return ParquetDecoder({"in": spec}).decode(read_single_block(columns))
+    return TableDecoder({"in": spec}).decode(read_single_block(columns))
 
 
 def test_several_columns_form_a_matrix():
@@ -105,7 +105,7 @@ def test_missing_column_fails_every_row():
 
 def test_row_failed_for_one_input_is_in_no_input():
     block = read_single_block({"x": [1, None, 3], "t": ["a", "b", None], "v": [[1], [2], [3]]})
-    decoder = ParquetDecoder(
+    decoder = TableDecoder(
         {
             "x": ColumnsInput(("x",), F4, (1,)),
             "t": ColumnsInput(("t",), None, ()),

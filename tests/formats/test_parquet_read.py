@@ -1,5 +1,6 @@
 """Tests of `ParquetReader`: bounded blocks, complete files, damaged files."""
 
+import importlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -38,21 +39,15 @@ def test_every_row_is_yielded_once_with_its_columns(rows, group_rows, rows_max, 
         write_parquet(table(rows), group_rows=group_rows), rows_max=rows_max, block_bytes_max=block_bytes_max
     )
     assert [orjson.loads(r) for r in records(blocks)] == [{"n": n, "t": t} for n, t in rows]
-    text, record = b"".join(block.data for block in blocks), 0
+    record = 0
     for block in blocks:
         assert 0 < len(block) <= rows_max
-        assert len(block) == 1 or len(block.data) <= block_bytes_max
-        assert block.line_end == b"\n"
-        assert block.column_names == ("n", "t")
-        assert {name: len(column) for name, column in block.columns.items()} == {
-            "n": len(block),
-            "t": len(block),
-        }
+        assert block.column_names == block.table.names == ("n", "t")
+        assert (block.data, block.columns) == (b"", {})
         for index in range(len(block)):
             at = block.position(index)
-            assert (at.record, at.line) == (record, record + 1)
-            assert text[at.byte :].startswith(block.record(index) + b"\n")
-            assert [block.columns["n"][index], block.columns["t"][index]] == list(rows[record])
+            assert (at.record, at.line, at.byte) == (record, 1, 0)
+            assert [block.table.array(name)[index] for name in ("n", "t")] == list(rows[record])
             record += 1
     assert record == len(rows)
 
@@ -64,12 +59,12 @@ def test_row_groups_are_listed_and_read_independently():
     assert abs(sum(group.compressed_bytes for group in reader.row_groups) - len(data)) <= 3
     assert all(isinstance(g, RowGroup) and 0 < g.compressed_bytes < len(data) for g in reader.row_groups)
     assert reader.column_names == ("x",)
-    first = Position("o", record=4, line=5, byte=100)
+    first = Position("o", record=4)
     (block,) = reader.blocks(1, 2, first)
-    assert (block.first, block.columns["x"].tolist()) == (first, [4, 5, 6, 7])
+    assert (block.first, block.table.array("x").tolist()) == (first, [4, 5, 6, 7])
     assert list(reader.blocks(2, 2, first)) == []
-    apart = [block.data for g in range(3) for block in reader.blocks(g, g + 1, Position())]
-    assert apart == [block.data for block in reader.blocks(0, 3, Position())]
+    apart = [block.texts() for g in range(3) for block in reader.blocks(g, g + 1, Position())]
+    assert apart == [block.texts() for block in reader.blocks(0, 3, Position())]
 
 
 def test_only_the_footer_and_the_requested_row_groups_are_read():
@@ -96,11 +91,10 @@ def test_oversized_row_is_a_failure_in_its_place():
         entries += [(block.position(i).record, None) for i in range(len(block))]
         entries += [(f.position.record, f) for f in block.failures]
     assert [number for number, _ in entries] == [0, 1, 2, 3]
-    assert [block.position(0).line for block in blocks if len(block)] == [1, 3]
     (failure, _) = [f for _, f in entries if f]
     assert (failure.kind, failure.why) == (
         FailureKind.FORMAT,
-        "longer than record_bytes_max=50, as JSON text",
+        "longer than record_bytes_max=50 in memory",
     )
     assert failure.raw == b'{"t":"' + b"b" * 44
 
@@ -134,7 +128,7 @@ def test_rows_before_a_damaged_row_group_are_yielded():
     )
     data[data.index(values[1500].tobytes())] ^= 1
     blocks = open_parquet(bytes(data)).blocks(0, 3, Position())
-    assert next(blocks).columns["x"].tolist() == values[:1000].tolist()
+    assert next(blocks).table.array("x").tolist() == values[:1000].tolist()
     with pytest.raises(CorruptError, match="the Parquet file cannot be read: "):
         next(blocks)
 
@@ -199,10 +193,13 @@ def test_zero_limits_are_rejected(wrong):
 
 def test_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "headrace.formats.arrow", raising=False)
-    monkeypatch.delattr("headrace.formats.arrow", raising=False)
-    with pytest.raises(MissingExtraError, match=r"reading Parquet needs an extra: .*headrace\[arrow\]"):
-        open_parquet(SMALL)
+    for name in ("arrow", "parquet_read"):
+        monkeypatch.delitem(sys.modules, f"headrace.formats.{name}", raising=False)
+        monkeypatch.delattr(f"headrace.formats.{name}", raising=False)
+    with pytest.raises(
+        MissingExtraError, match=r"reading and writing Arrow data needs an extra: .*headrace\[arrow\]"
+    ):
+        importlib.import_module("headrace.formats.parquet_read")
 
 
 MEMORY = """

@@ -1,4 +1,5 @@
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError
 from headrace.formats.csv import CsvDialect
 from headrace.formats.json_path import compile_path
+from headrace.formats.record_table import table_blocks
 from headrace.runs.infer import infer_csv, infer_json, infer_table
 from headrace.runs.schema import Column, RecordSchema, Schema, parse_schema
 
@@ -134,8 +136,9 @@ def test_schema_is_of_the_filtered_part():
 
 def test_columns_of_most_files_decide():
     def file(*names: str) -> Block:
-        block = block_of('{"l": [1, 2], "n": 1}', "a.parquet", names)
-        return Block(block.first, block.data, block.starts, block.ends, {"n": np.array([1])}, (), names)
+        batch = pa.record_batch({"l": [[1, 2]], "n": [1]}).select(list(names))
+        (block,) = table_blocks(batch, Position("a.parquet"), record_bytes_max=1000)
+        return block
 
     found = infer_table("parquet", [file("n"), file("n", "l"), file("n", "l")])
     assert found.columns == (Column("n", "integer"), Column("l", "integer", (2,)))

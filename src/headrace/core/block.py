@@ -1,9 +1,9 @@
 """Records on their way through a run: blocks of records in one buffer, and their outcomes as values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,12 +98,54 @@ class RecordPlaces:
     lines: NDArray[np.int64]
     bytes: NDArray[np.int64]
 
+    def slice(self, start: int, stop: int) -> "RecordPlaces":
+        """Return the places of the records ``start..stop``."""
+        return RecordPlaces(self.records[start:stop], self.lines[start:stop], self.bytes[start:stop])
+
+
+class RecordTable(Protocol):
+    """The records of a block as rows of typed columns (Arrow's, see `headrace.formats.record_table`).
+
+    A table is immutable.
+    """
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns, in order."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the values in memory in bytes."""
+        ...
+
+    def array(self, name: str) -> NDArray[Any] | None:
+        """Return a flat column as an array ``[rows]``, or None for a column of lists or structs."""
+        ...
+
+    def texts(self, rows: NDArray[np.int64] | None = None) -> list[bytes]:
+        """Return rows (all by default) as JSON objects. Too slow for hot paths."""
+        ...
+
+    def select(self, names: Sequence[str]) -> Self:
+        """Return the table with these columns."""
+        ...
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        """Return the table with these rows."""
+        ...
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Return the rows ``start..stop`` without a copy."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Records of one object or member in order, in one buffer with two offset arrays.
+    """Records of one object or member in order, in one buffer with two offset arrays, or in a table.
 
-    Record i is ``data[starts[i]:ends[i]]``, without its line terminator. The records are
+    Record i is ``data[starts[i]:ends[i]]``, without its line terminator. Records of a `table` have no
+    bytes: `data` is empty, and ``ends - starts`` are their approximate sizes. The records are
     consecutive: the number of record i is ``first.record + i``. Only a block with `places` has gaps
     between its records. A format ends a block before a record that it cannot read: the `failures`
     follow the last record and continue its numbers.
@@ -117,6 +159,7 @@ class Block:
       has consecutive whole frames: header, record, trailer. The position of a record is that of its
       header, and there are no lines.
     - `places`: the places of the records if they are a selection of consecutive ones (`take`).
+    - `table`: the records as typed columns, for formats of tables such as Parquet.
     """
 
     first: Position
@@ -129,6 +172,7 @@ class Block:
     line_end: bytes = b""
     header_bytes: int | None = None
     places: RecordPlaces | None = None
+    table: RecordTable | None = None
     _newline_offsets: list[NDArray[np.int64]] = field(
         default_factory=list[NDArray[np.int64]], init=False, repr=False, compare=False
     )
@@ -139,16 +183,26 @@ class Block:
         return len(self.starts)
 
     @property
+    def nbytes(self) -> int:
+        """The size of the records in memory in bytes."""
+        columns = sum(column.nbytes for column in self.columns.values())
+        return max(len(self.data), columns, 0 if self.table is None else self.table.nbytes)
+
+    @property
     def records(self) -> int:
         """Number of records and failures: the count that this block adds to the run's `in`."""
         return len(self.starts) + len(self.failures)
 
     def record(self, index: int) -> bytes:
-        """Return a copy of the raw bytes of one record. Too slow for hot paths."""
+        """Return a copy of the raw bytes of one record, a row of a table as JSON. Too slow for hot paths."""
+        if self.table is not None:
+            return self.table.texts(np.array([index]))[0]
         return self.data[int(self.starts[index]) : int(self.ends[index])]
 
     def texts(self) -> list[bytes]:
-        """Return copies of the raw bytes of all records."""
+        """Return copies of the raw bytes of all records; rows of a table are JSON."""
+        if self.table is not None:
+            return self.table.texts()
         data = self.data
         return [data[s:e] for s, e in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
 
@@ -232,10 +286,32 @@ class Block:
             columns={name: values[rows] for name, values in self.columns.items()},
             failures=failures,
             places=places,
+            table=None if self.table is None else self.table.take(rows),
         )
         if len(rows):
             return replace(taken, first=taken.position(0))
         return replace(taken, first=failures[0].position) if failures else taken
+
+    def slice(self, start: int, stop: int) -> "Block":
+        """Return the entries ``start..stop`` without a copy: first records, then failures."""
+        if not start and stop >= self.records:
+            return self
+        failures = self.failures[max(0, start - len(self)) : max(0, stop - len(self))]
+        first = self.first
+        if start < len(self):
+            first = self.position(start)
+        elif failures:
+            first = failures[0].position
+        return replace(
+            self,
+            first=first,
+            starts=self.starts[start:stop],
+            ends=self.ends[start:stop],
+            columns={name: data[start:stop] for name, data in self.columns.items()},
+            failures=failures,
+            places=None if self.places is None else self.places.slice(start, stop),
+            table=None if self.table is None else self.table.slice(start, stop),
+        )
 
     def _copy_rows(self, rows: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
         """Return the bytes of some records, each with its frame or its terminator, and their offsets."""

@@ -16,7 +16,7 @@ except ImportError as error:
     raise MissingExtraError("arrow", "reading and writing Arrow data") from error
 
 # pyarrow has no types; Any is confined to these names.
-_pa: Any = pa
+pyarrow: Any = pa
 _csv: Any = pa_csv
 
 
@@ -43,14 +43,14 @@ def delimited_numbers(text: bytes, rows: int, width: int, dialect: CsvDialect) -
                 newlines_in_values=bool(dialect.quote) and dialect.quote in text,
             ),
             convert_options=_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, _pa.float64()),
+                column_types=dict.fromkeys(names, pyarrow.float64()),
                 null_values=list(dialect.null_words),
                 decimal_point=dialect.decimal,
             ),
             # Arrow's own pool kept hundreds of megabytes after thousands of small texts.
-            memory_pool=_pa.system_memory_pool(),
+            memory_pool=pyarrow.system_memory_pool(),
         )
-    except _pa.ArrowInvalid:
+    except pyarrow.ArrowInvalid:
         return None
     if table.num_rows != rows:
         return None
@@ -117,11 +117,11 @@ def array_with_nulls(values: NDArray[Any], missing: NDArray[np.bool_]) -> Any:
     them is not a str.
     """
     if values.dtype != object:
-        return _pa.array(values, mask=missing)
+        return pyarrow.array(values, mask=missing)
     texts = all(isinstance(value, str) for value in values[~missing])
-    return _pa.array(values, type=_pa.string() if texts else _pa.binary(), mask=missing)
+    return pyarrow.array(values, type=pyarrow.string() if texts else pyarrow.binary(), mask=missing)
 
 
 def null_array(rows: int) -> Any:
     """Return an Arrow array of nulls without a known type."""
-    return _pa.nulls(rows)
+    return pyarrow.nulls(rows)

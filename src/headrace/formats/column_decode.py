@@ -1,4 +1,4 @@
-"""The columns of blocks as inputs of a model: decoded media, and rows of Parquet."""
+"""The columns of blocks as inputs of a model: decoded media, and tables such as Parquet."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import orjson
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from headrace.core.block import Block, FailureKind
+from headrace.core.block import Block, FailureKind, RecordTable
 from headrace.core.errors import ModelInputError
 from headrace.core.tensor import Array, TensorSpec, dtype_of
 from headrace.formats.contract import DecodedBlock, Decoder, FailureReasons
@@ -120,8 +120,8 @@ class ColumnsInput:
     shape: tuple[int, ...]
 
 
-class ParquetDecoder(Decoder):
-    """A decoder of columns of Parquet to tensors ``[n, *shape]``, one per input.
+class TableDecoder(Decoder):
+    """A decoder of columns of tables to tensors ``[n, *shape]``, one per input.
 
     Flat columns are converted as arrays, without an object per value. Text becomes object arrays of
     str or bytes.
@@ -145,7 +145,7 @@ class ParquetDecoder(Decoder):
 def _input_tensor(block: Block, spec: ColumnsInput, reasons: FailureReasons) -> Array:
     """Return the tensor of one input over all rows. Its values in failed rows are undefined."""
     single = spec.columns[0] if len(spec.columns) == 1 else None
-    if single is not None and (single not in block.columns or prod(spec.shape) != 1):
+    if single is not None and (_flat_column(block, single) is None or prod(spec.shape) != 1):
         # The column is missing, or it holds lists or another shape; the row's JSON yields the
         # reason.
         return _from_json(block, single, spec.dtype, spec.shape, reasons)
@@ -155,7 +155,7 @@ def _input_tensor(block: Block, spec: ColumnsInput, reasons: FailureReasons) -> 
 
 
 def _column_tensor(block: Block, column: str, dtype: np.dtype[Any] | None, reasons: FailureReasons) -> Array:
-    values = block.columns.get(column)
+    values = _flat_column(block, column)
     if values is None:
         return _from_json(block, column, dtype, (), reasons)
     result, bad = _cast(values, dtype)
@@ -167,6 +167,11 @@ def _column_tensor(block: Block, column: str, dtype: np.dtype[Any] | None, reaso
     return result
 
 
+def _flat_column(block: Block, column: str) -> Array | None:
+    """Return a flat column of the block's table. Failed records that are tried again are only text."""
+    return None if block.table is None else block.table.array(column)
+
+
 def _from_json(
     block: Block,
     column: str,
@@ -175,13 +180,22 @@ def _from_json(
     reasons: FailureReasons,
 ) -> Array:
     reader = JsonDecoder({column: JsonField(column, "text" if dtype is None else dtype, shape)})
-    decoded = reader.decode(block)
+    decoded = reader.decode(block if block.table is None else _as_lines(block, block.table, column))
     for failure in decoded.failures:
         reasons.setdefault(block.index_of(failure.position.record), (failure.kind, failure.why))
     result = np.zeros((len(block), *shape), object if dtype is None else dtype)
     if len(decoded.tensors[column]):
         result[slice(None) if decoded.rows is None else decoded.rows] = decoded.tensors[column]
     return result
+
+
+def _as_lines(block: Block, table: RecordTable, column: str) -> Block:
+    """Return the records as JSON lines, which have only the column (its name may go on with fields)."""
+    name = column if column in table.names else column.partition(".")[0]
+    texts = (table.select([name]) if name in table.names else table).texts()
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(texts)]
+    return Block(block.first, b"\n".join(texts) + b"\n", starts, ends - 1, places=block.places)
 
 
 def _cast(values: Array, dtype: np.dtype[Any] | None) -> tuple[Array, list[int]]:

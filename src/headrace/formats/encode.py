@@ -301,6 +301,8 @@ def raw_records(selection: BlockSelection) -> list[bytes]:
     """Return copies of the records of the selection; for media without kept bytes, their sources."""
     block = selection.block
     indices: Any = slice(selection.start, selection.stop) if selection.rows is None else selection.rows
+    if block.table is not None:
+        return block.table.texts(np.arange(len(block))[indices])
     if block.columns and not block.data:
         return source_names(block, np.arange(len(block))[indices].tolist())
     data = block.data

@@ -1,25 +1,18 @@
-"""Read Parquet one row group at a time.
-
-Rows become blocks of JSON objects with their columns as arrays.
+"""Read Parquet one row group at a time, as blocks of typed columns.
 
 The metadata of a Parquet file is at its end, so the file cannot be read from a stream of chunks.
 The caller supplies a function that reads any range of the file.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-import orjson
-from numpy.typing import NDArray
-
-from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position
+from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, CorruptError, MissingExtraError
-from headrace.core.tensor import Array, text_array
-from headrace.formats.column_decode import nullable_array
+from headrace.formats.arrow import parquet_modules, pyarrow
 from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX
-from headrace.formats.encode import json_text
+from headrace.formats.record_table import check_nested, table_blocks
 
 ROWS_MAX: Final = 8192
 """Maximum number of rows in one block."""
@@ -29,9 +22,6 @@ _BUFFER_BYTES: Final = 4 << 20
 
 Columns of smaller row groups are read in one call.
 """
-
-
-_NULL: Final = b"null"
 
 ReadAt = Callable[[int, int], bytes]
 """Read bytes of the file, given the start offset and the number of bytes."""
@@ -53,19 +43,16 @@ class RowGroup:
 class ParquetReader:
     """A reader of one Parquet file.
 
-    Rows are JSON objects, one per line, so every consumer of JSON Lines accepts them.
-    `Block.columns` holds the flat columns as arrays; `rows_text` describes both
-    representations. `Block.column_names` lists all columns in order. The lines and bytes of
-    positions refer to the rows as JSON text.
+    `Block.table` holds the rows of a block (see `headrace.formats.record_table`), and `Block.column_names`
+    lists its columns in order. Positions have the number of the row; lines and bytes stay those of `first`.
 
     Blocks do not depend on how the row groups are divided over calls, except for positions, which
-    follow `first`. A row whose text exceeds `record_bytes_max` is a failure (kind FORMAT).
+    follow `first`. A row of more than `record_bytes_max` in memory is a failure (kind FORMAT).
 
     The constructor reads the end of the file. `read_at` must return all requested bytes, fewer only
     at the end of the file. It is called in the thread that reads, and its exceptions propagate.
 
     Raises:
-        MissingExtraError: The extra `arrow` is not installed.
         CorruptError: The file is not a Parquet file or cannot be read.
     """
 
@@ -83,7 +70,7 @@ class ParquetReader:
                 "rows_max, block_bytes_max and record_bytes_max must be at least 1, "
                 f"not {rows_max}, {block_bytes_max} and {record_bytes_max}"
             )
-        self._pa, self._parquet = _load_pyarrow()
+        _, self._parquet = parquet_modules()
         self._rows_max = rows_max
         self._block_bytes_max = block_bytes_max
         self._record_bytes_max = record_bytes_max
@@ -135,7 +122,7 @@ class ParquetReader:
                 rows += batch.num_rows
                 for block in self._cut_batch(batch, position) if batch.num_rows else ():
                     yield block
-                    position = _position_after(block)
+                    position = replace(position, record=position.record + block.records)
             if rows != self.row_groups[group].rows:
                 raise self._corrupt(
                     f"row group {group} holds {rows} rows instead of {self.row_groups[group].rows}"
@@ -150,41 +137,14 @@ class ParquetReader:
         while (batch := self._translate_errors(lambda: next(batches, None))) is not None:
             yield batch
         # Arrow's pool would keep the memory of a large row group.
-        self._pa.default_memory_pool().release_unused()
+        pyarrow.default_memory_pool().release_unused()
 
     def _cut_batch(self, batch: Any, first: Position) -> Iterator[Block]:
         """Yield the rows of a batch as blocks."""
-        columns = list(zip(self.column_names, batch.columns, strict=True))
-        if not columns:
+        if not batch.num_columns:
             raise self._corrupt("it has no columns")
-        texts, arrays = self._translate_errors(lambda: rows_text(columns))
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-        ends = np.cumsum(lengths + 1)
-        start, position = 0, first
-        while start < len(texts):
-            before = int(ends[start - 1]) if start else 0
-            stop = max(int(np.searchsorted(ends, before + self._block_bytes_max, "right")), start + 1)
-            oversized = np.flatnonzero(lengths[start:stop] > self._record_bytes_max)
-            stop = start + int(oversized[0]) if len(oversized) else stop
-            block = self._block(position, texts[start:stop], {n: a[start:stop] for n, a in arrays.items()})
-            start = stop
-            if len(oversized):
-                failed_at = _position_after(block) if len(block) else position
-                why = f"longer than record_bytes_max={self._record_bytes_max}, as JSON text"
-                raw = texts[start][: min(self._record_bytes_max, RAW_BYTES_KEPT_MAX)]
-                block = replace(block, failures=(Failure(failed_at, FailureKind.FORMAT, why, raw),))
-                start += 1
-            yield block
-            position = _position_after(block)
-
-    def _block(self, first: Position, texts: list[bytes], columns: dict[str, Array]) -> Block:
-        if not texts:
-            return Block(first)
-        ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
-        starts = np.zeros_like(ends)
-        starts[1:] = ends[:-1]
-        data = b"\n".join(texts) + b"\n"
-        return Block(first, data, starts, ends - 1, columns, column_names=self.column_names, line_end=b"\n")
+        self._translate_errors(lambda: check_nested(batch))
+        yield from table_blocks(batch, first, record_bytes_max=self._record_bytes_max)
 
     def _translate_errors(self, call: Callable[[], Any]) -> Any:
         """Return the result of `call`. Raise CorruptError if Arrow cannot read the file.
@@ -198,22 +158,13 @@ class ParquetReader:
         except Exception as error:
             if self._file.error is not None:
                 raise self._file.error from None
-            expected = (self._pa.ArrowException, OSError, ValueError, OverflowError)
+            expected = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
             if not isinstance(error, expected):
                 raise
             raise self._corrupt(str(error).strip()) from error
 
     def _corrupt(self, why: str) -> CorruptError:
         return CorruptError(f"the Parquet file cannot be read: {why}", byte=self._file.tell())
-
-
-def _position_after(block: Block) -> Position:
-    """Return the position of the row after a block."""
-    position = block.first
-    line, byte = position.line + block.records, position.byte + len(block.data)
-    # The length of a row that was too long is no longer known. The next row is located by its line.
-    byte += sum(len(failure.raw) + 1 for failure in block.failures)
-    return replace(position, record=position.record + block.records, line=line, byte=byte)
 
 
 class _RandomAccessFile:
@@ -264,121 +215,3 @@ class _RandomAccessFile:
 
     def close(self) -> None:
         """Do nothing: the owner of `read_at` closes the file."""
-
-
-def _load_pyarrow() -> tuple[Any, Any]:
-    try:
-        from headrace.formats import arrow  # noqa: PLC0415 - an optional dependency
-    except MissingExtraError as error:
-        raise MissingExtraError("arrow", "reading Parquet") from error
-    return arrow.parquet_modules()
-
-
-def rows_text(columns: Sequence[tuple[str, Any]]) -> tuple[list[bytes], dict[str, Array]]:
-    """Return each row as a JSON object, and the flat columns as arrays ``[rows]``.
-
-    `columns` are Arrow arrays of equal length.
-
-    JSON: numbers have the fewest digits that read back the same value. NaN and infinities are null.
-    Decimals have all their digits. Dates and times have ISO 8601 format (with a zone, in UTC: Z).
-    Durations are integers in their own unit. Lists are arrays, structs are objects, and maps are
-    arrays of pairs. Bytes are strings if they are UTF-8, else ``{"base64": "..."}``.
-
-    Arrays: numbers and booleans have their dtype (decimals float64). Text, dates and times are
-    objects of str; bytes are objects of bytes. Columns with nulls are arrays of objects with None
-    (`column_decode.nullable_array`).
-
-    Raises MissingExtraError for nested times of nanoseconds, which need pandas.
-    """
-    pa, _ = _load_pyarrow()
-    texts: list[Sequence[bytes]] = []
-    arrays: dict[str, Array] = {}
-    for name, column in columns:
-        column_texts, array = _column_values(pa, name, column)
-        texts.append(column_texts)
-        if array is not None:
-            arrays[name] = array
-    keys = (json_text(name).replace(b"%", b"%%") + b":%b" for name, _ in columns)
-    template = b"{" + b",".join(keys) + b"}"
-    return [template % row for row in zip(*texts, strict=True)], arrays
-
-
-def _column_values(pa: Any, name: str, column: Any) -> tuple[Sequence[bytes], Array | None]:
-    """Return a column's values as JSON, and its array if the column is flat."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    kind = column.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return _column_values(pa, name, column.storage)
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return _number_values(pa, column)
-    if pa.types.is_decimal(kind):
-        exact = column.cast(pa.string()).to_pylist()
-        texts = [_NULL if text is None else text.encode() for text in exact]
-        return texts, _number_values(pa, column.cast(pa.float64()))[1]
-    if pa.types.is_duration(kind):
-        return _number_values(pa, column.cast(pa.int64()))
-    if pa.types.is_nested(kind):
-        return [json_text(value) for value in _nested_values(name, column)], None
-    if pa.types.is_null(kind):
-        return [_NULL] * len(column), None
-    values = _time_texts(pa, column) if pa.types.is_temporal(kind) else _text_values(pa, column)
-    return [json_text(value) for value in values], text_array(values)
-
-
-def _number_values(pa: Any, column: Any) -> tuple[Sequence[bytes], Array]:
-    if not column.null_count:
-        array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-        return _number_texts(array), array
-    nulls: NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
-    filled: NDArray[Any] = column.fill_null(False if pa.types.is_boolean(column.type) else 0).to_numpy(
-        zero_copy_only=False
-    )
-    texts, values = _number_texts(filled), filled.tolist()
-    for index in np.flatnonzero(nulls).tolist():
-        texts[index], values[index] = _NULL, None
-    return texts, nullable_array(values, filled.dtype)
-
-
-def _number_texts(array: NDArray[Any]) -> list[bytes]:
-    text = orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)
-    return text[1:-1].split(b",")
-
-
-def _time_texts(pa: Any, column: Any) -> list[Any]:
-    kind = column.type
-    if not pa.types.is_timestamp(kind):
-        return column.cast(pa.string()).to_pylist()
-    zone = "" if kind.tz is None else "Z"
-    # Removing the zone yields the time in UTC.
-    texts = column.cast(pa.timestamp(kind.unit)).cast(pa.string()).to_pylist()
-    return [None if text is None else text.replace(" ", "T") + zone for text in texts]
-
-
-def _text_values(pa: Any, column: Any) -> list[Any]:
-    """Return the values as str or bytes.
-
-    In a text column the values that are not UTF-8 become bytes.
-    """
-    try:
-        return column.to_pylist()
-    except UnicodeDecodeError:
-        values = column.cast(pa.large_binary()).to_pylist()
-        return [_text_or_bytes(value) for value in values]
-
-
-def _text_or_bytes(value: bytes | None) -> str | bytes | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return value
-
-
-def _nested_values(name: str, column: Any) -> list[Any]:
-    try:
-        return column.to_pylist()
-    except UnicodeDecodeError:
-        raise
-    except ValueError as error:
-        needed_for = f"column {name!r}, whose lists or structs hold times of nanoseconds,"
-        raise MissingExtraError("pandas", needed_for) from error

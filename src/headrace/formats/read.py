@@ -605,29 +605,4 @@ def skip_records(blocks: Iterator[Block], resume: Position | None) -> Iterator[B
         if skipped <= 0:
             yield block
         elif skipped < block.records:
-            yield _drop_first(block, skipped)
-
-
-def _drop_first(block: Block, count: int) -> Block:
-    """Return the entries of a block from number `count` on: first records, then failures."""
-    failures = block.failures[max(0, count - len(block)) :]
-    first = block.position(count) if count < len(block) else failures[0].position
-    return replace(
-        block,
-        first=first,
-        starts=block.starts[count:],
-        ends=block.ends[count:],
-        columns={name: data[count:] for name, data in block.columns.items()},
-        failures=failures,
-    )
-
-
-def first_records(block: Block, count: int) -> Block:
-    """Return the first `count` entries of a block: first records, then failures."""
-    return replace(
-        block,
-        starts=block.starts[:count],
-        ends=block.ends[:count],
-        columns={name: data[:count] for name, data in block.columns.items()},
-        failures=block.failures[: max(0, count - len(block))],
-    )
+            yield block.slice(skipped, block.records)

@@ -1,4 +1,4 @@
-"""The mapping of named fields to model inputs: of JSON, of framed messages, and of Parquet columns.
+"""The mapping of named fields to model inputs: of JSON, of framed messages, and of columns of tables.
 
 A model with a single BYTES input receives whole framed records (RecordIO, TFRecord). Otherwise the
 fields of --columns or --text-column, or those with the names of the inputs, become the inputs. A
@@ -16,7 +16,7 @@ from typing_extensions import override
 from headrace.core.block import Block
 from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
-from headrace.formats.column_decode import ColumnsInput, ParquetDecoder
+from headrace.formats.column_decode import ColumnsInput, TableDecoder
 from headrace.formats.contract import DecodedBlock, Decoder
 from headrace.formats.encoding import UTF8
 from headrace.formats.json_decode import JsonDecoder, JsonField
@@ -118,8 +118,8 @@ def _by_name(records: RecordSchema) -> dict[str, Column]:
     return {column.name: column for column in records.columns if column.name is not None}
 
 
-class ParquetMapping:
-    """The choice of the decoder of Parquet rows for a model."""
+class TableMapping:
+    """The choice of the decoder of rows of tables for a model."""
 
     def __init__(self, metadata: ModelMetadata, mapping: MappingOptions, records: RecordSchema) -> None:
         self._model = metadata.name
@@ -147,7 +147,7 @@ class ParquetMapping:
             columns = tuple(self._names_for(index, spec))
             dtype = None if spec.datatype == "BYTES" else dtype_of(spec.datatype)
             inputs[spec.name] = ColumnsInput(columns, dtype, self._shape(spec, columns))
-        return ParquetDecoder(inputs)
+        return TableDecoder(inputs)
 
     def _name(self, column: str | int) -> str:
         if isinstance(column, str):

@@ -240,8 +240,7 @@ class Flow:
         """Run the reader thread, if batches close by delay."""
         try:
             for read in self._read():
-                column_bytes = sum(column.nbytes for column in read.block.columns.values())
-                blocks.send(read, max(len(read.block.data), column_bytes))
+                blocks.send(read, read.block.nbytes)
             blocks.finish()
         except ChannelClosedError:
             pass

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import orjson
 
-from headrace.core.block import Block
+from headrace.core.block import Block, RecordTable
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import Array
 from headrace.formats.column_decode import values_dtype
@@ -234,19 +234,21 @@ def infer_messages(kind: str, blocks: Sequence[Block]) -> RecordSchema:
 
 
 def infer_table(kind: str, blocks: Sequence[Block]) -> RecordSchema:
-    """Return the schema of rows of Parquet: the columns of most files."""
-    layouts = Counter(block.column_names or tuple(block.columns) for block in blocks)
+    """Return the schema of rows of tables: the columns of most files."""
+    tables = [block.table for block in blocks if block.table is not None]
+    layouts = Counter(table.names for table in tables)
     names = layouts.most_common(1)[0][0]
-    alike = [b for b in blocks if (b.column_names or tuple(b.columns)) == names]
-    flat = {
-        name: Column(name, _DTYPE_TYPES.get(values_dtype(data).kind, "text"), nulls=_nulls(data))
-        for name, data in alike[0].columns.items()
-    }
-    nested = [name for name in names if name not in flat]
-    rows: list[dict[str, Any]] = [orjson.loads(r) for b in alike for r in b.texts()] if nested else []
-    return RecordSchema(
-        kind, tuple(flat.get(n) or json_column(n, [row.get(n) for row in rows]) for n in names)
-    )
+    alike = [table for table in tables if table.names == names]
+    return RecordSchema(kind, tuple(_table_column(name, alike) for name in names))
+
+
+def _table_column(name: str, tables: Sequence[RecordTable]) -> Column:
+    arrays = [data for table in tables if (data := table.array(name)) is not None]
+    if len(arrays) < len(tables):
+        rows = [orjson.loads(row) for table in tables for row in table.select([name]).texts()]
+        return json_column(name, [row[name] for row in rows])
+    kinds = Counter[ColumnType](_DTYPE_TYPES.get(values_dtype(data).kind, "text") for data in arrays)
+    return Column(name, _majority_type(kinds), nulls=sum(map(_nulls, arrays)))
 
 
 def _nulls(data: Array) -> int:

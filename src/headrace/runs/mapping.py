@@ -21,8 +21,8 @@ from headrace.formats.csv_decode import ColumnFinder, CsvColumnsDecoder, CsvMatr
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
-from headrace.formats.read import ReadOptions, csv_dialect, first_records, format_name
-from headrace.runs.field_mapping import ParquetMapping, framed_decoder, json_decoder
+from headrace.formats.read import ReadOptions, csv_dialect, format_name
+from headrace.runs.field_mapping import TableMapping, framed_decoder, json_decoder
 from headrace.runs.infer import (
     FRAMED_KINDS,
     JSON_KINDS,
@@ -108,7 +108,7 @@ class Mapper:
         kind = self.layout_of(blocks[0])[0]
         records = self.schema.find(kind)
         if records is None:
-            some = [first_records(block, SAMPLE_RECORDS) for block in blocks]
+            some = [block.slice(0, SAMPLE_RECORDS) for block in blocks]
             records = self._infer(kind, some, finds_header=finds_header)
             self.schema = self.schema.plus(records)
         return records
@@ -166,8 +166,7 @@ class Mapper:
         """Return the format of a block's records, and for CSV their dialect."""
         name = block.first.member or block.first.object
         kind = format_name(name, self.read) or "whole"
-        # The columns of a Parquet file may have these names.
-        for column in _MEDIA_COLUMNS if kind != "parquet" else ():
+        for column in _MEDIA_COLUMNS:
             if column in block.columns:
                 return column, None
         return kind, csv_dialect(name, self.read) if kind == "csv" else None
@@ -192,7 +191,7 @@ class Mapper:
         if kind == "line":
             return self._line()
         if kind == "parquet":
-            return ParquetMapping(self._metadata, self._mapping, records).decoder()
+            return TableMapping(self._metadata, self._mapping, records).decoder()
         if kind in FRAMED_KINDS:
             return framed_decoder(self._metadata, self._mapping, records)
         return RawDecoder(self._metadata.only_input("a whole object").name, text=False)

@@ -23,7 +23,7 @@ from headrace.core.errors import (
 )
 from headrace.core.tensor import Array, ModelMetadata
 from headrace.formats.contract import DecodedBlock
-from headrace.formats.read import first_records, format_name, is_read_by_row_groups, unreadable_reason
+from headrace.formats.read import format_name, is_read_by_row_groups, unreadable_reason
 from headrace.reports.markup import pluralize
 from headrace.runs.infer import FRAMED_KINDS, JSON_KINDS
 from headrace.runs.ledger import Ledger
@@ -278,9 +278,9 @@ def _object_sample(info: ObjectInfo, stores: Stores, settings: RunSettings, coun
         return found
     try:
         for block in object_blocks(info, stores, settings.read, _chunks(info, stores)):
-            found.append(first_records(block, count))
+            found.append(block.slice(0, count))
             count -= block.records
-            size += len(block.data)
+            size += block.nbytes
             if count <= 0 or size >= _OBJECT_BYTES_MAX:
                 break
     except _UNREADABLE:

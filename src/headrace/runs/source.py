@@ -20,10 +20,8 @@ from headrace.core.errors import (
     NotFoundError,
 )
 from headrace.formats.lines import PROBE_BYTES
-from headrace.formats.parquet_read import ParquetReader
 from headrace.formats.read import (
     ReadOptions,
-    first_records,
     is_read_by_row_groups,
     is_seekable,
     position_after,
@@ -314,7 +312,7 @@ def _stop_at(blocks: Iterator[Block], stop: ReadBound) -> Iterator[Block]:
             return
         if first.member_byte == stop.member_byte and first.record + block.records >= stop.record:
             if first.record < stop.record:
-                yield first_records(block, stop.record - first.record)
+                yield block.slice(0, stop.record - first.record)
             return
         yield block
 
@@ -354,14 +352,16 @@ def read_head(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Block:
         first = next(object_blocks(info, stores, read, chunks), head)
     except (*_OBJECT_ERRORS, DataError):
         return head
-    return Block(first.first, column_names=None if first.columns else first.column_names)
+    return Block(first.first, column_names=None if first.table is not None else first.column_names)
 
 
 def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Iterator[Block]:
     """Yield the blocks of an object.
 
-    Raises CorruptError for an invalid file, and the store's errors.
+    Raises CorruptError for an invalid file, MissingExtraError without pyarrow, and the store's errors.
     """
+    from headrace.formats.parquet_read import ParquetReader  # noqa: PLC0415 - an extra
+
     if info.size_bytes is None:
         raise CorruptError(
             "its size is unknown, but a Parquet file is read from its end", byte=0

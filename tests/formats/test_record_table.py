@@ -1,4 +1,4 @@
-"""Tests of `rows_text`: Arrow columns as JSON and as arrays."""
+"""Tests of tables of records: Arrow columns as JSON and as arrays, and oversized rows."""
 
 import datetime as dt
 import decimal
@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.formats.column_decode import values_dtype
-from headrace.formats.parquet_read import rows_text
+from headrace.formats.record_table import flat_array, rows_text
 
 UTC = dt.UTC
+
+
+def texts_of(column):
+    return rows_text(pa.record_batch({"x": column}))
+
+
 NOON = dt.datetime(2020, 1, 2, 12, 30, 15, 250_000)  # noqa: DTZ001 - the case has no zone
 
 
@@ -50,11 +56,11 @@ NOON = dt.datetime(2020, 1, 2, 12, 30, 15, 250_000)  # noqa: DTZ001 - the case h
     ],
 )
 def test_flat_columns_become_json_and_arrays(column, text, values):
-    texts, arrays = rows_text([("x", column)])
+    texts = texts_of(column)
     assert texts == [b'{"x":' + value + b"}" for value in text]
     assert [orjson.loads(t) for t in texts]
     if values is not None:
-        assert arrays["x"].tolist() == values
+        assert flat_array(column).tolist() == values
 
 
 @for_each(
@@ -68,8 +74,8 @@ def test_flat_columns_become_json_and_arrays(column, text, values):
     ],
 )
 def test_nested_columns_become_json_only(column, text):
-    texts, arrays = rows_text([("x", column)])
-    assert (texts, arrays) == ([b'{"x":' + value + b"}" for value in text], {})
+    assert texts_of(column) == [b'{"x":' + value + b"}" for value in text]
+    assert flat_array(column) is None
 
 
 @given(
@@ -78,37 +84,39 @@ def test_nested_columns_become_json_only(column, text):
 )
 def test_floats_read_back_the_same(values, dtype):
     """NaN and infinities are null in JSON and unchanged in the array. Only null is None there."""
-    texts, arrays = rows_text([("x", pa.array(values, pa.from_numpy_dtype(dtype), from_pandas=False))])
-    for value, text, stored in zip(values, texts, arrays["x"].tolist(), strict=True):
+    column = pa.array(values, pa.from_numpy_dtype(dtype), from_pandas=False)
+    array = flat_array(column)
+    for value, text, stored in zip(values, texts_of(column), array.tolist(), strict=True):
         read = orjson.loads(text)["x"]
         if value is None or not np.isfinite(value):
             assert read is None
         else:
             assert dtype(read) == value
         assert repr(stored) == repr(value)
-    assert values_dtype(arrays["x"]) == dtype
+    assert values_dtype(array) == dtype
 
 
 def test_float32_has_the_fewest_digits():
-    assert rows_text([("x", pa.array([0.1], pa.float32()))])[0] == [b'{"x":0.1}']
+    assert texts_of(pa.array([0.1], pa.float32())) == [b'{"x":0.1}']
 
 
 def test_column_names_are_escaped():
-    columns = [(name, pa.array([1])) for name in ("100%b", 'a"b', "é\n", "")]
-    assert [orjson.loads(t) for t in rows_text(columns)[0]] == [{"100%b": 1, 'a"b': 1, "é\n": 1, "": 1}]
+    columns = {name: pa.array([1]) for name in ("100%b", 'a"b', "é\n", "")}
+    assert [orjson.loads(t) for t in rows_text(pa.record_batch(columns))] == [
+        {"100%b": 1, 'a"b': 1, "é\n": 1, "": 1}
+    ]
 
 
 def test_text_that_is_not_utf8_is_bytes():
     """Arrow does not verify the text of a file."""
     broken = pa.Array.from_buffers(pa.string(), 2, [None, *pa.array([b"ok", b"\xff"]).buffers()[1:]])
-    texts, arrays = rows_text([("x", broken)])
-    assert texts == [b'{"x":"ok"}', b'{"x":{"base64":"/w=="}}']
-    assert arrays["x"].tolist() == ["ok", b"\xff"]
+    assert texts_of(broken) == [b'{"x":"ok"}', b'{"x":{"base64":"/w=="}}']
+    assert flat_array(broken).tolist() == ["ok", b"\xff"]
 
 
 def test_sliced_column_yields_only_its_values():
     column = pa.array([1.5, None, 2.5, 3.5]).slice(1, 2)
-    assert rows_text([("x", column)])[0] == [b'{"x":null}', b'{"x":2.5}']
+    assert texts_of(column) == [b'{"x":null}', b'{"x":2.5}']
 
 
 NANOSECONDS = """
@@ -121,9 +129,9 @@ if sys.argv[1] == "without":
     sys.meta_path.insert(0, WithoutPandas())
 import pyarrow as pa
 from headrace.core.errors import MissingExtraError
-from headrace.formats.parquet_read import rows_text
+from headrace.formats.record_table import rows_text
 try:
-    print(rows_text([("x", pa.array([[1]], pa.list_(pa.timestamp("ns"))))])[0][0].decode())
+    print(rows_text(pa.record_batch({"x": pa.array([[1]], pa.list_(pa.timestamp("ns")))}))[0].decode())
 except MissingExtraError as error:
     print(error)
 """

@@ -1,0 +1,228 @@
+"""Tables of records: Arrow batches as the records of blocks, with their rows as JSON and as arrays.
+
+Blocks of tables pass Arrow's columns from the reader to the encoder. A row becomes text only for people:
+in the files of failed records, and in outputs of text that are joined with their inputs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position, RecordTable
+from headrace.core.errors import MissingExtraError
+from headrace.core.tensor import Array, text_array
+from headrace.formats.arrow import pyarrow
+from headrace.formats.column_decode import nullable_array
+from headrace.formats.encode import json_text
+
+_NULL: Final = b"null"
+
+
+class ArrowTable(RecordTable):
+    """A `RecordTable` of one Arrow record batch, whose values `batch` holds.
+
+    `rows_text` describes the rows as JSON, and `flat_array` the arrays of columns.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self._arrays: dict[str, Array | None] = {}
+
+    @property
+    @override
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.batch.schema.names)
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return int(self.batch.nbytes)
+
+    @override
+    def array(self, name: str) -> Array | None:
+        if name not in self._arrays:
+            self._arrays[name] = flat_array(self.batch.column(name)) if name in self.names else None
+        return self._arrays[name]
+
+    @override
+    def texts(self, rows: NDArray[np.int64] | None = None) -> list[bytes]:
+        return rows_text(self.batch if rows is None else self.batch.take(rows))
+
+    @override
+    def select(self, names: Sequence[str]) -> "ArrowTable":
+        return ArrowTable(self.batch.select(list(names)))
+
+    @override
+    def take(self, rows: NDArray[np.int64]) -> "ArrowTable":
+        return ArrowTable(self.batch.take(rows))
+
+    @override
+    def slice(self, start: int, stop: int) -> "ArrowTable":
+        return ArrowTable(self.batch.slice(start, max(stop - start, 0)))
+
+
+def table_blocks(batch: Any, first: Position, *, record_bytes_max: int) -> Iterator[Block]:
+    """Yield the rows of a record batch as blocks; `first` is the position of the first row.
+
+    A row of more than `record_bytes_max` in memory becomes a failure (kind FORMAT), at the end of a block.
+    """
+    table = ArrowTable(batch)
+    row_bytes = max(table.nbytes // max(batch.num_rows, 1), 1)
+    start = 0
+    for row in _oversized_rows(batch, record_bytes_max):
+        at = replace(first, record=first.record + row)
+        why = f"longer than record_bytes_max={record_bytes_max} in memory"
+        raw = table.texts(np.array([row]))[0][: min(record_bytes_max, RAW_BYTES_KEPT_MAX)]
+        block = _block(table.slice(start, row), replace(first, record=first.record + start), row_bytes)
+        yield replace(block, failures=(Failure(at, FailureKind.FORMAT, why, raw),))
+        start = row + 1
+    if start < batch.num_rows or not batch.num_rows:
+        rest = table.slice(start, batch.num_rows)
+        yield _block(rest, replace(first, record=first.record + start), row_bytes)
+
+
+def _oversized_rows(batch: Any, record_bytes_max: int) -> Sequence[int]:
+    if batch.nbytes <= record_bytes_max:
+        return ()
+    return [row for row in range(batch.num_rows) if batch.slice(row, 1).nbytes > record_bytes_max]
+
+
+def _block(table: ArrowTable, first: Position, row_bytes: int) -> Block:
+    # All blocks of a batch have the same sizes, so that a resumption batches their rows alike.
+    starts = np.arange(table.batch.num_rows, dtype=np.int64) * row_bytes
+    return Block(first, b"", starts, starts + row_bytes, column_names=table.names, table=table)
+
+
+def check_nested(batch: Any) -> None:
+    """Raise an exception of Arrow if nested columns are damaged: Arrow checks no text when it reads a file."""
+    nested = [i for i, field in enumerate(batch.schema) if pyarrow.types.is_nested(field.type)]
+    if nested:
+        batch.select(nested).validate(full=True)
+
+
+def rows_text(batch: Any) -> list[bytes]:
+    """Return each row of a record batch as a JSON object.
+
+    Numbers have the fewest digits that read back the same value. NaN and infinities are null. Decimals have
+    all their digits. Dates and times have ISO 8601 format (with a zone, in UTC: Z). Durations are
+    integers in their own unit. Lists are arrays, structs are objects, and maps are arrays of pairs.
+    Bytes are strings if they are UTF-8, else ``{"base64": "..."}``.
+
+    Raises MissingExtraError for nested times of nanoseconds, which need pandas.
+    """
+    names: list[str] = batch.schema.names
+    texts = [_json_values(name, column) for name, column in zip(names, batch.columns, strict=True)]
+    keys = (json_text(name).replace(b"%", b"%%") + b":%b" for name in names)
+    template = b"{" + b",".join(keys) + b"}"
+    return [template % row for row in zip(*texts, strict=True)]
+
+
+def flat_array(column: Any) -> Array | None:
+    """Return a flat column as an array ``[rows]``, or None for a column of lists, structs or nulls.
+
+    Numbers and booleans have their dtype (decimals float64, durations int64). Text, dates and times
+    are objects of str; bytes are objects of bytes. Columns with nulls are arrays of objects with None
+    (`column_decode.nullable_array`).
+    """
+    column, types = _storage(column), pyarrow.types
+    if types.is_nested(column.type) or types.is_null(column.type):
+        return None
+    numbers = _as_numbers(column)
+    if numbers is None:
+        return text_array(_text_values(column))
+    if not numbers.null_count:
+        return numbers.to_numpy(zero_copy_only=False)
+    filled, nulls = _filled(numbers)
+    values = filled.tolist()
+    for index in nulls:
+        values[index] = None
+    return nullable_array(values, filled.dtype)
+
+
+def _storage(column: Any) -> Any:
+    """Return the values of a dictionary-encoded column or of an extension type."""
+    while True:
+        if pyarrow.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        elif isinstance(column.type, pyarrow.BaseExtensionType):
+            column = column.storage
+        else:
+            return column
+
+
+def _as_numbers(column: Any) -> Any:
+    """Return a column of numbers, booleans, decimals or durations as numbers, or None for others."""
+    kind, types = column.type, pyarrow.types
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return column
+    if types.is_decimal(kind):
+        return column.cast(pyarrow.float64())
+    return column.cast(pyarrow.int64()) if types.is_duration(kind) else None
+
+
+def _filled(numbers: Any) -> tuple[NDArray[Any], list[int]]:
+    """Return numbers with zeros in the place of nulls, and the indices of the nulls."""
+    nulls: NDArray[np.bool_] = numbers.is_null().to_numpy(zero_copy_only=False)
+    zero = False if pyarrow.types.is_boolean(numbers.type) else 0
+    return numbers.fill_null(zero).to_numpy(zero_copy_only=False), np.flatnonzero(nulls).tolist()
+
+
+def _json_values(name: str, column: Any) -> Sequence[bytes]:
+    """Return the values of a column as JSON."""
+    column, types = _storage(column), pyarrow.types
+    if types.is_null(column.type):
+        return [_NULL] * len(column)
+    if types.is_decimal(column.type):
+        exact = column.cast(pyarrow.string()).to_pylist()
+        return [_NULL if text is None else text.encode() for text in exact]
+    if types.is_nested(column.type):
+        return [json_text(value) for value in _nested_values(name, column)]
+    numbers = _as_numbers(column)
+    if numbers is None:
+        return [json_text(value) for value in _text_values(column)]
+    filled, nulls = _filled(numbers)
+    texts = orjson.dumps(np.ascontiguousarray(filled), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+    for index in nulls:
+        texts[index] = _NULL
+    return texts
+
+
+def _text_values(column: Any) -> list[Any]:
+    """Return the values of text, bytes, dates and times as str or bytes.
+
+    In a text column the values that are not UTF-8 become bytes.
+    """
+    kind = column.type
+    if pyarrow.types.is_timestamp(kind):
+        zone = "" if kind.tz is None else "Z"
+        # Removing the zone yields the time in UTC.
+        texts = column.cast(pyarrow.timestamp(kind.unit)).cast(pyarrow.string()).to_pylist()
+        return [None if text is None else text.replace(" ", "T") + zone for text in texts]
+    if pyarrow.types.is_temporal(kind):
+        return column.cast(pyarrow.string()).to_pylist()
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        return [_text_or_bytes(value) for value in column.cast(pyarrow.large_binary()).to_pylist()]
+
+
+def _text_or_bytes(value: bytes | None) -> str | bytes | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _nested_values(name: str, column: Any) -> list[Any]:
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:
+        needed_for = f"column {name!r}, whose lists or structs hold times of nanoseconds,"
+        raise MissingExtraError("pandas", needed_for) from error
