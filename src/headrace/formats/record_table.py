@@ -99,7 +99,7 @@ def _block(table: ArrowTable, first: Position, row_bytes: int) -> Block:
 
 
 def check_nested(batch: Any) -> None:
-    """Raise an exception of Arrow if nested columns are damaged: Arrow checks no text when it reads a file."""
+    """Raise an exception of Arrow if nested columns are damaged, which Arrow does not check in a file."""
     nested = [i for i, field in enumerate(batch.schema) if pyarrow.types.is_nested(field.type)]
     if nested:
         batch.select(nested).validate(full=True)
