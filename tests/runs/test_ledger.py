@@ -256,7 +256,7 @@ def test_second_commit_of_a_task_changes_nothing(ledger):
     assert not ledger.commit_task(record(4, attempt="b", rows=5))
     assert ledger.commit_task(record(123_456))
     assert ledger.tasks() == {4: record(4), 123_456: record(123_456)}
-    assert ledger.tasks(without={4}) == {123_456: record(123_456)}
+    assert list(ledger.iterate_tasks(without={4})) == [record(123_456)]
     ledger.checkpoint(TaskCheckpoint(7, ()))
     assert ledger.done_tasks() == {4, 123_456}
     assert (ledger.task(4), ledger.task(5)) == (record(4), None)
@@ -283,15 +283,16 @@ def with_draft(ledger: Ledger, task: int) -> TaskRecord:
     return TaskRecord(task, "a", (ShardRecord(task, 0, Counts(1, 1), 4, out=persisted.full_range),))
 
 
-def test_tasks_with_lost_drafts_are_removed_unless_assembled(ledger):
+def test_tasks_with_lost_drafts_are_found(ledger):
     records = {n: with_draft(ledger, n) for n in range(3)} | {3: record(3)}
     for one in records.values():
         ledger.commit_task(one)
-    assert ledger.remove_lost_tasks(records, assembled=()) == set()
+    assert not any(map(ledger.is_lost, records.values()))
     for info in list(ledger.store.list(ledger.draft_uri(""))):
         if not info.uri.startswith(ledger.draft_uri("0.out")):
             ledger.store.delete(info.uri)
-    assert ledger.remove_lost_tasks(records, assembled={1}) == {2}
+    assert [number for number, one in records.items() if ledger.is_lost(one)] == [1, 2]
+    ledger.delete_task(2)
     assert ledger.done_tasks() == {0, 1, 3}
 
 

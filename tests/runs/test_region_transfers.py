@@ -1,7 +1,8 @@
 from headrace.runs.plan import Plan, Shard, Task
 from headrace.runs.records import Counts, PlannedObject, ShardRecord, TaskRecord
-from headrace.runs.totals import RegionTransfer, region_transfers, tasks_left
+from headrace.runs.totals import RegionTransfer, task_totals, tasks_left
 from headrace.storage.contract import ObjectInfo
+from runs.support import make_settings
 
 PLAN = Plan(
     tuple(
@@ -23,27 +24,31 @@ def record(task: int, region: str | None, out_bytes: int = 0) -> TaskRecord:
     return TaskRecord(task, "a", shards, region=region)
 
 
+def region_transfers(records: list[TaskRecord], destination: str | None) -> list[RegionTransfer]:
+    return list(task_totals(PLAN, records, make_settings(), destination_region=destination).transfers)
+
+
 def test_transferred_bytes_count_once():
     """Ranges count their share of the object; objects of unknown size count nothing."""
     records = [record(0, "eu"), record(1, "eu"), record(2, "eu"), record(3, "eu"), record(4, "eu")]
-    assert region_transfers(PLAN, records, None) == [RegionTransfer("us", "eu", 1000)]
-    assert region_transfers(PLAN, records[:2], None) == [RegionTransfer("us", "eu", 400)]
-    assert region_transfers(PLAN, records[2:], None) == [RegionTransfer("us", "eu", 600)]
+    assert region_transfers(records, None) == [RegionTransfer("us", "eu", 1000)]
+    assert region_transfers(records[:2], None) == [RegionTransfer("us", "eu", 400)]
+    assert region_transfers(records[2:], None) == [RegionTransfer("us", "eu", 600)]
 
 
 def test_predictions_transfer_to_the_destination():
     records = [record(0, "eu", 30), record(1, "us", 50), record(3, "us", 5)]
-    assert region_transfers(PLAN, records, "eu") == [RegionTransfer("us", "eu", 55)]
-    assert region_transfers(PLAN, [record(0, "us", 30)], "eu") == [
+    assert region_transfers(records, "eu") == [RegionTransfer("us", "eu", 55)]
+    assert region_transfers([record(0, "us", 30)], "eu") == [
         RegionTransfer("eu", "us", 100),
         RegionTransfer("us", "eu", 30),
     ]
 
 
 def test_workers_without_region_transfer_nothing():
-    assert region_transfers(PLAN, [record(n, None, 9) for n in range(5)], "eu") == []
+    assert region_transfers([record(n, None, 9) for n in range(5)], "eu") == []
 
 
 def test_remaining_tasks_are_counted_by_region():
-    assert tasks_left(PLAN, [record(1, "us")]) == {"eu": 1, "us": 2, "": 1}
-    assert tasks_left(PLAN, [record(n, None) for n in range(5)]) == {}
+    assert tasks_left(PLAN, {1}) == {"eu": 1, "us": 2, "": 1}
+    assert tasks_left(PLAN, set(range(5))) == {}

@@ -179,11 +179,9 @@ def test_run_without_elapsed_time_has_no_rate():
 
 
 def test_predictions_of_suppressed_objects_are_not_rows_out():
-    results = (
-        ObjectResult("a", "a.out", Counts(6, 6), 20, {}),
-        ObjectResult("b", "b.out", Counts(4, 3, 1), 0, {"model: no": 1}, suppressed=True),
-    )
-    report = report_of(Counts(10, 9, 1), kind="transform", status="failed", objects=results)
+    suppressed = ObjectResult("b", "b.out", Counts(4, 3, 1), 0, {"model: no": 1}, suppressed=True)
+    sums = {"objects_with_failures": 1, "objects_suppressed": 1, "rows_suppressed": 3}
+    report = report_of(Counts(10, 9, 1), kind="transform", status="failed", worst=(suppressed,), **sums)
     assert (report.rows_out, report.rows_failed, report.rows_suppressed) == (6, 1, 3)
     assert (report.objects_suppressed, report.objects_with_failures) == (1, 1)
     assert [(o["object"], o["suppressed"]) for o in report.failed_objects] == [("b", True)]

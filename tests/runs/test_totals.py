@@ -16,7 +16,14 @@ from headrace.runs.records import (
     sum_counts,
 )
 from headrace.runs.settings import StreamSettings
-from headrace.runs.totals import RegionTransfer, RunTotals, part_totals, replace_retried, task_totals
+from headrace.runs.totals import (
+    RegionTransfer,
+    RunTotals,
+    TaskSums,
+    part_totals,
+    replace_retried,
+    task_totals,
+)
 from headrace.storage.contract import ObjectInfo
 from runs.support import make_settings
 
@@ -68,12 +75,11 @@ def retried(number: int, rows: int, out_bytes: int, left: int = 0) -> dict[int, 
 def test_results_of_objects_add_up_to_the_totals():
     totals = task_totals(PLAN, records_of(*SHARDS), TRANSFORM)
     assert totals.counts == Counts(16, 13, 3)
-    assert [(o.output, o.counts.records_in, o.out_bytes) for o in totals.objects] == [
-        ("a.out", 5, 10),
+    assert [(o.output, o.counts.records_in, o.out_bytes) for o in totals.worst] == [
         ("b.out", 5, 6),
         ("c.out", 6, 12),  # the header of the second range is not in the output
     ]
-    assert totals.out_bytes == 28
+    assert (totals.objects_with_failures, totals.out_bytes) == (2, 28)
     assert totals.failures == {"model: no": 3}
     assert (totals.objects_done, totals.tasks, totals.parts) == (3, 3, 0)
     assert totals.tasks_left == {}
@@ -85,17 +91,14 @@ def test_object_is_done_with_its_last_range():
     # The records of a finished range count, its output does not exist yet.
     assert totals.counts == Counts(14, 12, 2)
     assert totals.out_bytes == 16
-    assert [o.uri for o in totals.objects] == [
-        "memory://in/a",
-        "memory://in/b",
-    ]
+    assert [o.uri for o in totals.worst] == ["memory://in/b"]
 
 
 def test_object_with_failures_is_suppressed_if_the_settings_say_so():
     settings = make_settings(failures={"on_error": "object"})
     totals = task_totals(PLAN, records_of(*SHARDS), settings)
-    assert [o.suppressed for o in totals.objects] == [False, True, True]
-    assert totals.out_bytes == 10
+    assert [o.suppressed for o in totals.worst] == [True, True]
+    assert (totals.objects_suppressed, totals.rows_suppressed, totals.out_bytes) == (2, 8, 10)
     assert totals.counts == Counts(16, 13, 3)
 
 
@@ -111,8 +114,26 @@ def test_retried_object_has_the_results_of_its_retry():
     totals = task_totals(PLAN, records_of(*SHARDS), TRANSFORM, retried=retried(1, 1, 8, left=1))
     assert totals.counts == Counts(16, 14, 2)
     assert totals.failures == {"model: no": 2}
-    assert (totals.objects[1].counts, totals.objects[1].out_bytes) == (Counts(5, 4, 1), 8)
+    assert (totals.worst[0].counts, totals.worst[0].out_bytes) == (Counts(5, 4, 1), 8)
     assert totals.out_bytes == 30
+
+
+def test_sums_are_of_the_records_in_any_order():
+    sums = TaskSums(PLAN, TRANSFORM)
+    for one in reversed(records_of(*SHARDS)):
+        before = sums.copy()
+        sums.add(one)
+        assert before.totals().tasks == sums.totals().tasks - 1
+    assert sums.totals() == task_totals(PLAN, records_of(*SHARDS), TRANSFORM)
+
+
+def test_report_names_the_objects_with_the_most_failures():
+    objects = tuple(PlannedObject(ObjectInfo(f"memory://in/{n}", 1), f"{n}.out") for n in range(50))
+    plan = Plan(objects, tuple(Task(n, (Shard(n),)) for n in range(50)))
+    records = [TaskRecord(n, "a", (shard(n, rows=0, failed=n),)) for n in range(50)]
+    totals = task_totals(plan, records, TRANSFORM)
+    assert [int(o.output.removesuffix(".out")) for o in totals.worst] == list(range(49, 29, -1))
+    assert (totals.objects_with_failures, totals.counts) == (49, Counts(1225, 0, 1225))
 
 
 # Parts of tasks
@@ -125,7 +146,7 @@ def test_tasks_of_a_stream_are_parts():
     assert totals.out_bytes == 10 + 6 + 10 + 4
     assert totals.failures == {"model: no": 3}
     assert (totals.objects_done, totals.tasks, totals.parts) == (3, 3, 3)
-    assert totals.objects == ()
+    assert (totals.worst, totals.objects_with_failures) == ((), 0)
 
 
 def test_task_without_records_is_no_part():

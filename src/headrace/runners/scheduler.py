@@ -109,7 +109,7 @@ class TaskScheduler(WorkFigures):
             record = TaskRecord.from_json(message["task"].encode())
             handle.done.add(record.task)
             self._done.add(record.task)
-            handle.counts[record.task] = _counts_of_record(record)
+            handle.counts[record.task] = record.counts
             work.on_task(record)
         elif "observed" in message and work is not None and work.observation is not None:
             work.observation.add_all(RunObservation.from_json(message["observed"]))
@@ -182,7 +182,7 @@ class TaskScheduler(WorkFigures):
             if record is not None:
                 # Committed by a worker that did not report it.
                 self._done.add(task.number)
-                self._surviving_counts[task.number] = _counts_of_record(record)
+                self._surviving_counts[task.number] = record.counts
                 work.on_task(record)
             elif task.number not in self._done and not self._deaths.is_excluded(task.number):
                 self._left.append(task.number)
@@ -240,7 +240,7 @@ class TaskScheduler(WorkFigures):
         record = None if work is None or work.replaces else work.ledger.task(number)
         if record is not None and work is not None:
             self._done.add(number)
-            handle.counts[number] = _counts_of_record(record)
+            handle.counts[number] = record.counts
             work.on_task(record)
         return record is not None
 
@@ -314,10 +314,6 @@ class ScheduledRunner(Runner):
         if self._draining or not self._scheduler.left:
             return False
         return not all(handle.ready for handle in self._scheduler.handles)
-
-
-def _counts_of_record(record: TaskRecord) -> Counts:
-    return sum_counts(shard.counts for shard in record.shards)
 
 
 def _counts_of(checkpoint: TaskCheckpoint) -> Counts:

@@ -217,10 +217,14 @@ class Ledger:
         """Record the progress of a task."""
         self.store.put(self.uri(f"task-{checkpoint.task:05d}{_CHECKPOINT}"), checkpoint.to_json())
 
-    def tasks(self, *, without: Collection[int] = ()) -> dict[int, TaskRecord]:
-        """Return the records of all finished tasks, except those of the tasks in `without`."""
-        numbers = sorted(self.done_tasks().difference(without))
-        return {number: self._read(f"task-{number:05d}.json", TaskRecord.from_json) for number in numbers}
+    def tasks(self) -> dict[int, TaskRecord]:
+        """Return the records of all finished tasks."""
+        return {record.task: record for record in self.iterate_tasks()}
+
+    def iterate_tasks(self, *, without: Collection[int] = ()) -> Iterator[TaskRecord]:
+        """Yield the records of all finished tasks by number, except those of the tasks in `without`."""
+        for number in sorted(self.done_tasks().difference(without)):
+            yield self._read(f"task-{number:05d}.json", TaskRecord.from_json)
 
     def done_tasks(self) -> set[int]:
         """Return the numbers of the finished tasks. Lists the records without reading them."""
@@ -230,20 +234,13 @@ class Ledger:
         )
         return {int(name.removesuffix(".json")) for name in names}
 
-    def remove_lost_tasks(self, records: Mapping[int, TaskRecord], *, assembled: Iterable[int]) -> set[int]:
-        """Remove the records of tasks whose persisted output is lost, and return their numbers.
+    def is_lost(self, record: TaskRecord) -> bool:
+        """Return True if a draft of a finished task is missing, as after a power failure."""
+        return not all(map(self.is_complete, record.shards))
 
-        A power failure can lose drafts. The drafts of tasks in `assembled` were removed on purpose.
-        """
-        done = frozenset(assembled)
-        lost = {
-            record.task
-            for record in records.values()
-            if record.task not in done and not all(map(self.is_complete, record.shards))
-        }
-        for number in lost:
-            self.store.delete(self.uri(f"task-{number:05d}.json"))
-        return lost
+    def delete_task(self, number: int) -> None:
+        """Delete the record of a task, which is then unfinished."""
+        self.store.delete(self.uri(f"task-{number:05d}.json"))
 
     def task(self, number: int) -> TaskRecord | None:
         """Return the record of a finished task, or None."""

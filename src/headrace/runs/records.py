@@ -104,10 +104,13 @@ class Counts:
 
 def sum_counts(counts: Iterable[Counts]) -> Counts:
     """Return the sum of the counts."""
-    total = Counts()
-    for one in counts:
-        total = total.plus(one)
-    return total
+    found = list(counts)
+    return Counts(
+        sum([one.records_in for one in found]),
+        sum([one.rows_out for one in found]),
+        sum([one.rows_failed for one in found]),
+        sum([one.objects_broken for one in found]),
+    )
 
 
 class LedgerRecord:
@@ -183,6 +186,11 @@ class TaskRecord(LedgerRecord):
     shards: tuple[ShardRecord, ...]
     elapsed_s: float = 0.0
     region: str | None = None
+
+    @property
+    def counts(self) -> Counts:
+        """The sum of the counts of the shards."""
+        return sum_counts(shard.counts for shard in self.shards)
 
 
 @dataclass(frozen=True, slots=True)

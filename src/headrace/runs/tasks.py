@@ -21,11 +21,11 @@ from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import RetryLedger
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import Plan, Task, list_open_shards
-from headrace.runs.records import LEDGER_FOLDER, TaskCheckpoint, TaskRecord, sum_counts
+from headrace.runs.records import LEDGER_FOLDER, Counts, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.scoring import Mode, PredictorWork, Scoring
 from headrace.runs.source import ShardSource, read_head
 from headrace.runs.task_sink import TaskSink
-from headrace.runs.totals import RunTotals, task_totals
+from headrace.runs.totals import Retried, RunTotals, TaskSums
 from headrace.runs.work import RunProgress, RunWork, WorkFigures, ignore
 
 _log = logging.getLogger("headrace.runs")
@@ -102,10 +102,14 @@ class TaskScoring(Scoring):
     def __init__(self, work: RunWork, runner: Runner) -> None:
         self._work = work
         self._runner = runner
-        self._records: dict[int, TaskRecord] = {}
-        """The records of finished tasks, of this process and of earlier ones."""
-        self._settled: dict[int, TaskRecord] = {}
-        """The records of tasks that were counted when the run was complete; they do not change."""
+        self._done = set[int]()
+        """The finished tasks, of this process and of earlier ones."""
+        self._done_counts = Counts()
+        self._ranges: dict[int, TaskRecord] = {}
+        """The records of the finished tasks that are ranges."""
+        self._settled: TaskSums | None = None
+        """The sums of the tasks that were counted when the run was complete; their records do not change."""
+        self._retried: Retried = {}
         self._resumed = self._has_checkpoints = False
 
     @property
@@ -127,25 +131,44 @@ class TaskScoring(Scoring):
     def resume(self, plan: Plan, *, finished: bool) -> None:
         ledger = self._work.ledger
         self._resumed = True
-        self._records = ledger.tasks()
+        self._retried = RetryLedger(ledger).retried()
         if finished:
-            self._settled = dict(self._records)
-            return
-        self._has_checkpoints = True
-        assembled = Assembler(ledger, plan, self._work.settings).assembled_tasks()
-        for number in ledger.remove_lost_tasks(self._records, assembled=assembled):
-            del self._records[number]
+            self._settled = self._sums(plan)
+        else:
+            self._has_checkpoints = True
+        assembled = set[int]() if finished else Assembler(ledger, plan, self._work.settings).assembled_tasks()
+        for record in ledger.iterate_tasks():
+            if not finished and record.task not in assembled and ledger.is_lost(record):
+                ledger.delete_task(record.task)
+                continue
+            self._keep(plan, record)
+            if self._settled is not None:
+                self._settled.add(record)
+
+    def _keep(self, plan: Plan, record: TaskRecord) -> None:
+        """Remember a finished task, or one that is finished again because its range was misplaced."""
+        before = self._ranges.get(record.task)
+        if not plan.tasks[record.task].shards[0].is_whole:
+            self._ranges[record.task] = record
+        self._done.add(record.task)
+        gained = record.counts if before is None else record.counts.minus(before.counts)
+        self._done_counts = self._done_counts.plus(gained)
+
+    def _sums(self, plan: Plan) -> TaskSums:
+        work = self._work
+        region = (work.ledger.identity() or {}).get("destination_region")
+        return TaskSums(plan, work.settings, retried=self._retried, destination_region=region)
 
     @override
     def execute(self, plan: Plan, *, appended: bool) -> bool:
         work = self._work
-        assembler = Assembler(work.ledger, plan, work.settings, self._records.values())
+        assembler = Assembler(work.ledger, plan, work.settings, self._ranges.values())
         checkpoints = work.ledger.checkpoints() if self._has_checkpoints else {}
         self._has_checkpoints = True
         self._begin_progress(plan, checkpoints)
 
         def on_task(record: TaskRecord) -> None:
-            self._records[record.task] = record
+            self._keep(plan, record)
             assembler.add_task(record)
 
         assembler.publish_all()
@@ -157,7 +180,7 @@ class TaskScoring(Scoring):
             range_starts=assembler.range_starts(),
             checkpoints=checkpoints,
         ).with_schema(work.ledger.schema())
-        left = [task for task in plan.tasks if task.number not in self._records]
+        left = [task for task in plan.tasks if task.number not in self._done]
         if left and not self._runner.run(work, left):
             return False
         return self._redo_ranges(work, assembler)
@@ -186,45 +209,40 @@ class TaskScoring(Scoring):
 
     def _begin_progress(self, plan: Plan, checkpoints: Mapping[int, TaskCheckpoint]) -> None:
         progress = self._work.progress
-        counts = [s.counts for r in self._records.values() for s in r.shards]
-        for checkpoint in (c for c in checkpoints.values() if c.task not in self._records):
+        counts = [self._done_counts]
+        for checkpoint in (c for c in checkpoints.values() if c.task not in self._done):
             counts += [checkpoint.counts, *(s.counts for s in checkpoint.done)]
         progress.counts = sum_counts(counts)
         progress.objects_total = len(plan.objects)
         progress.bytes_total = plan.nbytes
-        done = [shard for number in self._records for shard in plan.tasks[number].shards]
+        done = [shard for number in self._done for shard in plan.tasks[number].shards]
         sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.count for s in done]
         progress.begin(objects_before=sum(s.ends_object for s in done), bytes_before=sum(sizes))
 
     @override
     def totals(self, plan: Plan, *, complete: bool) -> RunTotals:
-        ledger = self._work.ledger
+        sums = self._sums(plan) if self._settled is None else self._settled.copy()
+        sums.plan = plan
         # Count from the ledger, not from what workers reported.
-        found = self._settled | ledger.tasks(without=self._settled)
-        records = [found[number] for number in sorted(found)]
-        totals = task_totals(
-            plan,
-            records,
-            self._work.settings,
-            retried=RetryLedger(ledger).retried() if self._resumed else None,
-            destination_region=(ledger.identity() or {}).get("destination_region"),
-        )
+        for record in self._work.ledger.iterate_tasks(without=sums.done):
+            if complete:
+                for shard in record.shards:
+                    shard.counts.check(plan.objects[shard.index].info.uri)
+            sums.add(record)
+        totals = sums.totals()
         if complete:
-            self._check_counts(plan, records, totals.objects_done)
-            self._records, self._settled = dict(found), found
+            self._check_finished(plan, totals)
+            self._settled = sums
         return totals
 
-    def _check_counts(self, plan: Plan, records: Sequence[TaskRecord], objects_done: int) -> None:
-        """Check from the ledger that every task, object and record of the run is counted once."""
-        if len(records) != len(plan.tasks) or objects_done != len(plan.objects):
+    def _check_finished(self, plan: Plan, totals: RunTotals) -> None:
+        """Check from the ledger that every task and object of the run is counted once."""
+        if (totals.tasks, totals.objects_done) != (len(plan.tasks), len(plan.objects)):
             raise LedgerError(
                 f"{self._work.ledger.destination}{LEDGER_FOLDER}/: the run reports success with "
-                f"{len(records)} of {len(plan.tasks)} tasks and {objects_done} of {len(plan.objects)} "
-                "objects finished. Do not trust this output; please report it"
+                f"{totals.tasks} of {len(plan.tasks)} tasks and {totals.objects_done} of "
+                f"{len(plan.objects)} objects finished. Do not trust this output; please report it"
             )
-        for record in records:
-            for shard in record.shards:
-                shard.counts.check(plan.objects[shard.index].info.uri)
 
     @override
     def drain(self) -> None:

@@ -36,7 +36,6 @@ from headrace.storage.resolve import Stores
 
 _STATUS = Path("/proc/self/status")
 _PEAK_KIB = re.compile(rb"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
-_WORST_MAX: Final = 20
 CHECK_INTERVAL_S: Final = 1.0
 
 
@@ -353,10 +352,7 @@ def make_report(
     failure_limit: str = "",
 ) -> Report:
     """Return the report of the ledger's totals and this process's figures."""
-    results, counts = totals.objects, totals.counts
-    suppressed = [r for r in results if r.suppressed]
-    suppressed_rows = sum(r.counts.rows_out for r in suppressed)
-    worst = sorted((r for r in results if r.counts.has_failures), key=_severity)
+    counts, suppressed = totals.counts, totals.objects_suppressed
     rows = progress.records - progress.records_before
     return Report(
         kind=kind,
@@ -366,13 +362,13 @@ def make_report(
         model=model,
         objects=objects,
         objects_done=totals.objects_done,
-        objects_with_failures=len(worst),
+        objects_with_failures=totals.objects_with_failures,
         objects_broken=counts.objects_broken,
-        objects_suppressed=len(suppressed),
+        objects_suppressed=suppressed,
         records_in=counts.records_in,
-        rows_out=counts.rows_out - suppressed_rows,
+        rows_out=counts.rows_out - totals.rows_suppressed,
         rows_failed=counts.rows_failed,
-        rows_suppressed=suppressed_rows,
+        rows_suppressed=totals.rows_suppressed,
         parts=totals.parts,
         out_bytes=totals.out_bytes,
         bytes_read=progress.bytes_read,
@@ -387,7 +383,7 @@ def make_report(
         retries=statistics.retries,
         batches_closed_by={reason.value: count for reason, count in sorted(progress.closed_by.items())},
         failures=dict(totals.failures),
-        failed_objects=[_failed_object_json(r) for r in worst[:_WORST_MAX]],
+        failed_objects=[_failed_object_json(r) for r in totals.worst],
         bytes_across_regions=[
             {"from": c.from_region, "to": c.to_region, "bytes": c.nbytes} for c in totals.transfers
         ],
@@ -401,10 +397,6 @@ def make_report(
         sample=subset.sample,
         sample_seed=subset.sample_seed,
     )
-
-
-def _severity(result: ObjectResult) -> tuple[int, int]:
-    return -result.counts.objects_broken, -result.counts.rows_failed
 
 
 def _failed_object_json(result: ObjectResult) -> dict[str, Any]:
