@@ -11,7 +11,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 from headrace.formats.read import ReadOptions
-from headrace.runs.plan import make_plan
+from headrace.runs.plan_pages import make_plan
 from headrace.runs.records import PlannedObject
 from headrace.runs.settings import (
     OutputSettings,

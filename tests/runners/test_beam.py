@@ -103,7 +103,7 @@ def test_task_that_kills_workers_is_excluded(source):
     with pytest.raises(InstanceLostError, match=r"day/2\.csv, or soon after"):
         transform(source, "out", IN_MEMORY)
     ledger = ledger_of(source, "out")
-    (objects,) = ledger.plans()
+    objects = ledger.planned_objects()
     planned = {o.info.uri.rpartition("/")[2]: number for number, o in enumerate(objects)}
     lacking = {planned["2.csv"]}
     shards = {s.index for record in ledger.tasks().values() for s in record.shards}

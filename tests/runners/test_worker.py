@@ -15,6 +15,7 @@ from headrace.reports.observation import RunObservation
 from headrace.runners.messages import Assignment
 from headrace.runners.worker import OBSERVATION_INTERVAL_S, TaskWorker
 from headrace.runs.ledger import Ledger
+from headrace.runs.plan_pages import head_of
 from headrace.runs.sample import schema_of
 from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
 from headrace.runs.work import CHECK_INTERVAL_S
@@ -71,8 +72,8 @@ def test_assignment_has_the_observation_start():
         )
 
 
-def begin(ledger, plan) -> None:
-    ledger.write_plan(0, plan.objects)
+def begin(ledger, plan, settings) -> None:
+    ledger.write_plan(0, plan.objects, head_of(plan.objects, settings))
     ledger.begin({}, "transform")
 
 
@@ -94,7 +95,7 @@ class BegunRun:
             self.stores.for_uri(source).put(f"{source}{name}.csv", rows(40))
         self.plan = plan_of(self.stores, self.settings, source, self.out)
         self.ledger = Ledger(self.stores.for_uri(self.out), self.out)
-        begin(self.ledger, self.plan)
+        begin(self.ledger, self.plan, self.settings)
 
     @contextmanager
     def engine(self) -> Iterator[Engine]:
@@ -221,7 +222,7 @@ def begin_anew(ledger, plan) -> None:
     """Replace the run, as --overwrite does."""
     ledger.abandon()
     ledger.delete()
-    begin(ledger, plan)
+    begin(ledger, plan, make_settings())
 
 
 def finish(ledger, _) -> None:

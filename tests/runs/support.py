@@ -18,7 +18,8 @@ from headrace.engine.engine import Engine
 from headrace.formats.read import ReadOptions
 from headrace.reports.report import Report
 from headrace.runs.objects import check_separate, output_names, plan_objects, select_infos
-from headrace.runs.plan import Plan, make_plan
+from headrace.runs.plan import Plan
+from headrace.runs.plan_pages import make_plan
 from headrace.runs.run import Run
 from headrace.runs.settings import (
     FailurePolicy,

@@ -11,6 +11,7 @@ from headrace.core.errors import LedgerError, ResumeRefusedError
 from headrace.reports.report import RunKind
 from headrace.runs.items import Cursor
 from headrace.runs.ledger import Ledger, RetryLedger
+from headrace.runs.plan_pages import head_of
 from headrace.runs.records import (
     Counts,
     PartRecord,
@@ -25,6 +26,7 @@ from headrace.storage.contract import ObjectInfo
 from headrace.storage.draft import open_draft
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import MemoryStore
+from runs.support import make_settings
 
 OUT = "memory://out/run/"
 SCHEMA = Schema((RecordSchema("csv", (Column("a", "integer"),), ",", {1: 3}, 3),))
@@ -46,7 +48,7 @@ def begin(
     objects: Sequence[PlannedObject] = OBJECTS,
     kind: RunKind = "transform",
 ) -> None:
-    ledger.write_plan(0, objects)
+    ledger.write_plan(0, objects, head_of(objects, make_settings()))
     ledger.begin(identity, kind)
 
 
@@ -61,12 +63,16 @@ def test_run_round_trips_and_cannot_be_replaced(ledger):
     assert ledger.identity() is None
     assert ledger.kind() is None
     assert ledger.run_id() is None
-    assert ledger.plans() == []
+    assert ledger.plan_heads() == []
     assert ledger.schema() == Schema()
     identity = {"source": ["a"], "settings": {"x": (1, 2), "y": None}}
     ledger.write_schema(SCHEMA)
     begin(ledger, identity)
-    assert ledger.plans() == [OBJECTS]
+    assert (ledger.plan_page(0), list(ledger.planned_objects())) == (OBJECTS, OBJECTS)
+    assert ledger.plan_heads() == [head_of(OBJECTS, make_settings())]
+    assert not ledger.has_complete_plan()
+    ledger.complete_plan()
+    assert ledger.has_complete_plan()
     assert ledger.schema() == SCHEMA
     ledger.check_identity(identity, "transform")
     with pytest.raises(ResumeRefusedError, match=r"settings\.y was None, is 3"):
@@ -115,7 +121,7 @@ def test_similar_object_name_is_ignored(ledger):
 def test_ledger_of_another_version_is_refused(version):
     ledger = Ledger(MemoryStore(), OUT)
     ledger.store.put(f"{OUT}_headrace/run.json", b'{"v": %d}' % version)
-    wanted = f"the ledger has version {version}, but this headrace writes version 3.*--overwrite"
+    wanted = f"the ledger has version {version}, but this headrace writes version 4.*--overwrite"
     for use in (ledger.identity, ledger.run_id, lambda: ledger.check_identity({}, "stream")):
         with pytest.raises(LedgerError, match=wanted):
             use()
@@ -144,7 +150,7 @@ def test_run_of_version_1_can_only_be_deleted(run, plan_name, plan, kind, output
     with pytest.raises(LedgerError, match="the ledger has version 1"):
         ledger.tasks()
     assert ledger.kind() == kind
-    assert [planned.output for planned in ledger.plans()[0]] == outputs
+    assert [planned.output for planned in ledger.planned_objects()] == outputs
     ledger.abandon()
     assert ledger.kind() == kind
     ledger.delete()
@@ -154,8 +160,9 @@ def test_run_of_version_1_can_only_be_deleted(run, plan_name, plan, kind, output
 def test_plan_files_with_more_digits_stay_in_order(ledger):
     begin(ledger, objects=OBJECTS[:1])
     for number in (99_999, 100_000, 100_001):
-        ledger.write_plan(number, [PlannedObject(ObjectInfo(f"memory://in/{number}", 1))])
-    assert [plan[0].info.uri.rpartition("/")[2] for plan in ledger.plans()] == [
+        page = [PlannedObject(ObjectInfo(f"memory://in/{number}", 1))]
+        ledger.write_plan(number, page, head_of(page, make_settings()))
+    assert [planned.info.uri.rpartition("/")[2] for planned in ledger.planned_objects()] == [
         "ä.csv",
         "99999",
         "100000",
@@ -352,7 +359,7 @@ def test_deleted_run_cannot_be_resumed(ledger):
     ledger.store.put(OUT + "other", b"1")
     ledger.abandon()
     assert ledger.identity() is not None
-    assert ledger.plans() == [OBJECTS]
+    assert list(ledger.planned_objects()) == OBJECTS
     with pytest.raises(ResumeRefusedError):
         ledger.check_identity(IDENTITY, "transform")
     ledger.delete()
@@ -390,7 +397,7 @@ def _read_all(ledger: Ledger, name: str) -> object:
     retries = RetryLedger(ledger)
     readers = {
         "run.json": ledger.kind,
-        "plan-00000.jsonl": ledger.plans,
+        "plan-00000.jsonl": lambda: (ledger.plan_heads(), ledger.plan_page(0)),
         "schema.json": ledger.schema,
         "part-00000.json": lambda: list(ledger.parts(ledger.parts_state())),
         "task-00000.json": lambda: (ledger.task(0), ledger.tasks()),
@@ -422,7 +429,7 @@ def test_damaged_record_is_named(name, text):
     assert _read_all(ledger, name) is not None
     uri = ledger.uri(name)
     if name == "plan-00000.jsonl":
-        text, uri = ledger.store.get(uri) + (text or b"{"), f"{uri}: line 3"
+        text, uri = ledger.store.get(uri) + (text or b"{"), f"{uri}: line 4"
     ledger.store.put(ledger.uri(name), text)
     with pytest.raises(LedgerError, match=re.escape(uri) + ": the record is damaged: .*Restore it"):
         _read_all(ledger, name)

@@ -135,8 +135,8 @@ def test_objects_after_the_limit_are_not_planned(shared, stores):
     assert set(outputs(stores)) == {"0.csv.out", "1.csv.out"}
     assert outputs(stores)["1.csv.out"] == b"0.0\n2.0\n"
     assert (report.objects, report.objects_done, report.records_in) == (2, 2, 7)
-    plan = Ledger(stores.for_uri(OUT), OUT).plans()
-    assert [[o.bound for o in some] for some in plan] == [[None, ReadBound(2)]]
+    planned = Ledger(stores.for_uri(OUT), OUT).planned_objects()
+    assert [one.bound for one in planned] == [None, ReadBound(2)]
 
 
 @for_each(

@@ -12,7 +12,8 @@ from cases import for_each
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
 from headrace.runs import plan as module
 from headrace.runs.objects import check_separate, plan_objects, select_infos
-from headrace.runs.plan import Shard, Task, make_plan
+from headrace.runs.plan import Shard, Task
+from headrace.runs.plan_pages import make_plan
 from headrace.runs.records import PlannedObject
 from headrace.runs.settings import StreamSettings
 from headrace.storage.contract import ObjectInfo

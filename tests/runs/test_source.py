@@ -15,7 +15,7 @@ from headrace.core.block import FailureKind, Position
 from headrace.core.errors import AccessDeniedError, EmptySourceError
 from headrace.formats.contract import DecodedBlock
 from headrace.runs.items import BlockEntries, Cursor, ReadBlock
-from headrace.runs.plan import Shard, ShardEnd, Task, list_objects, list_open_shards
+from headrace.runs.plan import ObjectShards, Shard, ShardEnd, Task, list_open_shards
 from headrace.runs.records import Counts, PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
 from headrace.runs.source import ShardSource
 from headrace.storage.contract import ObjectInfo
@@ -266,7 +266,7 @@ def source_over(
     return ShardSource(
         stores,
         planned,
-        list_objects(planned, begin),
+        ObjectShards(planned, begin),
         make_settings(),
         first=begin.index,
         stop=stop,

@@ -28,7 +28,8 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.limit import limit_objects
 from headrace.runs.objects import check_separate, no_region, output_names, plan_objects, select_infos
 from headrace.runs.parts import check_folder
-from headrace.runs.plan import Plan, make_plan
+from headrace.runs.plan import Plan
+from headrace.runs.plan_pages import make_plan
 from headrace.runs.records import LEDGER_FOLDER
 from headrace.runs.retried_run import finished_identity
 from headrace.runs.retry import FailedRecordsRetry

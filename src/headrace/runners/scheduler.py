@@ -27,6 +27,7 @@ from headrace.runners.messages import (
     statistics_of,
 )
 from headrace.runs.plan import Task
+from headrace.runs.plan_pages import numbers_of
 from headrace.runs.records import Counts, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.tasks import Locality, Runner
 from headrace.runs.work import RunWork, WorkFigures
@@ -78,7 +79,7 @@ class TaskScheduler(WorkFigures):
         self._load_deaths = 0
         """Consecutive workers that died before they had loaded the model."""
         self._left: list[int] = []
-        self._tasks: Sequence[Task] = ()
+        self._numbers: Sequence[int] = ()
         self._done = set[int]()
         """The finished tasks, as far as known."""
         self._before = Counts()
@@ -123,9 +124,9 @@ class TaskScheduler(WorkFigures):
 
         The run's progress already contains the counts of the checkpoints.
         """
-        self._work, self._tasks = work, tasks
+        self._work, self._numbers = work, numbers_of(tasks)
         self._surviving_counts, self._done = {}, set[int]()
-        self._left = [task.number for task in tasks]
+        self._left = list(self._numbers)
         self._before = work.progress.counts
 
     def assign(self, handle: WorkerHandle, *, workers: int) -> Assignment | None:
@@ -177,15 +178,15 @@ class TaskScheduler(WorkFigures):
         work = self._work
         assert work is not None, "begun before"
         self._left = []
-        for task in self._tasks:
-            record = None if task.number in self._done or work.replaces else work.ledger.task(task.number)
+        for number in self._numbers:
+            record = None if number in self._done or work.replaces else work.ledger.task(number)
             if record is not None:
                 # Committed by a worker that did not report it.
-                self._done.add(task.number)
-                self._surviving_counts[task.number] = record.counts
+                self._done.add(number)
+                self._surviving_counts[number] = record.counts
                 work.on_task(record)
-            elif task.number not in self._done and not self._deaths.is_excluded(task.number):
-                self._left.append(task.number)
+            elif number not in self._done and not self._deaths.is_excluded(number):
+                self._left.append(number)
 
     def update_progress(self) -> None:
         """Update the run's progress and call `work.on_batch`."""
@@ -205,7 +206,7 @@ class TaskScheduler(WorkFigures):
         assert self._work is not None, "begun before"
         if not drained:
             self._deaths.check()
-        return not self._left and {task.number for task in self._tasks} <= self._work.ledger.done_tasks()
+        return not self._left and set(self._numbers) <= self._work.ledger.done_tasks()
 
     # Deaths
 

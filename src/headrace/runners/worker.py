@@ -28,7 +28,7 @@ from headrace.runners.messages import (
 )
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
-from headrace.runs.plan import make_plan
+from headrace.runs.plan_pages import open_plan
 from headrace.runs.records import TaskCheckpoint, TaskRecord
 from headrace.runs.settings import RunSettings
 from headrace.runs.tasks import TaskRun
@@ -135,7 +135,7 @@ class TaskWorker:
 
     def _begin(self) -> RunWork:
         # The run writes the plan before it assigns any task.
-        plan = make_plan(self.ledger.plans(), self._settings)
+        plan = open_plan(self.ledger.plan_heads(), self.ledger.plan_page, self._settings)
         if not plan.objects:
             raise LedgerError(
                 f"{self.ledger.uri('plan-00000.jsonl')}: the worker does not find the plan of its run. All "

@@ -84,8 +84,9 @@ class Assembler:
         self._plan = plan
         self._settings = settings
         self._attempt = uuid.uuid4().hex[:12]
-        self._shard_counts = {s.index: s.count for task in plan.tasks for s in task.shards if not s.is_whole}
-        self._task_numbers = {(s.index, s.number): t.number for t in plan.tasks for s in t.shards}
+        ranges = [(task.number, shard) for task in plan.range_tasks() for shard in task.shards]
+        self._shard_counts = {shard.index: shard.count for _, shard in ranges}
+        self._task_numbers = {(shard.index, shard.number): number for number, shard in ranges}
         self._shards: defaultdict[int, dict[int, ShardRecord]] = defaultdict(dict)
         self._assembled = ledger.assembled() if self._shard_counts else set[int]()
         """The numbers of the published outputs."""

@@ -41,7 +41,7 @@ from headrace.runs.items import (
     ScoredBatch,
 )
 from headrace.runs.mapping import Mapper
-from headrace.runs.plan import list_objects
+from headrace.runs.plan import ObjectShards
 from headrace.runs.records import PlannedObject
 from headrace.runs.schema import Schema
 from headrace.runs.sequences import Sequencer, end_request, join_responses, split_request
@@ -99,6 +99,8 @@ class Flow:
         self._predictor = predictor
         self._clock = clock or SystemClock()
         self._progress = progress or RunProgress()
+        # Several flows may read the objects of one run, one after another.
+        self._read_before = (self._progress.bytes_read, self._progress.objects_read)
         self._source = source
         self.mapper = mapper
         self._window = Channel[tuple[Batch, Future[InferResponse] | None]](settings.window_bytes_max)
@@ -228,13 +230,19 @@ class Flow:
         """Yield the source's blocks until it ends or breaks or the flow drains."""
         try:
             for read in self._source.blocks():
-                self._progress.set_read(self._source.bytes_read, self._source.objects_read)
+                self._set_read()
                 yield read
                 if self._draining.is_set():
                     break
         except Exception as error:  # noqa: BLE001 - raised again after all earlier batches
             self._broken = error
-        self._progress.set_read(self._source.bytes_read, self._source.objects_read)
+        self._set_read()
+
+    def _set_read(self) -> None:
+        bytes_before, objects_before = self._read_before
+        self._progress.set_read(
+            bytes_before + self._source.bytes_read, objects_before + self._source.objects_read
+        )
 
     def _read_ahead(self, blocks: Channel[ReadBlock]) -> None:
         """Run the reader thread, if batches close by delay."""
@@ -372,7 +380,7 @@ def open_flow(
     source = ShardSource(
         stores,
         objects,
-        list_objects(objects, begin),
+        ObjectShards(objects, begin),
         settings,
         first=begin.index,
         stop=stop,

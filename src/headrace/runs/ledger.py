@@ -4,8 +4,9 @@ All records are small objects below ``DEST/_headrace/``, each written whole:
 
 ===============================  ================================================================
 ``run.json``                     the run: source, model fingerprint, settings
-``plan-00000.jsonl``             the objects with size and ETag, and the names of their outputs; a
-                                 watched source adds files
+``plan-00000.jsonl``             a page of the plan: its head, then the objects with size and ETag, and the
+                                 names of their outputs; a watched source adds pages
+``plan.json``                    the plan has all objects of the source
 ``schema.json``                  the schema of the records
 ``part-00003.json``              part 3 is published: its end, and the counts up to there
 ``part-00004.checkpoint-0001``   part 4 is in progress: the same, with its bytes in ``….out`` and
@@ -42,6 +43,7 @@ from headrace.runs.records import (
     VERSION,
     Counts,
     PartRecord,
+    PlanHead,
     PlannedObject,
     RetriedOutput,
     ShardRecord,
@@ -63,6 +65,7 @@ DRAFTS: Final = "drafts/"
 WORKERS: Final = "workers/"
 """The folder of remote workers' statuses; no counts depend on it."""
 _CHECKPOINT: Final = ".checkpoint.json"
+_HEAD_BYTES_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +145,40 @@ class Ledger:
                 "with its own source, model and settings, or start again with --overwrite"
             )
 
-    def write_plan(self, number: int, objects: Sequence[PlannedObject]) -> None:
-        """Write plan file `number`, with one object per line."""
-        lines = b"\n".join(map(_planned_object_line, objects))
-        self.store.put(self.uri(f"plan-{number:05d}.jsonl"), lines + b"\n")
+    def write_plan(self, number: int, objects: Sequence[PlannedObject], head: PlanHead) -> None:
+        """Write page `number` of the plan: its head, then one object per line."""
+        lines = [orjson.dumps(head), *map(_planned_object_line, objects), b""]
+        self.store.put(self._plan_uri(number), b"\n".join(lines))
 
-    def plans(self) -> list[list[PlannedObject]]:
-        """Return all plan files, in order; none while the run is being deleted."""
-        uris = sorted((info.uri for info in self.store.list(self.uri("plan"))), key=_in_order)
-        return [list(_planned_objects(uri, self.store.get(uri))) for uri in uris]
+    def _plan_uri(self, number: int) -> str:
+        return self.uri(f"plan-{number:05d}.jsonl")
+
+    def plan_heads(self) -> list[PlanHead]:
+        """Return the heads of all pages of the plan, in order; none while the run is being deleted."""
+        starts = ((uri, self.store.get_range(uri, 0, _HEAD_BYTES_MAX)) for uri in self._plan_uris())
+        return [parse_record(uri, start.partition(b"\n")[0], _plan_head) for uri, start in starts]
+
+    def plan_page(self, number: int) -> list[PlannedObject]:
+        """Return the objects of a page of the plan."""
+        uri = self._plan_uri(number)
+        return list(_planned_objects(uri, self.store.get(uri)))
+
+    def planned_objects(self) -> Iterator[PlannedObject]:
+        """Yield all objects of the plan, also of one of an earlier version."""
+        for uri in self._plan_uris():
+            yield from _planned_objects(uri, self.store.get(uri))
+
+    def _plan_uris(self) -> list[str]:
+        listed = (info.uri for info in self.store.list(self.uri("plan")))
+        return sorted((uri for uri in listed if uri.endswith(".jsonl")), key=_in_order)
+
+    def complete_plan(self) -> None:
+        """Record that the plan has all objects of the source."""
+        self.store.put(self.uri("plan.json"), dump_json({"v": VERSION}))
+
+    def has_complete_plan(self) -> bool:
+        """Return True if the plan has all objects that the source had."""
+        return self.find("plan.json", parse_versioned) is not None
 
     def write_schema(self, schema: Schema) -> None:
         """Write or replace the schema of the records."""
@@ -430,8 +458,9 @@ def _part_checkpoint(part: int, number: int) -> str:
 
 def _planned_objects(uri: str, text: bytes) -> Iterator[PlannedObject]:
     for number, line in enumerate(text.splitlines(), start=1):
-        if line:
-            yield parse_record(f"{uri}: line {number}", line, _planned_object)
+        planned = parse_record(f"{uri}: line {number}", line, _planned_object) if line else None
+        if planned is not None:
+            yield planned
 
 
 def _planned_object_line(planned: PlannedObject) -> bytes:
@@ -439,11 +468,18 @@ def _planned_object_line(planned: PlannedObject) -> bytes:
     return orjson.dumps(fields if planned.bound is None else fields | {"bound": planned.bound})
 
 
-def _planned_object(line: bytes) -> PlannedObject:
+def _planned_object(line: bytes) -> PlannedObject | None:
+    """Return the object of a line, or None for the head of a page."""
     data = parse_object(line)
+    if "tasks" in data:
+        return None
     if "info" not in data:  # a stream of version 1, whose output is about to be deleted
         data = {"info": data}
     return msgspec.convert(data, PlannedObject)
+
+
+def _plan_head(line: bytes) -> PlanHead:
+    return msgspec.convert(parse_object(line), PlanHead)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:

@@ -7,8 +7,8 @@ becomes `ObjectInfo`s, sorted by URI. A manifest keeps its order.
 import fnmatch
 import os.path
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import orjson
@@ -27,7 +27,12 @@ MANIFEST_SCHEME = "manifest:"
 
 
 def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectInfo]:
-    """Return the objects of a source.
+    """Return the objects of a source, as `iterate_objects` yields them."""
+    return list(iterate_objects(source, stores))
+
+
+def iterate_objects(source: str | Sequence[str], stores: Stores) -> Iterator[ObjectInfo]:
+    """Yield the objects of a source while it is listed.
 
     A source is the URI of an object, a prefix that ends with ``/``, a glob
     (``s3://b/day-*/x-?.csv``; ``*`` also matches slashes), ``manifest:URI`` (a text file with one
@@ -40,41 +45,74 @@ def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectIn
         ConfigError: The manifest is malformed.
     """
     if not isinstance(source, str):
-        return _unique(info for one in source for info in select_objects(one, stores))
+        return iter(_unique(info for one in source for info in iterate_objects(one, stores)))
     if source.startswith(MANIFEST_SCHEME):
-        return _from_manifest(source.removeprefix(MANIFEST_SCHEME), stores)
-    store = stores.for_uri(source)
+        return iter(_from_manifest(source.removeprefix(MANIFEST_SCHEME), stores))
     if _is_glob(source):
         return _from_glob(source, stores)
     if source.endswith("/"):
         return _from_prefix(source, stores)
+    return _from_name(source, stores)
+
+
+def _from_name(source: str, stores: Stores) -> Iterator[ObjectInfo]:
+    store = stores.for_uri(source)
     try:
-        return [store.head(source)]
+        found = store.head(source)
     except NotFoundError:
         # People often type the name of a folder without its slash.
-        found = [i for i in store.list(source + "/") if _is_readable(i)]
-        if found:
-            return found
-        raise
+        inside = filter(_is_readable, store.list(source + "/"))
+        first = next(inside, None)
+        if first is None:
+            raise
+        yield first
+        yield from inside
+    else:
+        yield found
+
+
+def is_single_listing(source: str | Sequence[str], data_type: DataType) -> bool:
+    """Return True for a source whose objects are the sorted listing of one name, prefix or glob."""
+    if not isinstance(source, str):
+        return len(source) == 1 and is_single_listing(source[0], data_type)
+    return data_type != "manifest" and not source.startswith(MANIFEST_SCHEME)
 
 
 def select_typed_objects(
     source: str | Sequence[str], stores: Stores, data_type: DataType
 ) -> list[ObjectInfo]:
-    """Return the objects of a source that is read as `data_type` says.
+    """Return the objects of a source, as `iterate_typed_objects` yields them."""
+    return list(iterate_typed_objects(source, stores, data_type))
 
-    "auto": by its form, as `select_objects` does. "prefix": all objects whose names begin with it.
-    "manifest": those that the manifest file names. The errors are those of `select_objects`.
+
+def iterate_typed_objects(
+    source: str | Sequence[str], stores: Stores, data_type: DataType
+) -> Iterator[ObjectInfo]:
+    """Yield the objects of a source that is read as `data_type` says, while it is listed.
+
+    "auto": by its form, as `iterate_objects` does. "prefix": all objects whose names begin with it.
+    "manifest": those that the manifest file names. The errors are those of `iterate_objects`.
     """
     if data_type == "prefix":
-        prefixes = [source] if isinstance(source, str) else list(source)
-        found = _unique(i for p in prefixes for i in stores.for_uri(p).list(p) if _is_readable(i))
-        if not found:
-            raise EmptySourceError(", ".join(prefixes), "no object has this prefix: check it and the bucket")
-        return found
+        return _from_prefixes([source] if isinstance(source, str) else source, stores)
     if data_type == "manifest" and isinstance(source, str):
         source = MANIFEST_SCHEME + source.removeprefix(MANIFEST_SCHEME)
-    return select_objects(source, stores)
+    return iterate_objects(source, stores)
+
+
+def _from_prefixes(prefixes: Sequence[str], stores: Stores) -> Iterator[ObjectInfo]:
+    listed = (i for p in prefixes for i in stores.for_uri(p).list(p) if _is_readable(i))
+    found = iter(_unique(listed)) if len(prefixes) > 1 else listed
+    return _not_empty(found, ", ".join(prefixes), "no object has this prefix: check it and the bucket")
+
+
+def _not_empty(infos: Iterator[ObjectInfo], source: str, why: str) -> Iterator[ObjectInfo]:
+    """Yield the objects. Raise EmptySourceError if there are none."""
+    first = next(infos, None)
+    if first is None:
+        raise EmptySourceError(source, why)
+    yield first
+    yield from infos
 
 
 def notice_objects(notice: bytes | str | Mapping[str, Any]) -> list[ObjectInfo]:
@@ -123,24 +161,25 @@ def _is_readable(info: ObjectInfo) -> bool:
     return not info.uri.endswith("/")
 
 
-def _from_prefix(prefix: str, stores: Stores) -> list[ObjectInfo]:
-    found = [i for i in stores.for_uri(prefix).list(prefix) if _is_readable(i)]
-    if not found:
-        raise EmptySourceError(prefix, "no object has this prefix; check the spelling and the bucket")
-    return found
+def _from_prefix(prefix: str, stores: Stores) -> Iterator[ObjectInfo]:
+    found = filter(_is_readable, stores.for_uri(prefix).list(prefix))
+    return _not_empty(found, prefix, "no object has this prefix; check the spelling and the bucket")
 
 
-def _from_glob(pattern: str, stores: Stores) -> list[ObjectInfo]:
+def _from_glob(pattern: str, stores: Stores) -> Iterator[ObjectInfo]:
     """List from the last whole segment before the first wildcard, then match."""
     prefix = literal_prefix(pattern)
     if "/" not in prefix:
         prefix = ""
-    listed = stores.for_uri(pattern).list(prefix or "./")
-    found = [i for i in listed if _is_readable(i) and fnmatch.fnmatchcase(i.uri.removeprefix("./"), pattern)]
-    if found:
-        return found
+    store, is_empty = stores.for_uri(pattern), True
+    for info in store.list(prefix or "./"):
+        if _is_readable(info) and fnmatch.fnmatchcase(info.uri.removeprefix("./"), pattern):
+            is_empty = False
+            yield info
+    if not is_empty:
+        return
     try:
-        return [stores.for_uri(pattern).head(pattern)]  # an object name may contain wildcards
+        yield store.head(pattern)  # an object name may contain wildcards
     except NotFoundError:
         raise EmptySourceError(pattern, "no object matches this pattern") from None
 
@@ -153,7 +192,7 @@ def _from_manifest(uri: str, stores: Stores) -> list[ObjectInfo]:
     nested = next((name for name in names if name.startswith(MANIFEST_SCHEME)), None)
     if nested:
         raise ConfigError(f"{uri}: names another manifest, {nested}: list its objects instead")
-    return _unique(info for name in names for info in select_objects(name, stores))
+    return _unique(info for name in names for info in iterate_objects(name, stores))
 
 
 def _text_manifest(uri: str, text: bytes) -> list[str]:
@@ -214,20 +253,29 @@ class OutputNames:
         name = _normalized(uri).removeprefix(self.base).rpartition("://")[2].lstrip("/")
         return name + self.suffix
 
+    def like(self, planned: PlannedObject) -> "OutputNames":
+        """Return the rule by which this object has its name, as the first objects of a run have theirs."""
+        uri, name = _normalized(planned.info.uri), planned.output.removesuffix(self.suffix)
+        return replace(self, base=uri.removesuffix(name))
+
 
 def select_infos(source: str | Sequence[str], stores: Stores, settings: RunSettings) -> list[ObjectInfo]:
-    """Return the objects of a source after a check that all of them are readable.
+    """Return the objects of a source, as `iterate_infos` yields them."""
+    return list(iterate_infos(source, stores, settings))
+
+
+def iterate_infos(source: str | Sequence[str], stores: Stores, settings: RunSettings) -> Iterator[ObjectInfo]:
+    """Yield the objects of a source while it is listed, each after a check that it is readable.
 
     Raises EmptySourceError, NotFoundError and AccessDeniedError, and ConfigError for an object of
-    an unreadable format: the check comes before hours of scoring.
+    an unreadable format.
     """
-    infos = select_typed_objects(source, stores, settings.data_type)
-    for info in infos:
-        if is_read_by_row_groups(info.uri, settings.read):
-            continue
-        if why := unreadable_reason(info.uri, settings.read):
+    for info in iterate_typed_objects(source, stores, settings.data_type):
+        if not is_read_by_row_groups(info.uri, settings.read) and (
+            why := unreadable_reason(info.uri, settings.read)
+        ):
             raise ConfigError(why)
-    return infos
+        yield info
 
 
 def output_names(

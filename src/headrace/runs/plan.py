@@ -5,27 +5,21 @@ still has to read. The same objects and settings always give the same
 tasks, on any machine and for any number of workers.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headrace.core.errors import ResumeRefusedError
+from typing_extensions import override
+
 from headrace.formats.read import text_format
-from headrace.reports.page import PAGE_NAME
-from headrace.reports.report import REPORT_NAME
 from headrace.runs.items import Cursor
-from headrace.runs.ledger import Ledger
-from headrace.runs.objects import check_separate, output_names, plan_objects
-from headrace.runs.parts import PART_NAME
-from headrace.runs.records import PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
+from headrace.runs.lazy_sequence import LazySequence
+from headrace.runs.records import PlanHead, PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
 from headrace.runs.settings import TABLES, RunSettings
-from headrace.storage.contract import ObjectInfo
 
 TASKS_AIM: Final = 16
 """The number of tasks that a small source is split into, for several workers."""
 TASK_BYTES_MIN: Final = 16 << 20
-_log = logging.getLogger("headrace.runs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +58,43 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All objects in the order of the source, and their tasks; without tasks, a run reads them in order."""
+    """All objects in the order of the source, and their tasks; without tasks, a run reads them in order.
 
-    objects: tuple[PlannedObject, ...] = ()
-    tasks: tuple[Task, ...] = ()
+    `heads` are those of the pages that the objects and tasks are read from, none for a plan in memory.
+    """
+
+    objects: Sequence[PlannedObject] = ()
+    tasks: Sequence[Task] = ()
+    heads: tuple[PlanHead, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """The total size of all objects of known size in bytes."""
-        return sum(o.info.size_bytes or 0 for o in self.objects)
+        return self.bytes_before(len(self.objects))
+
+    def bytes_before(self, index: int) -> int:
+        """Return the total size of the objects of known size before an object, in bytes."""
+        first = nbytes = 0
+        for head in self.heads:
+            if first + head.objects > index:
+                break
+            first, nbytes = first + head.objects, nbytes + head.nbytes
+        return nbytes + sum(self.objects[place].info.size_bytes or 0 for place in range(first, index))
+
+    def range_tasks(self) -> Iterator[Task]:
+        """Yield the tasks that are ranges of objects."""
+        first = 0
+        for head in self.heads or (PlanHead(0, len(self.tasks), 0, has_ranges=True),):
+            for number in range(first, first + head.tasks) if head.has_ranges and self.tasks else ():
+                if not self.tasks[number].shards[0].is_whole:
+                    yield self.tasks[number]
+            first += head.tasks
 
 
-def make_plan(
-    plans: Sequence[Sequence[PlannedObject]], settings: RunSettings, *, by_tasks: bool = True
-) -> Plan:
-    """Return the plan of a run's plan files; without `by_tasks`, its objects are read in order.
-
-    The tasks of a later file continue the numbers of the earlier ones.
-    """
-    tasks: list[Task] = []
-    objects: list[PlannedObject] = []
-    for some in plans:
-        if by_tasks:
-            tasks += _cut_tasks(some, settings, first=len(tasks), offset=len(objects))
-        objects += some
-    return Plan(tuple(objects), tuple(tasks))
-
-
-def _cut_tasks(
-    objects: Sequence[PlannedObject], settings: RunSettings, *, first: int, offset: int
+def cut_tasks(
+    objects: Sequence[PlannedObject], settings: RunSettings, *, first: int = 0, offset: int = 0
 ) -> Iterator[Task]:
-    """Yield the tasks: groups of small objects, and ranges of large ones.
+    """Yield the tasks of the objects of a page: groups of small objects, and ranges of large ones.
 
     They are numbered from `first` on; the index of an object is its place plus `offset`.
     """
@@ -102,7 +102,7 @@ def _cut_tasks(
     task_bytes = min(settings.tasks.task_bytes, max(total_bytes // TASKS_AIM, TASK_BYTES_MIN))
     for number, shards in enumerate(_groups(objects, settings, task_bytes), first):
         region = objects[shards[0].index].region
-        yield Task(number, tuple(replace(s, index=s.index + offset) for s in shards), region)
+        yield Task(number, tuple(replace(s, index=s.index + offset) if offset else s for s in shards), region)
 
 
 def _groups(
@@ -201,146 +201,24 @@ def list_open_shards(tasks: Sequence[Task], checkpoints: Mapping[int, TaskCheckp
     return open_shards
 
 
-def list_objects(objects: Sequence[PlannedObject], start: Cursor) -> list[OpenShard]:
-    """Return the objects from `start` on as shards of a run without tasks."""
-    return [
-        OpenShard(
-            -1,
-            Shard(index),
-            ends_task=False,
-            checkpoint=TaskCheckpoint.at(start.position) if index == start.index and start.position else None,
-        )
-        for index in range(start.index, len(objects))
-    ]
+class ObjectShards(LazySequence[OpenShard]):
+    """The objects from `start` on as shards of a run without tasks, each made when it is used.
 
-
-class RunPlan:
-    """The plan files of one destination. Used by one thread.
-
-    Args:
-        source: The source of the run.
-        ledger: The ledger of the destination.
-        settings: The settings of the run.
-        region_of: A function from an object's URI to its region.
+    Iterating ends with `objects`, which may grow meanwhile.
     """
 
-    def __init__(
-        self,
-        source: str | Sequence[str],
-        ledger: Ledger,
-        settings: RunSettings,
-        region_of: Callable[[str], str | None],
-    ) -> None:
-        self._source = source
-        self._ledger = ledger
-        self._settings = settings
-        self._region_of = region_of
-        self.files: list[list[PlannedObject]] = []
-        """The objects of all plan files; none before the run is begun or loaded."""
-        self._changed: dict[str, str] = {}
-        """The objects that changed after they were scored, by URI, with their last ETag."""
+    def __init__(self, objects: Sequence[PlannedObject], start: Cursor) -> None:
+        self._objects = objects
+        self._start = start
 
-    @property
-    def objects(self) -> list[PlannedObject]:
-        """All objects, in order."""
-        return [planned for some in self.files for planned in some]
+    @override
+    def __len__(self) -> int:
+        return max(len(self._objects) - self._start.index, 0)
 
-    def prepare(self, infos: Sequence[ObjectInfo]) -> list[PlannedObject]:
-        """Return new objects with the names of their outputs.
-
-        Raises ConfigError for objects that the run would overwrite or that share an output.
-        """
-        names, before = None, list[PlannedObject]()
-        if self._settings.per_object:
-            first = next((some for some in self.files if some), None)
-            names = output_names(self._source, [o.info for o in first] if first else infos, self._settings)
-            before = self.objects
-        planned = plan_objects(infos, names, region_of=self._region_of)
-        check_separate(self._source, self._ledger.destination, [*before, *planned], self._settings.data_type)
-        return planned
-
-    def add(self, planned: list[PlannedObject]) -> None:
-        """Write prepared objects as a new plan file."""
-        self._ledger.write_plan(len(self.files), planned)
-        self.files.append(planned)
-
-    def load(self) -> None:
-        """Read the plan files of an earlier process."""
-        self.files = self._ledger.plans()
-
-    def check_unchanged(self, now: Sequence[ObjectInfo]) -> None:
-        """Raise ResumeRefusedError, with the differences, unless the source is unchanged."""
-        before = {planned.info.uri: planned.info for planned in self.objects}
-        after = {info.uri: info for info in self._up_to_limit(now)}
-        changed = [f"{uri} is new" for uri in after if uri not in before]
-        changed += [f"{uri} is missing" for uri in before if uri not in after]
-        changed += [
-            f"{uri} has changed"
-            for uri, info in before.items()
-            if uri in after and (after[uri].etag, after[uri].size_bytes) != (info.etag, info.size_bytes)
-        ]
-        if changed:
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            raise ResumeRefusedError(
-                f"{self._ledger.destination}: the source has changed since the run started: "
-                f"{'; '.join(changed[:3])}{more}. Restore it, or start again with --overwrite"
-            )
-
-    def _up_to_limit(self, infos: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
-        """Return the objects of the source without those after the last one that a limit plans."""
-        last = self.objects[-1:]
-        if not last or last[0].bound is None:
-            return infos
-        places = [place for place, info in enumerate(infos) if info.uri == last[0].info.uri]
-        return infos[: places[0] + 1] if places else infos
-
-    def unplanned(self, objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-        """Return the objects that are not planned yet, each once.
-
-        A new version of an object is new to a stream. A transform leaves its output unchanged,
-        because an output has one owner.
-        """
-        known = {(planned.info.uri, planned.info.etag) for planned in self.objects}
-        fresh = {(i.uri, i.etag): i for i in objects if (i.uri, i.etag) not in known}
-        if not self._settings.per_object:
-            return list(fresh.values())
-        uris = {uri for uri, _ in known}
-        for uri, etag in fresh:
-            if uri in uris and self._changed.get(uri) != etag:
-                self._changed[uri] = etag
-                _log.warning("%s has changed since it was scored: its output is unchanged", uri)
-        return list({info.uri: info for info in fresh.values() if info.uri not in uris}.values())
-
-    def without_own_output(self, infos: list[ObjectInfo]) -> list[ObjectInfo]:
-        """Return the objects without the output that is about to be deleted."""
-        own = {info.uri for info in self._own_objects()}
-        return [info for info in infos if info.uri not in own]
-
-    def _own_objects(self) -> list[ObjectInfo]:
-        store = self._ledger.store
-        return [
-            *self.parts(),
-            *store.list(self._ledger.uri("")),
-            *store.list(self._ledger.destination + "_report."),
-        ]
-
-    def parts(self) -> Iterable[ObjectInfo]:
-        """Yield the objects that have the name of a part, if the run writes parts."""
-        if self._settings.per_object:
-            return
-        for info in self._ledger.store.list(f"{self._ledger.destination}part-"):
-            if PART_NAME.fullmatch(info.uri.removeprefix(self._ledger.destination)):
-                yield info
-
-    def delete_output(self) -> None:
-        """Delete the output of an earlier run, and nothing else."""
-        store = self._ledger.store
-        self._ledger.abandon()
-        for planned in (one for some in self._ledger.plans() for one in some if one.output):
-            for name in (planned.output, planned.partial, planned.failed):
-                store.delete(self._ledger.destination + name)
-        for info in list(self.parts()):
-            store.delete(info.uri)
-        for name in (REPORT_NAME, PAGE_NAME):
-            store.delete(self._ledger.destination + name)
-        self._ledger.delete()
+    @override
+    def item(self, index: int) -> OpenShard:
+        number, start = index + self._start.index, self._start
+        self._objects[number]  # raises IndexError after the last object
+        resumes = number == start.index and start.position is not None
+        checkpoint = TaskCheckpoint.at(start.position) if resumes and start.position is not None else None
+        return OpenShard(-1, Shard(number), ends_task=False, checkpoint=checkpoint)

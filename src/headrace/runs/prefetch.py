@@ -5,9 +5,10 @@ huge objects and many small ones alike. It is filled up to `prefetch_bytes_max`,
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from headrace.core.errors import ChangedError
 from headrace.formats.contract import BLOCK_BYTES_MAX
@@ -59,13 +60,14 @@ class Prefetch:
     def __init__(
         self,
         stores: Stores,
-        extents: Sequence[Extent],
+        extents: Iterable[Extent],
         settings: FlowSettings,
     ) -> None:
         self._stores = stores
         self._bytes_max = settings.prefetch_bytes_max
         self._range_bytes = settings.range_bytes
-        self._reads = self._plan_reads(extents)
+        first = list(islice(extents := iter(extents), 1))
+        self._reads = self._plan_reads(chain(first, extents))
         self._window: deque[tuple[_Read, Future[list[bytes | BaseException]], int]] = deque()
         """The started reads, with their group's future and their position in the group."""
         self._ungrouped: _Read | None = None
@@ -73,11 +75,11 @@ class Prefetch:
         self._window_bytes = 0
         # Concurrent reads of a local disk gain nothing, and more threads compete for the
         # interpreter lock.
-        threads = 1 if all(_is_local(extent.info) for extent in extents) else settings.prefetch_threads
+        threads = 1 if all(_is_local(extent.info) for extent in first) else settings.prefetch_threads
         self._pool = ThreadPoolExecutor(threads, "headrace-prefetch")
         self._fill()
 
-    def _plan_reads(self, extents: Sequence[Extent]) -> Iterator[_Read]:
+    def _plan_reads(self, extents: Iterable[Extent]) -> Iterator[_Read]:
         ramp = FIRST_RANGE_BYTES
         for index, extent in enumerate(extents):
             info, start = extent.info, extent.start

@@ -1,7 +1,7 @@
 """The records of a ledger: objects, counts, finished tasks and parts, and checkpoints, as versioned JSON."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -17,8 +17,8 @@ from headrace.storage.draft import PersistedDraft, PersistedRange
 T = TypeVar("T")
 
 LEDGER_FOLDER: Final = "_headrace"
-VERSION: Final = 3
-"""The version of all records of a ledger. Version 2 had no schema of the records."""
+VERSION: Final = 4
+"""The version of all records of a ledger. Plan files of version 3 had no head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,19 @@ class PlannedObject:
     def output_name(self, counts: "Counts") -> str:
         """Return the name of the output of an object with these counts, below the destination."""
         return self.partial if counts.objects_broken else self.output
+
+
+@dataclass(frozen=True, slots=True)
+class PlanHead:
+    """The first line of a plan file: its numbers of objects and tasks, and the bytes of its objects.
+
+    With `has_ranges`, some of the tasks are ranges of objects.
+    """
+
+    objects: int
+    tasks: int
+    nbytes: int
+    has_ranges: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +200,12 @@ class TaskRecord(LedgerRecord):
     elapsed_s: float = 0.0
     region: str | None = None
 
+    @override
+    def to_json(self) -> bytes:
+        """Return the record without the default values of its shards, which may be ten thousand."""
+        shards = [_without_defaults(shard) for shard in self.shards]
+        return dump_json({"v": VERSION, **_shallow_dict(self), "shards": shards})
+
     @property
     def counts(self) -> Counts:
         """The sum of the counts of the shards."""
@@ -304,6 +323,16 @@ def repeated_bytes(shards: Sequence[ShardRecord]) -> list[int]:
 def _shallow_dict(record: Any) -> dict[str, Any]:
     """Return a dataclass's own fields. The JSON writer converts nested dataclasses, faster."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+_SHARD_DEFAULTS: Final = {
+    each.name: None if each.default is MISSING else each.default for each in fields(ShardRecord)
+}
+
+
+def _without_defaults(shard: ShardRecord) -> dict[str, Any]:
+    values = {name: getattr(shard, name) for name in _SHARD_DEFAULTS}
+    return {name: value for name, value in values.items() if value != _SHARD_DEFAULTS[name] and value != {}}
 
 
 def parse_record(uri: str, text: bytes, parse: Callable[[bytes], T]) -> T:

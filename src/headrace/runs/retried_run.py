@@ -19,7 +19,8 @@ from headrace.runs.assembler import Assembler
 from headrace.runs.encoders import resolve_format
 from headrace.runs.ledger import Ledger, RetryLedger
 from headrace.runs.parts import part_names
-from headrace.runs.plan import Plan, Task, make_plan
+from headrace.runs.plan import Plan, Task
+from headrace.runs.plan_pages import ReplacedObjects, open_plan
 from headrace.runs.records import PartRecord, TaskCheckpoint, TaskRecord
 from headrace.runs.settings import TABLES, settings_from_identity
 from headrace.runs.tasks import TaskRun
@@ -47,9 +48,8 @@ class RetriedRun:
         settings = settings_from_identity(identity["settings"], per_object=self.kind == "transform")
         self.settings = self.schema.apply_to(settings)
         self._by_tasks = identity["mode"] == "tasks"
-        plan, renewed = make_plan(ledger.plans(), self.settings, by_tasks=self._by_tasks), records.new_infos()
-        objects = (replace(o, info=renewed.get(i, o.info)) for i, o in enumerate(plan.objects))
-        self.plan = Plan(tuple(objects), plan.tasks)
+        plan = open_plan(ledger.plan_heads(), ledger.plan_page, self.settings, by_tasks=self._by_tasks)
+        self.plan = replace(plan, objects=ReplacedObjects(plan.objects, records.new_infos()))
         """The plan with its original tasks and the present versions of the objects."""
 
     @cached_property
@@ -101,7 +101,7 @@ class RetriedRun:
 
     def broken_objects(self) -> set[int]:
         """Return the objects that were not read to their end."""
-        shards = (s for record in self._ledger.tasks().values() for s in record.shards)
+        shards = (s for record in self._ledger.iterate_tasks() for s in record.shards)
         return {s.index for s in shards if s.counts.objects_broken}
 
     def begin_bytes(self) -> dict[int, int]:
@@ -120,7 +120,7 @@ class RetriedRun:
         retried = self._records.retried()
         if not self._by_tasks:
             return replace(part_totals(self._parts, retried), objects_done=len(self.plan.objects))
-        tasks = [record for _, record in sorted(self._ledger.tasks().items())]
+        tasks = self._ledger.iterate_tasks()
         region = self.identity.get("destination_region")
         return task_totals(self.plan, tasks, self.settings, retried=retried, destination_region=region)
 
@@ -148,11 +148,11 @@ def select_objects_to_redo(
     ranges, its size must be the same. Other objects must be unchanged; a warning is logged for
     those that are not, and they stay as they are.
     """
-    ranges = {s.index for task in plan.tasks for s in task.shards if not s.is_whole}
-    objects = list(plan.objects)
+    ranges = {s.index for task in plan.range_tasks() for s in task.shards}
+    renewed: dict[int, ObjectInfo] = {}
     found: set[int] = set()
     for index in sorted(wanted):
-        info = objects[index].info
+        info = plan.objects[index].info
         current = current_info(stores, info)
         if current is None:
             _log.warning("%s is missing: its output is unchanged", info.uri)
@@ -160,7 +160,7 @@ def select_objects_to_redo(
             found.add(index)
         elif index in broken and (index not in ranges or current.size_bytes == info.size_bytes):
             records.save_new_info(index, current)
-            objects[index] = replace(objects[index], info=current)
+            renewed[index] = current
             found.add(index)
         else:
             _log.warning(
@@ -168,7 +168,7 @@ def select_objects_to_redo(
                 "--overwrite",
                 info.uri,
             )
-    return found, Plan(tuple(objects), plan.tasks)
+    return found, replace(plan, objects=ReplacedObjects(plan.objects, renewed))
 
 
 def redo_objects(work: RunWork, predictor: Predictor, indices: Collection[int]) -> None:

@@ -6,7 +6,9 @@ records, a ledger, a report and a page.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from headrace.core.clock import Clock, SystemClock
@@ -24,11 +26,19 @@ from headrace.reports.observation import RunObservation
 from headrace.reports.report import Report, RunKind, Status
 from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import Ledger
-from headrace.runs.limit import limit_objects, refuse_limit
-from headrace.runs.objects import no_region, notice_objects, select_infos, select_typed_objects, source_covers
+from headrace.runs.limit import limit_pages, refuse_limit
+from headrace.runs.objects import (
+    iterate_infos,
+    no_region,
+    notice_objects,
+    select_typed_objects,
+    source_covers,
+)
 from headrace.runs.output import quote_hint
-from headrace.runs.plan import Plan, RunPlan, make_plan
+from headrace.runs.plan import Plan
+from headrace.runs.plan_pages import PAGE_OBJECTS
 from headrace.runs.records import PlannedObject
+from headrace.runs.run_plan import GrowingObjects, Planning, RunPlan
 from headrace.runs.sample import accept_schema, schema_of
 from headrace.runs.schema import Schema
 from headrace.runs.scoring import PartScoring, Scoring
@@ -102,6 +112,7 @@ class Run:
         self._region_of = region_of
         self._ledger = Ledger(stores.for_uri(self.destination), self.destination)
         self._objects = RunPlan(source, self._ledger, settings, region_of)
+        self._planning = Planning(iter(()), self._add_page, self._objects.complete)
         self._finished = 0
         """The number of objects that were in the plan when the run was last complete."""
         self._resumed = False
@@ -145,7 +156,7 @@ class Run:
             BrokenModelError: The model raised the same exception for every row of its first batches.
             ModelError: The model failed.
         """
-        finished = self._open(lambda: select_infos(self.source, self._stores, self._settings))
+        finished = self._open(lambda: iterate_infos(self.source, self._stores, self._settings))
         return finished or self._score()
 
     def append(self, objects: Iterable[ObjectInfo]) -> Report | None:
@@ -153,19 +164,16 @@ class Run:
         refuse_limit(self._settings)
         self._appending = True
         if self.plan is None:
-            self._open(list)
+            self._open(lambda: iter(()))
         assert self.plan is not None, "opened"
         fresh = self._objects.unplanned(objects)
         if not fresh and self._finished == len(self.plan.objects):
             return None
         if fresh:
-            planned = self._objects.prepare(fresh)
-            known = self._ledger.schema()
-            schema = self._schema_of(planned, known)
-            if schema != known:
-                self._ledger.write_schema(schema)
-            self._ledger.reopen()
-            self._objects.add(planned)
+            for planned in self._objects.prepare(fresh):
+                self._learn(planned)
+                self._ledger.reopen()
+                self._objects.add(planned)
             self.plan = self._make_plan()
         return self._score()
 
@@ -197,8 +205,15 @@ class Run:
         return self._scoring.figures.reading()
 
     def _make_plan(self) -> Plan:
-        by_tasks = self._scoring.mode == "tasks"
-        return make_plan(self._objects.files, self._settings, by_tasks=by_tasks)
+        plan = self._objects.plan(by_tasks=self._by_tasks)
+        self.progress.objects_total, self.progress.bytes_total = len(plan.objects), plan.nbytes
+        if self._by_tasks or not self._planning.is_listing:
+            return plan
+        return replace(plan, objects=GrowingObjects(self._objects, self._planning))
+
+    @property
+    def _by_tasks(self) -> bool:
+        return self._scoring.mode == "tasks"
 
     @property
     def _planned(self) -> int:
@@ -207,7 +222,7 @@ class Run:
 
     # Beginning
 
-    def _open(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
+    def _open(self, select: Callable[[], Iterator[ObjectInfo]]) -> Report | None:
         """Begin or resume the run. Return the report if the run is already finished, else None."""
         self._scoring.check()
         found = self._ledger.kind()
@@ -221,10 +236,8 @@ class Run:
         if self._if_exists != "overwrite" and (found or any(self._objects.parts())):
             raise OutputExistsError(self.destination)
         # A run that cannot start must neither delete an existing output nor leave files.
-        infos = select()
-        if not self._settings.per_object and self._if_exists == "overwrite":
-            infos = self._objects.without_own_output(infos)
-        planned = limit_objects(self._objects.prepare(infos), self._stores, self._settings)
+        pages = self._pages(select())
+        planned = next(pages)
         schema = self._schema_of(planned)
         if self._if_exists == "overwrite":
             self._objects.delete_output()
@@ -234,9 +247,41 @@ class Run:
         # A resumption must repeat the identity; a retry reads these.
         more = {"made_with": self._model_reference, "destination_region": self._region_of(self.destination)}
         self._ledger.begin(self._identity() | more, self.kind)
+        self._plan_pages(pages, in_background=len(planned) == PAGE_OBJECTS)
         self.plan = self._make_plan()
-        _log.info("run started", extra={"output": self.destination, "objects": len(planned)})
+        _log.info("run started", extra={"output": self.destination, "objects": self._planned})
         return None
+
+    def _pages(self, infos: Iterator[ObjectInfo]) -> Iterator[Sequence[PlannedObject]]:
+        """Yield the objects of a listing as pages of the plan, up to the limit of records."""
+        if not self._settings.per_object:
+            infos = self._objects.without_own_output(infos)
+        return limit_pages(self._objects.prepare(infos), self._stores, self._settings)
+
+    def _plan_pages(self, pages: Iterator[Sequence[PlannedObject]], *, in_background: bool) -> None:
+        """Add pages to the plan: now, or while the first ones are scored."""
+        self._planning = Planning(pages, self._add_page, self._objects.complete)
+        # The objects up to a limit are read to find it. A resumption cannot do that again.
+        if in_background and self._settings.subset.limit is None:
+            self._planning.start()
+        else:
+            self._planning.run()
+
+    def _add_page(self, planned: Sequence[PlannedObject]) -> None:
+        """Add a page that was listed while the run goes on. Called in the thread of the listing."""
+        if self._by_tasks:
+            # A flow without tasks finds the schema of a format in its first block.
+            self._learn(planned)
+        self._objects.add(planned)
+        self.progress.objects_total += len(planned)
+        self.progress.bytes_total += sum(one.info.size_bytes or 0 for one in planned)
+
+    def _learn(self, planned: Sequence[PlannedObject]) -> None:
+        """Add the schemas of the formats that only these objects have to the schema of the run."""
+        known = self._ledger.schema()
+        schema = self._schema_of(planned, known)
+        if schema != known:
+            self._ledger.write_schema(schema)
 
     def _schema_of(self, planned: Sequence[PlannedObject], known: Schema | None = None) -> Schema:
         return schema_of(
@@ -256,15 +301,18 @@ class Run:
             "mode": self._scoring.mode,
         }
 
-    def _resume(self, select: Callable[[], list[ObjectInfo]]) -> Report | None:
+    def _resume(self, select: Callable[[], Iterator[ObjectInfo]]) -> Report | None:
         self._ledger.check_identity(self._identity(), self.kind)
         self._resumed = True
         if self._settings.schema not in SAMPLED:
             accept_schema(self._settings.schema, self._stores, self._ledger)
         finished = self._ledger.final_report()
         self._objects.load()
-        if self._settings.per_object and finished is None and not self._appending:
-            self._objects.check_unchanged(select())
+        is_listed = self._settings.per_object or not self._objects.is_complete
+        if is_listed and finished is None and not self._appending:
+            infos = self._objects.unplanned_after(select())
+            many = sum(head.objects for head in self._objects.heads) >= PAGE_OBJECTS
+            self._plan_pages(self._new_pages(infos), in_background=many)
         self.plan = self._make_plan()
         self._scoring.resume(self.plan, finished=finished is not None)
         at = {"output": self.destination, "objects": self._planned, "records": self.progress.records}
@@ -275,6 +323,10 @@ class Run:
         self.was_finished = True
         return Report.from_json(finished)
 
+    def _new_pages(self, infos: Iterator[ObjectInfo]) -> Iterator[Sequence[PlannedObject]]:
+        """Yield pages of the objects of a listing that an earlier process did not plan; none if it has none."""
+        return (page for page in self._pages(infos) if page)
+
     # Scoring
 
     def _score(self) -> Report:
@@ -282,8 +334,9 @@ class Run:
         assert self.plan is not None, "opened before"
         self._reporter.begin()
         try:
-            complete = self._scoring.execute(self.plan, appended=self._appending)
+            complete = self._execute()
         except BaseException as error:
+            self._planning.stop()
             self._reporter.end()
             if isinstance(error, PredictError) and error.traceback is not None:
                 self.progress.tracebacks.setdefault(error.traceback.key, error.traceback)
@@ -293,17 +346,37 @@ class Run:
         self._reporter.end()
         return self._finish(complete)
 
+    def _execute(self) -> bool:
+        """Score the objects that are planned, and those that are planned meanwhile.
+
+        Return False if stopped before the end.
+        """
+        while True:
+            assert self.plan is not None, "opened before"
+            pages = len(self._objects.heads)
+            if not self._scoring.execute(self.plan, appended=self._appending):
+                self._planning.stop()
+                return False
+            has_more = self._planning.wait(partial(self._has_tasks_after, pages))
+            self.plan = self._make_plan()
+            if not has_more:
+                return True
+
+    def _has_tasks_after(self, pages: int) -> bool:
+        return self._by_tasks and len(self._objects.heads) > pages
+
     def _delete_traces(self) -> None:
         """Delete all traces of a run that broke before its first commit."""
         if self._resumed or self._scoring.has_committed:
             return
         try:
             self._objects.delete_output()
-            self._objects.files, self.plan = [], None
+            self.plan = None
         except HeadraceError:
             _log.warning("the traces of the run cannot be deleted", exc_info=True)
 
     def _check_failures_so_far(self, _: ScoredBatch | None) -> None:
+        self._planning.check()
         self._check_failures(self.progress.rows_failed, self.progress.records, at_end=False)
 
     def _check_failures(self, failed: int, records: int, *, at_end: bool) -> None:

@@ -172,9 +172,7 @@ class PartScoring(PredictorWork, Scoring):
     @override
     def execute(self, plan: Plan, *, appended: bool) -> bool:
         work, progress, cursor = self._work, self._work.progress, self._cursor
-        sizes = [planned.info.size_bytes or 0 for planned in plan.objects]
-        progress.objects_total, progress.bytes_total = len(sizes), sum(sizes)
-        progress.begin(objects_before=cursor.index, bytes_before=sum(sizes[: cursor.index]))
+        progress.begin(objects_before=cursor.index, bytes_before=plan.bytes_before(cursor.index))
         work = work.with_schema(work.ledger.schema())
         sequencer = self._restored_sequencer(plan, work.schema)
         self._sequencer, self._committed = None, None

@@ -93,8 +93,7 @@ class ShardSource(BlockSource):
         self._reading = 0
         self.bytes_read = 0
         self.objects_read = 0
-        self._extents = [self._extent(open_shard) for open_shard in open_shards]
-        self._prefetch = Prefetch(stores, self._extents, settings.flow)
+        self._prefetch = Prefetch(stores, map(self._extent, open_shards), settings.flow)
 
     @property
     def reading(self) -> str:
@@ -267,7 +266,7 @@ class ShardSource(BlockSource):
     def _chunks(self, number: int, open_shard: OpenShard, text_range: TextRange | None) -> Iterator[bytes]:
         """Yield a shard's bytes; for a range, also the bytes after it on demand."""
         past = 0
-        extent = self._extents[number]
+        extent = self._extent(open_shard)
         if text_range is not None:
             # The previous range may end after this one's start, or even after its end.
             past = text_range.first_byte - extent.start

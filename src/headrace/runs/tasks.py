@@ -6,9 +6,9 @@
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, get_args
+from typing import Final, Literal, Protocol, get_args
 
 from typing_extensions import override
 
@@ -21,6 +21,7 @@ from headrace.runs.items import ScoredBatch
 from headrace.runs.ledger import RetryLedger
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import Plan, Task, list_open_shards
+from headrace.runs.plan_pages import TaskSelection
 from headrace.runs.records import LEDGER_FOLDER, Counts, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.scoring import Mode, PredictorWork, Scoring
 from headrace.runs.source import ShardSource, read_head
@@ -30,6 +31,8 @@ from headrace.runs.work import RunProgress, RunWork, WorkFigures, ignore
 
 _log = logging.getLogger("headrace.runs")
 
+FLOW_OBJECTS_MIN: Final = 10_000
+"""The number of objects of one flow, whose ends are in memory, after which another flow begins."""
 OtherRegions = Literal["idle", "never"]
 """When a worker takes tasks of other regions: if none of its own are left, or never."""
 
@@ -61,8 +64,10 @@ class Locality:
             return True
         return task.region is None or task.region == self.region
 
-    def ordered(self, tasks: Sequence[Task]) -> list[Task]:
+    def ordered(self, tasks: Sequence[Task]) -> Sequence[Task]:
         """Return the tasks that a single worker runs, local tasks first."""
+        if self.region is None and self.other_regions == "idle":
+            return tasks
         own = [task for task in tasks if self.is_local(task)]
         if self.other_regions == "never" or len(own) == len(tasks):
             return own
@@ -180,7 +185,7 @@ class TaskScoring(Scoring):
             range_starts=assembler.range_starts(),
             checkpoints=checkpoints,
         ).with_schema(work.ledger.schema())
-        left = [task for task in plan.tasks if task.number not in self._done]
+        left = TaskSelection(plan, [n for n in range(len(plan.tasks)) if n not in self._done])
         if left and not self._runner.run(work, left):
             return False
         return self._redo_ranges(work, assembler)
@@ -213,11 +218,11 @@ class TaskScoring(Scoring):
         for checkpoint in (c for c in checkpoints.values() if c.task not in self._done):
             counts += [checkpoint.counts, *(s.counts for s in checkpoint.done)]
         progress.counts = sum_counts(counts)
-        progress.objects_total = len(plan.objects)
-        progress.bytes_total = plan.nbytes
-        done = [shard for number in self._done for shard in plan.tasks[number].shards]
-        sizes = [(plan.objects[s.index].info.size_bytes or 0) // s.count for s in done]
-        progress.begin(objects_before=sum(s.ends_object for s in done), bytes_before=sum(sizes))
+        objects = nbytes = 0
+        for shard in (s for number in sorted(self._done) for s in plan.tasks[number].shards):
+            objects += shard.ends_object
+            nbytes += (plan.objects[shard.index].info.size_bytes or 0) // shard.count
+        progress.begin(objects_before=objects, bytes_before=nbytes)
 
     @override
     def totals(self, plan: Plan, *, complete: bool) -> RunTotals:
@@ -250,7 +255,7 @@ class TaskScoring(Scoring):
 
 
 class InProcessRunner(PredictorWork, Runner):
-    """A runner of all tasks in this process, as one flow.
+    """A runner of all tasks in this process, as one flow, or as several if they have very many objects.
 
     The caller starts and stops the predictor.
     """
@@ -263,9 +268,26 @@ class InProcessRunner(PredictorWork, Runner):
     def run(self, work: RunWork, tasks: Sequence[Task]) -> bool:
         local_tasks = self._locality.ordered(tasks)
         local_work = replace(work, region=self._locality.region)
-        task_run = TaskRun(local_work, local_tasks, self._predictor)
-        self._read_with(task_run)
-        return task_run.execute() and len(local_tasks) == len(tasks)
+        for some in _groups_of(local_tasks):
+            task_run = TaskRun(local_work, some, self._predictor)
+            self._read_with(task_run)
+            if not task_run.execute():
+                return False
+        return len(local_tasks) == len(tasks)
+
+
+def _groups_of(tasks: Iterable[Task]) -> Iterator[list[Task]]:
+    """Yield the tasks in groups that have at least `FLOW_OBJECTS_MIN` objects and ranges, but for the last."""
+    group: list[Task] = []
+    shards = 0
+    for task in tasks:
+        group.append(task)
+        shards += len(task.shards)
+        if shards >= FLOW_OBJECTS_MIN:
+            yield group
+            group, shards = [], 0
+    if group:
+        yield group
 
 
 class TaskRun:
