@@ -50,6 +50,8 @@ class ProgressSnapshot:
     records_replayed: int = 0
     records_to_replay: int = 0
     """Records sent to the model again to restore sequence states, before any new record."""
+    is_listing: bool = False
+    """True while the source is being listed: the totals still grow."""
 
 
 class ProgressDisplay:
@@ -121,6 +123,7 @@ class ProgressDisplay:
             reading=tuple(self._reading()) if self._reading else (),
             records_replayed=counters.records_replayed,
             records_to_replay=counters.records_to_replay,
+            is_listing=counters.is_listing,
         )
 
     def _show(self) -> None:
@@ -132,14 +135,14 @@ class ProgressDisplay:
         elif self._bar:
             self._bar.update(
                 self._bar.task_ids[0],
-                total=snapshot.bytes_total or None,
+                total=None if snapshot.is_listing else snapshot.bytes_total or None,
                 completed=snapshot.bytes_read,
                 done=_progress_text(snapshot, "/", percent=True),
                 records=f"{snapshot.records:,}",
                 rate=f"{snapshot.rows_per_s:,.0f}",
                 busy=f"{snapshot.instance_busy_share:.0%}",
                 failed=f" [red]{snapshot.rows_failed:,} failed[/]" if snapshot.rows_failed else "",
-                eta=" ETA" if snapshot.bytes_total else "",
+                eta=" ETA" if snapshot.bytes_total and not snapshot.is_listing else "",
                 reading=_objects_text(snapshot),
             )
         elif self._style == "lines":
@@ -172,6 +175,8 @@ def _progress_text(snapshot: ProgressSnapshot, separator: str, *, percent: bool 
         replayed = f"{snapshot.records_replayed:,}{separator}{snapshot.records_to_replay:,}"
         return f"replaying {replayed} records to restore sequence states"
     read, total = decimal(snapshot.bytes_read), snapshot.bytes_total
+    if snapshot.is_listing:
+        return f"{read} ({snapshot.objects_total:,} objects listed so far)"
     if not total:
         return read
     share = f"{snapshot.bytes_read / total:>4.0%} " if percent else ""

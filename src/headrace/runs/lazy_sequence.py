@@ -1,11 +1,12 @@
 """A sequence whose items are made when they are used, for plans that are too large for the memory."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
 
 from typing_extensions import override
 
+Item = TypeVar("Item")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -28,3 +29,19 @@ class LazySequence(Sequence[T_co]):
         if isinstance(index, slice):
             return [self.item(place) for place in range(*index.indices(len(self)))]
         return self.item(index if index >= 0 else index + len(self))
+
+
+class MappedSequence(LazySequence[T_co]):
+    """The results of a function for the items of a sequence, each made when it is used."""
+
+    def __init__(self, items: Sequence[Item], function: Callable[[Item], T_co]) -> None:
+        self._items = items
+        self._function: Callable[[Any], T_co] = function
+
+    @override
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @override
+    def item(self, index: int) -> T_co:
+        return self._function(self._items[index])

@@ -7,9 +7,8 @@ other pages, so a plan of a million objects takes the memory of a few pages.
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Final, TypeVar
 
 from typing_extensions import override
@@ -41,13 +40,15 @@ def _is_range(task: Task) -> bool:
 
 
 class PagedSequence(LazySequence[T_co]):
-    """The items of all pages in order. `load` returns the items of a page, and keeps the last pages.
+    """The items of all pages in order. Any thread may use it.
 
-    Any thread may use it.
+    Args:
+        firsts: The index of the first item of each page, and the number of all items.
+        load: A function that returns the items of a page, and keeps the last used pages.
     """
 
-    def __init__(self, counts: Sequence[int], load: Callable[[int], Sequence[T_co]]) -> None:
-        self._firsts = [0, *accumulate(counts)]
+    def __init__(self, firsts: Iterable[int], load: Callable[[int], Sequence[T_co]]) -> None:
+        self._firsts = list(firsts)
         self._load = load
 
     @override
@@ -67,29 +68,56 @@ class PagedSequence(LazySequence[T_co]):
             yield from self._load(page)
 
 
-class _Pages:
-    """The pages of a plan, of which the last used ones are in memory."""
+class PlanPages:
+    """The pages of a plan, of which the last used ones are in memory. Any thread may use them.
 
-    def __init__(
-        self,
-        heads: Sequence[PlanHead],
-        read: Callable[[int], Sequence[PlannedObject]],
-        settings: RunSettings,
-    ) -> None:
-        self._heads = heads
-        self._first_objects = [0, *accumulate(head.objects for head in heads)]
-        self._first_tasks = [0, *accumulate(head.tasks for head in heads)]
+    Args:
+        read: A function that reads the objects of a page.
+        settings: The settings of the run.
+    """
+
+    def __init__(self, read: Callable[[int], Sequence[PlannedObject]], settings: RunSettings) -> None:
         self._read = read
         self._settings = settings
+        self._heads: list[PlanHead] = []
+        self._first_objects, self._first_tasks = [0], [0]
         self._lock = threading.Lock()
         self._objects: OrderedDict[int, Sequence[PlannedObject]] = OrderedDict()
         self._tasks: dict[int, Sequence[Task]] = {}
 
-    def objects(self, page: int) -> Sequence[PlannedObject]:
+    def __len__(self) -> int:
+        """Return the number of pages."""
+        return len(self._heads)
+
+    @property
+    def objects(self) -> int:
+        """The number of objects."""
+        return self._first_objects[-1]
+
+    def add(self, head: PlanHead) -> None:
+        """Add the next page."""
+        with self._lock:
+            self._heads.append(head)
+            self._first_objects.append(self._first_objects[-1] + head.objects)
+            self._first_tasks.append(self._first_tasks[-1] + head.tasks)
+
+    def plan(self, *, by_tasks: bool = True) -> Plan:
+        """Return the plan of the pages so far; without `by_tasks`, without tasks.
+
+        The tasks of a later page continue the numbers of the earlier ones.
+        """
+        with self._lock:
+            return Plan(
+                PagedSequence(self._first_objects, self._objects_of),
+                PagedSequence(self._first_tasks, self._tasks_of) if by_tasks else (),
+                tuple(self._heads),
+            )
+
+    def _objects_of(self, page: int) -> Sequence[PlannedObject]:
         with self._lock:
             return self._loaded(page)
 
-    def tasks(self, page: int) -> Sequence[Task]:
+    def _tasks_of(self, page: int) -> Sequence[Task]:
         with self._lock:
             objects = self._loaded(page)
             if page not in self._tasks:
@@ -111,22 +139,17 @@ class _Pages:
 
 
 def open_plan(
-    heads: Sequence[PlanHead],
+    heads: Iterable[PlanHead],
     read: Callable[[int], Sequence[PlannedObject]],
     settings: RunSettings,
     *,
     by_tasks: bool = True,
 ) -> Plan:
-    """Return the plan of some pages, which `read` returns by number; without `by_tasks`, without tasks.
-
-    The tasks of a later page continue the numbers of the earlier ones.
-    """
-    pages = _Pages(heads, read, settings)
-    return Plan(
-        PagedSequence([head.objects for head in heads], pages.objects),
-        PagedSequence([head.tasks for head in heads], pages.tasks) if by_tasks else (),
-        tuple(heads),
-    )
+    """Return the plan of some pages, which `read` returns by number."""
+    pages = PlanPages(read, settings)
+    for head in heads:
+        pages.add(head)
+    return pages.plan(by_tasks=by_tasks)
 
 
 class TaskSelection(LazySequence[Task]):

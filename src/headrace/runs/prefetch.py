@@ -5,10 +5,9 @@ huge objects and many small ones alike. It is filled up to `prefetch_bytes_max`,
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
 
 from headrace.core.errors import ChangedError
 from headrace.formats.contract import BLOCK_BYTES_MAX
@@ -55,19 +54,25 @@ class _Read:
 
 
 class Prefetch:
-    """The chunks of extents, in order. One thread uses it; any thread may call `close`."""
+    """The chunks of extents, in order. One thread uses it; any thread may call `close`.
+
+    The extents may grow. They are read ahead as far as they are known.
+    """
 
     def __init__(
         self,
         stores: Stores,
-        extents: Iterable[Extent],
+        extents: Sequence[Extent],
         settings: FlowSettings,
     ) -> None:
         self._stores = stores
         self._bytes_max = settings.prefetch_bytes_max
         self._range_bytes = settings.range_bytes
-        first = list(islice(extents := iter(extents), 1))
-        self._reads = self._plan_reads(chain(first, extents))
+        self._extents = extents
+        self._next_extent = 0
+        self._reads: Iterator[_Read] = iter(())
+        """The reads of the last extent that are not started."""
+        self._ramp = FIRST_RANGE_BYTES
         self._window: deque[tuple[_Read, Future[list[bytes | BaseException]], int]] = deque()
         """The started reads, with their group's future and their position in the group."""
         self._ungrouped: _Read | None = None
@@ -75,24 +80,22 @@ class Prefetch:
         self._window_bytes = 0
         # Concurrent reads of a local disk gain nothing, and more threads compete for the
         # interpreter lock.
-        threads = 1 if all(_is_local(extent.info) for extent in first) else settings.prefetch_threads
+        threads = 1 if not extents or _is_local(extents[0].info) else settings.prefetch_threads
         self._pool = ThreadPoolExecutor(threads, "headrace-prefetch")
         self._fill()
 
-    def _plan_reads(self, extents: Iterable[Extent]) -> Iterator[_Read]:
-        ramp = FIRST_RANGE_BYTES
-        for index, extent in enumerate(extents):
-            info, start = extent.info, extent.start
-            if info.size_bytes is None:
-                yield _Read(index, info, start, None)
-                continue
-            stop = info.size_bytes if extent.stop is None else min(extent.stop, info.size_bytes)
-            range_bytes = min(self._range_bytes, LOCAL_RANGE_BYTES) if _is_local(info) else self._range_bytes
-            while start < stop:
-                length = min(range_bytes, ramp, stop - start)
-                ramp = min(ramp * 4, range_bytes)
-                yield _Read(index, info, start, length)
-                start += length
+    def _plan_reads(self, index: int, extent: Extent) -> Iterator[_Read]:
+        info, start = extent.info, extent.start
+        if info.size_bytes is None:
+            yield _Read(index, info, start, None)
+            return
+        stop = info.size_bytes if extent.stop is None else min(extent.stop, info.size_bytes)
+        range_bytes = min(self._range_bytes, LOCAL_RANGE_BYTES) if _is_local(info) else self._range_bytes
+        while start < stop:
+            length = min(range_bytes, self._ramp, stop - start)
+            self._ramp = min(self._ramp * 4, range_bytes)
+            yield _Read(index, info, start, length)
+            start += length
 
     def _fill(self) -> None:
         """Start reads until the window is full. A single read may be larger than the window."""
@@ -126,7 +129,13 @@ class Prefetch:
 
     def _next_read(self) -> _Read | None:
         read, self._ungrouped = self._ungrouped, None
-        return read or next(self._reads, None)
+        read = read or next(self._reads, None)
+        # More extents may be known later: do not wait for them.
+        while read is None and self._next_extent < len(self._extents):
+            self._reads = self._plan_reads(self._next_extent, self._extents[self._next_extent])
+            self._next_extent += 1
+            read = next(self._reads, None)
+        return read
 
     def _fetch_all(self, reads: Sequence[_Read]) -> list[bytes | BaseException]:
         """Return the bytes or the error of each read."""
@@ -155,6 +164,7 @@ class Prefetch:
 
         The errors of the store are raised at their byte.
         """
+        self._fill()
         while self._window and self._window[0][0].index <= index:
             read, future, place = self._window.popleft()
             self._window_bytes -= read.length or 0

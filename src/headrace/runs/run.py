@@ -112,7 +112,7 @@ class Run:
         self._region_of = region_of
         self._ledger = Ledger(stores.for_uri(self.destination), self.destination)
         self._objects = RunPlan(source, self._ledger, settings, region_of)
-        self._planning = Planning(iter(()), self._add_page, self._objects.complete)
+        self._planning = Planning(iter(()), self._add_page, self._complete_plan)
         self._finished = 0
         """The number of objects that were in the plan when the run was last complete."""
         self._resumed = False
@@ -260,12 +260,17 @@ class Run:
 
     def _plan_pages(self, pages: Iterator[Sequence[PlannedObject]], *, in_background: bool) -> None:
         """Add pages to the plan: now, or while the first ones are scored."""
-        self._planning = Planning(pages, self._add_page, self._objects.complete)
+        self._planning = Planning(pages, self._add_page, self._complete_plan)
         # The objects up to a limit are read to find it. A resumption cannot do that again.
         if in_background and self._settings.subset.limit is None:
+            self.progress.is_listing = True
             self._planning.start()
         else:
             self._planning.run()
+
+    def _complete_plan(self) -> None:
+        self._objects.complete()
+        self.progress.is_listing = False
 
     def _add_page(self, planned: Sequence[PlannedObject]) -> None:
         """Add a page that was listed while the run goes on. Called in the thread of the listing."""
@@ -311,7 +316,7 @@ class Run:
         is_listed = self._settings.per_object or not self._objects.is_complete
         if is_listed and finished is None and not self._appending:
             infos = self._objects.unplanned_after(select())
-            many = sum(head.objects for head in self._objects.heads) >= PAGE_OBJECTS
+            many = self._objects.pages.objects >= PAGE_OBJECTS
             self._plan_pages(self._new_pages(infos), in_background=many)
         self.plan = self._make_plan()
         self._scoring.resume(self.plan, finished=finished is not None)
@@ -353,7 +358,7 @@ class Run:
         """
         while True:
             assert self.plan is not None, "opened before"
-            pages = len(self._objects.heads)
+            pages = len(self._objects.pages)
             if not self._scoring.execute(self.plan, appended=self._appending):
                 self._planning.stop()
                 return False
@@ -363,7 +368,7 @@ class Run:
                 return True
 
     def _has_tasks_after(self, pages: int) -> bool:
-        return self._by_tasks and len(self._objects.heads) > pages
+        return self._by_tasks and len(self._objects.pages) > pages
 
     def _delete_traces(self) -> None:
         """Delete all traces of a run that broke before its first commit."""

@@ -19,8 +19,8 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.objects import OutputNames, check_separate, is_single_listing, output_names, plan_objects
 from headrace.runs.parts import PART_NAME
 from headrace.runs.plan import Plan
-from headrace.runs.plan_pages import PAGE_OBJECTS, head_of, open_plan
-from headrace.runs.records import LEDGER_FOLDER, PlanHead, PlannedObject
+from headrace.runs.plan_pages import PAGE_OBJECTS, PlanPages, head_of
+from headrace.runs.records import LEDGER_FOLDER, PlannedObject
 from headrace.runs.settings import RunSettings
 from headrace.storage.contract import ObjectInfo
 
@@ -48,8 +48,8 @@ class RunPlan:
         self._ledger = ledger
         self._settings = settings
         self._region_of = region_of
-        self.heads: list[PlanHead] = []
-        """The heads of all pages; none before the run is begun or loaded."""
+        self.pages = PlanPages(ledger.plan_page, settings)
+        """All pages; none before the run is begun or loaded."""
         self.is_complete = False
         """True if the pages have all objects that the source had."""
         self._names: OutputNames | None = None
@@ -60,7 +60,7 @@ class RunPlan:
 
     def plan(self, *, by_tasks: bool) -> Plan:
         """Return the plan of the pages that exist now."""
-        return open_plan(list(self.heads), self._ledger.plan_page, self._settings, by_tasks=by_tasks)
+        return self.pages.plan(by_tasks=by_tasks)
 
     def prepare(self, infos: Iterable[ObjectInfo]) -> Iterator[list[PlannedObject]]:
         """Yield new objects with the names of their outputs, page by page; at least one page.
@@ -94,8 +94,8 @@ class RunPlan:
     def add(self, planned: Sequence[PlannedObject]) -> None:
         """Write prepared objects as a new page."""
         head = head_of(planned, self._settings)
-        self._ledger.write_plan(len(self.heads), planned, head)
-        self.heads.append(head)
+        self._ledger.write_plan(len(self.pages), planned, head)
+        self.pages.add(head)
         if self._known is not None:
             _add_etags(self._known, planned)
 
@@ -106,7 +106,9 @@ class RunPlan:
 
     def load(self) -> None:
         """Read the heads of the pages of an earlier process."""
-        self.heads = self._ledger.plan_heads()
+        self.pages = PlanPages(self._ledger.plan_page, self._settings)
+        for head in self._ledger.plan_heads():
+            self.pages.add(head)
         self.is_complete = self._ledger.has_complete_plan()
 
     def unplanned_after(self, now: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
@@ -195,7 +197,8 @@ class RunPlan:
         for name in (REPORT_NAME, PAGE_NAME):
             store.delete(self._ledger.destination + name)
         self._ledger.delete()
-        self.heads, self.is_complete, self._names, self._known = [], False, None, None
+        self.pages = PlanPages(self._ledger.plan_page, self._settings)
+        self.is_complete, self._names, self._known = False, None, None
 
 
 def _is_same(before: ObjectInfo, now: ObjectInfo) -> bool:
@@ -296,7 +299,7 @@ class GrowingObjects(LazySequence[PlannedObject]):
     @override
     def __len__(self) -> int:
         """Return the number of objects that are planned now."""
-        return sum(head.objects for head in self._plan.heads)
+        return self._plan.pages.objects
 
     @override
     def item(self, index: int) -> PlannedObject:

@@ -32,6 +32,7 @@ from headrace.formats.read import (
 )
 from headrace.formats.text_range import TextFormat, TextRange
 from headrace.runs.items import BlockSource, Cursor, ReadBlock
+from headrace.runs.lazy_sequence import MappedSequence
 from headrace.runs.plan import OpenShard, Shard, ShardEnd
 from headrace.runs.prefetch import Extent, Prefetch
 from headrace.runs.records import PlannedObject, ReadBound, ShardPosition
@@ -93,7 +94,7 @@ class ShardSource(BlockSource):
         self._reading = 0
         self.bytes_read = 0
         self.objects_read = 0
-        self._prefetch = Prefetch(stores, map(self._extent, open_shards), settings.flow)
+        self._prefetch = Prefetch(stores, MappedSequence(open_shards, self._extent), settings.flow)
 
     @property
     def reading(self) -> str:

@@ -63,6 +63,8 @@ class RunProgress:
     """Objects that an earlier process or append read to their ends."""
     bytes_before: int = 0
     """The bytes of these objects."""
+    is_listing: bool = False
+    """True while the source is being listed, and the totals of objects and bytes still grow."""
     records_before: int = 0
     """Records that were delivered earlier; they do not count for the rate."""
     records_to_replay: int = 0
