@@ -2,7 +2,7 @@
 
     python benchmarks/transform [SECTION...] [--pairs 5] [--rows 1000000] [--peer NAME=PYTHON]...
 
-Sections: rows, objects, split, memory. The default is all. `make peers` creates the environments of
+Sections: rows, objects, split, memory, many. The default is all. `make peers` creates the environments of
 the peers; peers without one are skipped. Input, output and figures (`transform.json`) are in
 `bench-results/`: up to 5 GB. The exit status is 1 if a target is missed.
 """

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+import many
 import memory
 import objects
 import rows
@@ -16,6 +17,7 @@ SECTIONS: dict[str, Section] = {
     "objects": objects.section,
     "split": splitting.section,
     "memory": memory.section,
+    "many": many.section,
 }
 RESULTS = FOLDER / "transform.json"
 
@@ -25,6 +27,14 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument(
         "--objects", type=int, default=10_000, help="number of objects of ten rows each (default 10,000)"
+    )
+    parser.add_argument(
+        "--many",
+        type=int,
+        nargs="+",
+        metavar="OBJECTS",
+        default=[10_000, 100_000, 1_000_000],
+        help="numbers of objects of the section many (default 10,000, 100,000 and 1,000,000)",
     )
     parser.add_argument(
         "--objects-at",

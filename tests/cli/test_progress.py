@@ -118,6 +118,13 @@ def test_source_of_unknown_size_has_no_share(style, read, monkeypatch):
     assert "ETA" not in shown
 
 
+def test_growing_totals_have_no_share(capsys):
+    progress = counters()
+    progress.is_listing = True
+    ProgressDisplay("lines", progress, statistics)._show()
+    assert capsys.readouterr().err.startswith("1.0 MB (4 objects listed so far), 1,500 records, ")
+
+
 def test_bar_shows_its_final_state(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)

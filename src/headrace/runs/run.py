@@ -329,7 +329,7 @@ class Run:
         return Report.from_json(finished)
 
     def _new_pages(self, infos: Iterator[ObjectInfo]) -> Iterator[Sequence[PlannedObject]]:
-        """Yield pages of the objects of a listing that an earlier process did not plan; none if it has none."""
+        """Yield pages of the objects of a listing that an earlier process did not plan, if it has any."""
         return (page for page in self._pages(infos) if page)
 
     # Scoring

@@ -277,7 +277,7 @@ class InProcessRunner(PredictorWork, Runner):
 
 
 def _groups_of(tasks: Iterable[Task]) -> Iterator[list[Task]]:
-    """Yield the tasks in groups that have at least `FLOW_OBJECTS_MIN` objects and ranges, but for the last."""
+    """Yield the tasks in groups of at least `FLOW_OBJECTS_MIN` objects and ranges; the last may have fewer."""
     group: list[Task] = []
     shards = 0
     for task in tasks:
