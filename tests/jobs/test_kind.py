@@ -22,13 +22,15 @@ class RecordingPredictor:
     def __init__(self):
         self.futures: list[Future] = []
         self.alone: list[bool] = []
+        self.strict: list[bool] = []
         self.abandoned: list[Future] = []
         self.during = lambda: None
 
-    def submit(self, _request, *, alone=False):
+    def submit(self, _request, *, alone=False, strict=False):
         future: Future = Future()
         self.futures.append(future)
         self.alone.append(alone)
+        self.strict.append(strict)
         self.during()
         return future
 

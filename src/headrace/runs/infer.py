@@ -12,13 +12,15 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.block import Block
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, DataError, UnsupportedError
 from headrace.core.tensor import Array
 from headrace.formats.column_decode import values_dtype
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import JsonPath
 from headrace.formats.matrix import parse_number
 from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
+from headrace.formats.read import V2
+from headrace.protocols.oip_json import decode_request
 from headrace.runs.schema import NUMERIC, Column, ColumnType, RecordSchema
 
 JSON_KINDS: Final = frozenset({"json", "jsonl"})
@@ -231,6 +233,32 @@ def infer_messages(kind: str, blocks: Sequence[Block]) -> RecordSchema:
         for (type, size), _ in counts.most_common(1)
     ]
     return RecordSchema(kind, tuple(columns), problem="" if columns else problem)
+
+
+def infer_requests(blocks: Sequence[Block]) -> RecordSchema:
+    """Return the schema of V2 requests: their inputs, each with its most frequent datatype and shape.
+
+    Records that are no requests are skipped.
+    """
+    found: dict[str, Counter[tuple[ColumnType, tuple[int, ...]]]] = {}
+    valid = 0
+    problem = "they are empty"
+    for record in (record for block in blocks for record in block.texts()):
+        try:
+            request = decode_request(record).request
+        except (DataError, UnsupportedError) as error:
+            problem = str(error) if problem == "they are empty" else problem
+            continue
+        valid += 1
+        for tensor in request.inputs:
+            type: ColumnType = _DTYPE_TYPES.get(tensor.data.dtype.kind, "text")
+            found.setdefault(tensor.name, Counter())[type, tensor.data.shape] += 1
+    columns = [
+        Column(name, type, shape, valid - counts.total())
+        for name, counts in found.items()
+        for (type, shape), _ in counts.most_common(1)
+    ]
+    return RecordSchema(V2, tuple(columns), problem="" if columns else problem)
 
 
 def infer_table(kind: str, blocks: Sequence[Block]) -> RecordSchema:

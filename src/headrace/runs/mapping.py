@@ -21,7 +21,7 @@ from headrace.formats.csv_decode import ColumnFinder, CsvColumnsDecoder, CsvMatr
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
-from headrace.formats.read import ReadOptions, csv_dialect, first_records, format_name
+from headrace.formats.read import V2, ReadOptions, csv_dialect, first_records, format_name
 from headrace.runs.field_mapping import ParquetMapping, framed_decoder, json_decoder
 from headrace.runs.infer import (
     FRAMED_KINDS,
@@ -29,6 +29,7 @@ from headrace.runs.infer import (
     infer_csv,
     infer_json,
     infer_messages,
+    infer_requests,
     infer_table,
 )
 from headrace.runs.items import RecordSequences
@@ -123,6 +124,8 @@ class Mapper:
             )
         elif kind in JSON_KINDS:
             records = infer_json(kind, blocks, self._filter)
+        elif kind == V2:
+            records = infer_requests(blocks)
         elif kind == "parquet":
             records = infer_table(kind, blocks)
         elif kind in FRAMED_KINDS:
@@ -189,6 +192,10 @@ class Mapper:
         if kind in JSON_KINDS:
             select = None if self._filter.is_root else self._filter.value
             return json_decoder(self._metadata, self._mapping, select, records, self.read.encoding)
+        if kind == V2:
+            from headrace.runs.requests import RequestDecoder  # noqa: PLC0415 - for this format alone
+
+            return RequestDecoder(self._metadata)
         if kind == "line":
             return self._line()
         if kind == "parquet":

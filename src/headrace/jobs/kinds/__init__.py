@@ -248,12 +248,12 @@ class AttemptPredictor(Predictor):
         return self.predictor.metadata
 
     @override
-    def submit(self, request: InferRequest) -> "Future[InferResponse]":
+    def submit(self, request: InferRequest, *, strict: bool = False) -> "Future[InferResponse]":
         if self._over:
             raise CancelledRequestError("the attempt was stopped")
         # The predictions must not depend on other running jobs, because a resumed attempt writes
         # them again, byte for byte.
-        future = self.predictor.submit(request, alone=True)
+        future = self.predictor.submit(request, alone=True, strict=strict)
         with self._lock:
             self._pending.add(future)
         future.add_done_callback(self._forget)
