@@ -58,12 +58,14 @@ def test_abandon_all_abandons_requests_and_refuses_new_ones():
     predictor = AttemptPredictor(recording)
     first, second = predictor.submit(REQUEST), predictor.submit(REQUEST)
     assert recording.alone == [True, True]
+    predictor.submit(REQUEST, strict=True).cancel()
+    assert recording.strict == [False, False, True]
     first.set_result("answer")
     predictor.abandon_all()
     assert recording.abandoned == [second]
     with pytest.raises(CancelledRequestError):
         predictor.submit(REQUEST)
-    assert len(recording.futures) == 2
+    assert len(recording.futures) == 3
 
 
 def test_request_concurrent_with_abandon_all_is_abandoned():
