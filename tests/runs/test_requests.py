@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ from headrace.core.tensor import (
 from headrace.reports.observation import RunObservation
 from headrace.runs.flow import open_flow
 from headrace.runs.objects import plan_objects, select_infos
-from headrace.runs.requests import REQUEST, RESPONSE, RequestDecoder, RequestPredictor
+from headrace.runs.requests import REQUEST, RequestDecoder, RequestPredictor
+from headrace.runs.responses import RESPONSE
 from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.run import Run
 from headrace.runs.sample import schema_of, try_records
@@ -378,7 +380,8 @@ class Whole(Model):
         if request.id == "bug":
             raise KeyError("bug")
         total = sum(tensor.data.size for tensor in request.inputs)
-        return InferResponse((Tensor("n", np.array([total])),), parameters=dict(request.parameters))
+        n = Tensor("n", np.array([total]))
+        return InferResponse((n,), id="invented", parameters=dict(request.parameters))
 
     def predict(self, **tensors):
         raise AssertionError("requests are whole")
@@ -397,6 +400,14 @@ def test_model_of_whole_requests_gets_them_unchanged(stores):
     reasons = [failed["reason"] for failed in failed_lines(found["a.jsonl.out.failed"])]
     assert "no thanks" in reasons[0]
     assert "KeyError: 'bug'" in reasons[1]
+
+
+def test_place_of_a_request_is_beside_the_parameters_of_the_model(stores):
+    (found,) = documents(
+        scored(stores, line(1, parameters={"k": 1}), Whole(), output={"join": "key"})["a.jsonl.out"]
+    )
+    assert found["parameters"] == {"k": 1, "key": f"{IN}a.jsonl"}
+    assert "id" not in found
 
 
 class Running(Model):
@@ -545,6 +556,15 @@ def test_shared_requests_give_the_outcome_of_each_request_alone(requests, rows_m
             assert before != after or size + first > rows_max
 
 
+def test_requests_whose_inputs_disagree_on_rows_do_not_complete_each_other():
+    def uneven(rows: int, others: int) -> InferRequest:
+        return InferRequest((Tensor("x", np.ones((rows, 2))), Tensor("w", np.ones(others))))
+
+    predictor = ScriptedPredictor(rows_max=8)
+    RequestPredictor(predictor).submit(batch_of([uneven(1, 2), uneven(2, 1), request_of(1)]))
+    assert [[tensor.rows for tensor in one.inputs] for one in predictor.requests] == [[1, 2], [2, 1], [1]]
+
+
 def test_calls_of_a_batch_are_full(stores):
     model = Labels()
     scored(stores, b"".join(line(n, id=f"{n}") for n in range(10)), model, flow={"batch_rows_max": 4})
@@ -593,5 +613,7 @@ def test_predictor_of_requests_is_that_of_the_model_otherwise():
     predictor = RequestPredictor(inner)
     predictor.start()
     assert (predictor.metadata, predictor.in_flight_max) == (inner.metadata, 5)
+    inner.metadata = replace(inner.metadata, is_stateful=True)
+    assert not predictor.metadata.is_stateful
     assert predictor.statistics() == inner.statistics()
     predictor.stop()

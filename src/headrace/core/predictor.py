@@ -96,8 +96,8 @@ class Predictor(Service, Protocol):
         """Submit a request. Raise StoppedError if the predictor is not running.
 
         A `strict` request succeeds or fails as a whole, and reaches a model of whole requests
-        (`ModelMetadata.whole_requests`) unchanged. Its future fails with a `ModelError` if the model
-        refuses one of its rows, or raises.
+        (`ModelMetadata.whole_requests`) unchanged. Its future fails with RefusedRowsError if the model
+        refuses a row, and with PredictError if the model raises.
         """
         ...
 

@@ -59,7 +59,7 @@ class Encoders:
         """
         if block is None or self._settings.read.format != V2 or self._output.format == V2:
             return self._make_placed(outputs, block)
-        from headrace.runs.requests import RESPONSE, ResponseColumns, columns_of  # noqa: PLC0415 - rare
+        from headrace.runs.responses import RESPONSE, ResponseColumns, columns_of  # noqa: PLC0415 - rare
 
         first: InferResponse = outputs[RESPONSE][0]
         return ResponseColumns(self._make_placed(columns_of(first), block), first)
@@ -100,7 +100,7 @@ class Encoders:
             case "arrow":
                 return ArrowEncoder(columns, join=join)
             case "v2":
-                from headrace.runs.requests import ResponseEncoder  # noqa: PLC0415 - for this format alone
+                from headrace.runs.responses import ResponseEncoder  # noqa: PLC0415 - for this format alone
 
                 return ResponseEncoder()
             case "text":

@@ -1,17 +1,16 @@
 """V2 inference requests as records: each record is a request of some rows, each prediction a response.
 
-`RequestDecoder` parses records into requests. `RequestPredictor` answers a batch of requests, one
-response for each, so that a flow treats a request like any other record. `ResponseEncoder` writes the
-responses; `ResponseColumns` writes them as columns of the other formats.
-See docs/adr/0032-a-request-is-a-record.md.
+`RequestDecoder` parses records into requests. `RequestPredictor` answers a batch of requests with one
+response for each, so that a flow treats a request like any other record. `headrace.runs.responses` writes
+the responses. See docs/adr/0032-a-request-is-a-record.md.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import orjson
@@ -30,13 +29,12 @@ from headrace.core.errors import (
 )
 from headrace.core.predictor import Predictor, PredictorStatistics, complete_future
 from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, RowFailure, Tensor
-from headrace.formats.contract import BlockSelection, DecodedBlock, Decoder, Encoder, FailureReasons
-from headrace.protocols.oip_json import decode_request, encode_response
+from headrace.formats.contract import DecodedBlock, Decoder, FailureReasons
+from headrace.protocols.oip_json import decode_request
+from headrace.runs.responses import RESPONSE
 
 REQUEST: Final = "request"
 """The name of the tensor with a request for each record: objects of `InferRequest`."""
-RESPONSE: Final = "response"
-"""The name of the output with a response for each record: objects of `InferResponse`."""
 _OF_THE_REQUEST: Final = (
     DataError,
     LimitError,
@@ -128,7 +126,7 @@ class _Group:
             why = str(getattr(result, "why", result))
             traceback = getattr(result, "traceback", None)
             yield from (RowFailure(n, why, traceback=traceback) for n in range(len(self.requests)))
-        elif self.is_whole and not result.failures:
+        elif self.is_whole:
             # The client's id: a server may invent another one in each attempt.
             yield replace(result, id=self.requests[0].id)
         else:
@@ -278,74 +276,3 @@ class _JoinedResponses:
 def _concerns_request(error: BaseException) -> bool:
     """Return True if an error makes its request a failed record, False if it ends the run."""
     return isinstance(error, _OF_THE_REQUEST) and not isinstance(error, BrokenModelError)
-
-
-class ResponseEncoder(Encoder):
-    """An encoder of V2 responses, a JSON document on each line.
-
-    Columns beside the responses become their parameters. `encode` raises DataError for values that
-    JSON does not have.
-    """
-
-    @override
-    def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
-        responses: list[InferResponse] = outputs[RESPONSE].tolist()
-        columns = {name: data.tolist() for name, data in outputs.items() if name != RESPONSE}
-        lines: list[bytes] = []
-        for row, response in enumerate(responses):
-            beside: dict[str, Any] = {name: values[row] for name, values in columns.items()}
-            whole = replace(response, parameters={**response.parameters, **beside}) if beside else response
-            lines.append(encode_response(whole).body)
-        return b"\n".join([*lines, b""])
-
-
-class ResponseColumns(Encoder):
-    """An encoder of responses of one row by `inner`, an encoder of their outputs as columns.
-
-    `first` is a response that fits. `encode` raises DataError for a response of several rows, or with
-    other outputs.
-    """
-
-    def __init__(self, inner: Encoder, first: InferResponse) -> None:
-        self._inner = inner
-        self._form = _row_form(first)
-
-    @override
-    def begin(self) -> bytes:
-        return self._inner.begin()
-
-    @override
-    def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
-        responses: list[InferResponse] = outputs[RESPONSE].tolist()
-        for response in responses:
-            self._check(response)
-        columns = {name: [response[name] for response in responses] for name, _, _ in self._form}
-        joined = {name: np.concatenate(values) for name, values in columns.items()}
-        return self._inner.encode(selections, joined)
-
-    @override
-    def finish(self) -> bytes:
-        return self._inner.finish()
-
-    def _check(self, response: InferResponse) -> None:
-        columns_of(response)
-        if _row_form(response) != self._form:
-            raise DataError(
-                "the outputs of the response differ in names, datatypes or shapes from those of the first "
-                "response, and cannot share its columns: choose the output format v2"
-            )
-
-
-def _row_form(response: InferResponse) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    return [(tensor.name, tensor.data.dtype, tensor.data.shape[1:]) for tensor in response.outputs]
-
-
-def columns_of(response: InferResponse) -> dict[str, Array]:
-    """Return the outputs of a response with one row, by name. Raises DataError for other responses."""
-    for tensor in response.outputs:
-        if tensor.data.shape[:1] != (1,):
-            raise DataError(
-                f"output {tensor.name!r} of the response has shape {list(tensor.data.shape)}, but the output "
-                "format has one row for each request: choose the output format v2"
-            )
-    return {tensor.name: tensor.data for tensor in response.outputs}

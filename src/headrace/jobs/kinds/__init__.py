@@ -173,9 +173,7 @@ class JobPredictor(Predictor, Protocol):
     ) -> "Future[InferResponse]":
         """Submit a request as `Predictor.submit` does. Requests of several jobs share model calls.
 
-        A request with `alone` does not share its call. A `strict` request succeeds or fails as a
-        whole: it raises RefusedRowsError for rows that the model refused, and PredictError for an
-        error of the model.
+        A request with `alone` does not share its call.
         """
         ...
 
