@@ -177,12 +177,7 @@ class Mapper:
 
     def _choose(self, dialect: CsvDialect | None, block: Block, records: RecordSchema) -> Decoder:
         kind = records.format
-        if kind not in _FILTERED and not self._filter.is_root:
-            raise ConfigError(
-                f"the input filter {self._filter.text} needs CSV or JSON records, but "
-                f"{block.first.object} is read as {kind}: remove the filter, or set the format with "
-                "--format (of a transform: --split)"
-            )
+        self._check_filter(kind, block)
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
         if self._mapping.whole_records and kind in _FILTERED and self._takes_text():
@@ -193,9 +188,7 @@ class Mapper:
             select = None if self._filter.is_root else self._filter.value
             return json_decoder(self._metadata, self._mapping, select, records, self.read.encoding)
         if kind == V2:
-            from headrace.runs.requests import RequestDecoder  # noqa: PLC0415 - for this format alone
-
-            return RequestDecoder(self._metadata)
+            return self._requests()
         if kind == "line":
             return self._line()
         if kind == "parquet":
@@ -203,6 +196,15 @@ class Mapper:
         if kind in FRAMED_KINDS:
             return framed_decoder(self._metadata, self._mapping, records)
         return RawDecoder(self._metadata.only_input("a whole object").name, text=False)
+
+    def _check_filter(self, kind: str, block: Block) -> None:
+        """Raise ConfigError for an input filter of records that have no parts to select."""
+        if kind not in _FILTERED and not self._filter.is_root:
+            raise ConfigError(
+                f"the input filter {self._filter.text} needs CSV or JSON records, but "
+                f"{block.first.object} is read as {kind}: remove the filter, or set the format with "
+                "--format (of a transform: --split)"
+            )
 
     def _takes_text(self) -> bool:
         """Return True if the model has one text input and no column is selected for it."""
@@ -257,6 +259,11 @@ class Mapper:
             encoding=self.read.encoding,
             as_column_vector=_takes_column_vector(spec),
         )
+
+    def _requests(self) -> Decoder:
+        from headrace.runs.requests import RequestDecoder  # noqa: PLC0415 - for this format alone
+
+        return RequestDecoder(self._metadata)
 
     def _media(self, kind: str) -> Decoder:
         spec = self._metadata.only_input(f"{kind} data")

@@ -185,7 +185,8 @@ def test_requests_become_responses(tmp_path):
     )
     for make_kind, written in ((transforms, "in.jsonl.out"), (streams, "part-00000.jsonl")):
         folder = tmp_path / written
-        spec = NewJob(model="m", input_uri=str(file), output_uri=f"{folder}/", content_type="v2")
+        options = {"content_type": "v2"}
+        spec = NewJob(model="m", input_uri=str(file), output_uri=f"{folder}/", options=options)
         with Stores() as stores, one_model() as models:
             make_kind(models, stores).run(attempt_at(spec))
         (response,) = map(json.loads, (folder / written).read_text().splitlines())
