@@ -343,13 +343,14 @@ def test_default_output_of_requests_is_responses(preset):
 def test_schema_has_inputs_with_majority_type_and_shape(stores):
     tags = {"name": "tag", "shape": [1], "datatype": "BYTES", "data": ["t"]}
     x = json.loads(line(1, 2))["inputs"][0]
-    data = b"[]\n" + line(1) + 3 * (json.dumps({"inputs": [x, tags]}).encode() + b"\n")
+    both, tag = ({"inputs": inputs} for inputs in ([x, tags], [tags]))
+    data = b"[]\n" + line(1) + b"".join(json.dumps(one).encode() + b"\n" for one in (both, both, tag))
     put(stores, {"a.jsonl": data})
     used = make_settings(read=V2)
     infos = list(select_infos(IN, stores, used))
     found = schema_of(infos, stores, used, None)
     assert found.text() == "v2, 2 columns: x number[2 x 2], tag text[1] (from 5 records)"
-    assert [column.nulls for column in found.formats[0].columns] == [0, 1]
+    assert [column.nulls for column in found.formats[0].columns] == [1, 1]
     for metadata in (None, ModelMetadata("m")):
         trial = try_records(infos, stores, used, metadata, found, count=2)
         assert (trial.records, trial.decoded) == (5, 4)

@@ -214,8 +214,13 @@ def try_records(
 
 
 def _without_model(mapper: Mapper, block: Block) -> Mapper | None:
-    """Return the mapper of a model that takes the types of the schema, or None without any column."""
+    """Return the mapper of a model that takes the types of the schema, or None without any column.
+
+    A V2 request has types of its own.
+    """
     records = mapper.learn([block])
+    if records.format == V2:
+        return mapper
     inputs = records.as_inputs()
     if not inputs:
         return None
