@@ -84,7 +84,10 @@ def test_another_shell_is_wrong_usage():
     ("words", "expected"),
     [
         (["str"], ["stream"]),
-        (["stream", "a.csv", "--output-format", ""], ["auto", "csv", "jsonl", "text", "parquet", "arrow"]),
+        (
+            ["stream", "a.csv", "--output-format", ""],
+            ["auto", "csv", "jsonl", "v2", "text", "parquet", "arrow"],
+        ),
         (["stream", "a"], ["*"]),
         (["serve", "m"], ["*"]),
         (["transform", "ret"], ["*", "retry-failed"]),

@@ -18,6 +18,8 @@ from headrace.core.errors import (
     EndpointRefusedError,
     EndpointUnavailableError,
     ModelContractError,
+    RefusedRowsError,
+    UnsupportedError,
 )
 from headrace.testing import EndpointFault, ScriptedEndpoint
 
@@ -295,3 +297,67 @@ def test_join_outputs_rejects_differing_parts():
     assert join_outputs("m", "r", [part, part])[0].rows == 2
     with pytest.raises(ModelContractError, match="request r: its outputs differ between calls"):
         join_outputs("m", "r", [part, other])
+
+
+# Whole requests
+
+
+def whole_request(**more):
+    tensors = (
+        Tensor("x", np.array([[1, 2]], np.int16), {"content_type": "np"}),
+        Tensor("scale", np.array(2.0)),
+    )
+    return InferRequest(tensors, "mine", ("y",), {"k": [1], **more})
+
+
+def test_whole_request_and_its_response_are_sent_as_they_are():
+    output = {"name": "y", "shape": [], "datatype": "FP16", "data": [1.5], "parameters": {"unit": "m"}}
+    answer = {
+        "model_name": "n",
+        "model_version": "7",
+        "id": "mine",
+        "parameters": {"p": 1},
+        "outputs": [output],
+    }
+    protocol, client, pool = oip(status(400), status(200, orjson.dumps(answer)))
+    response = run(protocol.infer_whole(client, whole_request()))
+    sent = orjson.loads(pool.requests[-1].body)
+    assert (sent["id"], sent["parameters"], sent["outputs"]) == ("mine", {"k": [1]}, [{"name": "y"}])
+    assert [(tensor["shape"], tensor["datatype"]) for tensor in sent["inputs"]] == [
+        ([1, 2], "INT16"),
+        ([], "FP64"),
+    ]
+    assert sent["inputs"][0]["parameters"] == {"content_type": "np"}
+    assert (response.model_name, response.model_version, response.parameters) == ("n", "7", {"p": 1})
+    (y,) = response.outputs
+    assert (y.data.shape, y.datatype, y.parameters) == ((), "FP16", {"unit": "m"})
+
+
+def test_refused_whole_request_is_not_bisected():
+    with (
+        ScriptedEndpoint(refusing(2.0), inputs=(X,), binary=True) as endpoint,
+        predicting(endpoint.oip_url) as p,
+    ):
+        assert p.metadata.whole_requests
+        assert values(p.submit(request_of(1), strict=True).result(10)) == [2.0]
+        with pytest.raises(RefusedRowsError, match="not taken"):
+            p.submit(request_of(1, 2, 3), strict=True).result(10)
+        assert len(endpoint.requests) == 2
+        statistics = p.statistics()
+        assert (statistics.rows, statistics.failed_rows) == (1, 0)
+
+
+def test_endpoint_that_refuses_every_whole_request_ends_the_run():
+    protocol, client, _ = oip(status(422))
+    for _ in range(99):
+        with pytest.raises(RefusedRowsError):
+            run(protocol.infer_whole(client, whole_request()))
+    with pytest.raises(EndpointRefusedError, match="refused each of the first 100 rows"):
+        run(protocol.infer_whole(client, whole_request()))
+
+
+def test_step_of_a_sequence_is_not_sent_to_an_endpoint():
+    protocol, client, pool = oip(status(200, b"{}"))
+    with pytest.raises(UnsupportedError, match="take twice"):
+        run(protocol.infer_whole(client, whole_request(sequence_id="a")))
+    assert pool.requests == []

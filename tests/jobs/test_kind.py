@@ -22,13 +22,15 @@ class RecordingPredictor:
     def __init__(self):
         self.futures: list[Future] = []
         self.alone: list[bool] = []
+        self.strict: list[bool] = []
         self.abandoned: list[Future] = []
         self.during = lambda: None
 
-    def submit(self, _request, *, alone=False):
+    def submit(self, _request, *, alone=False, strict=False):
         future: Future = Future()
         self.futures.append(future)
         self.alone.append(alone)
+        self.strict.append(strict)
         self.during()
         return future
 
@@ -56,12 +58,14 @@ def test_abandon_all_abandons_requests_and_refuses_new_ones():
     predictor = AttemptPredictor(recording)
     first, second = predictor.submit(REQUEST), predictor.submit(REQUEST)
     assert recording.alone == [True, True]
+    predictor.submit(REQUEST, strict=True).cancel()
+    assert recording.strict == [False, False, True]
     first.set_result("answer")
     predictor.abandon_all()
     assert recording.abandoned == [second]
     with pytest.raises(CancelledRequestError):
         predictor.submit(REQUEST)
-    assert len(recording.futures) == 2
+    assert len(recording.futures) == 3
 
 
 def test_request_concurrent_with_abandon_all_is_abandoned():

@@ -71,13 +71,13 @@ class FailingPredictor:
     def metadata(self):
         return self.inner.metadata
 
-    def submit(self, request):
+    def submit(self, request, **how):
         self.calls += 1
         if self.calls == self.at + 1:
             if self.action is None:
                 raise InjectedError
             self.action()
-        return self.inner.submit(request)
+        return self.inner.submit(request, **how)
 
     def statistics(self):
         return self.inner.statistics()

@@ -180,11 +180,12 @@ def test_sequence_limit_is_not_in_the_identity():
 @for_each("output_format", get_args(OutputFormat))
 def test_stream_has_a_part_suffix_for_every_format_that_it_accepts(output_format):
     output = OutputSettings(format=output_format)
+    read = ReadOptions(format="v2" if output_format == "v2" else "auto")
     if output_format in PART_SUFFIXES:
-        assert StreamSettings(output=output).output.format == output_format
+        assert StreamSettings(read=read, output=output).output.format == output_format
     else:
         with pytest.raises(ConfigError, match=f"one record per line, not {output_format}"):
-            StreamSettings(output=output)
+            StreamSettings(read=read, output=output)
 
 
 def test_only_json_needs_an_output_per_object():

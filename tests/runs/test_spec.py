@@ -469,3 +469,15 @@ def test_any_headrace_table_is_a_spec_or_refused(values):
 def test_any_text_is_a_spec_or_refused(text, name):
     with suppress(ConfigError):
         assert isinstance(read_spec(text, name), TransformSpec)
+
+
+@for_each("split", ["None", "Line"])
+def test_inference_requests_have_responses(split):
+    data = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://in/day"}}
+    settings = spec(
+        {"TransformInput": {"DataSource": data, "ContentType": "v2", "SplitType": split}}
+    ).settings
+    assert (settings.read.format, settings.output.format) == ("v2", "v2")
+    assert_refused({"headrace": {"content_type": "v2", "input_filter": "$.a"}}, "headrace.input_filter")
+    assert_refused({"headrace": {"content_type": "v2", "header": "names"}}, "header applies to CSV")
+    assert_refused({"headrace": {"accept": "v2"}}, "not read as requests")

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from headrace.core import InferRequest, Tensor
+from headrace.core import InferRequest, RowError, Tensor
 from headrace.core.errors import StoppedError
 from headrace.core.tensor import InferResponse
 from headrace.engine import Engine
@@ -118,8 +118,26 @@ class NeverResponds(BrokenPredictor):
         return type(self.engine.submit(request))()
 
 
+class Refusing(EchoModel):
+    """A model that refuses the second row."""
+
+    def predict(self, **tensors):
+        if len(tensors["x"]) > 1:
+            raise RowError(1, "refused")
+        return super().predict(**tensors)
+
+
+class IgnoresStrict(BrokenPredictor):
+    def __init__(self):
+        self.engine = Engine(Refusing, name="m", warm_up=False)
+
+    def submit(self, request, *, strict=False):
+        return self.engine.submit(request)
+
+
 def test_correct_predictor_passes():
     check_predictor(lambda: Engine(EchoModel, name="m"), REQUEST)
+    check_predictor(lambda: Engine(Refusing, name="m", warm_up=False), REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +148,7 @@ def test_correct_predictor_passes():
         (LosesARow, "output 'output' has 1 rows, expected 2"),
         (Miscounts, "statistics count 0 rows, expected 14"),
         (NeverResponds, "unfinished after stop"),
+        (IgnoresStrict, "a strict request with a refused row ended with None"),
     ],
 )
 def test_broken_predictor_fails(broken, message):

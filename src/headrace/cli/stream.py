@@ -40,6 +40,8 @@ Examples:
   Use a model endpoint with 32 concurrent requests:
     headrace stream data.jsonl --endpoint http://host:8080/v2/models/churn \\
         --in-flight-max 32 --output scored/
+  Run a file of V2 inference requests, as written for mlserver infer:
+    headrace stream requests.jsonl --format v2 --model churn.onnx --output scored/
   Use a model with a state for each user, until the last record of a session:
     headrace stream events.csv --model sessions.py --header names --sequence user \\
         --sequence-end closed --output scored/

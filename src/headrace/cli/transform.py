@@ -46,6 +46,8 @@ Examples:
   Try the model on the first 1,000 records, or on a sample of 1%:
     headrace transform in/ first/ --model churn.onnx --limit 1000
     headrace transform in/ sample/ --model churn.onnx --sample 1%
+  Run files of V2 inference requests, as written for mlserver infer:
+    headrace transform requests/ out/ --model churn.onnx --content-type v2
   Use eight workers, and stop when more than one record in a hundred fails:
     headrace transform in/ out/ --model churn.onnx --workers 8 --max-failed 1%
   Run on a Ray cluster with half a GPU per worker, or on Flink through Beam:

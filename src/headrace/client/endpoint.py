@@ -29,7 +29,10 @@ from headrace.core.errors import (
     EndpointRefusedError,
     EndpointUnavailableError,
     ModelContractError,
+    RefusedRowsError,
+    UnsupportedError,
 )
+from headrace.core.sequence import SequenceControl
 from headrace.core.tensor import (
     InferRequest,
     InferResponse,
@@ -134,7 +137,7 @@ class OipRestProtocol(EndpointProtocol):
         self._binary: bool | None = None
         """The encoding of requests: binary or JSON; None until the first response."""
         self._probe_lock = asyncio.Lock()
-        self._metadata = ModelMetadata(address.model, address.version)
+        self._metadata = ModelMetadata(address.model, address.version, whole_requests=True)
         self._datatypes: dict[str, str] = {}
 
     async def fetch_metadata(self, client: RetryingClient) -> ModelMetadata:
@@ -166,6 +169,7 @@ class OipRestProtocol(EndpointProtocol):
             inputs=tuple(map(_widen_bf16, metadata.inputs)),
             outputs=tuple(map(_widen_bf16, metadata.outputs)),
             max_batch_rows=rows_max,
+            whole_requests=True,
         )
         return self._metadata
 
@@ -213,6 +217,26 @@ class OipRestProtocol(EndpointProtocol):
             failures=tuple(failures),
         )
 
+    async def infer_whole(self, client: RetryingClient, request: InferRequest) -> InferResponse:
+        """Send a request once, and return the response of the endpoint with its parameters.
+
+        Raises UnsupportedError for a step of a sequence, RefusedRowsError if the endpoint refuses the
+        request, and EndpointError for failures that concern every request.
+        """
+        if SequenceControl.from_parameters(request.parameters).id:
+            raise UnsupportedError(
+                "the request is a step of a sequence, which an endpoint would take twice if its response "
+                "is lost: use the model itself (--model)"
+            )
+        try:
+            response = await self._infer_once(client, request)
+        except (RowsRefusedError, DataError) as error:
+            why = error.why if isinstance(error, EndpointError) else str(error)
+            self._guard.record_refusal(why, getattr(error, "status", None))
+            raise RefusedRowsError(self._metadata.name, why) from error
+        self._guard.record_success(1)
+        return response
+
     async def _infer_batch(
         self, client: RetryingClient, request: InferRequest, rows: int, parts: list[Sequence[Tensor]]
     ) -> tuple[RowFailure, ...]:
@@ -225,7 +249,7 @@ class OipRestProtocol(EndpointProtocol):
             indices = pieces[0].rows
             part = request if len(indices) == rows else select_rows(request, indices)
             try:
-                outputs = await self._infer_once(client, part)
+                outputs = (await self._infer_once(client, part)).outputs
             except (RowsRefusedError, DataError) as error:
                 why = error.why if isinstance(error, EndpointError) else str(error)
                 if len(indices) == 1:
@@ -238,7 +262,7 @@ class OipRestProtocol(EndpointProtocol):
             search.mark_succeeded()
         return search.failures()
 
-    async def _infer_once(self, client: RetryingClient, request: InferRequest) -> tuple[Tensor, ...]:
+    async def _infer_once(self, client: RetryingClient, request: InferRequest) -> InferResponse:
         """Send one request in the encoding that the endpoint accepts.
 
         Raises DataError if the encoding cannot represent the values.
@@ -250,24 +274,22 @@ class OipRestProtocol(EndpointProtocol):
                     return await self._probe_encoding(client, request)
         return await self._post(client, request, binary=self._binary)
 
-    async def _probe_encoding(self, client: RetryingClient, request: InferRequest) -> tuple[Tensor, ...]:
+    async def _probe_encoding(self, client: RetryingClient, request: InferRequest) -> InferResponse:
         try:
-            outputs = await self._post(client, request, binary=True)
+            response = await self._post(client, request, binary=True)
         except RowsRefusedError as refusal:
             # Both encodings fail for bad rows; then the encoding stays unknown.
             try:
-                outputs = await self._post(client, request, binary=False)
+                response = await self._post(client, request, binary=False)
             except DataError:
                 raise refusal from None
             self._binary = False
             _log.info("%s accepts no binary tensors (%s): using JSON", self._address.model_url, refusal.why)
-            return outputs
+            return response
         self._binary = True
-        return outputs
+        return response
 
-    async def _post(
-        self, client: RetryingClient, request: InferRequest, *, binary: bool
-    ) -> tuple[Tensor, ...]:
+    async def _post(self, client: RetryingClient, request: InferRequest, *, binary: bool) -> InferResponse:
         wire = encode_request(request, binary=binary, datatypes=self._datatypes)
         http_request = HttpRequest("POST", self._address.predict_url, wire.body, wire.headers)
         response = await client.request(
@@ -276,7 +298,7 @@ class OipRestProtocol(EndpointProtocol):
         )
         try:
             json_bytes = parse_header_length(response.headers.get(HEADER_LENGTH.lower()))
-            return decode_response(response.body, json_bytes, bf16="float32").outputs
+            return decode_response(response.body, json_bytes, bf16="float32")
         except DataError as error:
             raise EndpointError(
                 http_request.url,
@@ -348,6 +370,13 @@ class TorchServeProtocol(EndpointProtocol):
             id=request.id,
             failures=tuple(failures[row] for row in sorted(failures)),
         )
+
+    async def infer_whole(self, client: RetryingClient, request: InferRequest) -> InferResponse:
+        """Send each row of a request. Raises RefusedRowsError if the endpoint refuses one."""
+        response = await self.infer(client, request, request.rows)
+        if response.failures:
+            raise RefusedRowsError(self._address.model, response.failures[0].why)
+        return response
 
     def _response_layout(self, predictions: list[Any]) -> ResponseLayout:
         if self._layout is None:

@@ -49,6 +49,13 @@ class EndpointProtocol(Protocol):
         """
         ...
 
+    async def infer_whole(self, client: RetryingClient, request: InferRequest) -> InferResponse:
+        """Return the response to a request that is sent as it is, if the protocol can.
+
+        Raises RefusedRowsError for a refused request.
+        """
+        ...
+
 
 class _State(Enum):
     STOPPED = auto()
@@ -204,7 +211,7 @@ class EndpointPredictor(Predictor):
             thread.join()
 
     @override
-    def submit(self, request: InferRequest) -> "Future[InferResponse]":
+    def submit(self, request: InferRequest, *, strict: bool = False) -> "Future[InferResponse]":
         """Submit a request. Blocks while `in_flight_max` requests are unfinished.
 
         Raises StoppedError if the predictor is not running.
@@ -215,7 +222,8 @@ class EndpointPredictor(Predictor):
             if self._state is not _State.RUNNING:
                 raise self._stopped("start it before submitting requests")
             try:
-                rows = request.rows
+                # The first axes of a request that is sent as it is need not be rows.
+                rows = None if strict else request.rows
             except ModelInputError as error:
                 future.set_exception(ModelInputError(self._model, error.why))
                 return future
@@ -318,8 +326,9 @@ class EndpointPredictor(Predictor):
             await session.wake_up.wait()
 
     def _start_request(
-        self, session: _Session, request: InferRequest, rows: int, future: "Future[InferResponse]"
+        self, session: _Session, request: InferRequest, rows: int | None, future: "Future[InferResponse]"
     ) -> None:
+        """Start a request of `rows` rows; None for a strict request, which counts as one row."""
         if not future.set_running_or_notify_cancel():
             self._release(session)
             return
@@ -328,13 +337,12 @@ class EndpointPredictor(Predictor):
             return
         task = asyncio.ensure_future(self._infer(session, request, rows))
         session.tasks.add(task)
-        task.add_done_callback(lambda done: self._on_done(session, rows, done, future))
+        task.add_done_callback(lambda done: self._on_done(session, 1 if rows is None else rows, done, future))
 
-    async def _infer(self, session: _Session, request: InferRequest, rows: int) -> InferResponse:
+    async def _infer(self, session: _Session, request: InferRequest, rows: int | None) -> InferResponse:
         """Return the response, within the deadline of the request."""
-        assert session.client is not None
         if request.deadline is None:
-            return await session.protocol.infer(session.client, request, rows)
+            return await self._call(session, request, rows)
         name = f"request {request.id}" if request.id else "a request"
         deadline_error = DeadlineError(f"{self.url} did not respond to {name} before its deadline")
         remaining_s = request.deadline - self._clock.now()
@@ -342,9 +350,15 @@ class EndpointPredictor(Predictor):
             raise deadline_error
         try:
             async with asyncio.timeout(remaining_s):
-                return await session.protocol.infer(session.client, request, rows)
+                return await self._call(session, request, rows)
         except TimeoutError as error:
             raise deadline_error from error
+
+    async def _call(self, session: _Session, request: InferRequest, rows: int | None) -> InferResponse:
+        assert session.client is not None
+        if rows is None:
+            return await session.protocol.infer_whole(session.client, request)
+        return await session.protocol.infer(session.client, request, rows)
 
     def _on_done(
         self,

@@ -92,8 +92,13 @@ class Predictor(Service, Protocol):
         """Number of open requests that keeps the predictor busy; the limit of open requests."""
         ...
 
-    def submit(self, request: InferRequest) -> "Future[InferResponse]":
-        """Submit a request. Raise StoppedError if the predictor is not running."""
+    def submit(self, request: InferRequest, *, strict: bool = False) -> "Future[InferResponse]":
+        """Submit a request. Raise StoppedError if the predictor is not running.
+
+        A `strict` request succeeds or fails as a whole, and reaches a model of whole requests
+        (`ModelMetadata.whole_requests`) unchanged. Its future fails with RefusedRowsError if the model
+        refuses a row, and with PredictError if the model raises.
+        """
         ...
 
     def statistics(self) -> PredictorStatistics:

@@ -159,7 +159,8 @@ class ModelMetadata:
       fingerprint.
     - `can_predict`, `can_stream`, `can_handle`: whether `predict`, `predict_stream` and `handle`
       requests are served.
-    - `whole_requests`: the model is called with one request at a time (`Model.predict_request`).
+    - `whole_requests`: strict requests reach the model one at a time and unchanged
+      (`Model.predict_request`, and endpoints).
     - `bytes_as`: type of text elements (`Model.bytes_as`).
     - `is_stateful`: requests belong to sequences (`Model.step`). Such a model can also predict and
       stream.

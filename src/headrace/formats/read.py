@@ -27,6 +27,7 @@ FormatName = Literal[
     "csv",
     "jsonl",
     "json",
+    "v2",
     "line",
     "whole",
     "tfrecord",
@@ -37,6 +38,8 @@ FormatName = Literal[
     "video",
 ]
 AUTO: Final = "auto"
+V2: Final = "v2"
+"""The format of inference requests of the Open Inference Protocol, one JSON document per line."""
 IMAGE_EDGE_PX_MAX: Final = 1 << 16
 
 _COMPRESSION_SUFFIXES: dict[str, Compression] = {
@@ -57,11 +60,12 @@ _FORMAT_SUFFIXES: dict[str, FormatName] = {
     **dict.fromkeys((".wav", ".flac"), "audio"),
     **dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm"), "video"),
 }
-_TEXT_FORMATS = ("csv", "jsonl", "line")
+_TEXT_FORMATS = ("csv", "jsonl", V2, "line")
 _ENCODED_FORMATS = (*_TEXT_FORMATS, "json")
 # Formats of one record per line.
 _LINE_FORMATS = {
     "jsonl": JsonLinesFormat,
+    V2: JsonLinesFormat,
     "line": LineFormat,
 }
 # Formats with a single option, the maximum length of a record.

@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.core.block import Failure, FailureKind
 from headrace.core.errors import DataError
-from headrace.core.tensor import Array
+from headrace.core.tensor import Array, InferResponse
 from headrace.reports.distribution import (
     COLUMNS_MAX,
     KINDS,
@@ -229,6 +229,8 @@ class RunObservation:
         Both may change between batches.
         """
         kind = KINDS.get(data.dtype.kind)
+        if kind == "text" and isinstance(data.flat[0] if data.size else None, InferResponse):
+            kind = None  # the response to a request of V2, with outputs of its own
         width = min(math.prod(data.shape[1:]), 1 if kind == "text" else COLUMNS_MAX)
         sampler = self._sampler_of((name, kind, width)) if kind and width else None
         if sampler is None:

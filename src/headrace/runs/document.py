@@ -257,7 +257,7 @@ class SpecKeys:
     content_type: Annotated[
         str | None,
         Setting(
-            "Content type of objects: text/csv, application/json, …, or csv, json, jsonl, text, image, "
+            "Content type of objects: text/csv, application/json, …, or csv, json, jsonl, v2, text, image, "
             "audio, video.",
             default="by file name",
             metavar="TYPE",
@@ -273,7 +273,7 @@ class SpecKeys:
     accept: Annotated[
         OutputFormat | None,
         Setting(
-            "Format of the outputs; auto is jsonl for JSON records, else csv.",
+            "Format of the outputs; auto is v2 for v2 requests, jsonl for JSON records, else csv.",
             default="auto",
             written=str,
             parse=accept_of,

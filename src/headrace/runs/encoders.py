@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError, DataError
-from headrace.core.tensor import Array, ModelMetadata, TensorSpec, empty_array
+from headrace.core.tensor import Array, InferResponse, ModelMetadata, TensorSpec, empty_array
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.csv_encode import CsvEncoder, TransformCsvEncoder
@@ -17,12 +17,13 @@ from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_select import ElementSelector, MemberSelector
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.formats.place import PlacedEncoder, PlaceJoin, place_columns
+from headrace.formats.read import V2
 from headrace.runs.infer import JSON_KINDS
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import Mapper
 from headrace.runs.settings import TABLES, EncodedFormat, RunSettings
 
-_JSON_FORMATS = JSON_KINDS | {"parquet"}
+_JSON_FORMATS = JSON_KINDS | {"parquet", V2}
 """Formats whose records are, or are shown as, JSON."""
 
 
@@ -56,6 +57,14 @@ class Encoders:
         the format cannot hold, or a header without names. The encoder of a part with joined CSV
         raises ConfigError for records whose layout differs from the first ones of the run.
         """
+        if block is None or self._settings.read.format != V2 or self._output.format == V2:
+            return self._make_placed(outputs, block)
+        from headrace.runs.responses import RESPONSE, ResponseColumns, columns_of  # noqa: PLC0415 - rare
+
+        first: InferResponse = outputs[RESPONSE][0]
+        return ResponseColumns(self._make_placed(columns_of(first), block), first)
+
+    def _make_placed(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
         encoder, place = self._make(self._with_places(outputs), block), self._place
         return encoder if place is None else PlacedEncoder(encoder, place)
 
@@ -90,6 +99,10 @@ class Encoders:
                 return ParquetEncoder(columns, join=join)
             case "arrow":
                 return ArrowEncoder(columns, join=join)
+            case "v2":
+                from headrace.runs.responses import ResponseEncoder  # noqa: PLC0415 - for this format alone
+
+                return ResponseEncoder()
             case "text":
                 return self._text(columns)
             case "csv":

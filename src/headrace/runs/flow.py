@@ -29,6 +29,7 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import SequenceGoneError
 from headrace.core.predictor import Predictor
 from headrace.core.tensor import InferRequest, InferResponse
+from headrace.formats.read import V2
 from headrace.runs.feed import Batch, Feed, score_batch
 from headrace.runs.first_batches import Answered, FirstBatches
 from headrace.runs.items import (
@@ -89,6 +90,10 @@ class Flow:
         is_replay: bool = False,
         stops_broken_model: bool = False,
     ) -> None:
+        if mapper.read.format == V2:
+            from headrace.runs.requests import RequestPredictor  # noqa: PLC0415 - for this format alone
+
+            predictor = RequestPredictor(predictor, settings.batch_rows_max)
         if sequencer is None and (predictor.metadata.is_stateful or mapper.options.sequence is not None):
             sequencer = Sequencer(predictor.metadata, mapper.options, settings)
         self._sequencer = sequencer

@@ -5,20 +5,22 @@ Input: blocks of the first records of several objects. Output: a `RecordSchema`.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, cast
 
+import numpy as np
 import orjson
 
 from headrace.core.block import Block, RecordTable
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, DataError, UnsupportedError
 from headrace.core.tensor import Array
 from headrace.formats.column_decode import values_dtype
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import JsonPath
 from headrace.formats.matrix import parse_number
 from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
+from headrace.formats.read import V2
 from headrace.runs.schema import NUMERIC, Column, ColumnType, RecordSchema
 
 JSON_KINDS: Final = frozenset({"json", "jsonl"})
@@ -213,22 +215,49 @@ def _json_type(value: Any) -> tuple[ColumnType, tuple[int, ...]]:
 def infer_messages(kind: str, blocks: Sequence[Block]) -> RecordSchema:
     """Return the schema of framed messages: their features, with the numbers of values as shapes."""
     message = FRAMED_KINDS[kind]
-    found: dict[str, Counter[tuple[ColumnType, int]]] = {}
+
+    def read(record: bytes) -> _Parts:
+        for key, feature in features(record, message, None).items():
+            values = feature_values(record, feature, key.decode())
+            yield key.decode(), values.dtype, (len(values),)
+
+    return _infer_parts(kind, blocks, read)
+
+
+def infer_requests(blocks: Sequence[Block]) -> RecordSchema:
+    """Return the schema of V2 requests: their inputs, each with its most frequent type and shape."""
+    from headrace.protocols.oip_json import decode_request  # noqa: PLC0415 - for this format alone
+
+    def read(record: bytes) -> _Parts:
+        for tensor in decode_request(record).request.inputs:
+            yield tensor.name, tensor.data.dtype, tensor.data.shape
+
+    return _infer_parts(V2, blocks, read)
+
+
+_Parts = Iterator[tuple[str, np.dtype[Any], tuple[int, ...]]]
+"""The named parts of a record, with their types and shapes."""
+
+
+def _infer_parts(kind: str, blocks: Sequence[Block], read: Callable[[bytes], _Parts]) -> RecordSchema:
+    """Return the schema of records with named arrays, which `read` yields. Records that raise are skipped."""
+    found: dict[str, Counter[tuple[ColumnType, tuple[int, ...]]]] = {}
     valid = 0
     problem = "they are empty"
     for record in (record for block in blocks for record in block.texts()):
         try:
-            for key, feature in features(record, message, None).items():
-                values = feature_values(record, feature, key.decode())
-                type: ColumnType = _DTYPE_TYPES.get(values.dtype.kind, "text")
-                found.setdefault(key.decode(), Counter())[type, len(values)] += 1
-            valid += 1
-        except ValueError as error:
+            parts = list(read(record))
+        except (ValueError, DataError, UnsupportedError) as error:
             problem = str(error) if problem == "they are empty" else problem
+            continue
+        valid += 1
+        for name, dtype, shape in parts:
+            type: ColumnType = _DTYPE_TYPES.get(dtype.kind, "text")
+            found.setdefault(name, Counter())[type, shape] += 1
     columns = [
-        Column(name, type, (size,), valid - counts.total())
+        Column(name, type, shape, valid - counts.total())
         for name, counts in found.items()
-        for (type, size), _ in counts.most_common(1)
+        for (type, shape), _ in counts.most_common(1)
     ]
     return RecordSchema(kind, tuple(columns), problem="" if columns else problem)
 

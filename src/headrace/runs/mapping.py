@@ -21,7 +21,7 @@ from headrace.formats.csv_decode import ColumnFinder, CsvColumnsDecoder, CsvMatr
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
-from headrace.formats.read import ReadOptions, csv_dialect, format_name
+from headrace.formats.read import V2, ReadOptions, csv_dialect, format_name
 from headrace.runs.field_mapping import TableMapping, framed_decoder, json_decoder
 from headrace.runs.infer import (
     FRAMED_KINDS,
@@ -29,6 +29,7 @@ from headrace.runs.infer import (
     infer_csv,
     infer_json,
     infer_messages,
+    infer_requests,
     infer_table,
 )
 from headrace.runs.items import RecordSequences
@@ -123,6 +124,8 @@ class Mapper:
             )
         elif kind in JSON_KINDS:
             records = infer_json(kind, blocks, self._filter)
+        elif kind == V2:
+            records = infer_requests(blocks)
         elif kind == "parquet":
             records = infer_table(kind, blocks)
         elif kind in FRAMED_KINDS:
@@ -173,12 +176,7 @@ class Mapper:
 
     def _choose(self, dialect: CsvDialect | None, block: Block, records: RecordSchema) -> Decoder:
         kind = records.format
-        if kind not in _FILTERED and not self._filter.is_root:
-            raise ConfigError(
-                f"the input filter {self._filter.text} needs CSV or JSON records, but "
-                f"{block.first.object} is read as {kind}: remove the filter, or set the format with "
-                "--format (of a transform: --split)"
-            )
+        self._check_filter(kind, block)
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
         if self._mapping.whole_records and kind in _FILTERED and self._takes_text():
@@ -188,6 +186,8 @@ class Mapper:
         if kind in JSON_KINDS:
             select = None if self._filter.is_root else self._filter.value
             return json_decoder(self._metadata, self._mapping, select, records, self.read.encoding)
+        if kind == V2:
+            return self._requests()
         if kind == "line":
             return self._line()
         if kind == "parquet":
@@ -195,6 +195,15 @@ class Mapper:
         if kind in FRAMED_KINDS:
             return framed_decoder(self._metadata, self._mapping, records)
         return RawDecoder(self._metadata.only_input("a whole object").name, text=False)
+
+    def _check_filter(self, kind: str, block: Block) -> None:
+        """Raise ConfigError for an input filter of records that have no parts to select."""
+        if kind not in _FILTERED and not self._filter.is_root:
+            raise ConfigError(
+                f"the input filter {self._filter.text} needs CSV or JSON records, but "
+                f"{block.first.object} is read as {kind}: remove the filter, or set the format with "
+                "--format (of a transform: --split)"
+            )
 
     def _takes_text(self) -> bool:
         """Return True if the model has one text input and no column is selected for it."""
@@ -249,6 +258,11 @@ class Mapper:
             encoding=self.read.encoding,
             as_column_vector=_takes_column_vector(spec),
         )
+
+    def _requests(self) -> Decoder:
+        from headrace.runs.requests import RequestDecoder  # noqa: PLC0415 - for this format alone
+
+        return RequestDecoder(self._metadata)
 
     def _media(self, kind: str) -> Decoder:
         spec = self._metadata.only_input(f"{kind} data")

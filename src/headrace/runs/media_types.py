@@ -4,11 +4,22 @@ import difflib
 from typing import Any, Final, Literal, cast, get_args
 
 from headrace.core.errors import ConfigError
-from headrace.formats.read import AUTO, FormatName, ReadOptions
+from headrace.formats.read import AUTO, V2, FormatName, ReadOptions
 from headrace.runs.settings import OutputFormat
 
 Kind = Literal[
-    "csv", "json", "jsonl", "text", "whole", "recordio", "tfrecord", "parquet", "image", "audio", "video"
+    "csv",
+    "json",
+    "jsonl",
+    "v2",
+    "text",
+    "whole",
+    "recordio",
+    "tfrecord",
+    "parquet",
+    "image",
+    "audio",
+    "video",
 ]
 """The kind of an object's contents, for all names of its content type."""
 
@@ -44,13 +55,14 @@ _LINE_FORMATS: Final[dict[Kind, FormatName]] = {
     "csv": "csv",
     "json": "jsonl",
     "jsonl": "jsonl",
+    "v2": V2,
     "text": "line",
     "whole": "line",
 }
-_WHOLE_FORMATS: Final[dict[Kind, FormatName]] = {"json": "json", "image": "image"}
+_WHOLE_FORMATS: Final[dict[Kind, FormatName]] = {"json": "json", "v2": V2, "image": "image"}
 """Formats of whole objects that are not read as bytes."""
 
-Split = Literal["none", "line", "recordio", "tfrecord", "csv", "jsonl", "parquet", "tar"]
+Split = Literal["none", "line", "recordio", "tfrecord", "csv", "jsonl", "v2", "parquet", "tar"]
 SPLITS: Final = get_args(Split)
 COMPRESSIONS: Final = (AUTO, "none", "gzip", "bzip2", "zstd")
 
@@ -117,7 +129,7 @@ def read_options(
       in strict mode neither. (SageMaker splits at it, and advises against such newlines.) JSON and
       JSON Lines have one JSON value per line; another text has one record per line. Raises
       ConfigError for content without lines: images, audio, video, Parquet, RecordIO, TFRecord.
-    - split "recordio", "tfrecord", "csv", "jsonl", "parquet": this format, regardless of the
+    - split "recordio", "tfrecord", "csv", "jsonl", "v2", "parquet": this format, regardless of the
       content type.
     - split "tar": objects are archives. The content type, or a member's name, selects its format.
 

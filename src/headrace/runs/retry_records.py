@@ -18,7 +18,7 @@ from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind,
 from headrace.core.errors import DataError, NotFoundError
 from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, failed_record_line
-from headrace.formats.read import ReadOptions, format_name
+from headrace.formats.read import V2, ReadOptions, format_name
 from headrace.runs.encoders import Encoders
 from headrace.runs.items import BlockSource, ReadBlock, ScoredBatch, selected_rows
 from headrace.runs.source import object_blocks
@@ -26,7 +26,7 @@ from headrace.storage.contract import ObjectInfo, Store
 from headrace.storage.draft import Draft
 from headrace.storage.resolve import Stores
 
-_TEXTS: Final = frozenset({"csv", "jsonl", "line"})
+_TEXTS: Final = frozenset({"csv", "jsonl", V2, "line"})
 """Formats whose records are completely described by their bytes."""
 _RECORDS_MAX: Final = 4096
 """The maximal number of records of a block."""

@@ -21,9 +21,9 @@ from headrace.core.errors import (
     ResumeRefusedError,
     StorageError,
 )
-from headrace.core.tensor import Array, ModelMetadata
+from headrace.core.tensor import Array, InferRequest, ModelMetadata
 from headrace.formats.contract import DecodedBlock
-from headrace.formats.read import format_name, is_read_by_row_groups, unreadable_reason
+from headrace.formats.read import V2, format_name, is_read_by_row_groups, unreadable_reason
 from headrace.reports.markup import pluralize
 from headrace.runs.infer import FRAMED_KINDS, JSON_KINDS
 from headrace.runs.ledger import Ledger
@@ -43,7 +43,7 @@ _FIRST_BYTES: Final = 256 << 10
 _MORE_BYTES: Final = 4 << 20
 _OBJECT_BYTES_MAX: Final = 1 << 20
 """The size of records of one object after which no more of them are sampled."""
-_WITH_COLUMNS: Final = frozenset({"csv", "parquet", *JSON_KINDS, *FRAMED_KINDS})
+_WITH_COLUMNS: Final = frozenset({"csv", "parquet", V2, *JSON_KINDS, *FRAMED_KINDS})
 _UNREADABLE: Final = (CorruptError, StorageError, DataError)
 
 
@@ -214,8 +214,13 @@ def try_records(
 
 
 def _without_model(mapper: Mapper, block: Block) -> Mapper | None:
-    """Return the mapper of a model that takes the types of the schema, or None without any column."""
+    """Return the mapper of a model that takes the types of the schema, or None without any column.
+
+    A V2 request has types of its own.
+    """
     records = mapper.learn([block])
+    if records.format == V2:
+        return mapper
     inputs = records.as_inputs()
     if not inputs:
         return None
@@ -311,7 +316,15 @@ def _try_block(mapper: Mapper | None, block: Block) -> Iterator[TriedRecord]:
     for index in range(len(block)):
         position = str(block.position(index))
         failure = failures.get(block.number(index))
-        inputs = {n: data[at[index]] for n, data in decoded.tensors.items()} if index in at else {}
+        row = at.get(index)
+        inputs = {} if row is None else _inputs_of(decoded, row)
         yield TriedRecord(position, block.record(index), inputs, failure)
     for failure in block.failures:
         yield TriedRecord(str(failure.position), failure.raw, {}, failure)
+
+
+def _inputs_of(decoded: DecodedBlock, row: int) -> dict[str, Array]:
+    """Return the model inputs of one decoded record, by name."""
+    inputs = {name: data[row] for name, data in decoded.tensors.items()}
+    requests = [value for value in inputs.values() if isinstance(value, InferRequest)]
+    return {t.name: t.data for t in requests[0].inputs} if requests else inputs

@@ -14,6 +14,7 @@ from headrace.core.errors import CountMismatchError, HeadraceError, ResumeRefuse
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.formats.contract import Encoder
+from headrace.formats.read import V2
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, Replay
@@ -23,6 +24,7 @@ from headrace.runs.plan import Plan
 from headrace.runs.records import Counts
 from headrace.runs.schema import Schema
 from headrace.runs.sequences import Sequencer
+from headrace.runs.settings import RunSettings
 from headrace.runs.source import read_head
 from headrace.runs.totals import RunTotals, part_totals, replace_retried
 from headrace.runs.work import RunProgress, RunWork, WorkFigures
@@ -238,6 +240,7 @@ class PartScoring(PredictorWork, Scoring):
         """
         settings = self._work.settings
         if settings.mapping.sequence is None:
+            self._require_states(settings)
             return None
         if self._sequencer is not None:
             return self._sequencer
@@ -249,6 +252,15 @@ class PartScoring(PredictorWork, Scoring):
         if last is not None and last.replay is not None and unfinished:
             self._replay(plan, last.replay, last.cursor, schema, sequencer)
         return sequencer
+
+    def _require_states(self, settings: RunSettings) -> None:
+        """Raise ResumeRefusedError if an earlier process had the states of sequences that requests name."""
+        is_begun = self._resumed and self._state is not None and self._state.last is not None
+        if is_begun and settings.read.format == V2 and self.metadata.is_stateful:
+            raise ResumeRefusedError(
+                f"{self._work.ledger.destination}: v2 requests name their sequences themselves, whose states "
+                "cannot be rebuilt: start anew with --overwrite"
+            )
 
     def _replay(self, plan: Plan, replay: Replay, stop: Cursor, schema: Schema, sequencer: Sequencer) -> None:
         """Feed the model the earlier records of its live sequences, in the same batches.

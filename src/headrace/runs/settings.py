@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, cast
 from headrace.core.errors import ConfigError, TooManyFailuresError
 from headrace.core.settings import Setting, check
 from headrace.formats.json_path import SliceEnd, compile_path
-from headrace.formats.read import ReadOptions
+from headrace.formats.read import V2, ReadOptions
 
 MIB = 1 << 20
 
 DataType = Literal["auto", "prefix", "manifest"]
-EncodedFormat = Literal["csv", "jsonl", "json", "text", "parquet", "arrow"]
+EncodedFormat = Literal["csv", "jsonl", "json", "v2", "text", "parquet", "arrow"]
 OutputFormat = Literal["auto", EncodedFormat]
 Assemble = Literal["line", "none"]
 Join = Literal["none", "input", "key", "position"]
@@ -29,6 +29,7 @@ PART_SUFFIXES: Final[Mapping[OutputFormat, str]] = {
     "auto": "csv",
     "csv": "csv",
     "jsonl": "jsonl",
+    "v2": "jsonl",
     "text": "txt",
     "parquet": "parquet",
     "arrow": "arrow",
@@ -211,15 +212,16 @@ class OutputSettings:
     """The format of the output, and the frequency of commits.
 
     The formats are "csv"; "jsonl", one object per record; "json", the same, separated as `assemble`
-    says; "text", the model's single text output, unchanged; "parquet"; and "arrow", an IPC file. A
-    stream publishes a part when it has `part_bytes_max` or `part_rows_max`. A `checkpoint_s` of 0
-    makes a checkpoint at every batch.
+    says; "v2", the responses to V2 requests; "text", the model's single text output, unchanged;
+    "parquet"; and "arrow", an IPC file. A stream publishes a part when it has `part_bytes_max` or
+    `part_rows_max`. A `checkpoint_s` of 0 makes a checkpoint at every batch.
     """
 
     format: Annotated[
         OutputFormat,
         Setting(
-            "Format of the predictions; auto is jsonl for JSON records of a transform, else csv.",
+            "Format of the predictions; auto is v2 for v2 requests, jsonl for JSON records of a transform, "
+            "else csv.",
             name="output_format",
         ),
     ] = "auto"
@@ -480,7 +482,14 @@ class RunSettings:
     ] = "infer"
 
     def __post_init__(self) -> None:
+        """Raise ConfigError for settings that V2 requests and responses do not support."""
         check(self)
+        if self.read.format == V2:
+            if self.output.format == "auto":
+                object.__setattr__(self, "output", replace(self.output, format=V2))
+            _check_requests(self.mapping)
+        if self.output.format == V2:
+            _check_responses(self.read, self.output)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide the output; they must be equal in a resumption."""
@@ -496,6 +505,37 @@ class RunSettings:
             "subset": asdict(self.subset),
             "tasks": [self.tasks.task_bytes, self.tasks.task_objects_max],
         }
+
+
+def _check_requests(mapping: MappingOptions) -> None:
+    """Raise ConfigError for options that choose among the columns of records."""
+    chosen = {
+        "columns": bool(mapping.columns),
+        "text_column": mapping.text_column is not None,
+        "input_filter": mapping.input_filter != "$",
+        "sequence": mapping.sequence is not None,
+    }
+    for name, is_set in chosen.items():
+        if is_set:
+            raise ConfigError(
+                f"{name} has no meaning for v2 records: a request names its inputs, and its sequence in its "
+                f"parameters. Remove {name}"
+            )
+
+
+def _check_responses(read: ReadOptions, output: OutputSettings) -> None:
+    """Raise ConfigError for an output of V2 responses that the records or other settings do not allow."""
+    if read.format != V2:
+        raise ConfigError(
+            "the output format v2 has a response for each V2 request, but the records are not read as "
+            "requests: set the format v2 (of a transform: content_type v2), or another output format"
+        )
+    if output.join == "input" or output.output_filter != "$":
+        raise ConfigError(
+            "a V2 response has no place for its request, and no filter applies to it: remove join input and "
+            "output_filter (the id joins both; join key and position add parameters), or choose the output "
+            "format jsonl"
+        )
 
 
 @dataclass(frozen=True, slots=True)

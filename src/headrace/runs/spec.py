@@ -31,7 +31,7 @@ from typing import Any, Final, TypeVar, cast
 
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path import JsonPath, compile_path
-from headrace.formats.read import AUTO, ReadOptions
+from headrace.formats.read import AUTO, V2, ReadOptions
 from headrace.runs.document import (
     EXTENSION_FIELDS,
     SpecExtension,
@@ -67,7 +67,7 @@ from headrace.runs.settings import (
 T = TypeVar("T")
 
 EXTENSION_TABLE: Final = "headrace"
-_UNFILTERED: Final = ("line", "whole", "recordio", "tfrecord", "image", "audio", "video")
+_UNFILTERED: Final = (V2, "line", "whole", "recordio", "tfrecord", "image", "audio", "video")
 """Formats whose records no JSONPath can select from."""
 
 
@@ -264,7 +264,10 @@ def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:
                 'SplitType Line (or headrace.split = "csv")'
             )
     for word in sorted(extension.set_fields("comment", "skip_rows", "encoding")):
-        if read.format not in {AUTO, "csv", "jsonl", "line"} and (word, read.format) != ("encoding", "json"):
+        if read.format not in {AUTO, "csv", "jsonl", V2, "line"} and (word, read.format) != (
+            "encoding",
+            "json",
+        ):
             raise ConfigError(
                 f"headrace.{word} applies to CSV, JSON Lines and text, but the format is {read.format}: "
                 "remove it, or split into records with SplitType Line"

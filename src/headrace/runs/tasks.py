@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, HeadraceError, LedgerError
 from headrace.core.predictor import Predictor
+from headrace.formats.read import V2
 from headrace.runs.assembler import Assembler
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
@@ -130,6 +131,11 @@ class TaskScoring(Scoring):
             raise ConfigError(
                 f"{name} needs the records in the order of the source, but workers run their tasks in any "
                 "order: remove it, or run without workers"
+            )
+        if settings.read.format == V2 and self._runner.figures.metadata.is_stateful:
+            raise ConfigError(
+                "v2 requests to a model with a state need the order of the source, but transforms and "
+                "workers run their tasks in any order: use headrace stream without workers"
             )
 
     @override
@@ -277,7 +283,7 @@ class InProcessRunner(PredictorWork, Runner):
 
 
 def _groups_of(tasks: Iterable[Task]) -> Iterator[list[Task]]:
-    """Yield the tasks in groups of at least `FLOW_OBJECTS_MIN` objects and ranges; the last may have fewer."""
+    """Yield the tasks in groups of at least `FLOW_OBJECTS_MIN` objects and ranges, but for the last one."""
     group: list[Task] = []
     shards = 0
     for task in tasks:

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
-from headrace.core.errors import HeadraceError, StoppedError
+from headrace.core.errors import HeadraceError, ModelError, StoppedError
 from headrace.core.predictor import Predictor, Service
 from headrace.core.tensor import InferRequest, InferResponse
 
@@ -81,6 +81,7 @@ def check_predictor(make: Callable[[], Predictor], request: InferRequest) -> Non
     check_service(make)
     _check_not_running(make(), request)
     _check_responses(make(), request)
+    _check_strict(make(), request)
     _check_stop_without_drain(make(), request)
 
 
@@ -97,6 +98,20 @@ def _require_stopped_error(predictor: Predictor, request: InferRequest, when: st
     except StoppedError:
         return
     raise AssertionError(f"submit {when} must raise StoppedError")
+
+
+def _check_strict(predictor: Predictor, request: InferRequest) -> None:
+    """Check that a strict request with a refused row fails as a whole."""
+    predictor.start()
+    try:
+        refused = predictor.submit(request).result(_WAIT_S).failures
+        error = predictor.submit(request, strict=True).exception(_WAIT_S)
+    finally:
+        predictor.stop()
+    if refused:
+        assert isinstance(error, ModelError), f"a strict request with a refused row ended with {error!r}"
+    else:
+        assert error is None, f"a strict request without refused rows failed with {error!r}"
 
 
 def _check_responses(predictor: Predictor, request: InferRequest) -> None:

@@ -246,3 +246,14 @@ def test_several_input_objects_are_refused(tmp_path, stores, paths):
         spec = NewJob(model="m", input_uri=f"{tmp_path}/*.csv", content_type="text/csv")
         with pytest.raises(DataError, match="names 2 objects"):
             InferKind(models, stores, paths).run(attempt_at(spec))
+
+
+def test_lines_of_requests_become_lines_of_responses(tmp_path, stores, paths):
+    lines = [json.dumps({"id": id, **REQUEST}) for id in "ab"]
+    uri = payload(tmp_path, "in.jsonl", "\n".join(lines))
+    result, _ = run(stores, paths, NewJob(model="m", input_uri=uri, options={"content_type": "v2"}))
+    responses = [json.loads(line) for line in stores.for_uri(result.uri).get(result.uri).splitlines()]
+    assert [(one["id"], one["outputs"][0]["data"]) for one in responses] == [
+        ("a", [6.0, 14.0]),
+        ("b", [6.0, 14.0]),
+    ]

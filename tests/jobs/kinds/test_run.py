@@ -174,3 +174,22 @@ def test_bytes_of_another_region_are_counted(tmp_path, worker_region, across):
         with Stores() as stores, one_model() as models:
             kind(models, stores).run(attempt)
         assert attempt.progress.bytes_across_regions == across
+
+
+def test_requests_become_responses(tmp_path):
+    x = {"name": "x", "shape": [2, 2], "datatype": "FP64", "data": [1, 2, 3, 4]}
+    bad = {"name": "x", "shape": [1, 2], "datatype": "FP64", "data": [-1, 2]}
+    file = tmp_path / "in.jsonl"
+    file.write_text(
+        "".join(json.dumps({"id": str(n), "inputs": [one]}) + "\n" for n, one in enumerate((x, bad)))
+    )
+    for make_kind, written in ((transforms, "in.jsonl.out"), (streams, "part-00000.jsonl")):
+        folder = tmp_path / written
+        options = {"content_type": "v2"}
+        spec = NewJob(model="m", input_uri=str(file), output_uri=f"{folder}/", options=options)
+        with Stores() as stores, one_model() as models:
+            make_kind(models, stores).run(attempt_at(spec))
+        (response,) = map(json.loads, (folder / written).read_text().splitlines())
+        y = {"name": "y", "shape": [2], "datatype": "FP64", "data": [6.0, 14.0]}
+        assert response == {"model_name": "m", "id": "0", "outputs": [y]}
+        assert json.loads((folder / "_report.json").read_text())["rows_failed"] == 1

@@ -21,6 +21,7 @@ from headrace.core.errors import (
     EndpointUnavailableError,
     ModelInputError,
     OverloadedError,
+    RefusedRowsError,
     StoppedError,
 )
 from headrace.core.predictor import Predictor, PredictorStatistics
@@ -240,7 +241,7 @@ class GrpcPredictor(Predictor):
                 connection.close(drain=drain)
 
     @override
-    def submit(self, request: InferRequest) -> Future[InferResponse]:
+    def submit(self, request: InferRequest, *, strict: bool = False) -> Future[InferResponse]:
         future: Future[InferResponse] = Future()
         try:
             rows = request.rows
@@ -253,7 +254,7 @@ class GrpcPredictor(Predictor):
             if self._connection is None:
                 self._slots.release()
                 raise StoppedError(f"model {self._model.name}: the predictor is not running")
-            future = self._connection.send(request, rows)
+            future = self._connection.send(request, rows, strict=strict)
         future.add_done_callback(lambda done: self._on_done(rows, done))
         return future
 
@@ -298,11 +299,11 @@ class _Connection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.__aexit__(None, None, None)
 
-    def send(self, request: InferRequest, rows: int) -> Future[InferResponse]:
-        return self._loop.submit(lambda: self._send(request, rows))
+    def send(self, request: InferRequest, rows: int, *, strict: bool) -> Future[InferResponse]:
+        return self._loop.submit(lambda: self._send(request, rows, strict=strict))
 
-    async def _send(self, request: InferRequest, rows: int) -> InferResponse:
-        task = asyncio.ensure_future(self._infer_rows(request, rows))
+    async def _send(self, request: InferRequest, rows: int, *, strict: bool) -> InferResponse:
+        task = asyncio.ensure_future(self._infer_rows(request, rows, strict=strict))
         self._tasks.add(task)
         try:
             return await asyncio.shield(task)
@@ -314,8 +315,8 @@ class _Connection:
         finally:
             self._tasks.discard(task)
 
-    async def _infer_rows(self, request: InferRequest, rows: int) -> InferResponse:
-        """Send the request once, and bisect its rows if they are refused."""
+    async def _infer_rows(self, request: InferRequest, rows: int, *, strict: bool) -> InferResponse:
+        """Send the request once. If it is refused, bisect its rows, or fail if it is strict."""
         bisection = Bisection([rows])
         outputs_parts: list[Sequence[Tensor]] = []
         last_response: InferResponse | None = None
@@ -327,6 +328,8 @@ class _Connection:
             except EndpointRefusedError as error:
                 if not error.may_be_about_rows:
                     raise
+                if strict:
+                    raise RefusedRowsError(self._model.name, error.why) from error
                 if len(indices) == 1:
                     self._guard.record_refusal(error.why, None)
                 bisection.mark_failed(error.why)

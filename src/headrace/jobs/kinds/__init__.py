@@ -173,9 +173,7 @@ class JobPredictor(Predictor, Protocol):
     ) -> "Future[InferResponse]":
         """Submit a request as `Predictor.submit` does. Requests of several jobs share model calls.
 
-        A request with `alone` does not share its call. A `strict` request succeeds or fails as a
-        whole: it raises RefusedRowsError for rows that the model refused, and PredictError for an
-        error of the model.
+        A request with `alone` does not share its call.
         """
         ...
 
@@ -248,12 +246,12 @@ class AttemptPredictor(Predictor):
         return self.predictor.metadata
 
     @override
-    def submit(self, request: InferRequest) -> "Future[InferResponse]":
+    def submit(self, request: InferRequest, *, strict: bool = False) -> "Future[InferResponse]":
         if self._over:
             raise CancelledRequestError("the attempt was stopped")
         # The predictions must not depend on other running jobs, because a resumed attempt writes
         # them again, byte for byte.
-        future = self.predictor.submit(request, alone=True)
+        future = self.predictor.submit(request, alone=True, strict=strict)
         with self._lock:
             self._pending.add(future)
         future.add_done_callback(self._forget)
