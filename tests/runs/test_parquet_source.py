@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import ChangedError, CorruptError, HeadraceError, NotFoundError
 from headrace.formats.read import ReadOptions
-from headrace.runs.source import parquet_blocks
+from headrace.runs.table_source import table_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -38,7 +38,7 @@ def store_object(data: bytes) -> tuple[Stores, ObjectInfo]:
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_every_row_is_read_once_in_order(count, row_group_size):
     stores, info = store_object(table(count, row_group_size))
-    blocks = list(parquet_blocks(info, stores, ReadOptions()))
+    blocks = list(table_blocks(info, stores, ReadOptions()))
     found = [json.loads(block.record(i)) for block in blocks for i in range(len(block))]
     assert found == [{"n": n} for n in range(count)]
     firsts = [block.first.record for block in blocks]
@@ -50,7 +50,7 @@ def test_every_row_is_read_once_in_order(count, row_group_size):
 def test_invalid_parquet_file_is_corrupt(data):
     stores, info = store_object(data)
     with pytest.raises(CorruptError, match=r"memory://in/a\.parquet"):
-        list(parquet_blocks(info, stores, ReadOptions()))
+        list(table_blocks(info, stores, ReadOptions()))
 
 
 def test_row_groups_before_a_damaged_one_are_read():
@@ -59,7 +59,7 @@ def test_row_groups_before_a_damaged_one_are_read():
     data[middle : middle + 200] = b"\xff" * 200
     stores, info = store_object(bytes(data))
     counts: list[int] = []
-    blocks = (counts.append(len(block)) for block in parquet_blocks(info, stores, ReadOptions()))
+    blocks = (counts.append(len(block)) for block in table_blocks(info, stores, ReadOptions()))
     with pytest.raises(CorruptError, match=r"memory://in/a\.parquet"):
         list(blocks)
     assert 0 < sum(counts) < 4000
@@ -71,11 +71,11 @@ def test_deleted_or_changed_object_is_an_error(is_deleted):
     store = stores.for_uri(URI)
     store.delete(URI) if is_deleted else store.put(URI, table(9, 4))
     with pytest.raises(NotFoundError if is_deleted else ChangedError, match=r"memory://in/a\.parquet"):
-        list(parquet_blocks(info, stores, ReadOptions()))
+        list(table_blocks(info, stores, ReadOptions()))
 
 
 def test_object_of_unknown_size_is_refused():
     stores, info = store_object(table(9, 3))
     unknown = ObjectInfo(info.uri, None, info.etag)
     with pytest.raises(HeadraceError, match="its size is unknown"):
-        list(parquet_blocks(unknown, stores, ReadOptions()))
+        list(table_blocks(unknown, stores, ReadOptions()))

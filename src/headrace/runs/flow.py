@@ -42,6 +42,7 @@ from headrace.runs.items import (
 )
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import list_objects
+from headrace.runs.projection import needed_columns
 from headrace.runs.records import PlannedObject
 from headrace.runs.schema import Schema
 from headrace.runs.sequences import Sequencer, end_request, join_responses, split_request
@@ -374,6 +375,7 @@ def open_flow(
         objects,
         list_objects(objects, begin),
         settings,
+        columns=needed_columns(predictor.metadata, settings.mapping, settings.output, schema or Schema()),
         first=begin.index,
         stop=stop,
         # An empty archive is an error only if it is the whole source.
