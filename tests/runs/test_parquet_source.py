@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import ChangedError, CorruptError, HeadraceError, NotFoundError
 from headrace.formats.read import ReadOptions
-from headrace.runs.table_source import table_blocks
+from headrace.runs.table_source import read_ahead, table_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -63,6 +64,38 @@ def test_row_groups_before_a_damaged_one_are_read():
     with pytest.raises(CorruptError, match=r"memory://in/a\.parquet"):
         list(blocks)
     assert 0 < sum(counts) < 4000
+
+
+def test_next_row_group_is_read_while_the_last_one_is_used():
+    stores, info = store_object(table(4000, 1000))
+    blocks, second_is_read = table_blocks(info, stores, ReadOptions()), threading.Event()
+
+    def tracked():
+        yield next(blocks)
+        yield next(blocks)
+        second_is_read.set()
+        yield from blocks
+
+    ahead = read_ahead(tracked(), 4 << 20)
+    assert next(ahead).first.record == 0
+    assert second_is_read.wait(10)
+    assert [block.first.record for block in ahead] == [1000, 2000, 3000]
+
+
+def test_error_of_reading_ahead_comes_in_its_place():
+    data = bytearray(table(4000, 1000))
+    middle = len(data) // 2
+    data[middle : middle + 200] = b"\xff" * 200
+    stores, info = store_object(bytes(data))
+    alone, ahead = (
+        table_blocks(info, stores, ReadOptions()),
+        read_ahead(table_blocks(info, stores, ReadOptions()), 64 << 20),
+    )
+    counts = ([], [])
+    for blocks, count in zip((alone, ahead), counts, strict=True):
+        with pytest.raises(CorruptError, match="the Parquet file cannot be read"):
+            count.extend(len(block) for block in blocks)
+    assert counts[0] == counts[1] != []
 
 
 @for_each("is_deleted", [True, False])

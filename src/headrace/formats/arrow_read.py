@@ -14,7 +14,7 @@ from headrace.formats.arrow import pyarrow
 from headrace.formats.contract import RECORD_BYTES_MAX, Buffer, Format
 from headrace.formats.record_table import cut_batch
 from headrace.formats.table_files import (
-    ChunkFile,
+    TableStream,
     check_names,
     check_values,
     present_columns,
@@ -47,7 +47,7 @@ class ArrowFormat(Format):
 
     @override
     def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
-        file = ChunkFile(chunks)
+        file = TableStream(chunks)
         with table_errors(_KIND, file):
             is_file = _skip_magic(file)
             # One thread per reader: the reads of other objects are concurrent already.
@@ -63,13 +63,11 @@ class ArrowFormat(Format):
             ):
                 yield block
                 first = replace(first, record=block.first.record + block.records)
-        last = file.drain(len(_MAGIC))
-        if is_file and last != _MAGIC:
-            file.read(1)
+        if file.drain_last(len(_MAGIC)) != _MAGIC and is_file:
             raise unreadable(_KIND, "it has no footer", file)
 
 
-def _skip_magic(file: ChunkFile) -> bool:
+def _skip_magic(file: TableStream) -> bool:
     """Skip the magic word of a file. Return False for a stream."""
     begin = file.peek(_MAGIC_BYTES)
     if not begin:
@@ -83,7 +81,7 @@ def _skip_magic(file: ChunkFile) -> bool:
     return True
 
 
-def _next_batch(reader: Any, file: ChunkFile) -> Any:
+def _next_batch(reader: Any, file: TableStream) -> Any:
     with table_errors(_KIND, file):
         try:
             batch = reader.read_next_batch()

@@ -18,7 +18,7 @@ from headrace.core.errors import CorruptError, MissingExtraError
 from headrace.formats.avro_columns import AvroColumns, physical_schema
 from headrace.formats.contract import RECORD_BYTES_MAX, Buffer, Format
 from headrace.formats.record_table import ROWS_MAX, cut_batch
-from headrace.formats.table_files import ChunkFile, unreadable
+from headrace.formats.table_files import TableStream, unreadable
 
 try:
     import fastavro
@@ -59,7 +59,7 @@ class AvroFormat(Format):
 
     @override
     def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
-        file = ChunkFile(chunks)
+        file = TableStream(chunks)
         with _avro_errors(file):
             columns = AvroColumns(_rewrite_header(file), self._columns)
             avro_blocks = iter(_fastavro.block_reader(file))
@@ -70,7 +70,7 @@ class AvroFormat(Format):
                     first = replace(first, record=block.first.record + block.records)
 
 
-def _rewrite_header(file: ChunkFile) -> Any:
+def _rewrite_header(file: TableStream) -> Any:
     """Replace the schema of a file by its physical one, and return its own.
 
     fastavro would make an object of each date and time. Arrow takes the numbers as they are.
@@ -87,7 +87,7 @@ def _rewrite_header(file: ChunkFile) -> Any:
     return schema
 
 
-def _next_batches(avro_blocks: Iterator[Any], columns: AvroColumns, file: ChunkFile) -> list[Any] | None:
+def _next_batches(avro_blocks: Iterator[Any], columns: AvroColumns, file: TableStream) -> list[Any] | None:
     """Return the rows of the next Avro block as record batches, or None at the end of the file."""
     begin = file.tell()
     with _avro_errors(file):
@@ -104,7 +104,7 @@ def _next_batches(avro_blocks: Iterator[Any], columns: AvroColumns, file: ChunkF
 
 
 @contextmanager
-def _avro_errors(file: ChunkFile) -> Generator[None]:
+def _avro_errors(file: TableStream) -> Generator[None]:
     """Raise CorruptError for any error of decoding: fastavro has no errors of its own."""
     try:
         yield

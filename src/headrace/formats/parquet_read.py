@@ -27,7 +27,7 @@ _BUFFERED_ABOVE_BYTES: Final = 64 << 20
 _BUFFER_BYTES: Final = 4 << 20
 """Read size for columns when a row group of the file exceeds `_BUFFERED_ABOVE_BYTES`.
 
-Columns of smaller row groups are read in one call.
+Columns of smaller row groups are read together, in a few calls for neighbouring columns.
 """
 
 
@@ -58,7 +58,7 @@ class ParquetReader:
     are the names of the columns to read, or None for all.
 
     The constructor reads the end of the file. `read_at` must return all requested bytes, fewer only
-    at the end of the file. It is called in the thread that reads, and its exceptions propagate.
+    at the end of the file. It is called in one thread at a time, and its exceptions propagate.
 
     Raises:
         CorruptError: The file is not a Parquet file or cannot be read.
@@ -94,11 +94,11 @@ class ParquetReader:
             self.row_groups: tuple[RowGroup, ...] = tuple(self._row_groups(metadata))
             """Row groups in file order."""
             if max((group.compressed_bytes for group in self.row_groups), default=0) > _BUFFERED_ABOVE_BYTES:
-                self._source = self._open(metadata=metadata, buffer_size=_BUFFER_BYTES)
+                self._source = self._open(metadata=metadata, pre_buffer=False, buffer_size=_BUFFER_BYTES)
 
-    def _open(self, **options: Any) -> Any:
+    def _open(self, *, pre_buffer: bool = True, **options: Any) -> Any:
         return self._parquet.ParquetFile(
-            self._file, pre_buffer=False, page_checksum_verification=True, **options
+            self._file, pre_buffer=pre_buffer, page_checksum_verification=True, **options
         )
 
     def _row_groups(self, metadata: Any) -> Iterator[RowGroup]:

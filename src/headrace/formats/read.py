@@ -417,7 +417,8 @@ def read_object(
 ) -> Iterator[Block]:
     """Yield every block of an object, in order.
 
-    `columns` are the columns of a table to keep, or None for all; members keep all of them. With `resume`, records before that position are skipped and everything else is unchanged.
+    With `resume`, records before that position are skipped and everything else is unchanged.
+    `columns` are the columns of a table to keep, or None for all; members keep all of them.
     `start_byte` is the offset in a seekable object (see `is_seekable`) at which the chunks begin:
     the header of a member.
 

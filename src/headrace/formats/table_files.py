@@ -7,12 +7,17 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
+from typing_extensions import override
+
 from headrace.core.errors import CorruptError, MissingExtraError, TruncatedError
 from headrace.formats.arrow import pyarrow
 from headrace.formats.contract import Buffer
+from headrace.formats.media.chunkfile import ChunkFile
 
 READ_BYTES_MAX: Final = 2 << 30
 """The limit of one read from chunks, which is held in memory. Damaged files name sizes far beyond."""
+
+_DRAIN_BYTES: Final = 1 << 20
 
 ReadAt = Callable[[int, int], bytes]
 """Read bytes of the file, given the start offset and the number of bytes."""
@@ -21,7 +26,10 @@ ReadAt = Callable[[int, int], bytes]
 class SourceFile(Protocol):
     """A file object that keeps the first error of its source, which libraries may reword."""
 
-    error: Exception | None
+    @property
+    def error(self) -> BaseException | None:
+        """The first error of the source."""
+        ...
 
     def tell(self) -> int:
         """Return the offset of the next byte."""
@@ -32,7 +40,7 @@ class SourceFile(Protocol):
         ...
 
 
-class RandomAccessFile(SourceFile):
+class RandomAccessFile:
     """A file object for Arrow whose ranges `read_at` reads."""
 
     closed = False
@@ -93,73 +101,45 @@ class RandomAccessFile(SourceFile):
         """Do nothing: the owner of `read_at` closes the file."""
 
 
-class ChunkFile(SourceFile):
-    """A file object over chunks in order. It holds the bytes of one read, and one chunk."""
+class TableStream(ChunkFile):
+    """A file object for libraries over chunks in order. It holds the bytes of one read, and one chunk."""
 
     closed = False
 
     def __init__(self, chunks: Iterable[Buffer]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = memoryview(b"")
-        self._position = 0
+        super().__init__(chunks)
         self._is_short = False
-        self.error: Exception | None = None
 
+    @override
     def read(self, size: int = -1) -> bytes:
         """Return the next `size` bytes, fewer only at the end of the chunks.
 
-        Raises CorruptError for more than READ_BYTES_MAX bytes.
+        Raises CorruptError for more than READ_BYTES_MAX bytes, and the error of the chunks.
         """
         if not 0 <= size <= READ_BYTES_MAX:
             why = f"a part of {size} bytes exceeds the limit of {READ_BYTES_MAX}, so its size is damaged"
-            raise CorruptError(why, byte=self._position)
-        parts: list[Buffer] = []
-        left = size
-        while left and (self._rest or self._load()):
-            part = self._rest[:left]
-            self._rest = self._rest[len(part) :]
-            parts.append(part if len(part) == size else bytes(part))
-            left -= len(part)
-        self._is_short = self._is_short or left > 0
-        self._position += size - left
-        return b"".join(parts)
-
-    def peek(self, size: int) -> bytes:
-        """Return the next `size` bytes without reading them, fewer only at the end of the chunks."""
-        found = self.read(size)
-        self.unread(found)
-        self._is_short = False
-        return found
+            raise CorruptError(why, byte=self.position)
+        data = super().read(size)
+        if len(data) < size:
+            self.check()
+            self._is_short = True
+        return data
 
     def unread(self, data: bytes) -> None:
         """Put bytes before the next one."""
-        self._rest = memoryview(data + bytes(self._rest))
-        self._position -= len(data)
+        self._peeked = data + self._peeked
+        self.position -= len(data)
 
-    def drain(self, last_bytes: int) -> bytes:
-        """Read all chunks to their end, and return the last bytes."""
+    def drain_last(self, size: int) -> bytes:
+        """Read all remaining bytes, and return the last of them."""
         last = b""
-        while self._rest or self._load():
-            last = (last + bytes(self._rest[-last_bytes:]))[-last_bytes:]
-            self._position += len(self._rest)
-            self._rest = memoryview(b"")
+        while data := self.read(_DRAIN_BYTES):
+            last = (last + data)[-size:]
         return last
-
-    def _load(self) -> bool:
-        """Take the next chunk that is not empty. Return False at the end."""
-        try:
-            for chunk in self._chunks:
-                if len(chunk):
-                    self._rest = memoryview(chunk)
-                    return True
-        except Exception as error:
-            self.error = self.error or error
-            raise
-        return False
 
     def tell(self) -> int:
         """Return the offset of the next byte."""
-        return self._position
+        return self.position
 
     def is_short(self) -> bool:
         """Return True if a read went beyond the end of the chunks."""

@@ -34,12 +34,12 @@ from headrace.formats.read import (
 from headrace.formats.text_range import TextFormat, TextRange
 from headrace.runs.items import BlockSource, Cursor, ReadBlock
 from headrace.runs.plan import OpenShard, Shard, ShardEnd
-from headrace.runs.prefetch import Extent, Prefetch
+from headrace.runs.prefetch import Extent, Prefetch, is_local
 from headrace.runs.projection import TableColumns
 from headrace.runs.records import PlannedObject, ReadBound, ShardPosition
 from headrace.runs.settings import RunSettings
 from headrace.runs.subset import RecordSampler
-from headrace.runs.table_source import object_blocks, table_blocks
+from headrace.runs.table_source import object_blocks, read_ahead, table_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -86,6 +86,7 @@ class ShardSource(BlockSource):
         self._read = settings.read
         self._subset = settings.subset
         self._columns = columns or {}
+        self._ahead_bytes_max = settings.flow.prefetch_bytes_max
         self._range_starts = dict(range_starts or {})
         self._first = first
         self._stop = stop
@@ -282,6 +283,8 @@ class ShardSource(BlockSource):
             stop=shard.stop,
             first_record=record,
         )
+        if not is_local(info):
+            blocks = read_ahead(blocks, self._ahead_bytes_max)
         yield from skip_records(blocks, Position(info.uri, record=record))
         self.bytes_read += (info.size_bytes or 0 if shard.stop is None else shard.stop) - shard.start
 

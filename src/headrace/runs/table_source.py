@@ -1,10 +1,13 @@
 """Read objects that are tables with random access, Parquet and ORC, from their stores."""
 
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from headrace.core.block import Block, Position
 from headrace.core.errors import CorruptError
+from headrace.formats.contract import BLOCK_BYTES_MAX
 from headrace.formats.read import ReadOptions, format_name, is_random_access, read_object
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
@@ -77,3 +80,23 @@ def _location(uri: str) -> Generator[None]:
         yield
     except CorruptError as error:
         raise error.with_location(uri, None) from error
+
+
+def read_ahead(blocks: Iterator[Block], bytes_max: int) -> Iterator[Block]:
+    """Yield blocks that a thread reads ahead of their use, up to about `bytes_max` bytes of them.
+
+    So the next row group or stripe arrives while the last one is scored. The order does not change, and an
+    exception is raised in its place.
+    """
+    window: deque[Future[Block | None]] = deque()
+    threads = ThreadPoolExecutor(1, "headrace-table")
+    try:
+        while True:
+            while len(window) <= bytes_max // BLOCK_BYTES_MAX:
+                window.append(threads.submit(next, blocks, None))
+            block = window.popleft().result()
+            if block is None:
+                return
+            yield block
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
