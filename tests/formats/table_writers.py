@@ -2,12 +2,14 @@
 
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import fastavro
 import orjson
 import pyarrow as pa
+import zstandard
 from pyarrow import orc
 
 from formats.parquet_files import write_parquet
@@ -68,6 +70,28 @@ def write_avro(columns: Any, *, group_rows: int = 1000, codec: str = "deflate") 
             io_append(file), schema, rows[start : start + group_rows], codec=codec, sync_interval=1 << 30
         )
     return file.getvalue()
+
+
+def recode_avro(data: bytes, codec: str) -> bytes:
+    """Return an Avro file of the codec "null" with its blocks compressed."""
+    blocks = list(fastavro.block_reader(io.BytesIO(data)))
+    sync = data[-16:]
+    out = [
+        data[: blocks[0].offset].replace(
+            b"avro.codec\x08null", b"avro.codec%c%s" % (2 * len(codec), codec.encode())
+        )
+    ]
+    for block in blocks:
+        plain = block.bytes_.getvalue()
+        if codec == "snappy":
+            packed = pa.compress(plain, "snappy", asbytes=True) + zlib.crc32(plain).to_bytes(4, "big")
+        else:
+            packed = zstandard.compress(plain)
+        sizes = io.BytesIO()
+        for number in (block.num_records, len(packed)):
+            fastavro.schemaless_writer(sizes, "long", number)
+        out += [sizes.getvalue(), packed, sync]
+    return b"".join(out)
 
 
 def io_append(file: io.BytesIO) -> io.BytesIO:

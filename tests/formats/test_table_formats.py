@@ -24,6 +24,7 @@ from formats.table_writers import (
     WRITERS,
     json_rows,
     read_table,
+    recode_avro,
     write_arrow,
     write_avro,
     write_orc,
@@ -184,6 +185,23 @@ def test_avro_types_become_arrow_types(codec):
     assert (second["number"], second["either"], second["again"]) == (3.0, None, None)
 
 
+@for_each("codec", ["snappy", "zstandard"])
+def test_avro_codecs_of_spark_need_no_further_library(codec):
+    plain = write_avro(COLUMNS, group_rows=3000, codec="null")
+    data = recode_avro(plain, codec)
+    assert len(data) < len(plain)
+    expected = texts(read_table("a.avro", plain))
+    assert texts(read_table("a.avro", data)) == expected
+    found: list[bytes] = []
+    with pytest.raises(TruncatedError, match=r"a\.avro: the Avro file cannot be read: it ends early"):
+        found.extend(text for block in read_table("a.avro", data[:-30]) for text in block.texts())
+    assert found == expected[:18_000]
+    damaged = bytearray(data)
+    damaged[len(data) // 2] ^= 0xFF
+    with pytest.raises(CorruptError, match=r"a\.avro: the Avro file cannot be read"):
+        texts(read_table("a.avro", bytes(damaged)))
+
+
 def test_avro_file_without_records_has_a_column_of_values():
     file = io.BytesIO()
     fastavro.writer(file, "long", [1, 2])
@@ -328,7 +346,11 @@ def test_empty_or_foreign_file_is_corrupt(name):
 def test_damaged_file_gives_rows_or_is_corrupt(name, data):
     """No damage crashes the process or raises another error."""
     table = {"n": [1, 2, 3], "t": ["a", None, "c"], "l": [[1], [], [2, 3]], "d": pa.array(["x", "y", "x"])}
-    damaged = bytearray(WRITERS[name](pa.table(table), group_rows=2))
+    whole = WRITERS[name](pa.table(table), group_rows=2)
+    codec = data.draw(st.sampled_from([None, "snappy", "zstandard"])) if name == "a.avro" else None
+    if codec is not None:
+        whole = recode_avro(write_avro(pa.table(table), group_rows=2, codec="null"), codec)
+    damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(damaged) - 1))
         damaged[at] = data.draw(st.integers(0, 255))

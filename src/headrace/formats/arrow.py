@@ -76,6 +76,17 @@ def orc_module() -> Any:
     return orc
 
 
+def decompressed(data: bytes, codec: str, size: int | None) -> bytes:
+    """Return the content of data compressed by a codec of Arrow. `size` is that of the content, if known.
+
+    Raises OSError or ValueError for damaged data.
+    """
+    if size is not None:
+        return pyarrow.decompress(data, decompressed_size=size, codec=codec, asbytes=True)
+    with pyarrow.CompressedInputStream(pyarrow.BufferReader(data), codec) as stream:
+        return stream.read()
+
+
 def run_end_decode(column: Any) -> Any:
     """Return the values of a run-end encoded column."""
     from pyarrow import compute  # noqa: PLC0415 - reading CSV does not need it

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from io import BytesIO
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, cast
 
 import orjson
@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from headrace.core.block import Block, Position
 from headrace.core.errors import CorruptError, MissingExtraError
+from headrace.formats.avro_codecs import CODECS, plain_blocks
 from headrace.formats.avro_columns import AvroColumns, physical_schema
 from headrace.formats.contract import RECORD_BYTES_MAX, Buffer, Format
 from headrace.formats.record_table import ROWS_MAX, cut_batch
@@ -29,6 +30,7 @@ _fastavro = cast("Any", fastavro)
 _KIND: Final = "Avro"
 _MAGIC: Final = b"Obj\x01"
 _SCHEMA_KEY: Final = "avro.schema"
+_CODEC_KEY: Final = "avro.codec"
 _HEADER: Final = {
     "type": "record",
     "name": "header",
@@ -42,7 +44,7 @@ _HEADER: Final = {
 
 
 class AvroFormat(Format):
-    """A format of Avro object container files, with the codecs that fastavro has libraries for.
+    """A format of Avro object container files, with all codecs of the Avro specification.
 
     Positions have the number of the row; lines and bytes stay those of the first position. `columns` are
     the names of the columns to keep, or None for all. `headrace.formats.avro_columns` has the types.
@@ -61,7 +63,8 @@ class AvroFormat(Format):
     def blocks(self, chunks: Iterable[Buffer], first: Position) -> Iterator[Block]:
         file = TableStream(chunks)
         with _avro_errors(file):
-            columns = AvroColumns(_rewrite_header(file), self._columns)
+            file, schema = _open(file)
+            columns = AvroColumns(schema, self._columns)
             avro_blocks = iter(_fastavro.block_reader(file))
         while (batches := _next_batches(avro_blocks, columns, file)) is not None:
             for batch in batches:
@@ -70,8 +73,8 @@ class AvroFormat(Format):
                     first = replace(first, record=block.first.record + block.records)
 
 
-def _rewrite_header(file: TableStream) -> Any:
-    """Replace the schema of a file by its physical one, and return its own.
+def _open(file: TableStream) -> tuple[TableStream, Any]:
+    """Return a file for fastavro, with its schema replaced by the physical one, and its own schema.
 
     fastavro would make an object of each date and time. Arrow takes the numbers as they are.
     """
@@ -79,12 +82,20 @@ def _rewrite_header(file: TableStream) -> Any:
     if begin != _MAGIC:
         raise unreadable(_KIND, "it does not begin as an Avro file" if begin else "it is empty", file)
     header = _fastavro.schemaless_reader(file, _HEADER, None)
-    schema = orjson.loads(header["meta"][_SCHEMA_KEY])
-    header["meta"][_SCHEMA_KEY] = orjson.dumps(physical_schema(schema))
+    meta: dict[str, bytes] = header["meta"]
+    schema = orjson.loads(meta[_SCHEMA_KEY])
+    meta[_SCHEMA_KEY] = orjson.dumps(physical_schema(schema))
+    codec = meta.get(_CODEC_KEY, b"").decode()
+    blocks: Iterator[bytes] | None = None
+    if codec in CODECS:
+        meta[_CODEC_KEY] = b"null"
+        blocks = plain_blocks(file, codec)
     rewritten = BytesIO()
     _fastavro.schemaless_writer(rewritten, _HEADER, header)
+    if blocks is not None:
+        return TableStream(chain((rewritten.getvalue(),), blocks)), schema
     file.unread(rewritten.getvalue())
-    return schema
+    return file, schema
 
 
 def _next_batches(avro_blocks: Iterator[Any], columns: AvroColumns, file: TableStream) -> list[Any] | None:
