@@ -311,6 +311,7 @@ def decode(mapping, *specs, name="a.arrow"):
         ("$[2,1]", [[0.5, 1], [1.5, 2], [2.5, 3]]),
         ("$[1:3]", [[1, 0.5], [2, 1.5], [3, 2.5]]),
         ("$[-1]", [[0], [0], [1]]),
+        ("$[1,1]", [[1, 1], [2, 2], [3, 3]]),
         ("$[*]", [[1, 0.5, 0], [2, 1.5, 0], [3, 2.5, 1]]),
         ("$", [[1, 0.5, 0], [2, 1.5, 0], [3, 2.5, 1]]),
         ("$.s.x", [[7], [9]]),
@@ -369,6 +370,61 @@ def test_every_format_gives_the_same_predictions(shared, name):
     lines = [json.loads(line) for line in outputs(stores)[f"{name}.out"].splitlines()]
     rows = [row for row in pa.table(NUMBERS).to_pylist() if row["a"] is not None and row["a"] >= 0]
     assert lines == [row | {"SageMakerOutput": {"y": 2.0 * row["a"]}} for row in rows]
+
+
+VALUES = {
+    pa.int64(): st.integers(-(2**53), 2**53),
+    pa.float64(): st.floats(allow_nan=False, allow_infinity=False),
+    pa.bool_(): st.booleans(),
+    pa.string(): st.text(max_size=4),
+    pa.list_(pa.int64()): st.lists(st.none() | st.integers(-9, 9), max_size=3),
+    pa.struct([("x", pa.int64()), ("y", pa.list_(pa.string()))]): st.fixed_dictionaries(
+        {"x": st.none() | st.integers(-9, 9), "y": st.none() | st.lists(st.text(max_size=2), max_size=2)}
+    ),
+    pa.dictionary(pa.int32(), pa.string()): st.sampled_from(["one", "two", '"']),
+}
+
+
+@st.composite
+def tables_with_numbers(draw):
+    """Draw a table with the columns of the model, some missing or refused, among others of any type."""
+    rows = draw(st.integers(1, 15))
+
+    def column(kind, values):
+        return pa.array(draw(st.lists(st.none() | values, min_size=rows, max_size=rows)), kind)
+
+    kinds = draw(st.lists(st.sampled_from(list(VALUES)), max_size=3))
+    others = {f"c{number}": column(kind, VALUES[kind]) for number, kind in enumerate(kinds)}
+    numbers = {"a": column(pa.int64(), st.integers(-3, 9)), "b": column(pa.float64(), st.just(1.0))}
+    return pa.table(dict(draw(st.permutations([*numbers.items(), *others.items()]))))
+
+
+@settings(max_examples=levels.examples(1), deadline=None)
+@given(tables_with_numbers(), st.integers(1, 6), st.sampled_from([*WRITERS, "a.json"]))
+def test_outputs_equal_what_pyarrow_and_json_say(shared, table, group_rows, name):
+    stores, write = Stores(), WRITERS.get(name, write_json_array)
+    put(stores, {name: write(table, group_rows=group_rows)})
+    used = make_settings(
+        mapping={"columns": ("a", "b")},
+        output={"format": "jsonl", "join": "input"},
+        failures={"on_error": "record"},
+    )
+    report = transform(stores, predictor=shared, settings=used)
+    rows = table.to_pylist()
+    is_good = [None not in (row["a"], row["b"]) and row["a"] >= 0 for row in rows]
+    expected = [
+        row | {"SageMakerOutput": {"y": 2.0 * row["a"]}}
+        for row, good in zip(rows, is_good, strict=False)
+        if good
+    ]
+    found = outputs(stores)
+    assert [json.loads(line) for line in found[f"{name}.out"].splitlines()] == expected
+    failed = failed_lines(found.get(f"{name}.out.failed", b""))
+    assert [line["record"] for line in failed] == [number for number, good in enumerate(is_good) if not good]
+    assert [json.loads(line["raw"]) for line in failed] == [
+        row for row, good in zip(rows, is_good, strict=False) if not good
+    ]
+    assert report.records_in == len(rows)
 
 
 def test_elements_of_json_arrays_are_records(shared):

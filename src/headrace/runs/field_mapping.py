@@ -234,9 +234,12 @@ class TableMapping:
         """Return all numeric columns, if the model takes as many."""
         left_out = () if self._is_filtered else self._sequence_columns
         found = [
-            name
-            for name, column in self._columns.items()
-            if column.type in NUMERIC and not column.shape and name not in left_out
+            column.name
+            for column in self._records.columns
+            if column.name is not None
+            and column.name not in left_out
+            and column.type in NUMERIC
+            and not column.shape
         ]
         shape = spec.shape or (-1, -1)
         takes = shape[1] if len(shape) == 2 else 1
