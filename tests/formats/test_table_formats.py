@@ -85,11 +85,18 @@ def tables(draw) -> pa.Table:
     return pa.table(columns)
 
 
+def in_orc(kind):
+    """Return the type of a column in ORC, whose timestamps are in nanoseconds."""
+    return pa.timestamp("ns", kind.tz) if pa.types.is_timestamp(kind) else kind
+
+
 @settings(max_examples=examples(2), deadline=None)
 @given(tables(), st.integers(1, 5), st.sampled_from(list(WRITERS)))
 def test_rows_are_those_of_pyarrow(table, group_rows, name):
     """The types are kept: dictionaries become text in ORC and Avro, which do not have them."""
     found = list(read_table(name, WRITERS[name](table, group_rows=group_rows)))
+    if name == "a.orc":
+        table = table.cast(pa.schema([field.with_type(in_orc(field.type)) for field in table.schema]))
     expected = [text for batch in table.to_batches() for text in rows_text(batch)]
     assert json_rows(texts(found)) == json_rows(expected)
     records = [block.position(index).record for block in found for index in range(len(block))]
@@ -97,9 +104,7 @@ def test_rows_are_those_of_pyarrow(table, group_rows, name):
     for block in found:
         for field, kept in zip(table.schema, block.table.batch.schema, strict=True):
             plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-            if pa.types.is_timestamp(plain) and name == "a.orc":
-                assert pa.types.is_timestamp(kept.type)
-            elif not pa.types.is_nested(plain):
+            if not pa.types.is_nested(plain):
                 assert kept.type in (plain, field.type)
 
 
