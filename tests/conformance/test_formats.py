@@ -17,14 +17,18 @@ from PIL import Image
 from conformance.check_tables import run_each
 from formats.framed_files import recordio, recordio_part, tfrecord, tfrecord_frame
 from formats.media import video_files
+from formats.table_writers import write_arrow, write_avro
 from headrace.core.block import Block, Position
 from headrace.core.tensor import TensorSpec
+from headrace.formats.arrow_read import ArrowFormat
+from headrace.formats.avro import AvroFormat
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import Buffer
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_decode import CsvColumnsDecoder, CsvMatrixDecoder
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.frames import RecordIOFormat
+from headrace.formats.json_array import JsonArrayFormat
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, RawDecoder, WholeFormat
 from headrace.formats.media.audio import AudioFormat
@@ -36,6 +40,17 @@ from headrace.testing import FORMAT_CHECKS, FormatSample
 
 RNG = np.random.default_rng(11)
 SMALL_BLOCKS = 3000
+
+
+def json_array(data: bytes, entries: int, *, failures: int = 0) -> FormatSample:
+    return FormatSample(
+        make=lambda: JsonArrayFormat(block_bytes_max=SMALL_BLOCKS, record_bytes_max=900),
+        data=data,
+        entries=entries,
+        failures=failures,
+        separators=b"[], \n",
+        block_bytes_max=SMALL_BLOCKS + 900,
+    )
 
 
 def rows(count: int, delimiter: str = ",", ending: str = "\n") -> str:
@@ -153,6 +168,12 @@ TEXT = {
     "json empty": FormatSample(make=JsonFormat, data=b"", entries=1),
     "json too long": FormatSample(
         make=lambda: JsonFormat(record_bytes_max=500), data=b" " * 9000, entries=1, failures=1
+    ),
+    "json array": json_array(
+        b" [" + b",\n ".join(b'{"x": "%d,]}\\\\", "y": [{}, 1]}' % i for i in range(500)) + b" ]\n", 500
+    ),
+    "json array with failures": json_array(
+        b"[" + b",".join([b'{"a": 1}', b"", b'"' + b"x" * 999 + b'"', b"null"] * 30) + b"]", 120, failures=60
     ),
     "whole": FormatSample(
         make=WholeFormat,
@@ -284,6 +305,10 @@ def image_decoder() -> ColumnDecoder:
     return ColumnDecoder("m", TensorSpec("x", "FP32", (-1, 3, -1, -1)), "image", scale=1 / 255)
 
 
+def table(make, data: bytes, entries: int, *, failures: int = 0) -> FormatSample:
+    return FormatSample(make=make, data=data, entries=entries, failures=failures, slices=False)
+
+
 VIDEO = {"frames": 20, "size": (16, 32)}
 MEDIA = {
     "jpeg": media(lambda: ImageFormat(size_px=(6, 8)), image("JPEG"), 1, image_decoder),
@@ -299,7 +324,19 @@ MEDIA = {
     "flac": media(lambda: AudioFormat(window_ms=10, pad_last=False), sound("FLAC"), 37),
     "mp4": media(VideoFormat, video_files.fragmented(**VIDEO), 20, image_decoder),
 }
-SAMPLES = TEXT | FRAMES | LAYERS | MEDIA
+COLUMNS = {"n": list(range(5000)), "t": [f"text {i}" if i % 7 else None for i in range(5000)]}
+TABLES = {
+    "arrow file": table(ArrowFormat, write_arrow(COLUMNS), 5000),
+    "arrow stream": table(ArrowFormat, write_arrow(COLUMNS, is_stream=True, compression="zstd"), 5000),
+    "arrow too long": table(
+        lambda: ArrowFormat(record_bytes_max=900),
+        write_arrow({"t": [b"x" * (1000 if i % 50 == 0 else 20) for i in range(500)]}),
+        500,
+        failures=10,
+    ),
+    "avro": table(AvroFormat, write_avro(COLUMNS), 5000),
+}
+SAMPLES = TEXT | FRAMES | LAYERS | MEDIA | TABLES
 
 
 @pytest.mark.parametrize("name", SAMPLES)

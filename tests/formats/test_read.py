@@ -19,6 +19,7 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, EmptySourceError, TruncatedError
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_dialect import CsvDialect
+from headrace.formats.json_array import JsonArrayFormat, JsonOrArrayFormat
 from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, WholeFormat
 from headrace.formats.read import (
     ReadOptions,
@@ -172,7 +173,11 @@ def test_formats_are_configured_by_the_options():
         dialect=CsvDialect(b"\t"), header="names", record_bytes_max=99
     )
     assert make_format("a", "jsonl", options) == JsonLinesFormat(record_bytes_max=99)
-    assert make_format("a", "json", options) == JsonFormat(record_bytes_max=99)
+    assert make_format("a", "json", options) == JsonOrArrayFormat(record_bytes_max=99)
+    assert make_format("a", "json", dataclasses.replace(options, format="json")) == JsonFormat(
+        record_bytes_max=99
+    )
+    assert make_format("a", "jsonarray", options) == JsonArrayFormat(record_bytes_max=99)
     assert make_format("a", "line", options) == LineFormat(record_bytes_max=99)
     assert make_format("a", "whole", options) == WholeFormat(record_bytes_max=99)
 
@@ -206,21 +211,25 @@ def test_unknown_name_raises_with_the_format_option():
     ("name", "options"),
     [("a.parquet", {}), ("a.bin", {"format": "parquet"}), ("a.tar", {"format": "parquet"})],
 )
-def test_parquet_is_not_read_as_a_stream(name, options):
+def test_format_of_random_access_is_not_read_as_a_stream(name, options):
     read_options = ReadOptions(**options)
-    assert "Parquet cannot be read as a stream" in unreadable_reason(f"{URI}{name}", read_options)
-    with pytest.raises(ConfigError, match="Parquet cannot be read as a stream"):
+    assert "can be neither compressed nor members of archives" in unreadable_reason(
+        f"{URI}{name}", read_options
+    )
+    with pytest.raises(ConfigError, match="can be neither compressed nor members of archives"):
         make_format(name, "parquet", read_options)
     if name != "a.tar":
-        with pytest.raises(ConfigError, match=rf"{URI}{name}: Parquet cannot be read as a stream"):
+        with pytest.raises(
+            ConfigError, match=rf"{URI}{name}: .* can be neither compressed nor members of archives"
+        ):
             list(read_object(f"{URI}{name}", [b""], read_options))
 
 
-def test_parquet_in_an_archive_fails_that_member():
+def test_format_of_random_access_in_an_archive_fails_that_member():
     found, error = read(f"{URI}a.tar", make_tar({"a.parquet": b"PAR1", "b.csv": b"1"}))
     assert error is None
     assert [(p.member, kind) for p, _, kind in found] == [("a.parquet", FailureKind.OBJECT), ("b.csv", None)]
-    assert "Parquet cannot be read as a stream" in found[0][1]
+    assert "can be neither compressed nor members of archives" in found[0][1]
 
 
 # Layers
@@ -575,7 +584,7 @@ def test_resuming_within_a_block_of_records_and_failures(monkeypatch):
         def blocks(self, chunks, first):
             return iter(blocks)
 
-    monkeypatch.setattr("headrace.formats.read.make_format", lambda *_: Ready())
+    monkeypatch.setattr("headrace.formats.read.make_format", lambda *_, **__: Ready())
     whole, _ = read(f"{URI}a.csv", b"")
     assert [f[1] for f in whole] == [b"a", b"b", "no 2", "no 3"]
     for record in range(5):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import ChangedError, CorruptError, HeadraceError, NotFoundError
 from headrace.formats.read import ReadOptions
-from headrace.runs.source import parquet_blocks
+from headrace.runs.table_source import read_ahead, table_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -38,7 +39,7 @@ def store_object(data: bytes) -> tuple[Stores, ObjectInfo]:
 @given(st.integers(0, 40), st.integers(1, 12))
 def test_every_row_is_read_once_in_order(count, row_group_size):
     stores, info = store_object(table(count, row_group_size))
-    blocks = list(parquet_blocks(info, stores, ReadOptions()))
+    blocks = list(table_blocks(info, stores, ReadOptions()))
     found = [json.loads(block.record(i)) for block in blocks for i in range(len(block))]
     assert found == [{"n": n} for n in range(count)]
     firsts = [block.first.record for block in blocks]
@@ -50,7 +51,7 @@ def test_every_row_is_read_once_in_order(count, row_group_size):
 def test_invalid_parquet_file_is_corrupt(data):
     stores, info = store_object(data)
     with pytest.raises(CorruptError, match=r"memory://in/a\.parquet"):
-        list(parquet_blocks(info, stores, ReadOptions()))
+        list(table_blocks(info, stores, ReadOptions()))
 
 
 def test_row_groups_before_a_damaged_one_are_read():
@@ -59,10 +60,42 @@ def test_row_groups_before_a_damaged_one_are_read():
     data[middle : middle + 200] = b"\xff" * 200
     stores, info = store_object(bytes(data))
     counts: list[int] = []
-    blocks = (counts.append(len(block)) for block in parquet_blocks(info, stores, ReadOptions()))
+    blocks = (counts.append(len(block)) for block in table_blocks(info, stores, ReadOptions()))
     with pytest.raises(CorruptError, match=r"memory://in/a\.parquet"):
         list(blocks)
     assert 0 < sum(counts) < 4000
+
+
+def test_next_row_group_is_read_while_the_last_one_is_used():
+    stores, info = store_object(table(4000, 1000))
+    blocks, second_is_read = table_blocks(info, stores, ReadOptions()), threading.Event()
+
+    def tracked():
+        yield next(blocks)
+        yield next(blocks)
+        second_is_read.set()
+        yield from blocks
+
+    ahead = read_ahead(tracked(), 4 << 20)
+    assert next(ahead).first.record == 0
+    assert second_is_read.wait(10)
+    assert [block.first.record for block in ahead] == [1000, 2000, 3000]
+
+
+def test_error_of_reading_ahead_comes_in_its_place():
+    data = bytearray(table(4000, 1000))
+    middle = len(data) // 2
+    data[middle : middle + 200] = b"\xff" * 200
+    stores, info = store_object(bytes(data))
+    alone, ahead = (
+        table_blocks(info, stores, ReadOptions()),
+        read_ahead(table_blocks(info, stores, ReadOptions()), 64 << 20),
+    )
+    counts = ([], [])
+    for blocks, count in zip((alone, ahead), counts, strict=True):
+        with pytest.raises(CorruptError, match="the Parquet file cannot be read"):
+            count.extend(len(block) for block in blocks)
+    assert counts[0] == counts[1] != []
 
 
 @for_each("is_deleted", [True, False])
@@ -71,11 +104,11 @@ def test_deleted_or_changed_object_is_an_error(is_deleted):
     store = stores.for_uri(URI)
     store.delete(URI) if is_deleted else store.put(URI, table(9, 4))
     with pytest.raises(NotFoundError if is_deleted else ChangedError, match=r"memory://in/a\.parquet"):
-        list(parquet_blocks(info, stores, ReadOptions()))
+        list(table_blocks(info, stores, ReadOptions()))
 
 
 def test_object_of_unknown_size_is_refused():
     stores, info = store_object(table(9, 3))
     unknown = ObjectInfo(info.uri, None, info.etag)
     with pytest.raises(HeadraceError, match="its size is unknown"):
-        list(parquet_blocks(unknown, stores, ReadOptions()))
+        list(table_blocks(unknown, stores, ReadOptions()))

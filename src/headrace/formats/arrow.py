@@ -1,7 +1,7 @@
 """The pyarrow adapter (extra `arrow`)."""
 
 from io import BytesIO
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,31 @@ def parquet_modules() -> tuple[Any, Any]:
     from pyarrow import parquet  # noqa: PLC0415 - reading CSV does not need it
 
     return pa, parquet
+
+
+def orc_module() -> Any:
+    """Return the module `pyarrow.orc`."""
+    from pyarrow import orc  # noqa: PLC0415 - reading CSV does not need it
+
+    return orc
+
+
+def decompressed(data: bytes, codec: str, size: int | None) -> bytes:
+    """Return the content of data compressed by a codec of Arrow. `size` is that of the content, if known.
+
+    Raises OSError or ValueError for damaged data.
+    """
+    if size is not None:
+        return pyarrow.decompress(data, decompressed_size=size, codec=codec, asbytes=True)
+    with pyarrow.CompressedInputStream(pyarrow.BufferReader(data), codec) as stream:
+        return stream.read()
+
+
+def run_end_decode(column: Any) -> Any:
+    """Return the values of a run-end encoded column."""
+    from pyarrow import compute  # noqa: PLC0415 - reading CSV does not need it
+
+    return cast("Any", compute).run_end_decode(column)
 
 
 def table_columns(table: Any) -> dict[str, Any]:

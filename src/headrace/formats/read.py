@@ -6,7 +6,7 @@ whole record before the damage.
 """
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Final, Literal, get_args
@@ -21,6 +21,7 @@ from headrace.formats.csv import CsvFormat, Header
 from headrace.formats.csv_dialect import CsvDialect, Decimal
 from headrace.formats.encoding import UTF8, checked_encoding, is_utf8, to_utf8
 from headrace.formats.frames import RecordIOFormat
+from headrace.formats.json_array import JsonArrayFormat, JsonOrArrayFormat
 from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, WholeFormat
 
 FormatName = Literal[
@@ -28,11 +29,15 @@ FormatName = Literal[
     "jsonl",
     "json",
     "v2",
+    "jsonarray",
     "line",
     "whole",
     "tfrecord",
     "recordio",
     "parquet",
+    "arrow",
+    "orc",
+    "avro",
     "image",
     "audio",
     "video",
@@ -40,6 +45,10 @@ FormatName = Literal[
 AUTO: Final = "auto"
 V2: Final = "v2"
 """The format of inference requests of the Open Inference Protocol, one JSON document per line."""
+TABLE_FORMATS: Final[frozenset[str]] = frozenset({"parquet", "arrow", "orc", "avro"})
+"""The formats whose records are rows of typed columns (`Block.table`)."""
+_RANDOM_ACCESS: Final[frozenset[str | None]] = frozenset({"parquet", "orc"})
+"""The formats whose metadata is at the end of the file."""
 IMAGE_EDGE_PX_MAX: Final = 1 << 16
 
 _COMPRESSION_SUFFIXES: dict[str, Compression] = {
@@ -55,13 +64,16 @@ _FORMAT_SUFFIXES: dict[str, FormatName] = {
     ".json": "json",
     **dict.fromkeys((".tfrecord", ".tfrecords"), "tfrecord"),
     ".parquet": "parquet",
+    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
+    ".orc": "orc",
+    ".avro": "avro",
     **dict.fromkeys((".rec", ".recordio"), "recordio"),
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"), "image"),
     **dict.fromkeys((".wav", ".flac"), "audio"),
     **dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm"), "video"),
 }
 _TEXT_FORMATS = ("csv", "jsonl", V2, "line")
-_ENCODED_FORMATS = (*_TEXT_FORMATS, "json")
+_ENCODED_FORMATS = (*_TEXT_FORMATS, "json", "jsonarray")
 # Formats of one record per line.
 _LINE_FORMATS = {
     "jsonl": JsonLinesFormat,
@@ -71,12 +83,13 @@ _LINE_FORMATS = {
 # Formats with a single option, the maximum length of a record.
 _SIMPLE_FORMATS = {
     "json": JsonFormat,
+    "jsonarray": JsonArrayFormat,
     "whole": WholeFormat,
     "recordio": RecordIOFormat,
 }
-_PARQUET_REASON = (
-    "Parquet cannot be read as a stream: use headrace transform, convert it to JSON Lines, or exclude it "
-    "from the source"
+_RANDOM_ACCESS_REASON = (
+    "Parquet and ORC are read from their ends, so they can be neither compressed nor members of archives: "
+    "unpack the file first, or exclude it from the source"
 )
 _WEB_SCHEMES = ("http://", "https://")  # Names with these schemes end at a question mark.
 _NAMES_SHOWN = 5
@@ -370,11 +383,11 @@ def _cached_text_format(inner: str, suffix: str, options: ReadOptions) -> CsvFor
     return candidate if isinstance(candidate, CsvFormat | LineFormat) else None
 
 
-def is_read_by_row_groups(uri: str, options: ReadOptions) -> bool:
-    """Return True for a Parquet file: it is read in parts at any offset instead of as a stream."""
+def is_random_access(uri: str, options: ReadOptions) -> bool:
+    """Return True for Parquet and ORC: they are read in parts at any offset instead of as a stream."""
     layers = _layers_from_name(uri, options, in_archive=False)
-    is_archive = layers.is_tar and options.format != "parquet"
-    return not is_archive and layers.compression is None and format_name(uri, options) == "parquet"
+    is_archive = layers.is_tar and options.format not in _RANDOM_ACCESS
+    return not is_archive and layers.compression is None and format_name(uri, options) in _RANDOM_ACCESS
 
 
 def unreadable_reason(uri: str, options: ReadOptions) -> str:
@@ -382,11 +395,11 @@ def unreadable_reason(uri: str, options: ReadOptions) -> str:
 
     An empty string means that the object may be readable.
     """
-    if _layers_from_name(uri, options, in_archive=False).is_tar and options.format != "parquet":
+    if _layers_from_name(uri, options, in_archive=False).is_tar and options.format not in _RANDOM_ACCESS:
         return ""
     kind = format_name(uri, options)
-    if kind == "parquet":
-        return f"{uri}: {_PARQUET_REASON}"
+    if kind in _RANDOM_ACCESS:
+        return f"{uri}: {_RANDOM_ACCESS_REASON}"
     if kind is not None:
         return ""
     *others, last = get_args(FormatName)
@@ -404,15 +417,17 @@ def read_object(
     *,
     resume: Position | None = None,
     start_byte: int = 0,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[Block]:
     """Yield every block of an object, in order.
 
     With `resume`, records before that position are skipped and everything else is unchanged.
+    `columns` are the columns of a table to keep, or None for all; members keep all of them.
     `start_byte` is the offset in a seekable object (see `is_seekable`) at which the chunks begin:
     the header of a member.
 
     Raise CorruptError and TruncatedError for damage to the object's own layers, EmptySourceError
-    for an archive without a selected member, and ConfigError if the format is unknown or Parquet.
+    for an archive without a selected member, and ConfigError if the format is unknown or of random access.
     """
     layers = _layers_from_name(uri, options, in_archive=False)
     try:
@@ -422,9 +437,11 @@ def read_object(
             yield from _read_archive(uri, chunks, options, resume, start_byte)
             return
         name = format_name(uri, options)
-        if name is None or name == "parquet":
+        if name is None or name in _RANDOM_ACCESS:
             raise ConfigError(unreadable_reason(uri, options))
-        blocks = make_format(uri, name, options).blocks(_text_chunks(chunks, name, options), Position(uri))
+        blocks = make_format(uri, name, options, columns=columns).blocks(
+            _text_chunks(chunks, name, options), Position(uri)
+        )
         yield from skip_records(blocks, resume)
     except CorruptError as error:
         raise error.with_location(uri, None) from error
@@ -437,12 +454,18 @@ def _text_chunks(chunks: Iterable[Buffer], kind: FormatName, options: ReadOption
     return to_utf8(chunks, options.encoding)
 
 
-def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
+def make_format(
+    name: str, kind: FormatName, options: ReadOptions, *, columns: Sequence[str] | None = None
+) -> Format:
     """Return the format `kind`, configured by the options. Optional formats are imported here.
 
-    Raise ConfigError for Parquet, which is not read from chunks (`parquet_read` reads it).
+    `columns` are the columns of a table to keep, or None for all.
+
+    Raise ConfigError for Parquet and ORC, which are not read from chunks (see `is_random_access`).
     """
     limit = options.record_bytes_max
+    if kind == "json" and options.format == AUTO:
+        return JsonOrArrayFormat(record_bytes_max=limit)
     if kind == "csv":
         return CsvFormat(
             dialect=csv_dialect(name, options),
@@ -458,8 +481,16 @@ def make_format(name: str, kind: FormatName, options: ReadOptions) -> Format:
         )
     if kind in _SIMPLE_FORMATS:
         return _SIMPLE_FORMATS[kind](record_bytes_max=limit)
-    if kind == "parquet":
-        raise ConfigError(f"{name}: {_PARQUET_REASON}")
+    if kind in _RANDOM_ACCESS:
+        raise ConfigError(f"{name}: {_RANDOM_ACCESS_REASON}")
+    if kind == "arrow":
+        from headrace.formats.arrow_read import ArrowFormat  # noqa: PLC0415 - an extra
+
+        return ArrowFormat(columns=columns, record_bytes_max=limit)
+    if kind == "avro":
+        from headrace.formats.avro import AvroFormat  # noqa: PLC0415 - an extra
+
+        return AvroFormat(columns=columns, record_bytes_max=limit)
     if kind == "tfrecord":
         from headrace.formats.tfrecord import TfRecordFormat  # noqa: PLC0415 - an extra
 
@@ -589,8 +620,8 @@ def _decode_member(
             "the name does not determine the format; choose it with --format (in a transform: --split), "
             "or select members with --members"
         )
-    elif kind == "parquet":
-        reason = _PARQUET_REASON
+    elif kind in _RANDOM_ACCESS:
+        reason = _RANDOM_ACCESS_REASON
     if reason or kind is None:
         raise DataError(f"{member.name} in {first.object}: {reason}")
     chunks: Iterable[Buffer] = archive_errors.track(member.pieces)

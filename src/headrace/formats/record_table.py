@@ -16,10 +16,13 @@ from typing_extensions import override
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position, RecordTable
 from headrace.core.errors import MissingExtraError
 from headrace.core.tensor import Array, text_array
-from headrace.formats.arrow import pyarrow
+from headrace.formats.arrow import pyarrow, run_end_decode
 from headrace.formats.column_decode import nullable_array
+from headrace.formats.contract import BLOCK_BYTES_MAX
 from headrace.formats.encode import json_text
 
+ROWS_MAX: Final = 8192
+"""Maximum number of rows in one block."""
 _NULL: Final = b"null"
 
 
@@ -41,13 +44,28 @@ class ArrowTable(RecordTable):
     @property
     @override
     def nbytes(self) -> int:
-        return int(self.batch.nbytes)
+        return _row_bytes(self.batch)
 
     @override
     def array(self, name: str) -> Array | None:
         if name not in self._arrays:
-            self._arrays[name] = flat_array(self.batch.column(name)) if name in self.names else None
+            column = self._column(name)
+            self._arrays[name] = None if column is None else flat_array(column)
         return self._arrays[name]
+
+    def _column(self, name: str) -> Any:
+        """Return the column with this name, or the field of structs at this dotted path, or None."""
+        if name in self.names:
+            return self.batch.column(name)
+        head, *fields = name.split(".")
+        column = self.batch.column(head) if fields and head in self.names else None
+        for field in fields:
+            if column is None or not pyarrow.types.is_struct(column.type):
+                return None
+            place = column.type.get_field_index(field)
+            # Flattening makes a field null where its struct is null.
+            column = column.flatten()[place] if place >= 0 else None
+        return column
 
     @override
     def texts(self, rows: NDArray[np.int64] | None = None) -> list[bytes]:
@@ -64,6 +82,22 @@ class ArrowTable(RecordTable):
     @override
     def slice(self, start: int, stop: int) -> "ArrowTable":
         return ArrowTable(self.batch.slice(start, max(stop - start, 0)))
+
+
+def cut_batch(
+    batch: Any,
+    first: Position,
+    *,
+    record_bytes_max: int,
+    rows_max: int = ROWS_MAX,
+    block_bytes_max: int = BLOCK_BYTES_MAX,
+) -> Iterator[Block]:
+    """Yield the rows of a record batch of any size as blocks of bounded size, as `table_blocks` does."""
+    row_bytes = _row_bytes(batch) // max(batch.num_rows, 1)
+    rows = min(rows_max, max(block_bytes_max // max(row_bytes, 1), 1))
+    for start in range(0, batch.num_rows, rows):
+        at = replace(first, record=first.record + start)
+        yield from table_blocks(batch.slice(start, rows), at, record_bytes_max=record_bytes_max)
 
 
 def table_blocks(batch: Any, first: Position, *, record_bytes_max: int) -> Iterator[Block]:
@@ -87,9 +121,15 @@ def table_blocks(batch: Any, first: Position, *, record_bytes_max: int) -> Itera
 
 
 def _oversized_rows(batch: Any, record_bytes_max: int) -> Sequence[int]:
-    if batch.nbytes <= record_bytes_max:
+    if _row_bytes(batch) <= record_bytes_max:
         return ()
-    return [row for row in range(batch.num_rows) if batch.slice(row, 1).nbytes > record_bytes_max]
+    return [row for row in range(batch.num_rows) if _row_bytes(batch.slice(row, 1)) > record_bytes_max]
+
+
+def _row_bytes(batch: Any) -> int:
+    """Return the size of the rows in memory, without dictionaries, which all rows share."""
+    is_dictionary = pyarrow.types.is_dictionary
+    return sum((c.indices if is_dictionary(c.type) else c).nbytes for c in batch.columns)
 
 
 def _block(table: ArrowTable, first: Position, row_bytes: int) -> Block:
@@ -145,10 +185,12 @@ def flat_array(column: Any) -> Array | None:
 
 
 def _storage(column: Any) -> Any:
-    """Return the values of a dictionary-encoded column or of an extension type."""
+    """Return the values of a dictionary-encoded or run-end encoded column, or of an extension type."""
     while True:
         if pyarrow.types.is_dictionary(column.type):
             column = column.dictionary_decode()
+        elif pyarrow.types.is_run_end_encoded(column.type):
+            column = run_end_decode(column)
         elif isinstance(column.type, pyarrow.BaseExtensionType):
             column = column.storage
         else:

@@ -17,13 +17,13 @@ from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_select import ElementSelector, MemberSelector
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.formats.place import PlacedEncoder, PlaceJoin, place_columns
-from headrace.formats.read import V2
+from headrace.formats.read import TABLE_FORMATS, V2
 from headrace.runs.infer import JSON_KINDS
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import Mapper
 from headrace.runs.settings import TABLES, EncodedFormat, RunSettings
 
-_JSON_FORMATS = JSON_KINDS | {"parquet", V2}
+_JSON_FORMATS = JSON_KINDS | TABLE_FORMATS | {V2}
 """Formats whose records are, or are shown as, JSON."""
 
 

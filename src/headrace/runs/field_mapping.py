@@ -7,6 +7,7 @@ all numeric columns of a table.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
@@ -14,17 +15,20 @@ import numpy as np
 from typing_extensions import override
 
 from headrace.core.block import Block
-from headrace.core.errors import ModelInputError
+from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec, dtype_of
 from headrace.formats.column_decode import ColumnsInput, TableDecoder
 from headrace.formats.contract import DecodedBlock, Decoder
 from headrace.formats.encoding import UTF8
 from headrace.formats.json_decode import JsonDecoder, JsonField
+from headrace.formats.json_path import JsonPath, compile_path
+from headrace.formats.json_select import MemberSelector
 from headrace.formats.line import RawDecoder
 from headrace.formats.proto_decode import ProtoDecoder, ProtoInput
 from headrace.formats.proto_messages import RECORD
 from headrace.runs.infer import FRAMED_KINDS
 from headrace.runs.schema import NUMERIC, Column, RecordSchema
+from headrace.runs.sequences import sequence_columns
 from headrace.runs.settings import MappingOptions
 
 _VECTOR: Final = "values"
@@ -118,12 +122,47 @@ def _by_name(records: RecordSchema) -> dict[str, Column]:
     return {column.name: column for column in records.columns if column.name is not None}
 
 
+def select_columns(records: RecordSchema, path: JsonPath) -> RecordSchema:
+    """Return the schema of the columns of a table that the input filter selects, in its order.
+
+    A path into structs selects one column, whose name has dots.
+
+    Raises ConfigError if the path selects no columns, or columns that are missing.
+    """
+    if path.is_root:
+        return records
+    if (selection := path.columns) is not None:
+        try:
+            selected = selection.indices(len(records.columns), records.names)
+        except ValueError as error:
+            raise ConfigError(f"the input filter {error}") from None
+        return replace(records, columns=tuple(records.columns[index] for index in selected))
+    names = [s.names[0] for s in path.segments if isinstance(s, MemberSelector) and len(s.names) == 1]
+    if len(names) < len(path.segments) or names[0] not in records.names:
+        raise ConfigError(
+            f"the input filter {path.text} does not select columns of the file at {records.place}: use "
+            f"$, names such as $['id'], numbers and slices such as $[0,2:], or a path into structs such as "
+            f"$.a.b; the columns are {', '.join(records.names)}"
+        )
+    return replace(records, columns=(Column(".".join(names), "object"),))
+
+
 class TableMapping:
-    """The choice of the decoder of rows of tables for a model."""
+    """The choice of the decoder of rows of tables for a model.
+
+    Raises:
+        ConfigError: The input filter, or a column of sequences, does not fit the columns.
+        ModelInputError: A chosen column does not exist.
+    """
 
     def __init__(self, metadata: ModelMetadata, mapping: MappingOptions, records: RecordSchema) -> None:
         self._model = metadata.name
         self._inputs = metadata.inputs or (TensorSpec("x", "FP32"),)
+        self._all_names = records.names
+        self._sequence_columns = sequence_columns(mapping, records.names)
+        self._is_filtered = mapping.input_filter != "$"
+        path = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
+        records = select_columns(records, path)
         self._records = records
         self._columns = _by_name(records)
         self._names = records.names
@@ -137,6 +176,18 @@ class TableMapping:
 
         Raises ModelInputError if the rows can never fit the model.
         """
+        return TableDecoder(self._column_inputs())
+
+    def needed_columns(self) -> tuple[str, ...]:
+        """Return the columns of a file that become inputs or name sequences, each once.
+
+        Raises ModelInputError if the rows can never fit the model.
+        """
+        names = [name for found in self._column_inputs().values() for name in found.columns]
+        heads = [name if name in self._all_names else name.partition(".")[0] for name in names]
+        return tuple(dict.fromkeys((*heads, *self._sequence_columns)))
+
+    def _column_inputs(self) -> dict[str, ColumnsInput]:
         if len(self._inputs) > 1 and self._chosen and len(self._chosen) != len(self._inputs):
             raise ModelInputError(
                 self._model,
@@ -147,7 +198,7 @@ class TableMapping:
             columns = tuple(self._names_for(index, spec))
             dtype = None if spec.datatype == "BYTES" else dtype_of(spec.datatype)
             inputs[spec.name] = ColumnsInput(columns, dtype, self._shape(spec, columns))
-        return TableDecoder(inputs)
+        return inputs
 
     def _name(self, column: str | int) -> str:
         if isinstance(column, str):
@@ -181,7 +232,15 @@ class TableMapping:
 
     def _numeric(self, spec: TensorSpec) -> Sequence[str]:
         """Return all numeric columns, if the model takes as many."""
-        found = [name for name, c in self._columns.items() if c.type in NUMERIC and not c.shape]
+        left_out = () if self._is_filtered else self._sequence_columns
+        found = [
+            column.name
+            for column in self._records.columns
+            if column.name is not None
+            and column.name not in left_out
+            and column.type in NUMERIC
+            and not column.shape
+        ]
         shape = spec.shape or (-1, -1)
         takes = shape[1] if len(shape) == 2 else 1
         if not found or takes not in (-1, len(found)):

@@ -43,6 +43,7 @@ from headrace.runs.items import (
 )
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import ObjectShards
+from headrace.runs.projection import needed_columns
 from headrace.runs.records import PlannedObject
 from headrace.runs.schema import Schema
 from headrace.runs.sequences import Sequencer, end_request, join_responses, split_request
@@ -387,6 +388,7 @@ def open_flow(
         objects,
         ObjectShards(objects, begin),
         settings,
+        columns=needed_columns(predictor.metadata, settings.mapping, settings.output, schema or Schema()),
         first=begin.index,
         stop=stop,
         # An empty archive is an error only if it is the whole source.

@@ -23,7 +23,7 @@ from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, featur
 from headrace.formats.read import V2
 from headrace.runs.schema import NUMERIC, Column, ColumnType, RecordSchema
 
-JSON_KINDS: Final = frozenset({"json", "jsonl"})
+JSON_KINDS: Final = frozenset({"json", "jsonarray", "jsonl"})
 """The formats of JSON text."""
 FRAMED_KINDS: Final[Mapping[str, MessageKind]] = {"recordio": RECORD, "tfrecord": EXAMPLE}
 """The formats of framed records, with the message type of their records."""

@@ -1,7 +1,7 @@
 """The mapping of records to model inputs, by the model, the options and the schema of the records.
 
 Blocks become `DecodedBlock`s with tensors by input name. `CsvMapping` chooses the decoder for CSV: one
-matrix, or one input for each column. The decoders for JSON, framed messages and Parquet are chosen in
+matrix, or one input for each column. The decoders for JSON, framed messages and tables are chosen in
 `headrace.runs.field_mapping`. Mismatches are found before the first call: too few columns, a file with
 more columns than the model takes, text for a numeric model.
 """
@@ -21,7 +21,7 @@ from headrace.formats.csv_decode import ColumnFinder, CsvColumnsDecoder, CsvMatr
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
-from headrace.formats.read import V2, ReadOptions, csv_dialect, format_name
+from headrace.formats.read import TABLE_FORMATS, V2, ReadOptions, csv_dialect, format_name
 from headrace.runs.field_mapping import TableMapping, framed_decoder, json_decoder
 from headrace.runs.infer import (
     FRAMED_KINDS,
@@ -40,7 +40,9 @@ from headrace.runs.settings import MappingOptions
 SAMPLE_RECORDS: Final = 1000
 """The number of records that decide about the schema of a format."""
 _MEDIA_COLUMNS = ("image", "audio")
-_FILTERED = frozenset({"csv", *JSON_KINDS})
+_TEXTS = frozenset({"csv", *JSON_KINDS})
+"""The formats whose records a model may receive as text."""
+_FILTERED = _TEXTS | TABLE_FORMATS
 """The formats whose records an input filter supports."""
 
 
@@ -126,7 +128,7 @@ class Mapper:
             records = infer_json(kind, blocks, self._filter)
         elif kind == V2:
             records = infer_requests(blocks)
-        elif kind == "parquet":
+        elif kind in TABLE_FORMATS:
             records = infer_table(kind, blocks)
         elif kind in FRAMED_KINDS:
             records = infer_messages(kind, blocks)
@@ -179,7 +181,7 @@ class Mapper:
         self._check_filter(kind, block)
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
-        if self._mapping.whole_records and kind in _FILTERED and self._takes_text():
+        if self._mapping.whole_records and kind in _TEXTS and self._takes_text():
             return self._text_records(dialect)
         if dialect is not None:
             return CsvMapping(self._metadata, self._mapping, self._filter, records, dialect).decoder()
@@ -190,7 +192,7 @@ class Mapper:
             return self._requests()
         if kind == "line":
             return self._line()
-        if kind == "parquet":
+        if kind in TABLE_FORMATS:
             return TableMapping(self._metadata, self._mapping, records).decoder()
         if kind in FRAMED_KINDS:
             return framed_decoder(self._metadata, self._mapping, records)
@@ -200,7 +202,7 @@ class Mapper:
         """Raise ConfigError for an input filter of records that have no parts to select."""
         if kind not in _FILTERED and not self._filter.is_root:
             raise ConfigError(
-                f"the input filter {self._filter.text} needs CSV or JSON records, but "
+                f"the input filter {self._filter.text} needs CSV, JSON or table records, but "
                 f"{block.first.object} is read as {kind}: remove the filter, or set the format with "
                 "--format (of a transform: --split)"
             )

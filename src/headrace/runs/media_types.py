@@ -10,6 +10,7 @@ from headrace.runs.settings import OutputFormat
 Kind = Literal[
     "csv",
     "json",
+    "jsonarray",
     "jsonl",
     "v2",
     "text",
@@ -17,6 +18,9 @@ Kind = Literal[
     "recordio",
     "tfrecord",
     "parquet",
+    "arrow",
+    "orc",
+    "avro",
     "image",
     "audio",
     "video",
@@ -44,6 +48,9 @@ _KINDS: Final[dict[str, Kind]] = {
     **dict.fromkeys(
         ("application/x-parquet", "application/parquet", "application/vnd.apache.parquet"), "parquet"
     ),
+    **dict.fromkeys(("application/vnd.apache.arrow.file", "application/vnd.apache.arrow.stream"), "arrow"),
+    **dict.fromkeys(("application/orc", "application/x-orc", "application/vnd.apache.orc"), "orc"),
+    **dict.fromkeys(("application/avro", "application/x-avro", "avro/binary"), "avro"),
     "application/x-image": "image",
     "line": "text",
 }
@@ -62,7 +69,21 @@ _LINE_FORMATS: Final[dict[Kind, FormatName]] = {
 _WHOLE_FORMATS: Final[dict[Kind, FormatName]] = {"json": "json", "v2": V2, "image": "image"}
 """Formats of whole objects that are not read as bytes."""
 
-Split = Literal["none", "line", "recordio", "tfrecord", "csv", "jsonl", "v2", "parquet", "tar"]
+Split = Literal[
+    "none",
+    "line",
+    "recordio",
+    "tfrecord",
+    "csv",
+    "jsonl",
+    "jsonarray",
+    "v2",
+    "parquet",
+    "arrow",
+    "orc",
+    "avro",
+    "tar",
+]
 SPLITS: Final = get_args(Split)
 COMPRESSIONS: Final = (AUTO, "none", "gzip", "bzip2", "zstd")
 
@@ -128,9 +149,9 @@ def read_options(
     - split "line": text/csv is split into CSV records; a newline in quotes does not end a record,
       in strict mode neither. (SageMaker splits at it, and advises against such newlines.) JSON and
       JSON Lines have one JSON value per line; another text has one record per line. Raises
-      ConfigError for content without lines: images, audio, video, Parquet, RecordIO, TFRecord.
-    - split "recordio", "tfrecord", "csv", "jsonl", "v2", "parquet": this format, regardless of the
-      content type.
+      ConfigError for content without lines: images, audio, video, tables, RecordIO, TFRecord.
+    - split "recordio", "tfrecord", "csv", "jsonl", "jsonarray", "v2", "parquet", "arrow", "orc", "avro": this
+      format, regardless of the content type.
     - split "tar": objects are archives. The content type, or a member's name, selects its format.
 
     Words are case-insensitive. Raises ConfigError for an unknown word or content type.

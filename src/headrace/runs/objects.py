@@ -14,7 +14,7 @@ from typing import Any, cast
 import orjson
 
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
-from headrace.formats.read import is_read_by_row_groups, unreadable_reason
+from headrace.formats.read import is_random_access, unreadable_reason
 from headrace.protocols.object_events import ObjectEvent, object_events
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject
 from headrace.runs.settings import TABLES, DataType, RunSettings
@@ -271,7 +271,7 @@ def iterate_infos(source: str | Sequence[str], stores: Stores, settings: RunSett
     an unreadable format.
     """
     for info in iterate_typed_objects(source, stores, settings.data_type):
-        if not is_read_by_row_groups(info.uri, settings.read) and (
+        if not is_random_access(info.uri, settings.read) and (
             why := unreadable_reason(info.uri, settings.read)
         ):
             raise ConfigError(why)

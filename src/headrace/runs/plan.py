@@ -11,7 +11,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from headrace.formats.read import text_format
+from headrace.formats.read import format_name, is_random_access, text_format
 from headrace.runs.items import Cursor
 from headrace.runs.lazy_sequence import LazySequence
 from headrace.runs.records import PlanHead, PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
@@ -142,10 +142,16 @@ def _shards(index: int, planned: PlannedObject, settings: RunSettings, task_byte
 
 
 def cuttable(uri: str, settings: RunSettings) -> bool:
-    """Return True if the object can be read in ranges and its output assembled from their outputs."""
-    # A range does not know the numbers of its records in the object before the ranges before it are read.
-    whole = settings.output.format in TABLES or settings.output.join == "position"
-    return not whole and text_format(uri, settings.read) is not None
+    """Return True if the object can be read in ranges and its output assembled from their outputs.
+
+    A range of Parquet has the row groups that begin in it.
+    """
+    if settings.output.format in TABLES:
+        return False
+    if text_format(uri, settings.read) is not None:
+        # A range of text does not know the numbers of its records before the ranges before it are read.
+        return settings.output.join != "position"
+    return is_random_access(uri, settings.read) and format_name(uri, settings.read) == "parquet"
 
 
 @dataclass(frozen=True, slots=True)

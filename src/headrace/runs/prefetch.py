@@ -80,7 +80,7 @@ class Prefetch:
         self._window_bytes = 0
         # Concurrent reads of a local disk gain nothing, and more threads compete for the
         # interpreter lock.
-        threads = 1 if not extents or _is_local(extents[0].info) else settings.prefetch_threads
+        threads = 1 if not extents or is_local(extents[0].info) else settings.prefetch_threads
         self._pool = ThreadPoolExecutor(threads, "headrace-prefetch")
         self._fill()
 
@@ -90,7 +90,7 @@ class Prefetch:
             yield _Read(index, info, start, None)
             return
         stop = info.size_bytes if extent.stop is None else min(extent.stop, info.size_bytes)
-        range_bytes = min(self._range_bytes, LOCAL_RANGE_BYTES) if _is_local(info) else self._range_bytes
+        range_bytes = min(self._range_bytes, LOCAL_RANGE_BYTES) if is_local(info) else self._range_bytes
         while start < stop:
             length = min(range_bytes, self._ramp, stop - start)
             self._ramp = min(self._ramp * 4, range_bytes)
@@ -102,7 +102,7 @@ class Prefetch:
         while len(self._window) < READS_AHEAD_MAX and self._window_bytes < self._bytes_max:
             last = self._window[-1][0] if self._window else None
             if last and last.start:
-                ranges_max = LOCAL_RANGES_AHEAD_MAX if _is_local(last.info) else RANGES_AHEAD_MAX
+                ranges_max = LOCAL_RANGES_AHEAD_MAX if is_local(last.info) else RANGES_AHEAD_MAX
                 if len(self._window) >= ranges_max:
                     return
             reads = self._next_group()
@@ -188,11 +188,12 @@ class Prefetch:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _is_local(info: ObjectInfo) -> bool:
+def is_local(info: ObjectInfo) -> bool:
+    """Return True if an object is on a disk or in memory, so that reads ahead gain nothing."""
     return "://" not in info.uri or info.uri.startswith(("file:", "memory:"))
 
 
 def _is_small(read: _Read) -> bool:
     """Return True if a read covers a whole small local object."""
     whole = read.start == 0 and read.length == read.info.size_bytes
-    return whole and read.length is not None and read.length <= SMALL_BYTES and _is_local(read.info)
+    return whole and read.length is not None and read.length <= SMALL_BYTES and is_local(read.info)

@@ -21,7 +21,7 @@ from headrace.formats.failures import FailedRecord, failed_record_line
 from headrace.formats.read import V2, ReadOptions, format_name
 from headrace.runs.encoders import Encoders
 from headrace.runs.items import BlockSource, ReadBlock, ScoredBatch, selected_rows
-from headrace.runs.source import object_blocks
+from headrace.runs.table_source import object_blocks
 from headrace.storage.contract import ObjectInfo, Store
 from headrace.storage.draft import Draft
 from headrace.storage.resolve import Stores

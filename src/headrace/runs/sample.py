@@ -23,14 +23,14 @@ from headrace.core.errors import (
 )
 from headrace.core.tensor import Array, InferRequest, ModelMetadata
 from headrace.formats.contract import DecodedBlock
-from headrace.formats.read import V2, format_name, is_read_by_row_groups, unreadable_reason
+from headrace.formats.read import TABLE_FORMATS, V2, format_name, is_random_access, unreadable_reason
 from headrace.reports.markup import pluralize
 from headrace.runs.infer import FRAMED_KINDS, JSON_KINDS
 from headrace.runs.ledger import Ledger
 from headrace.runs.mapping import SAMPLE_RECORDS, Mapper
 from headrace.runs.schema import Schema, parse_schema
 from headrace.runs.settings import SAMPLED, MappingOptions, RunSettings
-from headrace.runs.source import object_blocks
+from headrace.runs.table_source import object_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -43,7 +43,7 @@ _FIRST_BYTES: Final = 256 << 10
 _MORE_BYTES: Final = 4 << 20
 _OBJECT_BYTES_MAX: Final = 1 << 20
 """The size of records of one object after which no more of them are sampled."""
-_WITH_COLUMNS: Final = frozenset({"csv", "parquet", V2, *JSON_KINDS, *FRAMED_KINDS})
+_WITH_COLUMNS: Final = frozenset({"csv", V2, *TABLE_FORMATS, *JSON_KINDS, *FRAMED_KINDS})
 _UNREADABLE: Final = (CorruptError, StorageError, DataError)
 
 
@@ -279,7 +279,7 @@ def _object_sample(info: ObjectInfo, stores: Stores, settings: RunSettings, coun
     """Return blocks of the first `count` records of an object; those before the damage if it is broken."""
     found: list[Block] = []
     size = 0
-    if not is_read_by_row_groups(info.uri, settings.read) and unreadable_reason(info.uri, settings.read):
+    if not is_random_access(info.uri, settings.read) and unreadable_reason(info.uri, settings.read):
         return found
     try:
         for block in object_blocks(info, stores, settings.read, _chunks(info, stores)):

@@ -22,6 +22,7 @@ from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Row
 from headrace.formats.contract import DecodedBlock
 from headrace.formats.csv_decode import CellType, CsvColumnsDecoder
 from headrace.formats.csv_dialect import CsvDialect
+from headrace.runs.infer import JSON_KINDS
 from headrace.runs.items import Cursor, RecordSequences, Replay, Span, selected_rows
 from headrace.runs.settings import BY_MEMBER, FlowSettings, MappingOptions
 
@@ -65,7 +66,7 @@ def sequence_reader(
     """Return the reader of the sequences of one record format. `block` has the first records.
 
     For CSV, `dialect` is that of the records, `width` is the number of cells of a record, and `names`
-    are the columns of a header.
+    are the columns of a header. For tables, `names` are the columns.
 
     Raises:
         ConfigError: The column does not exist, or the format has no columns.
@@ -75,13 +76,50 @@ def sequence_reader(
         if names:
             decoder.bind(names)
         return _csv_reader(mapping, decoder)
-    if kind in ("json", "jsonl"):
+    if block.table is not None:
+        return _table_reader(sequence_columns(mapping, names or ()))
+    if kind in JSON_KINDS:
         return _json_reader(mapping)
     raise ConfigError(
-        f"--sequence {mapping.sequence} names a column of CSV or JSON records, but "
+        f"--sequence {mapping.sequence} names a column of CSV, JSON or table records, but "
         f"{block.first.object} is read as {kind}: choose @object or @member if each object or member "
         "is a sequence"
     )
+
+
+def sequence_columns(mapping: MappingOptions, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of a table with the sequence ids and, if there is one, with the ends.
+
+    The result is () for a run without sequences, and for sequences by object or member.
+
+    Raises ConfigError if a column does not exist.
+    """
+    if mapping.sequence is None or mapping.by_place:
+        return ()
+    columns = [column for column in (mapping.sequence, mapping.sequence_end) if column is not None]
+    found = [names[c] if isinstance(c, int) and c < len(names) else str(c) for c in columns]
+    missing = [name for name in found if name not in names]
+    if missing:
+        raise ConfigError(f"--sequence: there is no column {missing[0]}: the columns are {', '.join(names)}")
+    return tuple(found)
+
+
+def _table_reader(columns: Sequence[str]) -> SequenceReader:
+    def read(block: Block) -> RecordSequences:
+        collector = _SequenceCollector(block, ())
+        values = [_table_values(block, column) for column in columns]
+        ends = values[1] if len(values) > 1 else [None] * len(block)
+        for row, (id, end) in enumerate(zip(values[0], ends, strict=True)):
+            collector.add(row, id, end)
+        return collector.sequences()
+
+    return read
+
+
+def _table_values(block: Block, column: str) -> list[Any]:
+    """Return the values of a flat column; None if the table of this object lacks the column."""
+    values = None if block.table is None else block.table.array(column)
+    return [None] * len(block) if values is None else values.tolist()
 
 
 def _csv_columns(mapping: MappingOptions) -> dict[str, tuple[str | int, CellType]]:

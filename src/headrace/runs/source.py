@@ -6,7 +6,7 @@ of kind OBJECT.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from typing_extensions import override
@@ -22,7 +22,8 @@ from headrace.core.errors import (
 from headrace.formats.lines import PROBE_BYTES
 from headrace.formats.read import (
     ReadOptions,
-    is_read_by_row_groups,
+    format_name,
+    is_random_access,
     is_seekable,
     position_after,
     read_object,
@@ -34,10 +35,12 @@ from headrace.formats.text_range import TextFormat, TextRange
 from headrace.runs.items import BlockSource, Cursor, ReadBlock
 from headrace.runs.lazy_sequence import MappedSequence
 from headrace.runs.plan import OpenShard, Shard, ShardEnd
-from headrace.runs.prefetch import Extent, Prefetch
+from headrace.runs.prefetch import Extent, Prefetch, is_local
+from headrace.runs.projection import TableColumns
 from headrace.runs.records import PlannedObject, ReadBound, ShardPosition
 from headrace.runs.settings import RunSettings
 from headrace.runs.subset import RecordSampler
+from headrace.runs.table_source import object_blocks, read_ahead, table_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -57,6 +60,7 @@ class ShardSource(BlockSource):
         open_shards: The shards to read.
         settings: The options of reading, and the limits of reading ahead.
         range_starts: The known starts of ranges, by object index and range number.
+        columns: The columns to read of the tables of some formats; of other formats, all are read.
         first: The index of the first open shard. A block has the index of its shard.
         stop: The position at which to stop, if not at the end.
         empty_raises: Raise EmptySourceError for an empty archive, instead of reporting it as broken.
@@ -70,6 +74,7 @@ class ShardSource(BlockSource):
         settings: RunSettings,
         *,
         range_starts: Mapping[tuple[int, int], ShardPosition] | None = None,
+        columns: TableColumns | None = None,
         first: int = 0,
         stop: Cursor | None = None,
         empty_raises: bool = False,
@@ -81,6 +86,8 @@ class ShardSource(BlockSource):
         self._open_shards = open_shards
         self._read = settings.read
         self._subset = settings.subset
+        self._columns = columns or {}
+        self._ahead_bytes_max = settings.flow.prefetch_bytes_max
         self._range_starts = dict(range_starts or {})
         self._first = first
         self._stop = stop
@@ -134,7 +141,7 @@ class ShardSource(BlockSource):
     def _extent(self, open_shard: OpenShard) -> Extent:
         """Return the bytes that are certain to be read; a range may need a little more at both ends."""
         info, shard = self._info(open_shard), open_shard.shard
-        if is_read_by_row_groups(info.uri, self._read):
+        if is_random_access(info.uri, self._read):
             return Extent(info, 0, 0)  # read separately, from its end
         if shard.number:
             return Extent(info, max(0, shard.start - 1), shard.stop)
@@ -147,7 +154,7 @@ class ShardSource(BlockSource):
         last: Block | None = None
         text_range: TextRange | None = None
         broken = relative = False
-        if not is_read_by_row_groups(uri, self._read) and (why := unreadable_reason(uri, self._read)):
+        if not is_random_access(uri, self._read) and (why := unreadable_reason(uri, self._read)):
             # An event notification or a watched source may name any object.
             yield _failed_block(index, Position(uri), why)
             self._add_shard_end(ShardEnd(index, 1), open_shard, None, broken=True)
@@ -250,19 +257,36 @@ class ShardSource(BlockSource):
                 text_range.blocks(self._chunks(number, open_shard, text_range), uri), position
             )
             return
-        if open_shard.shard.number:
+        columns = self._columns.get(format_name(uri, self._read) or "")
+        if is_random_access(uri, self._read):
+            yield from self._table_blocks(open_shard, columns)
             return
-        if is_read_by_row_groups(uri, self._read):
-            position = None if resume is None else Position(uri, record=resume.record)
-            yield from skip_records(
-                parquet_blocks(self._info(open_shard), self._stores, self._read), position
-            )
-            self.bytes_read += self._info(open_shard).size_bytes or 0
+        if open_shard.shard.number:
             return
         position = None if resume is None else resume.position(uri)
         start_byte = resume.member_byte if resume and is_seekable(uri, self._read) else 0
         chunks = self._chunks(number, open_shard, None)
-        yield from read_object(uri, chunks, self._read, resume=position, start_byte=start_byte)
+        yield from read_object(
+            uri, chunks, self._read, resume=position, start_byte=start_byte, columns=columns
+        )
+
+    def _table_blocks(self, open_shard: OpenShard, columns: Sequence[str] | None) -> Iterator[Block]:
+        """Yield the blocks of a table of random access, or of the row groups of one range."""
+        info, shard = self._info(open_shard), open_shard.shard
+        record = open_shard.resume.record if open_shard.resume is not None else 0
+        blocks = table_blocks(
+            info,
+            self._stores,
+            self._read,
+            columns=columns,
+            start=shard.start,
+            stop=shard.stop,
+            first_record=record,
+        )
+        if not is_local(info):
+            blocks = read_ahead(blocks, self._ahead_bytes_max)
+        yield from skip_records(blocks, Position(info.uri, record=record))
+        self.bytes_read += (info.size_bytes or 0 if shard.stop is None else shard.stop) - shard.start
 
     def _chunks(self, number: int, open_shard: OpenShard, text_range: TextRange | None) -> Iterator[bytes]:
         """Yield a shard's bytes; for a range, also the bytes after it on demand."""
@@ -326,19 +350,6 @@ def _failed_block(index: int, reached: Position, why: str) -> ReadBlock:
 assert PROBE_BYTES <= _TAIL_BYTES, "an object's first tail tells whether it is text"
 
 
-def object_blocks(
-    info: ObjectInfo, stores: Stores, read: ReadOptions, chunks: Iterable[bytes]
-) -> Iterator[Block]:
-    """Yield the blocks of a whole object of any format; `chunks` are its bytes, unless read by row groups.
-
-    Raises the errors of `read_object` and of the store.
-    """
-    if is_read_by_row_groups(info.uri, read):
-        yield from parquet_blocks(info, stores, read)
-    else:
-        yield from read_object(info.uri, chunks, read)
-
-
 def read_head(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Block:
     """Return an empty block at the start of an object, with the column names of its CSV records, if known.
 
@@ -353,26 +364,3 @@ def read_head(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Block:
     except (*_OBJECT_ERRORS, DataError):
         return head
     return Block(first.first, column_names=None if first.table is not None else first.column_names)
-
-
-def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Iterator[Block]:
-    """Yield the blocks of an object.
-
-    Raises CorruptError for an invalid file, MissingExtraError without pyarrow, and the store's errors.
-    """
-    from headrace.formats.parquet_read import ParquetReader  # noqa: PLC0415 - an extra
-
-    if info.size_bytes is None:
-        raise CorruptError(
-            "its size is unknown, but a Parquet file is read from its end", byte=0
-        ).with_location(info.uri, None)
-    store = stores.for_uri(info.uri)
-
-    def read_at(start: int, length: int) -> bytes:
-        return store.get_range(info.uri, start, length, etag=info.etag)
-
-    try:
-        reader = ParquetReader(read_at, info.size_bytes, record_bytes_max=read.record_bytes_max)
-        yield from reader.blocks(0, len(reader.row_groups), Position(info.uri))
-    except CorruptError as error:
-        raise error.with_location(info.uri, None) from error

@@ -23,6 +23,7 @@ from headrace.runs.ledger import RetryLedger
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import Plan, Task, list_open_shards
 from headrace.runs.plan_pages import TaskSelection
+from headrace.runs.projection import needed_columns
 from headrace.runs.records import LEDGER_FOLDER, Counts, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.scoring import Mode, PredictorWork, Scoring
 from headrace.runs.source import ShardSource, read_head
@@ -313,7 +314,12 @@ class TaskRun:
         self._work = work
         self._open_shards = list_open_shards(tasks, work.checkpoints)
         self._source = ShardSource(
-            work.stores, work.plan.objects, self._open_shards, settings, range_starts=work.range_starts
+            work.stores,
+            work.plan.objects,
+            self._open_shards,
+            settings,
+            range_starts=work.range_starts,
+            columns=needed_columns(predictor.metadata, settings.mapping, settings.output, work.schema),
         )
         mapper = Mapper(predictor.metadata, settings.mapping, settings.read, work.schema)
         self._flow = Flow(

@@ -83,9 +83,12 @@ def test_json_list_of_objects_is_records(tmp_path, stores, paths):
     uri = payload(tmp_path, "in.json", "[1, 2]")
     result, _ = run(stores, paths, NewJob(model="m", input_uri=uri, accept="text/csv"))
     assert (stores.for_uri(result.uri).get(result.uri), result.content_type) == (b"6.0\n", "text/csv")
-    objects = payload(tmp_path, "objects.json", '[{"x": [1, 2]}]')
+    objects = payload(tmp_path, "objects.json", '[{"x": [1, 2]}, {"x": [3, 4]}]')
+    result, _ = run(stores, paths, NewJob(model="m", input_uri=objects, accept="text/csv"))
+    assert stores.for_uri(result.uri).get(result.uri) == b"6.0\n14.0\n"
+    as_document = NewJob(model="m", input_uri=objects, content_type="application/json", accept="text/csv")
     with pytest.raises(DataError, match="all 1 records failed"):
-        run(stores, paths, NewJob(model="m", input_uri=objects))
+        run(stores, paths, as_document)
 
 
 def test_tensor_without_axes_is_one_row(tmp_path, stores, paths):

@@ -26,7 +26,7 @@ class ChunkFile:
         self._chunk = memoryview(b"")
         self._peeked = b""
         self._ended = False
-        self.position = start_byte
+        self.position: int = start_byte
         self.error: BaseException | None = None
 
     def read(self, size: int) -> bytes:

@@ -30,6 +30,9 @@ _ENDINGS: Final = {
     ".csv": "text/csv",
     ".json": _JSON,
     ".parquet": "application/x-parquet",
+    ".arrow": "application/vnd.apache.arrow.file",
+    ".orc": "application/vnd.apache.orc",
+    ".avro": "application/avro",
     ".tfrecord": "application/x-tfrecord",
     ".txt": "text/plain",
 }

@@ -1,0 +1,102 @@
+"""Read objects that are tables with random access, Parquet and ORC, from their stores."""
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from headrace.core.block import Block, Position
+from headrace.core.errors import CorruptError
+from headrace.formats.contract import BLOCK_BYTES_MAX
+from headrace.formats.read import ReadOptions, format_name, is_random_access, read_object
+from headrace.storage.contract import ObjectInfo
+from headrace.storage.resolve import Stores
+
+
+def object_blocks(
+    info: ObjectInfo,
+    stores: Stores,
+    read: ReadOptions,
+    chunks: Iterable[bytes],
+    *,
+    columns: Sequence[str] | None = None,
+) -> Iterator[Block]:
+    """Yield the blocks of a whole object of any format; `chunks` are its bytes, unless of random access.
+
+    `columns` are the columns of a table to read, or None for all. Raises the errors of `read_object` and of
+    the store.
+    """
+    if is_random_access(info.uri, read):
+        yield from table_blocks(info, stores, read, columns=columns)
+    else:
+        yield from read_object(info.uri, chunks, read, columns=columns)
+
+
+def table_blocks(
+    info: ObjectInfo,
+    stores: Stores,
+    read: ReadOptions,
+    *,
+    columns: Sequence[str] | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    first_record: int = 0,
+) -> Iterator[Block]:
+    """Yield the blocks of an object of random access, from the record `first_record` on.
+
+    Of Parquet, only the row groups are read that begin in the bytes from `start` to `stop`, or to the end.
+    The numbers of records are those in the object. `columns` are the columns to read, or None for all.
+
+    Raises CorruptError for an invalid file, MissingExtraError without pyarrow, and the store's errors.
+    """
+    if info.size_bytes is None:
+        why = "its size is unknown, but tables of its format are read from their end"
+        raise CorruptError(why, byte=0).with_location(info.uri, None)
+    store, size_bytes = stores.for_uri(info.uri), info.size_bytes
+
+    def read_at(at: int, length: int) -> bytes:
+        return store.get_range(info.uri, at, length, etag=info.etag)
+
+    first, limit = Position(info.uri), read.record_bytes_max
+    with _location(info.uri):
+        if format_name(info.uri, read) == "orc":
+            from headrace.formats.orc_read import OrcReader  # noqa: PLC0415 - an extra
+
+            yield from OrcReader(read_at, size_bytes, columns=columns, record_bytes_max=limit).blocks(first)
+            return
+        from headrace.formats.parquet_read import ParquetReader  # noqa: PLC0415 - an extra
+
+        reader = ParquetReader(read_at, size_bytes, columns=columns, record_bytes_max=limit)
+        for number, group in enumerate(reader.row_groups):
+            is_inside = start <= group.start_byte and (stop is None or group.start_byte < stop)
+            if is_inside and group.first_row + group.rows > first_record:
+                yield from reader.blocks(number, number + 1, Position(info.uri, record=group.first_row))
+
+
+@contextmanager
+def _location(uri: str) -> Generator[None]:
+    """Name the object in a CorruptError."""
+    try:
+        yield
+    except CorruptError as error:
+        raise error.with_location(uri, None) from error
+
+
+def read_ahead(blocks: Iterator[Block], bytes_max: int) -> Iterator[Block]:
+    """Yield blocks that a thread reads ahead of their use, up to about `bytes_max` bytes of them.
+
+    So the next row group or stripe arrives while the last one is scored. The order does not change, and an
+    exception is raised in its place.
+    """
+    window: deque[Future[Block | None]] = deque()
+    threads = ThreadPoolExecutor(1, "headrace-table")
+    try:
+        while True:
+            while len(window) <= bytes_max // BLOCK_BYTES_MAX:
+                window.append(threads.submit(next, blocks, None))
+            block = window.popleft().result()
+            if block is None:
+                return
+            yield block
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
