@@ -390,7 +390,33 @@ def test_fields_of_structs_are_arrays():
     assert orjson.loads(block.record(1)) == {"s": None}
 
 
-def test_avro_that_ends_within_a_block_header_is_truncated():
-    data = write_avro({"n": [1]}) + b"\x80"
-    with pytest.raises(TruncatedError):
-        list(read_table("a.avro", data))
+@for_each("rest", [b"\x80", b"\x02", b"\x02\x04", b"\x02\x04ab", b"\x02\x04ab" + b"\0" * 15])
+def test_avro_that_ends_within_a_block_is_truncated(rest):
+    data = write_avro({"n": [1]}, codec="null")
+    for whole in (data, recode_avro(data, "snappy")):
+        with pytest.raises(TruncatedError):
+            list(read_table("a.avro", whole + rest))
+
+
+def test_wrong_checksum_of_snappy_is_corrupt():
+    data = bytearray(recode_avro(write_avro({"n": [1]}, codec="null"), "snappy"))
+    data[-17] ^= 1  # the last byte before the sync marker
+    with pytest.raises(CorruptError, match="a block is damaged: its checksum is wrong"):
+        list(read_table("a.avro", bytes(data)))
+
+
+@for_each(
+    "column",
+    [
+        pa.Array.from_buffers(
+            pa.string(), 2, [None, pa.py_buffer(np.array([0, 10**6, 2], np.int32)), pa.py_buffer(b"abc")]
+        ),
+        pa.DictionaryArray.from_arrays(pa.array([0, 5], pa.int32()), pa.array(["a"]), safe=False),
+    ],
+)
+def test_offsets_beyond_the_values_are_corrupt(column):
+    """Arrow would read memory that belongs to no value."""
+    for is_stream in (True, False):
+        data = write_arrow({"x": column}, is_stream=is_stream)
+        with pytest.raises(CorruptError, match=r"a\.arrow: the Arrow file cannot be read: .*out of bounds"):
+            list(read_table("a.arrow", data))

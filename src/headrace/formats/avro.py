@@ -100,12 +100,9 @@ def _open(file: TableStream) -> tuple[TableStream, Any]:
 
 def _next_batches(avro_blocks: Iterator[Any], columns: AvroColumns, file: TableStream) -> list[Any] | None:
     """Return the rows of the next Avro block as record batches, or None at the end of the file."""
-    begin = file.tell()
     with _avro_errors(file):
         avro_block = next(avro_blocks, None)
         if avro_block is None:
-            if file.tell() != begin:
-                raise unreadable(_KIND, "its last block is not whole", file)
             return None
         rows: Iterator[Any] = iter(avro_block)
         batches: list[Any] = []
