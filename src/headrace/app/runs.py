@@ -19,6 +19,7 @@ from headrace.app.models import (
     open_run_predictor,
 )
 from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_options, open_runner
+from headrace.app.transform_function import accepts_dataframes
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
@@ -316,6 +317,7 @@ def run(
     )
 
 
+@accepts_dataframes
 @_executed
 def transform(
     source: str | Sequence[str],
@@ -337,6 +339,11 @@ def transform(
     ::
 
         report = await headrace.transform("s3://bucket/in/", "s3://bucket/out/", model="churn.onnx")
+        frame = headrace.transform(frame, model="churn.onnx")
+
+    The second form takes a table of pandas, polars or pyarrow, or a Hugging Face dataset. It returns the
+    same kind with the outputs as new columns, without ``await``: see docs/dataframes.md. The text below is
+    about objects.
 
     The object ``in/day/a.csv`` becomes ``out/day/a.csv.out``, with its records in order. Failed
     records go to ``out/day/a.csv.out.failed`` with position, reason and bytes. Outputs appear whole
@@ -388,7 +395,7 @@ def transform(
 
 
 run_sync = _blocking(run)
-transform_sync = _blocking(transform)
+transform_sync = accepts_dataframes(_blocking(transform))
 
 
 def open_watch(opened: OpenedRun, *, poll_s: float) -> SourceWatcher:
