@@ -19,6 +19,7 @@ from headrace.app.models import (
     open_run_predictor,
 )
 from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_options, open_runner
+from headrace.app.tables import is_table, open_table_output
 from headrace.app.transform_function import accepts_dataframes
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
@@ -133,11 +134,14 @@ def open_run(
     (`TransformSettings`). Enter the result to get the `Run`. Then call `Run.append_notice` for each
     notice, or `Run.execute` once. Raises ConfigError for invalid arguments.
     """
-    if resume and overwrite:
-        raise ConfigError("resume and overwrite cannot be combined: give one of them")
-    if_exists: IfExists = "resume" if resume else "overwrite" if overwrite else "refuse"
+    if_exists = _if_exists(resume=resume, overwrite=overwrite)
     chosen_stores, chosen_settings = stores or Stores(), settings or StreamSettings()
     chosen_options = options or PredictorOptions()
+    table = None
+    if is_table(output):
+        table = open_table_output(output, source, chosen_stores, resume=resume, overwrite=overwrite)
+        output, chosen_settings = table.destination, table.settings(chosen_settings)
+        if_exists = _if_exists(resume=table.resumes, overwrite=False)
     if not chosen_settings.per_object:
         check_folder(output, chosen_stores, chosen_settings)
         if workers is None and regions is not None:
@@ -175,10 +179,12 @@ def open_run(
         model_reference=model_reference(model, endpoint, chosen_options),
         observation=RunObservation() if report == "html" else None,
         region_of=region_of,
+        table=table,
     )
 
     def retry_changed() -> Report | None:
-        if not chosen_settings.per_object:
+        # The files of a table do not change after their commit.
+        if not chosen_settings.per_object or table is not None:
             return None
         again = open_predictor(model, endpoint, chosen_options, chosen_stores)
         retry = FailedRecordsRetry(
@@ -195,6 +201,13 @@ def open_run(
             return retry.execute()
 
     return OpenedRun(run, around, chosen_stores, retry_changed)
+
+
+def _if_exists(*, resume: bool, overwrite: bool) -> IfExists:
+    """Return the action for an existing run. Raise ConfigError for both flags."""
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite cannot be combined: give one of them")
+    return "resume" if resume else "overwrite" if overwrite else "refuse"
 
 
 def execute(opened: OpenedRun, around: AbstractContextManager[Any] | None = None) -> Report:
@@ -425,6 +438,11 @@ def retry_failed(
     The context manager that `around` returns is entered meanwhile. Raises as
     `FailedRecordsRetry.execute` does.
     """
+    if is_table(destination):
+        raise ConfigError(
+            f"{destination}: failed records of a table cannot be retried, because its files do not change: "
+            "score the repaired objects in a new run"
+        )
     chosen_stores = stores or Stores()
     folder = destination.rstrip("/") + "/"
     if model is None and endpoint is None:

@@ -33,6 +33,7 @@ from headrace.runs.sample import accept_schema, schema_of
 from headrace.runs.schema import Schema
 from headrace.runs.scoring import PartScoring, Scoring
 from headrace.runs.settings import SAMPLED, RunSettings
+from headrace.runs.table_output import TableOutput
 from headrace.runs.tasks import InProcessRunner, Runner, TaskScoring
 from headrace.runs.work import RunProgress, RunReporter, RunWork
 from headrace.storage.contract import ObjectInfo
@@ -69,6 +70,7 @@ class Run:
         clock: The clock of elapsed times and checkpoints.
         observation: The observation of all batches.
         region_of: A function from an object's URI to its region.
+        table: The table that the output is committed to, before the run is recorded as finished.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Run:
         clock: Clock | None = None,
         observation: RunObservation | None = None,
         region_of: Callable[[str], str | None] = no_region,
+        table: TableOutput | None = None,
     ) -> None:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
@@ -100,6 +103,7 @@ class Run:
         self._model_reference = dict(model_reference or {})
         self._observation = observation
         self._region_of = region_of
+        self._table = table
         self._ledger = Ledger(stores.for_uri(self.destination), self.destination)
         self._objects = RunPlan(source, self._ledger, settings, region_of)
         self._finished = 0
@@ -151,6 +155,11 @@ class Run:
     def append(self, objects: Iterable[ObjectInfo]) -> Report | None:
         """Score the objects that this run has not planned yet. Return None without new objects."""
         refuse_limit(self._settings)
+        if self._table is not None and self._settings.per_object:
+            raise ConfigError(
+                "a transform that watches its source cannot write to a table: use a stream, whose parts are in "
+                "the order of their commits"
+            )
         self._appending = True
         if self.plan is None:
             self._open(list)
@@ -228,6 +237,8 @@ class Run:
         schema = self._schema_of(planned)
         if self._if_exists == "overwrite":
             self._objects.delete_output()
+        if self._table is not None:
+            self._table.begin()
         if schema.formats:
             self._ledger.write_schema(schema)
         self._objects.add(planned)
@@ -331,6 +342,8 @@ class Run:
             self._reporter.publish(report)
         self._reporter.write_page(report)
         if complete:
+            if self._table is not None:
+                self._table.commit(self._ledger.run_id() or "", report.rows_out)
             self._ledger.finish(report.to_json())
             self._finished = self._planned
         return report
