@@ -19,7 +19,6 @@ from headrace.app.models import (
     open_run_predictor,
 )
 from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_options, open_runner
-from headrace.app.tables import is_table, open_table_output
 from headrace.app.transform_function import accepts_dataframes
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
@@ -43,6 +42,8 @@ from headrace.runs.settings import (
     StreamSettings,
     TransformSettings,
 )
+from headrace.runs.table_output import TableOutput
+from headrace.runs.table_source import is_table, open_table
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
@@ -139,7 +140,8 @@ def open_run(
     chosen_options = options or PredictorOptions()
     table = None
     if is_table(output):
-        table = open_table_output(output, source, chosen_stores, resume=resume, overwrite=overwrite)
+        opened_table = open_table(output, chosen_stores)
+        table = TableOutput(opened_table, source, chosen_stores, resume=resume, overwrite=overwrite)
         output, chosen_settings = table.destination, table.settings(chosen_settings)
         if_exists = _if_exists(resume=table.resumes, overwrite=False)
     if not chosen_settings.per_object:

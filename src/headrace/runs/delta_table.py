@@ -1,14 +1,17 @@
-"""Delta Lake tables as the output of runs. The adapter module of deltalake (extra `delta`)."""
+"""Delta Lake tables as sources and outputs of runs. The adapter module of deltalake (extra `delta`)."""
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError, StorageError
 from headrace.formats.arrow import pyarrow
 from headrace.runs.table_output import DataFile, Table
+from headrace.storage.contract import ObjectInfo, TableFile
 
 try:
     import deltalake as _deltalake
@@ -22,6 +25,8 @@ deltalake: Any = _deltalake
 exceptions: Any = _exceptions
 transaction: Any = _transaction
 
+_PARTITION: Final = "partition."
+"""The beginning of the names of the columns of partition values."""
 _COMMIT_ATTEMPTS: Final = 5
 """The commits that other writers may overtake. Each of them retries by itself, too."""
 _TEXT_CHARACTERS_MAX: Final = 64
@@ -30,6 +35,10 @@ _WRITER_FEATURES: Final = frozenset(
     {"appendOnly", "checkConstraints", "deletionVectors", "invariants", "timestampNtz", "v2Checkpoint"}
 )
 """The features of tables to which a run can add files; columns with rules are refused nevertheless."""
+_READER_FEATURES: Final = frozenset(
+    {"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+)
+"""The features of tables whose files a run reads as they are."""
 _COLUMN_RULES: Final = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
 
 
@@ -115,9 +124,45 @@ class DeltaTable(Table):
         required = [name for name, column in columns.items() if not column.nullable]
         if required:
             raise ConfigError(
-                f"{self._uri}: the column {required[0]!r} of the Delta table must not be null, and the run has "
-                "no such column: make it nullable, then --resume"
+                f"{self._uri}: the column {required[0]!r} of the Delta table must not be null, and "
+                "the run has no such column: make it nullable, then --resume"
             )
+
+    @override
+    def files(self, version: int | None) -> list[ObjectInfo]:
+        table = self._open()
+        if table is None:
+            raise StorageError(self._uri, "there is no Delta table: its folder _delta_log is missing")
+        try:
+            if version is not None:
+                table.load_as_version(version)
+            why = _unreadable(table)
+            if why is not None:
+                raise ConfigError(f"{self._uri}: a run cannot read this Delta table: {why}")
+            schema = pyarrow.schema(table.schema().to_arrow())
+            actions = pyarrow.table(table.get_add_actions(flatten=True))
+        except exceptions.DeltaError as error:
+            raise self._storage_error(error) from error
+        text = b64encode(schema.serialize().to_pybytes()).decode()
+        values = {
+            name.removeprefix(_PARTITION): actions.column(name).cast(pyarrow.string()).to_pylist()
+            for name in actions.column_names
+            if name.startswith(_PARTITION)
+        }
+        paths, sizes = (actions.column(name).to_pylist() for name in ("path", "size_bytes"))
+        infos = [
+            ObjectInfo(
+                self._file_uri(unquote(path)),
+                size,
+                table=TableFile(text, {name: texts[row] for name, texts in values.items()}),
+            )
+            for row, (path, size) in enumerate(zip(paths, sizes, strict=True))
+        ]
+        return sorted(infos, key=lambda info: info.uri)
+
+    def _file_uri(self, path: str) -> str:
+        """Return the URI of a file. A table that is a clone has files of other tables."""
+        return path if "://" in path or path.startswith("/") else self._uri + path
 
     def _open(self) -> Any:
         """Return the table as it is now, or None if it does not exist."""
@@ -137,6 +182,18 @@ class DeltaTable(Table):
 def _properties(run_id: str, files: Sequence[DataFile]) -> Any:
     """Return the record of a commit: the run, and how many of its files the table has afterwards."""
     return deltalake.CommitProperties(app_transactions=[deltalake.Transaction(run_id, len(files))])
+
+
+def _unreadable(table: Any) -> str | None:
+    """Return the reason for which the files of a table are not its rows, or None."""
+    unknown = sorted(set(table.protocol().reader_features or ()) - _READER_FEATURES)
+    if unknown:
+        return f"it has the features {', '.join(unknown)}"
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
+        return "it maps the names of its columns"
+    if any(len(batch) for batch in pyarrow.RecordBatchReader.from_stream(table.deletion_vectors())):
+        return "rows are deleted by deletion vectors: purge them first (REORG TABLE … APPLY (PURGE))"
+    return None
 
 
 def _refusal(table: Any) -> str | None:

@@ -18,6 +18,7 @@ from headrace.formats.read import is_read_by_row_groups, unreadable_reason
 from headrace.protocols.object_events import ObjectEvent, object_events
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject
 from headrace.runs.settings import TABLES, DataType, RunSettings
+from headrace.runs.table_source import DELTA, DELTA_LOG, is_table, source_folder, table_files
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import HTTP_SCHEMES, absolute, parse
@@ -31,7 +32,8 @@ def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectIn
 
     A source is the URI of an object, a prefix that ends with ``/``, a glob
     (``s3://b/day-*/x-?.csv``; ``*`` also matches slashes), ``manifest:URI`` (a text file with one
-    URI per line, or the JSON array ``[{"prefix": …}, "key", …]``), or a sequence of these.
+    URI per line, or the JSON array ``[{"prefix": …}, "key", …]``), the table ``delta:FOLDER`` or
+    ``delta:FOLDER@VERSION``, or a sequence of these. A folder with a Delta table is read as the table.
 
     Raises:
         EmptySourceError: The source has no objects.
@@ -43,6 +45,8 @@ def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectIn
         return _unique(info for one in source for info in select_objects(one, stores))
     if source.startswith(MANIFEST_SCHEME):
         return _from_manifest(source.removeprefix(MANIFEST_SCHEME), stores)
+    if is_table(source):
+        return table_files(source, stores)
     store = stores.for_uri(source)
     if _is_glob(source):
         return _from_glob(source, stores)
@@ -52,9 +56,8 @@ def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectIn
         return [store.head(source)]
     except NotFoundError:
         # People often type the name of a folder without its slash.
-        found = [i for i in store.list(source + "/") if _is_readable(i)]
-        if found:
-            return found
+        if any(_is_readable(i) for i in store.list(source + "/")):
+            return _from_prefix(source + "/", stores)
         raise
 
 
@@ -99,7 +102,7 @@ def source_covers(source: str | Sequence[str], uri: str) -> bool:
     """Return True if the source selects this URI by name. A manifest selects no URI by name."""
     if not isinstance(source, str):
         return any(source_covers(one, uri) for one in source)
-    if source.startswith(MANIFEST_SCHEME):
+    if source.startswith(MANIFEST_SCHEME) or is_table(source):
         return False
     if _is_glob(source):
         return fnmatch.fnmatchcase(uri, source)
@@ -125,6 +128,8 @@ def _is_readable(info: ObjectInfo) -> bool:
 
 def _from_prefix(prefix: str, stores: Stores) -> list[ObjectInfo]:
     found = [i for i in stores.for_uri(prefix).list(prefix) if _is_readable(i)]
+    if any(info.uri.startswith(prefix + DELTA_LOG) for info in found):
+        return table_files(DELTA + prefix, stores)
     if not found:
         raise EmptySourceError(prefix, "no object has this prefix; check the spelling and the bucket")
     return found
@@ -257,7 +262,7 @@ def _base(source: str | Sequence[str], infos: Sequence[ObjectInfo], data_type: D
     if data_type == "prefix" and len(sources) == 1:
         return _folder(_normalized(sources[0]))
     if isinstance(source, str) and data_type == "auto" and not source.startswith(MANIFEST_SCHEME):
-        named = _normalized(source).rstrip("/") + "/"
+        named = _normalized(source_folder(source) if is_table(source) else source).rstrip("/") + "/"
         if infos and all(_normalized(info.uri).startswith(named) for info in infos):
             return named  # a folder, with or without its slash
         return _folder(_normalized(literal_prefix(source)))

@@ -269,7 +269,12 @@ class RunPlan:
         self.files = self._ledger.plans()
 
     def check_unchanged(self, now: Sequence[ObjectInfo]) -> None:
-        """Raise ResumeRefusedError, with the differences, unless the source is unchanged."""
+        """Raise ResumeRefusedError, with the differences, unless the source is unchanged.
+
+        The files of a table are those of the version that the run began with. They do not change.
+        """
+        if any(planned.info.table is not None for planned in self.objects):
+            return
         before = {planned.info.uri: planned.info for planned in self.objects}
         after = {info.uri: info for info in self._up_to_limit(now)}
         changed = [f"{uri} is new" for uri in after if uri not in before]

@@ -157,10 +157,16 @@ class Run:
         refuse_limit(self._settings)
         if self._table is not None and self._settings.per_object:
             raise ConfigError(
-                "a transform that watches its source cannot write to a table: use a stream, whose parts are in "
-                "the order of their commits"
+                "a transform that watches its source cannot write to a table: use a stream, whose parts are "
+                "in the order of their commits"
             )
         self._appending = True
+        objects = list(objects)
+        if any(info.table is not None for info in objects):
+            raise ConfigError(
+                "a Delta table cannot be watched: compaction rewrites its rows into new files, which would be "
+                "scored again. Score a version of it, as in delta:FOLDER@VERSION"
+            )
         if self.plan is None:
             self._open(list)
         assert self.plan is not None, "opened"

@@ -361,6 +361,7 @@ def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Itera
     Raises CorruptError for an invalid file, MissingExtraError without pyarrow, and the store's errors.
     """
     from headrace.formats.parquet_read import ParquetReader  # noqa: PLC0415 - an extra
+    from headrace.formats.record_table import conform  # noqa: PLC0415
 
     if info.size_bytes is None:
         raise CorruptError(
@@ -373,6 +374,8 @@ def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Itera
 
     try:
         reader = ParquetReader(read_at, info.size_bytes, record_bytes_max=read.record_bytes_max)
-        yield from reader.blocks(0, len(reader.row_groups), Position(info.uri))
+        blocks = reader.blocks(0, len(reader.row_groups), Position(info.uri))
+        of = info.table
+        yield from blocks if of is None else (conform(block, of.schema, of.values) for block in blocks)
     except CorruptError as error:
         raise error.with_location(info.uri, None) from error

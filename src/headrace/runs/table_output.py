@@ -47,11 +47,19 @@ class DataFile:
 
 
 class Table(Protocol):
-    """A table that files are added to. Used by one thread."""
+    """A table whose files are read, or that files are added to. It may not exist. Used by one thread."""
 
     @property
     def uri(self) -> str:
         """The folder of the table, with a slash at its end."""
+        ...
+
+    def files(self, version: int | None) -> list[ObjectInfo]:
+        """Return the data files of a version of the table (None: the last one), sorted by URI.
+
+        Raises ConfigError for a table whose files alone do not have its rows, and StorageError, also for a
+        version that does not exist.
+        """
         ...
 
     def check(self) -> None:
@@ -73,8 +81,8 @@ class Table(Protocol):
 class TableOutput:
     """The place of a run's output in a table, and the commit at its end. Used by one thread.
 
-    A new run has a folder of its own. With `resume`, a run of the source that the table knows continues in its
-    folder. With `overwrite`, the run replaces the content of the table in its commit.
+    A new run has a folder of its own. With `resume`, a run of the source that the table knows continues in
+    its folder. With `overwrite`, the run replaces the content of the table in its commit.
 
     Raises:
         ConfigError: The table cannot take the output of a run.
@@ -144,8 +152,8 @@ class TableOutput:
         other = next((file for file in files if not file.schema.equals(files[0].schema)), None)
         if other is not None:
             raise ConfigError(
-                f"{other.info.uri} has other columns than {files[0].info.uri}, and a table has one schema: let "
-                "the model return the same outputs, types and shapes for all records"
+                f"{other.info.uri} has other columns than {files[0].info.uri}, and a table has one schema: "
+                "let the model return the same outputs, types and shapes for all records"
             )
         self._table.commit(run_id, files, overwrite=self._overwrite)
 
