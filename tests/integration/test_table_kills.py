@@ -14,6 +14,7 @@ from headrace.storage.resolve import Stores
 from integration.random_kills import kill, run_with_kills, wait_for_random_moment
 
 deltalake = pytest.importorskip("deltalake")
+catalogs = pytest.importorskip("pyiceberg.catalog")
 pytest.importorskip("pyarrow")
 
 FILES, ROWS = levels.by_level(6, 6, 12), 500
@@ -41,19 +42,30 @@ headrace.run_sync(sys.argv[1], output=sys.argv[2], model=sys.argv[3], settings=s
 """No option of the command makes small parts of Parquet."""
 
 
-def command(kind: str, source: Path, table: Path) -> list[str]:
+def command(kind: str, source: Path, output: str) -> list[str]:
     if kind == "stream":
-        return [sys.executable, "-c", STREAM, f"{source}/", f"delta:{table}", MODEL]
+        return [sys.executable, "-c", STREAM, f"{source}/", output, MODEL]
     return [
-        sys.executable, "-m", "headrace", "transform", f"{source}/", f"delta:{table}", "--model", MODEL,
-        "--quiet", "--resume",
+        sys.executable, "-m", "headrace", "transform", f"{source}/", output, "--model", MODEL, "--quiet",
+        "--resume",
     ]  # fmt: skip
 
 
-def read(table: Path) -> tuple[int, list[float]]:
+def read_delta(table: Path) -> tuple[int, list[float]]:
     """Return the number of commits and the rows."""
     opened = deltalake.DeltaTable(table)
     return opened.version() + 1, sorted(opened.to_pyarrow_table().column(0).to_pylist())
+
+
+@pytest.fixture
+def catalog(tmp_path, monkeypatch):
+    """Return a catalog whose tables are in the test's folder, also for the processes of the test."""
+    settings = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name.upper()}", value)
+    opened = catalogs.load_catalog("lake", **settings)
+    opened.create_namespace("scores", {"location": f"file://{tmp_path}"})
+    return opened
 
 
 def kill_at_random(process: subprocess.Popen[bytes], table: Path, rng: random.Random) -> bool:
@@ -67,9 +79,27 @@ def kill_at_random(process: subprocess.Popen[bytes], table: Path, rng: random.Ra
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["stream", "transform"])
-def test_killed_run_commits_every_row_once(tmp_path, source, kind):
+def test_killed_run_commits_every_row_of_a_delta_table_once(tmp_path, source, kind):
     run_with_kills(
-        lambda table: command(kind, source, table),
+        lambda table: command(kind, source, f"delta:{table}"),
+        tmp_path,
+        kill_at_random,
+        read=read_delta,
+        expected=(1, [float(number) for number in range(FILES * ROWS)]),
+        status=0,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["stream", "transform"])
+def test_killed_run_commits_every_row_of_an_iceberg_table_once(tmp_path, source, catalog, kind):
+    def read(table: Path) -> tuple[int, list[float]]:
+        opened = catalog.load_table(f"scores.{table.name}")
+        return len(opened.snapshots()), sorted(opened.scan().to_arrow().column(0).to_pylist())
+
+    run_with_kills(
+        lambda table: command(kind, source, f"iceberg:lake/scores.{table.name}"),
         tmp_path,
         kill_at_random,
         read=read,

@@ -1,19 +1,24 @@
 """Delta Lake tables as sources: the rows of one version, with the columns of the table."""
 
 import json
+from base64 import b64encode
 from datetime import date
 
 import numpy as np
 import pytest
 
 import headrace
+from headrace.core.block import Position
 from headrace.core.errors import ConfigError, EmptySourceError, StorageError
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import select_objects
 from headrace.storage.resolve import Stores
+from runs.tables import open_tables
 
 deltalake = pytest.importorskip("deltalake")
+pytest.importorskip("pyiceberg")
 pa = pytest.importorskip("pyarrow")
+record_table = pytest.importorskip("headrace.formats.record_table")
 
 
 class Sum(headrace.Model):
@@ -174,3 +179,98 @@ def test_workers_read_the_partitions(table, tmp_path):
     workers = headrace.Workers(count=2)
     report = headrace.run_sync(str(table), output=f"{tmp_path / 'out'}/", model=Sum, workers=workers)
     assert (report.rows_out, report.rows_failed) == (4, 0)
+
+
+@pytest.fixture
+def iceberg(tmp_path, monkeypatch):
+    """Return an Iceberg table of two commits, partitioned by day."""
+    tables = open_tables("iceberg", tmp_path, monkeypatch)
+    rows = [
+        pa.table({"text": ["a", "bb"], "day": [date(2024, 1, 2), None]}),
+        pa.table({"text": ["ccc", "dddd"], "day": [date(2024, 1, 3), date(2024, 1, 2)]}),
+    ]
+    tables.create(rows[0].schema)
+    table = tables.table()
+    with table.update_spec() as update:
+        update.add_identity("day")
+    for some in rows:
+        table.append(some)
+    return tables
+
+
+def _lengths(source):
+    settings = headrace.StreamSettings(mapping=headrace.MappingOptions(text_column="text"))
+    return _scores(source, Text, settings=settings)
+
+
+def test_iceberg_table_is_read(iceberg):
+    assert _lengths(iceberg.name) == [1, 2, 3, 4]
+
+
+def test_metadata_file_of_an_iceberg_table_is_read(iceberg):
+    assert _lengths(f"iceberg:{iceberg.table().metadata_location}") == [1, 2, 3, 4]
+
+
+def test_snapshot_selects_older_files_of_an_iceberg_table(iceberg):
+    first = iceberg.table().history()[0].snapshot_id
+    assert _lengths(f"{iceberg.name}@{first}") == [1, 2]
+    with pytest.raises(StorageError, match="Snapshot not found"):
+        _lengths(f"{iceberg.name}@1")
+
+
+def test_removed_files_of_an_iceberg_table_do_not_count(iceberg):
+    iceberg.table().delete("text = 'ccc'")
+    assert _lengths(iceberg.name) == [1, 2, 4]
+
+
+def test_partitions_and_added_columns_of_an_iceberg_table_are_columns(iceberg):
+    from pyiceberg.types import DoubleType
+
+    with iceberg.table().update_schema() as update:
+        update.add_column("score", DoubleType())
+    settings = headrace.StreamSettings(mapping=headrace.MappingOptions(text_column="text"))
+    with headrace.stream(iceberg.name, model=Text, settings=settings) as outcomes:
+        records = sorted(outcome.record.decode() for outcome in outcomes if outcome.ok)
+    assert records[:2] == [
+        '{"text":"a","day":"2024-01-02","score":null}',
+        '{"text":"bb","day":null,"score":null}',
+    ]
+
+
+def test_partition_values_fill_files_without_the_column():
+    """Files of Hive tables that an Iceberg table has adopted have no partition columns."""
+    values = {"day": "2024-01-02", "flag": None}
+    schema = pa.schema([("text", pa.string()), ("day", pa.date32()), ("flag", pa.bool_())])
+    block = next(
+        record_table.table_blocks(pa.record_batch({"text": ["a"]}), Position("x"), record_bytes_max=100)
+    )
+    text = b64encode(schema.serialize().to_pybytes()).decode()
+    assert record_table.conform(block, text, values).texts() == [
+        b'{"text":"a","day":"2024-01-02","flag":null}'
+    ]
+
+
+def test_renamed_column_of_an_iceberg_table_is_refused(iceberg):
+    with iceberg.table().update_schema() as update:
+        update.rename_column("text", "words")
+    with pytest.raises(ConfigError, match="was renamed"):
+        _lengths(iceberg.name)
+
+
+def test_delete_files_of_an_iceberg_table_are_refused(iceberg, monkeypatch):
+    """pyiceberg reads delete files, but does not write them."""
+    from pyiceberg.table import DataScan, FileScanTask
+
+    plan_files = DataScan.plan_files
+    monkeypatch.setattr(
+        DataScan,
+        "plan_files",
+        lambda scan: [FileScanTask(task.file, {task.file}) for task in plan_files(scan)],
+    )
+    with pytest.raises(ConfigError, match="deleted by delete files"):
+        _lengths(iceberg.name)
+
+
+def test_missing_iceberg_table_is_an_error(iceberg):
+    with pytest.raises(StorageError, match="there is no such table"):
+        _lengths("iceberg:lake/scores.none")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import signature, unwrap
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from headrace.app.models import (
     ModelLike,
@@ -51,6 +51,7 @@ ReportFormat = Literal["html"]
 """The format of an additional report, besides ``_report.json``."""
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,11 @@ class OpenedRun:
         self.around.__exit__(kind, error, trace)
 
 
-def _accepts_old_names(function: Callable[P, R]) -> Callable[P, R]:
+def _accepts_old_names(function: F) -> F:
     """Make a function accept ``if_exists`` for `resume` and `overwrite`, and ``page`` for `report`."""
 
     @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if "if_exists" in kwargs:
             _warn("if_exists", "resume=True or overwrite=True")
             kwargs |= _flags(kwargs.pop("if_exists"))
@@ -99,7 +100,7 @@ def _accepts_old_names(function: Callable[P, R]) -> Callable[P, R]:
             kwargs["report"] = "html" if kwargs.pop("page") else None
         return function(*args, **kwargs)
 
-    return call
+    return cast("F", call)
 
 
 def _warn(old: str, new: str) -> None:
@@ -238,7 +239,7 @@ def _executed(open_it: Callable[P, OpenedRun]) -> Callable[P, Coroutine[Any, Any
             await asyncio.wait([execution])
             raise
 
-    return _accepts_old_names(_returns_report(call))
+    return _returns_report(call)
 
 
 def _blocking(function: Callable[P, Coroutine[Any, Any, Report]]) -> Callable[P, Report]:
@@ -252,7 +253,7 @@ def _blocking(function: Callable[P, Coroutine[Any, Any, Report]]) -> Callable[P,
     name = open_it.__name__
     call.__name__ = call.__qualname__ = f"{name}_sync"
     call.__doc__ = f"Run `{name}` for callers without an event loop; block until everything is committed."
-    return _accepts_old_names(_returns_report(call))
+    return _returns_report(call)
 
 
 def _returns_report(function: Callable[P, R]) -> Callable[P, R]:
@@ -262,6 +263,7 @@ def _returns_report(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+@_accepts_old_names
 @_executed
 def run(
     source: str | Sequence[str],
@@ -332,6 +334,7 @@ def run(
     )
 
 
+@_accepts_old_names
 @accepts_dataframes
 @_executed
 def transform(
@@ -409,8 +412,8 @@ def transform(
     )
 
 
-run_sync = _blocking(run)
-transform_sync = accepts_dataframes(_blocking(transform))
+run_sync = _accepts_old_names(_blocking(run))
+transform_sync = _accepts_old_names(accepts_dataframes(_blocking(transform)))
 
 
 def open_watch(opened: OpenedRun, *, poll_s: float) -> SourceWatcher:

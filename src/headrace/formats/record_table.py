@@ -108,7 +108,7 @@ def _schema(text: str) -> Any:
 
 
 def _conformed_column(batch: Any, field: Any, values: Mapping[str, str | None]) -> Any:
-    if field.name in values:
+    if field.name in values and field.name not in batch.schema.names:
         return pyarrow.repeat(
             pyarrow.scalar(values[field.name], pyarrow.string()).cast(field.type), len(batch)
         )

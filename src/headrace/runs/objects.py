@@ -18,7 +18,7 @@ from headrace.formats.read import is_read_by_row_groups, unreadable_reason
 from headrace.protocols.object_events import ObjectEvent, object_events
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject
 from headrace.runs.settings import TABLES, DataType, RunSettings
-from headrace.runs.table_source import DELTA, DELTA_LOG, is_table, source_folder, table_files
+from headrace.runs.table_source import DELTA, DELTA_LOG, ICEBERG, is_table, source_folder, table_files
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import HTTP_SCHEMES, absolute, parse
@@ -32,8 +32,9 @@ def select_objects(source: str | Sequence[str], stores: Stores) -> list[ObjectIn
 
     A source is the URI of an object, a prefix that ends with ``/``, a glob
     (``s3://b/day-*/x-?.csv``; ``*`` also matches slashes), ``manifest:URI`` (a text file with one
-    URI per line, or the JSON array ``[{"prefix": …}, "key", …]``), the table ``delta:FOLDER`` or
-    ``delta:FOLDER@VERSION``, or a sequence of these. A folder with a Delta table is read as the table.
+    URI per line, or the JSON array ``[{"prefix": …}, "key", …]``), a table (``delta:FOLDER``,
+    ``iceberg:CATALOG/NAMESPACE.TABLE``, with ``@VERSION`` for an older one), or a sequence of these. A folder
+    with a Delta table is read as the table.
 
     Raises:
         EmptySourceError: The source has no objects.
@@ -261,8 +262,8 @@ def _base(source: str | Sequence[str], infos: Sequence[ObjectInfo], data_type: D
     sources = [source] if isinstance(source, str) else list(source)
     if data_type == "prefix" and len(sources) == 1:
         return _folder(_normalized(sources[0]))
-    if isinstance(source, str) and data_type == "auto" and not source.startswith(MANIFEST_SCHEME):
-        named = _normalized(source_folder(source) if is_table(source) else source).rstrip("/") + "/"
+    if isinstance(source, str) and data_type == "auto" and not source.startswith((MANIFEST_SCHEME, ICEBERG)):
+        named = _normalized(source_folder(source) or source).rstrip("/") + "/"
         if infos and all(_normalized(info.uri).startswith(named) for info in infos):
             return named  # a folder, with or without its slash
         return _folder(_normalized(literal_prefix(source)))

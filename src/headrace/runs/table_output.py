@@ -176,3 +176,42 @@ class TableOutput:
         except (pyarrow.ArrowException, OSError) as error:
             raise CorruptError(f"the Parquet file cannot be read: {error}", byte=0, object=uri) from error
         return DataFile(info, uri.removeprefix(self._table.uri), metadata)
+
+
+def table_schema(file: DataFile) -> Any:
+    """Return the Arrow schema of a table with the columns of a file.
+
+    Raises ConfigError for a type that tables do not have.
+    """
+    schema = file.schema.remove_metadata()
+    for field in schema:
+        if not _is_known(field.type):
+            raise ConfigError(
+                f"column {field.name!r} of {file.info.uri} is {field.type}, a type that tables do not have: let "
+                "the model return signed integers, float32, float64, booleans or text"
+            )
+    return schema
+
+
+def _is_known(kind: Any) -> bool:
+    """Return True for a type of Arrow that a table reads with equal values."""
+    from headrace.formats.arrow import pyarrow  # noqa: PLC0415 - optional dependency
+
+    types = pyarrow.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _is_known(kind.value_type)
+    if types.is_struct(kind):
+        return all(_is_known(field.type) for field in kind)
+    if types.is_timestamp(kind):
+        return kind.unit == "us" and kind.tz is not None
+    return (
+        types.is_signed_integer(kind)
+        or types.is_float32(kind)
+        or types.is_float64(kind)
+        or types.is_boolean(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_date32(kind)
+        or types.is_decimal128(kind)
+    )

@@ -1,4 +1,7 @@
-"""Tables of Delta Lake as sources: the data files of one version of a table are the objects of a run."""
+"""Tables of Delta Lake and Iceberg, by the names that users write.
+
+As a source, the data files of one version of a table are the objects of a run.
+"""
 
 import os
 import re
@@ -12,21 +15,27 @@ from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
 
 DELTA: Final = "delta:"
+ICEBERG: Final = "iceberg:"
 DELTA_LOG: Final = "_delta_log/"
 """The folder of the commits of a table, below its own."""
 _VERSION: Final = re.compile(r"@(\d+)$")
 
 
 def is_table(uri: str) -> bool:
-    """Return True for the name of a table, such as ``delta:s3://bucket/table``."""
-    return uri.startswith(DELTA)
+    """Return True for the name of a table: ``delta:FOLDER`` or ``iceberg:CATALOG/NAMESPACE.TABLE``."""
+    return uri.startswith((DELTA, ICEBERG))
 
 
 def open_table(uri: str, stores: Stores) -> Table:
-    """Return the table ``delta:FOLDER``, which may not exist.
+    """Return the table ``delta:FOLDER`` or ``iceberg:NAME``, which may not exist.
 
-    Raises ConfigError for a place without folders, and MissingExtraError without deltalake.
+    Raises ConfigError for an invalid name, MissingExtraError without the library of the format, and the errors
+    of `IcebergTable`.
     """
+    if uri.startswith(ICEBERG):
+        from headrace.runs.iceberg_table import IcebergTable  # noqa: PLC0415 - optional dependency
+
+        return IcebergTable(uri.removeprefix(ICEBERG))
     from headrace.runs.delta_table import DeltaTable  # noqa: PLC0415 - optional dependency
 
     folder = uri.removeprefix(DELTA)
@@ -36,18 +45,18 @@ def open_table(uri: str, stores: Stores) -> Table:
     return DeltaTable(folder, lambda: library_options(folder, environ))
 
 
-def source_folder(source: str) -> str:
-    """Return the folder of a table that is a source, without its version."""
-    return _VERSION.sub("", source.removeprefix(DELTA))
+def source_folder(source: str) -> str | None:
+    """Return the folder of a Delta table that is a source, without its version. None for other sources."""
+    return _VERSION.sub("", source.removeprefix(DELTA)) if source.startswith(DELTA) else None
 
 
 def table_files(source: str, stores: Stores) -> list[ObjectInfo]:
-    """Return the data files of ``delta:FOLDER`` or ``delta:FOLDER@VERSION``, sorted by URI.
+    """Return the data files of a table, or of ``TABLE@VERSION`` (Iceberg: the id of a snapshot), sorted by URI.
 
     Raises EmptySourceError for a table without files, and the errors of `open_table` and `Table.files`.
     """
     version = _VERSION.search(source)
-    table = open_table(DELTA + source_folder(source), stores)
+    table = open_table(_VERSION.sub("", source), stores)
     found = table.files(None if version is None else int(version[1]))
     if not found:
         raise EmptySourceError(source, "the table has no data files")

@@ -28,7 +28,7 @@ class ObjectInfo:
 
     `size_bytes` is None if the server does not report a size, as some HTTP servers do not. `etag`
     is opaque and changes with the bytes; it is "" if the server sends none. `modified_s` is in
-    seconds since the epoch. `table` is set for a data file of a table of Delta Lake.
+    seconds since the epoch. `table` is set for a data file of a table.
     """
 
     uri: str
