@@ -1,5 +1,6 @@
 """Runs whose output is committed to a table: every row once, whatever stops the run."""
 
+import gzip
 import json
 from importlib import import_module
 from pathlib import Path
@@ -136,6 +137,17 @@ def test_transform_writes_a_file_for_each_object_with_any_name(tmp_path, table):
     source = _write_source(folder)
     (folder / "empty.csv").write_text("")
     headrace.transform_sync(source, table.name, model=Outputs)
+    assert _numbers(table) == list(range(40))
+
+
+def test_object_that_ends_early_is_not_in_the_table(tmp_path, table):
+    source = _write_source(tmp_path / "in")
+    text = "".join(f"{number},0\n" for number in range(1000, 9000)).encode()
+    whole = gzip.compress(text)
+    (tmp_path / "in" / "broken.csv.gz").write_bytes(whole[: len(whole) // 2])
+    report = headrace.transform_sync(source, table.name, model=Outputs)
+    assert (report.status, report.objects_broken) == ("complete", 1)
+    assert report.rows_out > 40, "its first records were predicted"
     assert _numbers(table) == list(range(40))
 
 

@@ -16,6 +16,7 @@ from headrace.storage.resolve import Stores
 from runs.tables import open_tables
 
 deltalake = pytest.importorskip("deltalake")
+pytest.importorskip("deltalake.transaction")
 pytest.importorskip("pyiceberg")
 pa = pytest.importorskip("pyarrow")
 record_table = pytest.importorskip("headrace.formats.record_table")
@@ -115,6 +116,18 @@ def test_deletion_vectors_are_refused(table, monkeypatch):
 
     monkeypatch.setattr(deltalake.DeltaTable, "deletion_vectors", vectors)
     with pytest.raises(ConfigError, match="deletion vectors: purge them first"):
+        _scores(table)
+
+
+@pytest.mark.parametrize("path", ["/etc/secret.parquet", "s3://other/secret.parquet", "../secret.parquet"])
+def test_file_outside_of_the_table_is_refused(table, path):
+    """A job may read the folders that its key permits, and no table may lead it to others."""
+    actions = [deltalake.transaction.AddAction("part=7/x.parquet", 1, {"part": "7"}, 0, True, "{}")]
+    opened = deltalake.DeltaTable(table)
+    opened.create_write_transaction(actions, "append", opened.schema(), ["part"])
+    log = table / "_delta_log" / "00000000000000000002.json"
+    log.write_text(log.read_text().replace("part=7/x.parquet", path))
+    with pytest.raises((ConfigError, StorageError), match="outside of its folder"):
         _scores(table)
 
 

@@ -161,8 +161,16 @@ class DeltaTable(Table):
         return sorted(infos, key=lambda info: info.uri)
 
     def _file_uri(self, path: str) -> str:
-        """Return the URI of a file. A table that is a clone has files of other tables."""
-        return path if "://" in path or path.startswith("/") else self._uri + path
+        """Return the URI of a file. Raise ConfigError for a file outside of the table's folder.
+
+        A run may have the permission to read the folder, and no other.
+        """
+        if path.startswith("/") or "://" in path or ".." in path.split("/"):
+            raise ConfigError(
+                f"{self._uri}: the file {path} of the Delta table is outside of its folder, as the files of a "
+                "shallow clone are: read the table that was cloned"
+            )
+        return self._uri + path
 
     def _open(self) -> Any:
         """Return the table as it is now, or None if it does not exist."""

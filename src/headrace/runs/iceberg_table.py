@@ -29,7 +29,7 @@ _COMMIT_ATTEMPTS: Final = 20
 """The commits that other writers may overtake."""
 _RUN: Final = "headrace.run"
 _FILES: Final = "headrace.files"
-"""Properties of a snapshot: the id of the run that made it, and how many files of the run the table then has."""
+"""Properties of a snapshot: the id of its run, and the number of files of the run that the table then has."""
 
 
 class IcebergTable(Table):
@@ -116,8 +116,8 @@ class IcebergTable(Table):
                 raise
             except ValueError as error:
                 raise ConfigError(
-                    f"iceberg:{self._name}: the output does not fit the table: {error}. Change the table, then "
-                    "--resume; or create another one"
+                    f"iceberg:{self._name}: the output does not fit the table: {error}. Change the table, "
+                    "then --resume; or create another one"
                 ) from error
             except Exception as error:
                 raise self._storage_error(error) from error
@@ -220,7 +220,10 @@ def _unreadable(table: Any, schema: Any, tasks: Sequence[Any]) -> str | None:
 
 
 def _partition_values(table: Any, file: Any) -> dict[str, str | None]:
-    """Return the texts of the partition values that are the values of columns. A file may lack these columns."""
+    """Return the texts of the partition values that are the values of columns.
+
+    Files that another format's table had before may lack these columns.
+    """
     values: dict[str, str | None] = {}
     schema = table.schema()
     for place, part in enumerate(table.specs()[file.spec_id].fields):

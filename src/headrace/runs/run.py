@@ -164,8 +164,8 @@ class Run:
         objects = list(objects)
         if any(info.table is not None for info in objects):
             raise ConfigError(
-                "a table cannot be watched: compaction rewrites its rows into new files, which would be scored "
-                "again. Score a version of it, as in delta:FOLDER@VERSION"
+                "a table cannot be watched: compaction rewrites its rows into new files, which would be "
+                "scored again. Score a version of it, as in delta:FOLDER@VERSION"
             )
         if self.plan is None:
             self._open(list)

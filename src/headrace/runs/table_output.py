@@ -29,6 +29,7 @@ from headrace.storage.resolve import Stores
 
 _TAIL_BYTES: Final = 64 << 10
 _FOOTER_THREADS: Final = 8
+_PARTIAL: Final = ".partial"
 _FOLDER: Final = re.compile(r"headrace-[0-9a-f]{16}")
 
 
@@ -136,7 +137,7 @@ class TableOutput:
         self._store.put(self._pointer_uri, dump_json(pointer))
 
     def commit(self, run_id: str, rows_out: int) -> None:
-        """Commit all files of the run, which have `rows_out` rows.
+        """Commit all files of the run, which have `rows_out` rows, but not those of broken objects.
 
         Raises CountMismatchError for another number of rows; the other errors are those of `Table.commit`.
         """
@@ -148,7 +149,7 @@ class TableOutput:
         if rows != rows_out:
             raise CountMismatchError(self.destination, records_in=rows_out, out=rows, failed=0)
         # A model that declares no outputs gives empty files no columns.
-        files = [file for file in files if file.metadata.num_rows]
+        files = [file for file in files if file.metadata.num_rows and not file.name.endswith(_PARTIAL)]
         other = next((file for file in files if not file.schema.equals(files[0].schema)), None)
         if other is not None:
             raise ConfigError(
@@ -159,7 +160,7 @@ class TableOutput:
 
     def _is_output(self, uri: str) -> bool:
         name = uri.removeprefix(self.destination)
-        return name.endswith(".parquet") and not name.startswith(f"{LEDGER_FOLDER}/")
+        return name.endswith((".parquet", _PARTIAL)) and not name.startswith(f"{LEDGER_FOLDER}/")
 
     def _data_file(self, info: ObjectInfo) -> DataFile:
         """Return a file with its metadata, which is at its end."""
@@ -187,8 +188,8 @@ def table_schema(file: DataFile) -> Any:
     for field in schema:
         if not _is_known(field.type):
             raise ConfigError(
-                f"column {field.name!r} of {file.info.uri} is {field.type}, a type that tables do not have: let "
-                "the model return signed integers, float32, float64, booleans or text"
+                f"column {field.name!r} of {file.info.uri} is {field.type}, a type that tables do not have: "
+                "let the model return signed integers, float32, float64, booleans or text"
             )
     return schema
 

@@ -29,8 +29,8 @@ def is_table(uri: str) -> bool:
 def open_table(uri: str, stores: Stores) -> Table:
     """Return the table ``delta:FOLDER`` or ``iceberg:NAME``, which may not exist.
 
-    Raises ConfigError for an invalid name, MissingExtraError without the library of the format, and the errors
-    of `IcebergTable`.
+    Raises ConfigError for an invalid name, MissingExtraError without the library of the format, and the
+    errors of `IcebergTable`.
     """
     if uri.startswith(ICEBERG):
         from headrace.runs.iceberg_table import IcebergTable  # noqa: PLC0415 - optional dependency
@@ -51,8 +51,9 @@ def source_folder(source: str) -> str | None:
 
 
 def table_files(source: str, stores: Stores) -> list[ObjectInfo]:
-    """Return the data files of a table, or of ``TABLE@VERSION`` (Iceberg: the id of a snapshot), sorted by URI.
+    """Return the data files of a table, sorted by URI.
 
+    ``TABLE@VERSION`` names an older version, of Iceberg by the id of its snapshot.
     Raises EmptySourceError for a table without files, and the errors of `open_table` and `Table.files`.
     """
     version = _VERSION.search(source)
