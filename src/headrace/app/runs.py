@@ -28,6 +28,7 @@ from headrace.reports.report import Report
 from headrace.runs.ledger import Ledger
 from headrace.runs.limit import limit_objects
 from headrace.runs.objects import check_separate, no_region, output_names, plan_objects, select_infos
+from headrace.runs.open_table import is_table, open_table
 from headrace.runs.parts import check_folder
 from headrace.runs.plan import Plan, make_plan
 from headrace.runs.records import LEDGER_FOLDER
@@ -43,7 +44,6 @@ from headrace.runs.settings import (
     TransformSettings,
 )
 from headrace.runs.table_output import TableOutput
-from headrace.runs.table_source import is_table, open_table
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
