@@ -173,7 +173,7 @@ def test_killed_run_is_committed_once(source, table, monkeypatch, point, overwri
         _kill_at(patch, table, point)
         with pytest.raises(Killed):
             _run(source, table, overwrite=overwrite)
-    with pytest.raises(OutputExistsError):
+    with pytest.raises(OutputExistsError, match="overwrite would replace the content of the table"):
         _run(source, table)
     _run(source, table, resume=True)
     _run(source, table, resume=True)
@@ -225,6 +225,20 @@ def test_unfinished_run_can_be_replaced_by_an_overwriting_one(source, table, mon
     _run(source, table, overwrite=True)
     assert _numbers(table) == list(range(40))
     assert table.commits() == 2
+
+
+def test_unfinished_run_can_be_abandoned(source, table, monkeypatch):
+    with monkeypatch.context() as patch:
+        _kill_at(patch, table, "before the commit")
+        with pytest.raises(Killed):
+            _run(source, table)
+    with pytest.raises(OutputExistsError) as error:
+        _run(source, table)
+    (pointer,) = (table.folder / "_headrace").glob("*.json")
+    assert str(pointer) in str(error.value)
+    pointer.unlink()
+    _run(source, table)
+    assert _numbers(table) == list(range(40))
 
 
 def test_second_process_of_a_run_does_not_commit_again(source, table, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 import headrace
 from headrace.core.block import Position
-from headrace.core.errors import ConfigError, EmptySourceError, StorageError
+from headrace.core.errors import ConfigError, CorruptError, EmptySourceError, StorageError
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import select_objects
 from headrace.storage.resolve import Stores
@@ -261,6 +261,15 @@ def test_partition_values_fill_files_without_the_column():
     assert record_table.conform(block, text, values).texts() == [
         b'{"text":"a","day":"2024-01-02","flag":null}'
     ]
+
+
+def test_values_of_another_type_than_the_table_break_their_file():
+    schema = pa.schema([("text", pa.int64())])
+    block = next(
+        record_table.table_blocks(pa.record_batch({"text": ["a"]}), Position("x"), record_bytes_max=100)
+    )
+    with pytest.raises(CorruptError, match="column 'text' is not int64 as in its table"):
+        record_table.conform(block, b64encode(schema.serialize().to_pybytes()).decode(), {})
 
 
 def test_renamed_column_of_an_iceberg_table_is_refused(iceberg):

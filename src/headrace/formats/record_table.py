@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position, RecordTable
-from headrace.core.errors import MissingExtraError
+from headrace.core.errors import CorruptError, MissingExtraError
 from headrace.core.tensor import Array, text_array
 from headrace.formats.arrow import pyarrow
 from headrace.formats.column_decode import nullable_array
@@ -91,7 +91,7 @@ def table_blocks(batch: Any, first: Position, *, record_bytes_max: int) -> Itera
 def conform(block: Block, schema_text: str, values: Mapping[str, str | None]) -> Block:
     """Return a block of a data file with the columns of its table (see `TableFile`).
 
-    Raises an exception of Arrow for values that do not fit the types of the table.
+    Raises CorruptError for values that do not fit the types of the table.
     """
     batch: Any = block.table.batch if isinstance(block.table, ArrowTable) else None
     if batch is None:
@@ -115,7 +115,14 @@ def _conformed_column(batch: Any, field: Any, values: Mapping[str, str | None]) 
     if field.name not in batch.schema.names:
         return pyarrow.nulls(len(batch), field.type)
     column = batch.column(field.name)
-    return column if column.type == field.type else column.cast(field.type)
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except pyarrow.ArrowException as error:
+        raise CorruptError(
+            f"column {field.name!r} is not {field.type} as in its table: {error}", byte=0
+        ) from error
 
 
 def _oversized_rows(batch: Any, record_bytes_max: int) -> Sequence[int]:

@@ -167,8 +167,8 @@ class DeltaTable(Table):
         """
         if path.startswith("/") or "://" in path or ".." in path.split("/"):
             raise ConfigError(
-                f"{self._uri}: the file {path} of the Delta table is outside of its folder, as the files of a "
-                "shallow clone are: read the table that was cloned"
+                f"{self._uri}: the file {path} of the Delta table is outside of its folder, as the files of "
+                "a shallow clone are: read the table that was cloned"
             )
         return self._uri + path
 

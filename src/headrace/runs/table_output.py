@@ -118,7 +118,11 @@ class TableOutput:
         if ledger.kind() is None:
             return None
         if not resume and ledger.final_report() is None:
-            raise OutputExistsError(destination)
+            raise OutputExistsError(
+                destination,
+                "pass --resume to finish that run. To abandon it, delete "
+                f"{self._pointer_uri}; --overwrite would replace the content of the table",
+            )
         self._overwrite = bool(pointer["overwrite"])
         return folder if resume else None
 
