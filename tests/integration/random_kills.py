@@ -37,12 +37,16 @@ def wait_for_random_moment(
         left, later_s = 0, rng.uniform(0.0, 1.0)
     else:
         left, later_s = rng.choice(changes), rng.uniform(0.0, 0.05)
-    ledger = output / "_headrace"
-    before = set(ledger.glob("*"))
+
+    def records() -> set[Path]:
+        # The ledger of a run whose output is a table is in a folder of the table.
+        return {*output.glob("_headrace/*"), *output.glob("headrace-*/_headrace/*")}
+
+    before = records()
 
     def changed_or_ended() -> bool:
         nonlocal before, left
-        now = set(ledger.glob("*"))
+        now = records()
         left -= now != before
         before = now
         return left <= 0 or process.poll() is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import signature, unwrap
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from headrace.app.models import (
     ModelLike,
@@ -19,6 +19,7 @@ from headrace.app.models import (
     open_run_predictor,
 )
 from headrace.app.runners import AnyWorkers, DataRegions, Workers, instance_options, open_runner
+from headrace.app.transform_function import accepts_dataframes
 from headrace.core.clock import SystemClock
 from headrace.core.errors import ConfigError
 from headrace.core.predictor import Predictor
@@ -27,6 +28,7 @@ from headrace.reports.report import Report
 from headrace.runs.ledger import Ledger
 from headrace.runs.limit import limit_objects
 from headrace.runs.objects import check_separate, no_region, output_names, plan_objects, select_infos
+from headrace.runs.open_table import is_table, open_table
 from headrace.runs.parts import check_folder
 from headrace.runs.plan import Plan
 from headrace.runs.plan_pages import make_plan
@@ -42,6 +44,7 @@ from headrace.runs.settings import (
     StreamSettings,
     TransformSettings,
 )
+from headrace.runs.table_output import TableOutput
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
@@ -49,6 +52,7 @@ ReportFormat = Literal["html"]
 """The format of an additional report, besides ``_report.json``."""
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +88,11 @@ class OpenedRun:
         self.around.__exit__(kind, error, trace)
 
 
-def _accepts_old_names(function: Callable[P, R]) -> Callable[P, R]:
+def _accepts_old_names(function: F) -> F:
     """Make a function accept ``if_exists`` for `resume` and `overwrite`, and ``page`` for `report`."""
 
     @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if "if_exists" in kwargs:
             _warn("if_exists", "resume=True or overwrite=True")
             kwargs |= _flags(kwargs.pop("if_exists"))
@@ -97,7 +101,7 @@ def _accepts_old_names(function: Callable[P, R]) -> Callable[P, R]:
             kwargs["report"] = "html" if kwargs.pop("page") else None
         return function(*args, **kwargs)
 
-    return call
+    return cast("F", call)
 
 
 def _warn(old: str, new: str) -> None:
@@ -133,11 +137,15 @@ def open_run(
     (`TransformSettings`). Enter the result to get the `Run`. Then call `Run.append_notice` for each
     notice, or `Run.execute` once. Raises ConfigError for invalid arguments.
     """
-    if resume and overwrite:
-        raise ConfigError("resume and overwrite cannot be combined: give one of them")
-    if_exists: IfExists = "resume" if resume else "overwrite" if overwrite else "refuse"
+    if_exists = _if_exists(resume=resume, overwrite=overwrite)
     chosen_stores, chosen_settings = stores or Stores(), settings or StreamSettings()
     chosen_options = options or PredictorOptions()
+    table = None
+    if is_table(output):
+        opened_table = open_table(output, chosen_stores)
+        table = TableOutput(opened_table, source, chosen_stores, resume=resume, overwrite=overwrite)
+        output, chosen_settings = table.destination, table.settings(chosen_settings)
+        if_exists = _if_exists(resume=table.resumes, overwrite=False)
     if not chosen_settings.per_object:
         check_folder(output, chosen_stores, chosen_settings)
         if workers is None and regions is not None:
@@ -175,10 +183,12 @@ def open_run(
         model_reference=model_reference(model, endpoint, chosen_options),
         observation=RunObservation() if report == "html" else None,
         region_of=region_of,
+        table=table,
     )
 
     def retry_changed() -> Report | None:
-        if not chosen_settings.per_object:
+        # The files of a table do not change after their commit.
+        if not chosen_settings.per_object or table is not None:
             return None
         again = open_predictor(model, endpoint, chosen_options, chosen_stores)
         retry = FailedRecordsRetry(
@@ -195,6 +205,13 @@ def open_run(
             return retry.execute()
 
     return OpenedRun(run, around, chosen_stores, retry_changed)
+
+
+def _if_exists(*, resume: bool, overwrite: bool) -> IfExists:
+    """Return the action for an existing run. Raise ConfigError for both flags."""
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite cannot be combined: give one of them")
+    return "resume" if resume else "overwrite" if overwrite else "refuse"
 
 
 def execute(opened: OpenedRun, around: AbstractContextManager[Any] | None = None) -> Report:
@@ -223,7 +240,7 @@ def _executed(open_it: Callable[P, OpenedRun]) -> Callable[P, Coroutine[Any, Any
             await asyncio.wait([execution])
             raise
 
-    return _accepts_old_names(_returns_report(call))
+    return _returns_report(call)
 
 
 def _blocking(function: Callable[P, Coroutine[Any, Any, Report]]) -> Callable[P, Report]:
@@ -237,7 +254,7 @@ def _blocking(function: Callable[P, Coroutine[Any, Any, Report]]) -> Callable[P,
     name = open_it.__name__
     call.__name__ = call.__qualname__ = f"{name}_sync"
     call.__doc__ = f"Run `{name}` for callers without an event loop; block until everything is committed."
-    return _accepts_old_names(_returns_report(call))
+    return _returns_report(call)
 
 
 def _returns_report(function: Callable[P, R]) -> Callable[P, R]:
@@ -247,6 +264,7 @@ def _returns_report(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+@_accepts_old_names
 @_executed
 def run(
     source: str | Sequence[str],
@@ -317,6 +335,8 @@ def run(
     )
 
 
+@_accepts_old_names
+@accepts_dataframes
 @_executed
 def transform(
     source: str | Sequence[str],
@@ -338,6 +358,11 @@ def transform(
     ::
 
         report = await headrace.transform("s3://bucket/in/", "s3://bucket/out/", model="churn.onnx")
+        frame = headrace.transform(frame, model="churn.onnx")
+
+    The second form takes a table of pandas, polars or pyarrow, or a Hugging Face dataset. It returns the
+    same kind with the outputs as new columns, without ``await``: see docs/dataframes.md. The text below is
+    about objects.
 
     The object ``in/day/a.csv`` becomes ``out/day/a.csv.out``, with its records in order. Failed
     records go to ``out/day/a.csv.out.failed`` with position, reason and bytes. Outputs appear whole
@@ -388,8 +413,8 @@ def transform(
     )
 
 
-run_sync = _blocking(run)
-transform_sync = _blocking(transform)
+run_sync = _accepts_old_names(_blocking(run))
+transform_sync = _accepts_old_names(accepts_dataframes(_blocking(transform)))
 
 
 def open_watch(opened: OpenedRun, *, poll_s: float) -> SourceWatcher:
@@ -419,6 +444,11 @@ def retry_failed(
     The context manager that `around` returns is entered meanwhile. Raises as
     `FailedRecordsRetry.execute` does.
     """
+    if is_table(destination):
+        raise ConfigError(
+            f"{destination}: failed records of a table cannot be retried, because its files do not change: "
+            "score the repaired objects in a new run"
+        )
     chosen_stores = stores or Stores()
     folder = destination.rstrip("/") + "/"
     if model is None and endpoint is None:

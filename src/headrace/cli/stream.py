@@ -80,7 +80,7 @@ class _Run(RunCommand):
     required=True,
     metavar="DEST",
     shell_complete=complete_files,
-    help="Folder or prefix of the predictions, as in scored/.",
+    help="Folder or prefix of the predictions, as in scored/, or a table.",
 )
 @STREAM_OPTIONS
 @RUNNER_OPTIONS
@@ -90,9 +90,10 @@ def run_command(source: tuple[str, ...], **params: Any) -> None:
     """Run a model over the records of SOURCE and write the predictions in source order.
 
     SOURCE is an object, a prefix that ends with /, a glob or manifest:URI, on s3://, gs://, az://,
-    http(s)://, file://, or a plain path. Objects are streamed, never downloaded whole. With
-    --workers or --runner, each worker writes the parts of its tasks. The numbers of the parts are in
-    source order, but a later part may appear first.
+    http(s)://, file://, or a plain path. SOURCE and DEST can also be tables (delta:FOLDER,
+    iceberg:CATALOG/NAMESPACE.TABLE): the run is one commit of DEST. Objects are streamed, never
+    downloaded whole. With --workers or --runner, each worker writes the parts of its tasks. The numbers of
+    the parts are in source order, but a later part may appear first.
     """
     check_usage(click.get_current_context())
     check_existing_options(click.get_current_context())

@@ -102,7 +102,8 @@ def run_command(source: tuple[str, ...], **params: Any) -> None:
 
     SOURCE is an object, a prefix that ends with /, a glob or manifest:URI. DEST is a folder or prefix
     outside SOURCE. Both are on s3://, gs://, az://, file://, or a plain path; SOURCE can also be on
-    http(s)://. More than one SOURCE can precede DEST.
+    http(s)://. More than one SOURCE can precede DEST. Both can also be tables (delta:FOLDER,
+    iceberg:CATALOG/NAMESPACE.TABLE): the run is one commit of DEST.
     """
     check_existing_options(click.get_current_context())
     exit_with(lambda: _transform(source, params), params)

@@ -122,11 +122,13 @@ class RefusedAddressError(ConfigError):
 class OutputExistsError(ConfigError):
     """The destination already holds a run. `uri` is the destination."""
 
-    def __init__(self, uri: str) -> None:
-        super().__init__(
-            f"{uri} already holds the output of a run: pass --resume to finish that run, "
-            "--overwrite to delete it and start anew, or choose another destination"
-        )
+    def __init__(
+        self,
+        uri: str,
+        advice: str = "pass --resume to finish that run, --overwrite to delete it and start anew, or choose "
+        "another destination",
+    ) -> None:
+        super().__init__(f"{uri} already holds the output of a run: {advice}")
         self.uri = uri
 
 

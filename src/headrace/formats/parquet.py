@@ -33,8 +33,10 @@ class ParquetEncoder(Encoder):
     r"""An encoder of one Parquet file per part, Snappy-compressed, with one column per output.
 
     Only text columns are dictionary-encoded. Scalars have the output's type; arrays are fixed-size
-    lists of it, nested according to their shape. Text is `string`. In bytes that are not UTF-8 each
-    offending byte becomes ``\xNN``. None is null. Other objects become JSON text. With
+    lists of it, nested according to their shape. Without `fixed_lists` the file does not record the
+    sizes: readers see lists of any size, as tables of Delta Lake and Iceberg have them. Text is `string`.
+    In bytes that are not UTF-8 each offending byte becomes ``\xNN``. None is null. Other objects become
+    JSON text. With
     ``join="input"`` a first column `input` (string) holds the record, or null if the record is not
     UTF-8. The column `input_bytes` (binary) then holds the record's bytes, and null for all other
     records, so no data is lost.
@@ -57,6 +59,7 @@ class ParquetEncoder(Encoder):
         join: Join = "none",
         row_group_rows: int = ROW_GROUP_ROWS,
         row_group_bytes_max: int = ROW_GROUP_BYTES_MAX,
+        fixed_lists: bool = True,
     ) -> None:
         check_join(join)
         if row_group_rows < 1 or row_group_bytes_max < 1:
@@ -69,6 +72,7 @@ class ParquetEncoder(Encoder):
         self._joins_input = join == "input"
         self._row_group_rows = row_group_rows
         self._row_group_bytes_max = row_group_bytes_max
+        self._fixed_lists = fixed_lists
         self._schema = self._make_schema()
         self._buffer = _OutputBuffer()
         self._writer: Any = None
@@ -84,7 +88,11 @@ class ParquetEncoder(Encoder):
     def _open_writer(self) -> Any:
         text = [column.name for column in self._columns if column.datatype == "BYTES"]
         return self._parquet.ParquetWriter(
-            self._buffer, self._schema, compression="snappy", use_dictionary=text
+            self._buffer,
+            self._schema,
+            compression="snappy",
+            use_dictionary=text,
+            store_schema=self._fixed_lists,
         )
 
     @override

@@ -4,8 +4,10 @@ Blocks of tables pass Arrow's columns from the reader to the encoder. A row beco
 in the files of failed records, and in outputs of text that are joined with their inputs.
 """
 
-from collections.abc import Iterator, Sequence
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position, RecordTable
-from headrace.core.errors import MissingExtraError
+from headrace.core.errors import CorruptError, MissingExtraError
 from headrace.core.tensor import Array, text_array
 from headrace.formats.arrow import pyarrow, run_end_decode
 from headrace.formats.column_decode import nullable_array
@@ -118,6 +120,50 @@ def table_blocks(batch: Any, first: Position, *, record_bytes_max: int) -> Itera
     if start < batch.num_rows or not batch.num_rows:
         rest = table.slice(start, batch.num_rows)
         yield _block(rest, replace(first, record=first.record + start), row_bytes)
+
+
+def conform(
+    block: Block,
+    schema_text: str,
+    values: Mapping[str, str | None],
+    wanted: Sequence[str] | None = None,
+) -> Block:
+    """Return a block of a data file with the columns of its table (see `TableFile`), or the `wanted` ones.
+
+    Raises CorruptError for values that do not fit the types of the table.
+    """
+    batch: Any = block.table.batch if isinstance(block.table, ArrowTable) else None
+    if batch is None:
+        return block
+    schema = _schema(schema_text)
+    if wanted is not None:
+        schema = pyarrow.schema([field for field in schema if field.name in wanted] or schema)
+    columns = [_conformed_column(batch, field, values) for field in schema]
+    table = ArrowTable(pyarrow.record_batch(columns, schema=schema))
+    return replace(block, table=table, column_names=table.names)
+
+
+@lru_cache(maxsize=16)
+def _schema(text: str) -> Any:
+    return pyarrow.ipc.read_schema(pyarrow.py_buffer(b64decode(text)))
+
+
+def _conformed_column(batch: Any, field: Any, values: Mapping[str, str | None]) -> Any:
+    if field.name in values and field.name not in batch.schema.names:
+        return pyarrow.repeat(
+            pyarrow.scalar(values[field.name], pyarrow.string()).cast(field.type), len(batch)
+        )
+    if field.name not in batch.schema.names:
+        return pyarrow.nulls(len(batch), field.type)
+    column = batch.column(field.name)
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except pyarrow.ArrowException as error:
+        raise CorruptError(
+            f"column {field.name!r} is not {field.type} as in its table: {error}", byte=0
+        ) from error
 
 
 def _oversized_rows(batch: Any, record_bytes_max: int) -> Sequence[int]:

@@ -96,7 +96,7 @@ class Encoders:
         output_format = resolve_format(self._settings, self._mapper.kind)
         match output_format:
             case "parquet":
-                return ParquetEncoder(columns, join=join)
+                return ParquetEncoder(columns, join=join, fixed_lists=self._output.fixed_lists)
             case "arrow":
                 return ArrowEncoder(columns, join=join)
             case "v2":

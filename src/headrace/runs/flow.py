@@ -43,7 +43,7 @@ from headrace.runs.items import (
 )
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import ObjectShards
-from headrace.runs.projection import needed_columns
+from headrace.runs.projection import TableColumns
 from headrace.runs.records import PlannedObject
 from headrace.runs.schema import Schema
 from headrace.runs.sequences import Sequencer, end_request, join_responses, split_request
@@ -369,6 +369,7 @@ def open_flow(
     resumable: bool = False,
     appended: bool = False,
     schema: Schema | None = None,
+    columns: TableColumns | None = None,
     progress: RunProgress | None = None,
     clock: Clock | None = None,
     sequencer: Sequencer | None = None,
@@ -378,7 +379,8 @@ def open_flow(
     The predictor is already started. With `stop` the flow ends there and is a replay; afterwards
     `sequencer` has the state at `stop`. With `appended` the plan has the objects that arrived so
     far, and an empty archive is a failure instead of an error. `schema` is that
-    of the records; without it, the first block of each format decides.
+    of the records; without it, the first block of each format decides. `columns` are those of tables to
+    read, all of them by default.
     """
     begin = start or Cursor()
     if schema is not None:
@@ -388,7 +390,7 @@ def open_flow(
         objects,
         ObjectShards(objects, begin),
         settings,
-        columns=needed_columns(predictor.metadata, settings.mapping, settings.output, schema or Schema()),
+        columns=columns,
         first=begin.index,
         stop=stop,
         # An empty archive is an error only if it is the whole source.

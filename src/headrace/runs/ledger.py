@@ -28,6 +28,7 @@ rewrite of the same bytes. The record of a task is created only if it is absent.
 that finishes the same task, after a retry or by speculation, changes nothing.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from secrets import token_hex
@@ -475,7 +476,13 @@ def _planned_object(line: bytes) -> PlannedObject | None:
         return None
     if "info" not in data:  # a stream of version 1, whose output is about to be deleted
         data = {"info": data}
-    return msgspec.convert(data, PlannedObject)
+    planned = msgspec.convert(data, PlannedObject)
+    table = planned.info.table
+    if table is None:
+        return planned
+    # All files of a table share the text of its schema.
+    shared = replace(table, schema=sys.intern(table.schema))
+    return replace(planned, info=replace(planned.info, table=shared))
 
 
 def _plan_head(line: bytes) -> PlanHead:

@@ -16,6 +16,7 @@ import orjson
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
 from headrace.formats.read import is_random_access, unreadable_reason
 from headrace.protocols.object_events import ObjectEvent, object_events
+from headrace.runs.open_table import DELTA, DELTA_LOG, ICEBERG, is_table, source_folder, table_files
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject
 from headrace.runs.settings import TABLES, DataType, RunSettings
 from headrace.storage.contract import ObjectInfo
@@ -36,7 +37,9 @@ def iterate_objects(source: str | Sequence[str], stores: Stores) -> Iterator[Obj
 
     A source is the URI of an object, a prefix that ends with ``/``, a glob
     (``s3://b/day-*/x-?.csv``; ``*`` also matches slashes), ``manifest:URI`` (a text file with one
-    URI per line, or the JSON array ``[{"prefix": …}, "key", …]``), or a sequence of these.
+    URI per line, or the JSON array ``[{"prefix": …}, "key", …]``), a table (``delta:FOLDER``,
+    ``iceberg:CATALOG/NAMESPACE.TABLE``, with ``@VERSION`` for an older one), or a sequence of these. A folder
+    with a Delta table is read as the table.
 
     Raises:
         EmptySourceError: The source has no objects.
@@ -48,6 +51,8 @@ def iterate_objects(source: str | Sequence[str], stores: Stores) -> Iterator[Obj
         return iter(_unique(info for one in source for info in iterate_objects(one, stores)))
     if source.startswith(MANIFEST_SCHEME):
         return iter(_from_manifest(source.removeprefix(MANIFEST_SCHEME), stores))
+    if is_table(source):
+        return iter(table_files(source, stores))
     if _is_glob(source):
         return _from_glob(source, stores)
     if source.endswith("/"):
@@ -61,12 +66,9 @@ def _from_name(source: str, stores: Stores) -> Iterator[ObjectInfo]:
         found = store.head(source)
     except NotFoundError:
         # People often type the name of a folder without its slash.
-        inside = filter(_is_readable, store.list(source + "/"))
-        first = next(inside, None)
-        if first is None:
+        if next(filter(_is_readable, store.list(source + "/")), None) is None:
             raise
-        yield first
-        yield from inside
+        yield from _from_prefix(source + "/", stores)
     else:
         yield found
 
@@ -75,7 +77,7 @@ def is_single_listing(source: str | Sequence[str], data_type: DataType) -> bool:
     """Return True for a source whose objects are the sorted listing of one name, prefix or glob."""
     if not isinstance(source, str):
         return len(source) == 1 and is_single_listing(source[0], data_type)
-    return data_type != "manifest" and not source.startswith(MANIFEST_SCHEME)
+    return data_type != "manifest" and not source.startswith(MANIFEST_SCHEME) and not is_table(source)
 
 
 def select_typed_objects(
@@ -137,7 +139,7 @@ def source_covers(source: str | Sequence[str], uri: str) -> bool:
     """Return True if the source selects this URI by name. A manifest selects no URI by name."""
     if not isinstance(source, str):
         return any(source_covers(one, uri) for one in source)
-    if source.startswith(MANIFEST_SCHEME):
+    if source.startswith(MANIFEST_SCHEME) or is_table(source):
         return False
     if _is_glob(source):
         return fnmatch.fnmatchcase(uri, source)
@@ -162,7 +164,10 @@ def _is_readable(info: ObjectInfo) -> bool:
 
 
 def _from_prefix(prefix: str, stores: Stores) -> Iterator[ObjectInfo]:
-    found = filter(_is_readable, stores.for_uri(prefix).list(prefix))
+    store = stores.for_uri(prefix)
+    if next(store.list(prefix + DELTA_LOG), None) is not None:
+        return iter(table_files(DELTA + prefix, stores))
+    found = filter(_is_readable, store.list(prefix))
     return _not_empty(found, prefix, "no object has this prefix; check the spelling and the bucket")
 
 
@@ -304,8 +309,8 @@ def _base(source: str | Sequence[str], infos: Sequence[ObjectInfo], data_type: D
     sources = [source] if isinstance(source, str) else list(source)
     if data_type == "prefix" and len(sources) == 1:
         return _folder(_normalized(sources[0]))
-    if isinstance(source, str) and data_type == "auto" and not source.startswith(MANIFEST_SCHEME):
-        named = _normalized(source).rstrip("/") + "/"
+    if isinstance(source, str) and data_type == "auto" and not source.startswith((MANIFEST_SCHEME, ICEBERG)):
+        named = _normalized(source_folder(source) or source).rstrip("/") + "/"
         if infos and all(_normalized(info.uri).startswith(named) for info in infos):
             return named  # a folder, with or without its slash
         return _folder(_normalized(literal_prefix(source)))

@@ -43,6 +43,7 @@ from headrace.runs.sample import accept_schema, schema_of
 from headrace.runs.schema import Schema
 from headrace.runs.scoring import PartScoring, Scoring
 from headrace.runs.settings import SAMPLED, RunSettings
+from headrace.runs.table_output import TableOutput
 from headrace.runs.tasks import InProcessRunner, Runner, TaskScoring
 from headrace.runs.work import RunProgress, RunReporter, RunWork
 from headrace.storage.contract import ObjectInfo
@@ -79,6 +80,7 @@ class Run:
         clock: The clock of elapsed times and checkpoints.
         observation: The observation of all batches.
         region_of: A function from an object's URI to its region.
+        table: The table that the output is committed to, before the run is recorded as finished.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Run:
         clock: Clock | None = None,
         observation: RunObservation | None = None,
         region_of: Callable[[str], str | None] = no_region,
+        table: TableOutput | None = None,
     ) -> None:
         self.source = source
         self.destination = destination.rstrip("/") + "/"
@@ -110,6 +113,7 @@ class Run:
         self._model_reference = dict(model_reference or {})
         self._observation = observation
         self._region_of = region_of
+        self._table = table
         self._ledger = Ledger(stores.for_uri(self.destination), self.destination)
         self._objects = RunPlan(source, self._ledger, settings, region_of)
         self._planning = Planning(iter(()), self._add_page, self._complete_plan)
@@ -162,7 +166,18 @@ class Run:
     def append(self, objects: Iterable[ObjectInfo]) -> Report | None:
         """Score the objects that this run has not planned yet. Return None without new objects."""
         refuse_limit(self._settings)
+        if self._table is not None and self._settings.per_object:
+            raise ConfigError(
+                "a transform that watches its source cannot write to a table: use a stream, whose parts are "
+                "in the order of their commits"
+            )
         self._appending = True
+        objects = list(objects)
+        if any(info.table is not None for info in objects):
+            raise ConfigError(
+                "a table cannot be watched: compaction rewrites its rows into new files, which would be "
+                "scored again. Score a version of it, as in delta:FOLDER@VERSION"
+            )
         if self.plan is None:
             self._open(lambda: iter(()))
         assert self.plan is not None, "opened"
@@ -241,13 +256,17 @@ class Run:
         schema = self._schema_of(planned)
         if self._if_exists == "overwrite":
             self._objects.delete_output()
+        if self._table is not None:
+            self._table.begin()
         if schema.formats:
             self._ledger.write_schema(schema)
         self._objects.add(planned)
         # A resumption must repeat the identity; a retry reads these.
         more = {"made_with": self._model_reference, "destination_region": self._region_of(self.destination)}
         self._ledger.begin(self._identity() | more, self.kind)
-        self._plan_pages(pages, in_background=len(planned) == PAGE_OBJECTS)
+        # The list of a table's files is complete, and belongs to a version that may be gone later.
+        is_long = len(planned) == PAGE_OBJECTS and planned[0].info.table is None
+        self._plan_pages(pages, in_background=is_long)
         self.plan = self._make_plan()
         _log.info("run started", extra={"output": self.destination, "objects": self._planned})
         return None
@@ -409,6 +428,8 @@ class Run:
             self._reporter.publish(report)
         self._reporter.write_page(report)
         if complete:
+            if self._table is not None:
+                self._table.commit(self._ledger.run_id() or "", report.rows_out)
             self._ledger.finish(report.to_json())
             self._finished = self._planned
         return report

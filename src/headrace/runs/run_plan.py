@@ -114,11 +114,15 @@ class RunPlan:
     def unplanned_after(self, now: Iterable[ObjectInfo]) -> Iterator[ObjectInfo]:
         """Yield the objects of a listing after those that are planned, which must be unchanged.
 
+        The files of a table are those of the version that the run began with. They do not change.
+
         Raises ResumeRefusedError, with the differences, for a changed source.
         """
         listed, last = iter(now), None
         planned = iter(self.plan(by_tasks=False).objects)
         for before in planned:
+            if before.info.table is not None:
+                return
             last = before
             info = next(listed, None)
             if info is None or not _is_same(before.info, info):

@@ -21,6 +21,7 @@ from headrace.runs.items import Cursor, Replay
 from headrace.runs.ledger import PartsState, RetryLedger
 from headrace.runs.parts import PartsSink
 from headrace.runs.plan import Plan
+from headrace.runs.projection import TableColumns, needed_columns
 from headrace.runs.records import Counts
 from headrace.runs.schema import Schema
 from headrace.runs.sequences import Sequencer
@@ -188,6 +189,7 @@ class PartScoring(PredictorWork, Scoring):
             resumable=True,
             appended=appended,
             schema=work.schema,
+            columns=self._columns(work.schema),
             progress=progress,
             clock=work.clock,
         )
@@ -214,6 +216,10 @@ class PartScoring(PredictorWork, Scoring):
         if not flow.drained:
             self._sequencer = sequencer
         return not flow.drained
+
+    def _columns(self, schema: Schema) -> TableColumns:
+        settings = self._work.settings
+        return needed_columns(self.metadata, settings.mapping, settings.output, schema)
 
     def _empty_encoder(self, encoders: Encoders, plan: Plan) -> Encoder | None:
         """Return the encoder of a first part without predictions."""
@@ -287,6 +293,7 @@ class PartScoring(PredictorWork, Scoring):
             resumable=False,
             appended=True,
             schema=schema,
+            columns=self._columns(schema),
             progress=replayed,
             clock=work.clock,
             sequencer=sequencer,

@@ -249,6 +249,13 @@ class OutputSettings:
         int, Setting("Approximate size of a part.", old_names=("part_bytes",), least=1)
     ] = 16 * MIB
     part_rows_max: Annotated[int, Setting("Limit of rows of a part.", least=1)] = 10_000_000
+    fixed_lists: Annotated[
+        bool,
+        Setting(
+            "Give arrays in Parquet a fixed size. Readers of Delta Lake and Iceberg need lists of any size.",
+            python_only=True,
+        ),
+    ] = True
     checkpoint_s: Annotated[
         float,
         Setting("Checkpoint interval in seconds: the most work that a kill can lose.", least=0, most=inf),

@@ -9,7 +9,7 @@ from headrace.core.block import Block, Position
 from headrace.core.errors import CorruptError
 from headrace.formats.contract import BLOCK_BYTES_MAX
 from headrace.formats.read import ReadOptions, format_name, is_random_access, read_object
-from headrace.storage.contract import ObjectInfo
+from headrace.storage.contract import ObjectInfo, TableFile
 from headrace.storage.resolve import Stores
 
 
@@ -62,7 +62,8 @@ def table_blocks(
         if format_name(info.uri, read) == "orc":
             from headrace.formats.orc_read import OrcReader  # noqa: PLC0415 - an extra
 
-            yield from OrcReader(read_at, size_bytes, columns=columns, record_bytes_max=limit).blocks(first)
+            orc = OrcReader(read_at, size_bytes, columns=columns, record_bytes_max=limit)
+            yield from _of_table(orc.blocks(first), info.table, columns)
             return
         from headrace.formats.parquet_read import ParquetReader  # noqa: PLC0415 - an extra
 
@@ -70,7 +71,19 @@ def table_blocks(
         for number, group in enumerate(reader.row_groups):
             is_inside = start <= group.start_byte and (stop is None or group.start_byte < stop)
             if is_inside and group.first_row + group.rows > first_record:
-                yield from reader.blocks(number, number + 1, Position(info.uri, record=group.first_row))
+                blocks = reader.blocks(number, number + 1, Position(info.uri, record=group.first_row))
+                yield from _of_table(blocks, info.table, columns)
+
+
+def _of_table(
+    blocks: Iterator[Block], table: TableFile | None, columns: Sequence[str] | None
+) -> Iterator[Block]:
+    """Yield the blocks of a file with the columns of the table to which it belongs, if any."""
+    if table is None:
+        return blocks
+    from headrace.formats.record_table import conform  # noqa: PLC0415 - an extra
+
+    return (conform(block, table.schema, table.values, columns) for block in blocks)
 
 
 @contextmanager

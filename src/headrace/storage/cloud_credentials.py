@@ -317,3 +317,39 @@ def _runs_on_provider(scheme: str, dmi_folder: Path) -> bool:
         return vendor in (dmi_folder / name).read_text("utf-8", "replace")
     except OSError:
         return False
+
+
+def library_options(uri: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a store for libraries of tables, by their names in the environment.
+
+    They are those that headrace's own stores use. Google and Azure have none: their libraries read the
+    environment of the process. Credentials of the AWS SDK are as they are now; they expire.
+
+    Raises AccessDeniedError if there are no credentials.
+    """
+    scheme = uri.partition("://")[0]
+    if scheme in ("gs", "az"):
+        require_credentials(uri, scheme, environ)
+        return {"ALLOW_HTTP": "true"} if uses_plain_http(environ) else {}
+    if scheme != "s3":
+        return {}
+    aws = aws_settings(environ)
+    keys = (aws.access_key_id, aws.secret_access_key, aws.session_token)
+    if aws.source is CredentialSource.SDK:
+        frozen = sdk_session(f"the AWS profile {aws.profile!r}", profile_name=aws.profile).get_credentials()
+        found = frozen.get_frozen_credentials()
+        keys = (found.access_key, found.secret_key, found.token or "")
+    elif aws.source is CredentialSource.NONE:
+        raise AccessDeniedError(uri, f"no credentials found; searched {aws.searched_sources}")
+    options = {
+        "AWS_ACCESS_KEY_ID": keys[0],
+        "AWS_SECRET_ACCESS_KEY": keys[1],
+        "AWS_SESSION_TOKEN": keys[2],
+        "AWS_REGION": aws.region,
+        "AWS_ENDPOINT_URL": aws.endpoint,
+        "AWS_ALLOW_HTTP": "true" if aws.endpoint.startswith("http://") else "",
+        "AWS_SKIP_SIGNATURE": "true" if aws.source is CredentialSource.ANONYMOUS else "",
+        # A commit is a write that fails if another writer made the same version.
+        "AWS_CONDITIONAL_PUT": "etag",
+    }
+    return {name: value for name, value in options.items() if value}

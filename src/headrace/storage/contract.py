@@ -3,10 +3,23 @@
 They block because the asynchronous API of the cloud client aborts the interpreter at exit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """The columns of a data file by its table, which may differ from those in the file.
+
+    `schema` is the Arrow schema of the table, as base64 of its IPC message. `values` are the texts of the
+    columns that are constant in the file, such as partitions; None is null. Columns that neither the file nor
+    `values` has are null.
+    """
+
+    schema: str
+    values: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +28,14 @@ class ObjectInfo:
 
     `size_bytes` is None if the server does not report a size, as some HTTP servers do not. `etag`
     is opaque and changes with the bytes; it is "" if the server sends none. `modified_s` is in
-    seconds since the epoch.
+    seconds since the epoch. `table` is set for a data file of a table.
     """
 
     uri: str
     size_bytes: int | None
     etag: str = ""
     modified_s: float = 0.0
+    table: TableFile | None = None
 
 
 class Writer(Protocol):
