@@ -21,7 +21,6 @@ from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, WholeFormat
 from headrace.formats.read import (
-    ReadOptions,
     csv_dialect,
     format_name,
     is_seekable,
@@ -30,6 +29,7 @@ from headrace.formats.read import (
     read_object,
     unreadable_reason,
 )
+from headrace.formats.read_options import ReadOptions
 
 COMPRESS = {
     "": bytes,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.media_types import COMPRESSIONS, SPLITS, Kind, accept_of, kind_of, read_options
 from headrace.runs.settings import OutputFormat
 

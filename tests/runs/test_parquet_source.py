@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ChangedError, CorruptError, HeadraceError, NotFoundError
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.source import parquet_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores

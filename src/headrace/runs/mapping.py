@@ -21,7 +21,8 @@ from headrace.formats.csv_decode import ColumnFinder, CsvColumnsDecoder, CsvMatr
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
-from headrace.formats.read import ReadOptions, csv_dialect, first_records, format_name
+from headrace.formats.read import csv_dialect, first_records, format_name
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.field_mapping import ParquetMapping, framed_decoder, json_decoder
 from headrace.runs.infer import (
     FRAMED_KINDS,

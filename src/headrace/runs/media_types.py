@@ -4,7 +4,7 @@ import difflib
 from typing import Any, Final, Literal, cast, get_args
 
 from headrace.core.errors import ConfigError
-from headrace.formats.read import AUTO, FormatName, ReadOptions
+from headrace.formats.read_options import AUTO, FormatName, ReadOptions
 from headrace.runs.settings import OutputFormat
 
 Kind = Literal[

@@ -22,7 +22,6 @@ from headrace.core.errors import (
 from headrace.formats.lines import PROBE_BYTES
 from headrace.formats.parquet_read import ParquetReader
 from headrace.formats.read import (
-    ReadOptions,
     first_records,
     is_read_by_row_groups,
     is_seekable,
@@ -32,6 +31,7 @@ from headrace.formats.read import (
     text_format,
     unreadable_reason,
 )
+from headrace.formats.read_options import ReadOptions
 from headrace.formats.text_range import TextFormat, TextRange
 from headrace.runs.items import BlockSource, Cursor, ReadBlock
 from headrace.runs.plan import OpenShard, Shard, ShardEnd

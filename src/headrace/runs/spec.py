@@ -31,7 +31,7 @@ from typing import Any, Final, TypeVar, cast
 
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path import JsonPath, compile_path
-from headrace.formats.read import AUTO, ReadOptions
+from headrace.formats.read_options import AUTO, ReadOptions
 from headrace.runs.document import (
     EXTENSION_FIELDS,
     SpecExtension,
