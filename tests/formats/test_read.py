@@ -159,7 +159,7 @@ def test_only_uncompressed_archives_are_seekable(name, options, expected):
     assert is_seekable(name, ReadOptions(**options)) == expected
 
 
-@for_each("wrong", [{"compression": "zip"}, {"archive": "zip"}, {"format": "xml"}])
+@for_each("wrong", [{"compression": "zip"}, {"archive": "rar"}, {"format": "xml"}])
 def test_unknown_options_are_rejected_at_once(wrong):
     ((option, value),) = wrong.items()
     with pytest.raises(ConfigError, match=f"{option} must be one of auto, .*, not '{value}'"):

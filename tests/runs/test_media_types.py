@@ -80,6 +80,7 @@ def test_invalid_content_type_suggests_the_most_similar():
         ("application/json", "jsonl", ("jsonl", "auto")),
         (None, "tar", ("auto", "tar")),
         ("text/csv", "tar", ("csv", "tar")),
+        ("text/csv", "zip", ("csv", "zip")),
     ],
 )
 def test_content_type_and_split_select_the_format(content_type, split, layers):

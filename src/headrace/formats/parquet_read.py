@@ -18,7 +18,7 @@ from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind,
 from headrace.core.errors import ConfigError, CorruptError, MissingExtraError
 from headrace.core.tensor import Array, text_array
 from headrace.formats.column_decode import nullable_array
-from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX
+from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, ReadAt
 from headrace.formats.encode import json_text
 
 ROWS_MAX: Final = 8192
@@ -32,9 +32,6 @@ Columns of smaller row groups are read in one call.
 
 
 _NULL: Final = b"null"
-
-ReadAt = Callable[[int, int], bytes]
-"""Read bytes of the file, given the start offset and the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)

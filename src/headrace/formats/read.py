@@ -15,13 +15,13 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, DataError, EmptySourceError
 from headrace.formats import tar
 from headrace.formats.compression import Compression, decompress
-from headrace.formats.contract import Buffer, Format
+from headrace.formats.contract import ArchiveMember, Buffer, Format, ReadAt
 from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.encoding import is_utf8, to_utf8
 from headrace.formats.frames import RecordIOFormat
 from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, WholeFormat
-from headrace.formats.read_options import AUTO, FormatName, ReadOptions, dialect_of
+from headrace.formats.read_options import AUTO, Archive, FormatName, ReadOptions, dialect_of
 
 _COMPRESSION_SUFFIXES: dict[str, Compression] = {
     ".gz": "gzip",
@@ -30,6 +30,7 @@ _COMPRESSION_SUFFIXES: dict[str, Compression] = {
     ".zstd": "zstd",
 }
 _TAR_SUFFIXES: dict[str, Compression] = {".tgz": "gzip", ".tbz2": "bzip2", ".tbz": "bzip2", ".tzst": "zstd"}
+_ARCHIVE_SUFFIXES: dict[str, Archive] = {".tar": "tar", ".zip": "zip"}
 _FORMAT_SUFFIXES: dict[str, FormatName] = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
     **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
@@ -64,10 +65,10 @@ _NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """The layers in a name: the compression, True for an archive, and the remaining suffix."""
+    """The layers in a name: the compression, the archive, and the remaining suffix."""
 
     compression: Compression | None
-    is_tar: bool
+    archive: Archive | None
     suffix: str
 
 
@@ -92,20 +93,20 @@ def _last_suffixes(name: str) -> tuple[str, str]:
 @lru_cache(maxsize=256)
 def _cached_layers(inner: str, suffix: str, options: ReadOptions, *, in_archive: bool) -> _Layers:
     compression: Compression | None = None
-    is_tar = False
+    archive: Archive | None = None
     if suffix in _TAR_SUFFIXES:
-        compression, is_tar = _TAR_SUFFIXES[suffix], True
+        compression, archive = _TAR_SUFFIXES[suffix], "tar"
     elif suffix in _COMPRESSION_SUFFIXES:
         compression = _COMPRESSION_SUFFIXES[suffix]
         suffix = inner
-    is_tar = is_tar or suffix == ".tar"
+    archive = archive or _ARCHIVE_SUFFIXES.get(suffix)
     if in_archive:  # Options describe the object itself, not its members.
-        return _Layers(compression, is_tar, suffix)
+        return _Layers(compression, archive, suffix)
     if options.compression != AUTO:
         compression = None if options.compression == "none" else options.compression
     if options.archive != AUTO:
-        is_tar = options.archive == "tar"
-    return _Layers(compression, is_tar, suffix)
+        archive = None if options.archive == "none" else options.archive
+    return _Layers(compression, archive, suffix)
 
 
 def format_name(name: str, options: ReadOptions) -> FormatName | None:
@@ -118,7 +119,7 @@ def format_name(name: str, options: ReadOptions) -> FormatName | None:
 def is_file_name(name: str) -> bool:
     """Return True if the name has the suffix of a format, a compression or an archive."""
     layers = _layers_from_name(name, ReadOptions(), in_archive=True)
-    return layers.is_tar or layers.compression is not None or layers.suffix in _FORMAT_SUFFIXES
+    return layers.archive is not None or layers.compression is not None or layers.suffix in _FORMAT_SUFFIXES
 
 
 def csv_dialect(name: str, options: ReadOptions, *, delimiter: str | None = None) -> CsvDialect:
@@ -134,9 +135,9 @@ def csv_dialect(name: str, options: ReadOptions, *, delimiter: str | None = None
 
 
 def is_seekable(uri: str, options: ReadOptions) -> bool:
-    """Return True if reading can begin at the header of any member: in an uncompressed archive."""
+    """Return True if a stream can begin at the header of any member: in an uncompressed tar archive."""
     layers = _layers_from_name(uri, options, in_archive=False)
-    return layers.is_tar and layers.compression is None
+    return layers.archive == "tar" and layers.compression is None
 
 
 def text_format(uri: str, options: ReadOptions) -> CsvFormat | LineFormat | None:
@@ -154,7 +155,7 @@ def _cached_text_format(inner: str, suffix: str, options: ReadOptions) -> CsvFor
     name = f"x{inner}{suffix}"
     layers = _layers_from_name(name, options, in_archive=False)
     kind = format_name(name, options)
-    if layers.is_tar or layers.compression is not None or kind not in _TEXT_FORMATS:
+    if layers.archive is not None or layers.compression is not None or kind not in _TEXT_FORMATS:
         return None
     if not is_utf8(options.encoding):
         return None
@@ -165,8 +166,14 @@ def _cached_text_format(inner: str, suffix: str, options: ReadOptions) -> CsvFor
 def is_read_by_row_groups(uri: str, options: ReadOptions) -> bool:
     """Return True for a Parquet file: it is read in parts at any offset instead of as a stream."""
     layers = _layers_from_name(uri, options, in_archive=False)
-    is_archive = layers.is_tar and options.format != "parquet"
+    is_archive = layers.archive is not None and options.format != "parquet"
     return not is_archive and layers.compression is None and format_name(uri, options) == "parquet"
+
+
+def is_zip(uri: str, options: ReadOptions) -> bool:
+    """Return True for a zip archive: it is read by `read_zip`, at any offset instead of as a stream."""
+    layers = _layers_from_name(uri, options, in_archive=False)
+    return layers.archive == "zip" and layers.compression is None and options.format != "parquet"
 
 
 def unreadable_reason(uri: str, options: ReadOptions) -> str:
@@ -174,7 +181,10 @@ def unreadable_reason(uri: str, options: ReadOptions) -> str:
 
     An empty string means that the object may be readable.
     """
-    if _layers_from_name(uri, options, in_archive=False).is_tar and options.format != "parquet":
+    layers = _layers_from_name(uri, options, in_archive=False)
+    if layers.archive == "zip" and layers.compression is not None:
+        return f"{uri}: a zip archive is read from its end, so it cannot be compressed again; decompress it first"
+    if layers.archive is not None and options.format != "parquet":
         return ""
     kind = format_name(uri, options)
     if kind == "parquet":
@@ -204,20 +214,49 @@ def read_object(
     the header of a member.
 
     Raise CorruptError and TruncatedError for damage to the object's own layers, EmptySourceError
-    for an archive without a selected member, and ConfigError if the format is unknown or Parquet.
+    for an archive without a selected member, and ConfigError if the format is unknown or Parquet, or if
+    the object is a zip archive (`read_zip`).
     """
     layers = _layers_from_name(uri, options, in_archive=False)
     try:
         if layers.compression is not None:
             chunks = decompress(layers.compression, chunks)
-        if layers.is_tar:
-            yield from _read_archive(uri, chunks, options, resume, start_byte)
+        if layers.archive == "tar":
+            yield from _read_members(uri, tar.members(chunks, start_byte=start_byte), options, resume)
             return
         name = format_name(uri, options)
-        if name is None or name == "parquet":
+        if name is None or name == "parquet" or layers.archive is not None:
             raise ConfigError(unreadable_reason(uri, options))
         blocks = make_format(uri, name, options).blocks(_text_chunks(chunks, name, options), Position(uri))
         yield from skip_records(blocks, resume)
+    except CorruptError as error:
+        raise error.with_location(uri, None) from error
+
+
+def read_zip(
+    uri: str,
+    read_at: ReadAt,
+    size_bytes: int | None,
+    options: ReadOptions,
+    *,
+    resume: Position | None = None,
+) -> Iterator[Block]:
+    """Yield every block of a zip archive, in the order of the bytes of its members.
+
+    `resume` is that of `read_object`; members before that position are not read. Raise CorruptError for
+    an archive of unknown size or with a damaged directory, EmptySourceError for an archive without a
+    selected member, and the errors of `read_at`.
+    """
+    from headrace.formats import zip_archive  # noqa: PLC0415 - most commands need no zipfile
+
+    if size_bytes is None:
+        raise CorruptError(
+            "its size is unknown, but a zip archive is read from its end: copy it to a store that reports sizes",
+            byte=0,
+            object=uri,
+        )
+    try:
+        yield from _read_members(uri, zip_archive.members(read_at, size_bytes), options, resume)
     except CorruptError as error:
         raise error.with_location(uri, None) from error
 
@@ -299,16 +338,12 @@ class _ArchiveErrors:
             raise
 
 
-def _read_archive(
-    uri: str,
-    chunks: Iterable[Buffer],
-    options: ReadOptions,
-    resume: Position | None,
-    start_byte: int,
+def _read_members(
+    uri: str, members: Iterable[ArchiveMember], options: ReadOptions, resume: Position | None
 ) -> Iterator[Block]:
     names: list[str] = []
     matched = False
-    for member in tar.members(chunks, start_byte=start_byte):
+    for member in members:
         if len(names) <= _NAMES_SHOWN:
             names.append(member.name)
         if not _matches(member.name, options.members):
@@ -333,7 +368,7 @@ def _matches(name: str, globs: tuple[str, ...]) -> bool:
     return not globs or any(fnmatch.fnmatchcase(name if "/" in glob else last, glob) for glob in globs)
 
 
-def _read_member(member: tar.TarMember, first: Position, options: ReadOptions) -> Iterator[Block]:
+def _read_member(member: ArchiveMember, first: Position, options: ReadOptions) -> Iterator[Block]:
     """Yield the blocks of a member, and a failure if the rest of the member cannot be read."""
     last: Block | None = None
     archive_errors = _ArchiveErrors()
@@ -369,12 +404,12 @@ def position_after(block: Block) -> Position:
 
 
 def _decode_member(
-    member: tar.TarMember, archive_errors: _ArchiveErrors, first: Position, options: ReadOptions
+    member: ArchiveMember, archive_errors: _ArchiveErrors, first: Position, options: ReadOptions
 ) -> Iterator[Block]:
     layers = _layers_from_name(member.name, options, in_archive=True)
     kind = format_name(member.name, options)
     reason = member.unreadable_reason
-    if layers.is_tar:
+    if layers.archive is not None:
         reason = "an archive within an archive is not supported; unpack it first, or exclude it"
     elif kind is None:
         reason = (
@@ -385,7 +420,9 @@ def _decode_member(
         reason = _PARQUET_REASON
     if reason or kind is None:
         raise DataError(f"{member.name} in {first.object}: {reason}")
-    chunks: Iterable[Buffer] = archive_errors.track(member.pieces)
+    chunks: Iterable[Buffer] = member.pieces
+    if not member.is_independent:
+        chunks = archive_errors.track(chunks)
     if layers.compression is not None:
         chunks = decompress(layers.compression, chunks)
     yield from make_format(member.name, kind, options).blocks(_text_chunks(chunks, kind, options), first)

@@ -26,6 +26,7 @@ FormatName = Literal[
     "audio",
     "video",
 ]
+Archive = Literal["tar", "zip"]
 AUTO: Final = "auto"
 IMAGE_EDGE_PX_MAX: Final = 1 << 16
 
@@ -77,7 +78,7 @@ class ReadOptions:
 
     compression: Annotated[Literal["auto", "none", Compression], Setting("Compression of objects.")] = "auto"
     archive: Annotated[
-        Literal["auto", "none", "tar"], Setting("Archive format of objects.", python_only=True)
+        Literal["auto", "none", Archive], Setting("Archive format of objects.", python_only=True)
     ] = "auto"
     format: Annotated[
         Literal["auto", FormatName],

@@ -50,7 +50,7 @@ _LINE_FORMATS: Final[dict[Kind, FormatName]] = {
 _WHOLE_FORMATS: Final[dict[Kind, FormatName]] = {"json": "json", "image": "image"}
 """Formats of whole objects that are not read as bytes."""
 
-Split = Literal["none", "line", "recordio", "tfrecord", "csv", "jsonl", "parquet", "tar"]
+Split = Literal["none", "line", "recordio", "tfrecord", "csv", "jsonl", "parquet", "tar", "zip"]
 SPLITS: Final = get_args(Split)
 COMPRESSIONS: Final = (AUTO, "none", "gzip", "bzip2", "zstd")
 
@@ -119,7 +119,7 @@ def read_options(
       ConfigError for content without lines: images, audio, video, Parquet, RecordIO, TFRecord.
     - split "recordio", "tfrecord", "csv", "jsonl", "parquet": this format, regardless of the
       content type.
-    - split "tar": objects are archives. The content type, or a member's name, selects its format.
+    - split "tar", "zip": objects are archives. The content type, or a member's name, selects its format.
 
     Words are case-insensitive. Raises ConfigError for an unknown word or content type.
     """
@@ -144,8 +144,8 @@ def _format_and_archive(kind: Kind | None, split: str | None, content_type: str 
             return (_WHOLE_FORMATS.get(kind, "whole") if kind else "whole"), "none"
         case "line":
             return _line_format(kind, content_type), AUTO
-        case "tar":
-            return by_kind, "tar"
+        case "tar" | "zip":
+            return by_kind, split
         case _:
             return split, AUTO
 

@@ -19,14 +19,17 @@ from headrace.core.errors import (
     EmptySourceError,
     NotFoundError,
 )
+from headrace.formats.contract import ReadAt
 from headrace.formats.lines import PROBE_BYTES
 from headrace.formats.parquet_read import ParquetReader
 from headrace.formats.read import (
     first_records,
     is_read_by_row_groups,
     is_seekable,
+    is_zip,
     position_after,
     read_object,
+    read_zip,
     skip_records,
     text_format,
     unreadable_reason,
@@ -136,7 +139,7 @@ class ShardSource(BlockSource):
     def _extent(self, open_shard: OpenShard) -> Extent:
         """Return the bytes that are certain to be read; a range may need a little more at both ends."""
         info, shard = self._info(open_shard), open_shard.shard
-        if is_read_by_row_groups(info.uri, self._read):
+        if is_read_by_row_groups(info.uri, self._read) or is_zip(info.uri, self._read):
             return Extent(info, 0, 0)  # read separately, from its end
         if shard.number:
             return Extent(info, max(0, shard.start - 1), shard.stop)
@@ -262,6 +265,10 @@ class ShardSource(BlockSource):
             self.bytes_read += self._info(open_shard).size_bytes or 0
             return
         position = None if resume is None else resume.position(uri)
+        if is_zip(uri, self._read):
+            info = self._info(open_shard)
+            yield from read_zip(uri, self._read_at(info), info.size_bytes, self._read, resume=position)
+            return
         start_byte = resume.member_byte if resume and is_seekable(uri, self._read) else 0
         chunks = self._chunks(number, open_shard, None)
         yield from read_object(uri, chunks, self._read, resume=position, start_byte=start_byte)
@@ -280,6 +287,17 @@ class ShardSource(BlockSource):
             past = max(0, past - len(chunk))
         if extent.stop is not None:
             yield from self._tail(open_shard, extent.stop + past)
+
+    def _read_at(self, info: ObjectInfo) -> ReadAt:
+        """Return the function that reads ranges of an object, and counts their bytes."""
+        read_at = _read_at(info, self._stores)
+
+        def counted(start: int, length: int) -> bytes:
+            data = read_at(start, length)
+            self.bytes_read += len(data)
+            return data
+
+        return counted
 
     def _tail(self, open_shard: OpenShard, at: int) -> Iterator[bytes]:
         info = self._info(open_shard)
@@ -331,12 +349,16 @@ assert PROBE_BYTES <= _TAIL_BYTES, "an object's first tail tells whether it is t
 def object_blocks(
     info: ObjectInfo, stores: Stores, read: ReadOptions, chunks: Iterable[bytes]
 ) -> Iterator[Block]:
-    """Yield the blocks of a whole object of any format; `chunks` are its bytes, unless read by row groups.
+    """Yield the blocks of a whole object of any format.
+
+    `chunks` are its bytes. They are not used for Parquet and zip, which are read by ranges.
 
     Raises the errors of `read_object` and of the store.
     """
     if is_read_by_row_groups(info.uri, read):
         yield from parquet_blocks(info, stores, read)
+    elif is_zip(info.uri, read):
+        yield from read_zip(info.uri, _read_at(info, stores), info.size_bytes, read)
     else:
         yield from read_object(info.uri, chunks, read)
 
@@ -366,13 +388,19 @@ def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Itera
         raise CorruptError(
             "its size is unknown, but a Parquet file is read from its end", byte=0
         ).with_location(info.uri, None)
+    try:
+        reader = ParquetReader(
+            _read_at(info, stores), info.size_bytes, record_bytes_max=read.record_bytes_max
+        )
+        yield from reader.blocks(0, len(reader.row_groups), Position(info.uri))
+    except CorruptError as error:
+        raise error.with_location(info.uri, None) from error
+
+
+def _read_at(info: ObjectInfo, stores: Stores) -> ReadAt:
     store = stores.for_uri(info.uri)
 
     def read_at(start: int, length: int) -> bytes:
         return store.get_range(info.uri, start, length, etag=info.etag)
 
-    try:
-        reader = ParquetReader(read_at, info.size_bytes, record_bytes_max=read.record_bytes_max)
-        yield from reader.blocks(0, len(reader.row_groups), Position(info.uri))
-    except CorruptError as error:
-        raise error.with_location(info.uri, None) from error
+    return read_at

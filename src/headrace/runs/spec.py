@@ -271,7 +271,8 @@ def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:
             )
     if read.members and read.archive == "none":
         raise ConfigError(
-            'headrace.members applies to archives, but objects are not opened: set headrace.split = "tar"'
+            'headrace.members applies to archives, but objects are not opened: set headrace.split = "tar" '
+            'or "zip"'
         )
     if read.every_frames is not None and read.every_ms is not None:
         raise ConfigError(
