@@ -21,7 +21,7 @@ from headrace.formats.contract import ArchiveMember, ReadAt
 RANGE_BYTES: Final = 4 << 20
 """The size of one read. Small members that follow each other share a read."""
 DIRECTORY_BYTES_MAX: Final = 32 << 20
-"""The longest directory that is read: that of about 300,000 members."""
+"""The longest directory that is read: of about 500,000 members, whose entries take about 320 MB of memory."""
 _PIECE_BYTES: Final = 256 << 10
 _SMALL_PIECE_BYTES: Final = 4 << 10
 """The size of pieces of bzip2 and LZMA, whose libraries inflate all compressed bytes that they get."""
