@@ -1,6 +1,7 @@
 """Tests of zip archives: members by ranges, resumption, names, damage and bounds."""
 
 import bz2
+import contextlib
 import gzip
 import io
 import struct
@@ -187,6 +188,25 @@ def test_wrong_size_in_the_directory_fails_the_member():
     assert [kind for _, _, kind in found] == [FailureKind.OBJECT, None]
     struct.pack_into("<I", data, data.index(b"PK\1\2") + 24, 9)
     assert "it has 4 bytes, but the directory of the zip archive states 9" in read(bytes(data))[-2][1]
+
+
+@given(
+    st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]),
+    st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=3),
+)
+def test_any_damage_is_a_failure_or_a_corrupt_archive(method, changes):
+    data = bytearray(make_zip([("a.csv", b"1,2\n" * 9), ("ü.csv", b"3\n"), ("d/", b"")], method))
+    for place, byte in changes:
+        data[int(place * len(data))] = byte
+    with contextlib.suppress(CorruptError, EmptySourceError):
+        assert all(kind in {None, FailureKind.OBJECT, FailureKind.FORMAT} for *_, kind in read(bytes(data)))
+
+
+def test_member_without_a_name_fails_alone():
+    data = make_zip([("x.csv", b"1\n"), ("b.csv", b"2\n")]).replace(b"x.csv", b"\0.csv")
+    failed, record = read(data)
+    assert "the name does not determine the format" in failed[1]
+    assert record[1] == b"2"
 
 
 @for_each("lacks", [1, 30, 200])

@@ -8,6 +8,7 @@ used as a path.
 import io
 import lzma
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -34,11 +35,11 @@ _DAMAGE: Final = (
     zlib.error,
     lzma.LZMAError,
     EOFError,
-    NotImplementedError,
     OSError,
     OverflowError,
     RuntimeError,
     ValueError,
+    struct.error,
 )
 """The errors of `zipfile` for damaged archives. Those of stores are none of them."""
 
@@ -56,7 +57,9 @@ def members(read_at: ReadAt, size_bytes: int) -> Iterator[ArchiveMember]:
         archive = _open(file, size_bytes)
         last_byte = -1
         for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
-            if info.is_dir() or stat.S_ISLNK(info.external_attr >> 16) or info.header_offset == last_byte:
+            is_link = stat.S_ISLNK(info.external_attr >> 16)
+            # `is_dir` fails for an empty name.
+            if info.filename.endswith("/") or is_link or info.header_offset == last_byte:
                 continue
             last_byte = info.header_offset
             yield ArchiveMember(
