@@ -74,7 +74,9 @@ def test_failed_records_are_retried_from_the_archive():
     assert report.rows_failed == 1
     retry_failed(OUT, model=Sum, stores=stores)
     assert stores.for_uri(OUT).get(f"{OUT}day.zip.out") == (
-        b"memory://b/in/day.zip!a.csv,3.0\nmemory://b/in/day.zip!b.csv,8.0\nmemory://b/in/day.zip!b.csv,11.0\n"
+        b"memory://b/in/day.zip!a.csv,3.0\n"
+        b"memory://b/in/day.zip!b.csv,8.0\n"
+        b"memory://b/in/day.zip!b.csv,11.0\n"
     )
 
 

@@ -183,7 +183,7 @@ def unreadable_reason(uri: str, options: ReadOptions) -> str:
     """
     layers = _layers_from_name(uri, options, in_archive=False)
     if layers.archive == "zip" and layers.compression is not None:
-        return f"{uri}: a zip archive is read from its end, so it cannot be compressed again; decompress it first"
+        return f"{uri}: a zip archive is read from its end, so it must not be compressed: decompress it first"
     if layers.archive is not None and options.format != "parquet":
         return ""
     kind = format_name(uri, options)
@@ -251,7 +251,7 @@ def read_zip(
 
     if size_bytes is None:
         raise CorruptError(
-            "its size is unknown, but a zip archive is read from its end: copy it to a store that reports sizes",
+            "its size is unknown, but a zip archive is read from its end: copy it to a store with sizes",
             byte=0,
             object=uri,
         )

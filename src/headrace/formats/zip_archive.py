@@ -77,14 +77,14 @@ def _open(file: "io.BufferedReader[_RangedFile]", size_bytes: int) -> zipfile.Zi
         return zipfile.ZipFile(file)
     except _DAMAGE as error:
         raise CorruptError(
-            f"the directory at the end of the zip archive cannot be read ({error}): the upload was cut short, "
-            "or it is not a zip archive; fetch or write it again",
+            f"the directory at the end of the zip archive cannot be read ({error}): the upload was cut "
+            "short, or it is not a zip archive; fetch or write it again",
             byte=size_bytes,
         ) from error
 
 
 def _name(info: zipfile.ZipInfo) -> str:
-    """Return the name as UTF-8 if it is valid, because many archivers do not mark it; else as code page 437."""
+    """Return the name, as UTF-8 if it is valid and else as code page 437: many archivers do not mark UTF-8."""
     if info.flag_bits & _UTF8_NAME:
         return info.filename
     try:
