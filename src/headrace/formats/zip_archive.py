@@ -84,7 +84,7 @@ def _open(file: "io.BufferedReader[_RangedFile]", size_bytes: int) -> zipfile.Zi
 
 
 def _name(info: zipfile.ZipInfo) -> str:
-    """Return the name, as UTF-8 if it is valid and else as code page 437: many archivers do not mark UTF-8."""
+    """Return the name: UTF-8 if valid, because many archivers do not mark UTF-8, else code page 437."""
     if info.flag_bits & _UTF8_NAME:
         return info.filename
     try:
