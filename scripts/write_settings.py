@@ -26,7 +26,7 @@ from headrace.core.sequence import SequenceLimits
 from headrace.core.settings import DeclaredSetting, declared_settings
 from headrace.core.settings_reader import document_schema
 from headrace.engine.settings import ServeSettings
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.notify.notifiers import SmtpSettings

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         transform_sync,
     )
     from headrace.app.stream import stream
-    from headrace.formats.read import ReadOptions
+    from headrace.formats.read_options import ReadOptions
     from headrace.reports.report import Report
     from headrace.runners.engines import BeamWorkers, RayWorkers
     from headrace.runs.settings import (
@@ -75,7 +75,7 @@ _LAZY_MODULES = {
     "OutputSettings": "headrace.runs.settings",
     "PredictorOptions": "headrace.app.models",
     "RayWorkers": "headrace.runners.engines",
-    "ReadOptions": "headrace.formats.read",
+    "ReadOptions": "headrace.formats.read_options",
     "RegionRules": "headrace.storage.regions",
     "Report": "headrace.reports.report",
     "StreamSettings": "headrace.runs.settings",

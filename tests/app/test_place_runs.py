@@ -10,7 +10,7 @@ from headrace.app.runs import retry_failed, run_sync, transform_sync
 from headrace.core.errors import ConfigError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.plan_pages import make_plan
 from headrace.runs.records import PlannedObject
 from headrace.runs.settings import (

@@ -14,7 +14,7 @@ from headrace.cli.main import main
 from headrace.core.errors import ConfigError, ResumeRefusedError
 from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.ledger import Ledger
 from headrace.runs.settings import MappingOptions, OutputSettings, StreamSettings, TransformSettings
 from headrace.storage.resolve import Stores

@@ -11,7 +11,7 @@ from headrace.cli.options import SIZE, key_values, setting_options, settings_fro
 from headrace.cli.run_options import STREAM_OPTIONS, stream_settings
 from headrace.cli.runs import EXISTING_OPTIONS
 from headrace.core.errors import ConfigError
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 
 

@@ -34,7 +34,8 @@ from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, RawDe
 from headrace.formats.media.audio import AudioFormat
 from headrace.formats.media.image import ImageFormat
 from headrace.formats.media.video import VideoFormat
-from headrace.formats.read import ReadOptions, read_object
+from headrace.formats.read import read_object
+from headrace.formats.read_options import ReadOptions
 from headrace.formats.tfrecord import TfRecordFormat
 from headrace.testing import FORMAT_CHECKS, FormatSample
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from formats.framed_files import recordio
 from headrace.core import Block, Failure, FailureKind, Position
 from headrace.core.block import RAW_BYTES_KEPT_MAX
-from headrace.formats.read import ReadOptions, make_format, position_after
+from headrace.formats.read import make_format, position_after
+from headrace.formats.read_options import ReadOptions
 
 
 def block_of(*records: bytes, first: Position | None = None) -> Block:

@@ -14,7 +14,7 @@ from pyarrow import orc
 
 from formats.parquet_files import write_parquet
 from headrace.core.block import Block
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.table_source import object_blocks
 from headrace.storage.resolve import Stores
 

@@ -16,7 +16,7 @@ from headrace.formats.encode import output_columns
 from headrace.formats.json_encode import TransformJsonEncoder
 from headrace.formats.json_path import compile_path
 from headrace.formats.line import JsonLinesFormat
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.mapping import Mapper
 from headrace.runs.settings import MappingOptions
 

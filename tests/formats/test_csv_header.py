@@ -12,7 +12,8 @@ from cases import for_each
 from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import ConfigError
 from headrace.formats.csv import CsvFormat
-from headrace.formats.read import ReadOptions, read_object, text_format
+from headrace.formats.read import read_object, text_format
+from headrace.formats.read_options import ReadOptions
 from headrace.formats.text_range import TextRange
 
 URI = "memory://b/a.csv"

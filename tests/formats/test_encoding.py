@@ -17,7 +17,8 @@ from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.encoding import checked_encoding, invalid_reason, is_utf8, to_utf8
 from headrace.formats.json_decode import JsonDecoder, JsonField
 from headrace.formats.line import RawDecoder
-from headrace.formats.read import ReadOptions, csv_dialect, read_object, text_format
+from headrace.formats.read import csv_dialect, read_object, text_format
+from headrace.formats.read_options import ReadOptions
 
 ENCODINGS = ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "shift_jis", "utf-7", "ascii"]
 URI = "memory://b/"

@@ -12,7 +12,8 @@ from formats.json_texts import blanks, separated, texts
 from headrace.core.block import Failure, FailureKind, Position
 from headrace.core.errors import TruncatedError
 from headrace.formats.json_array import JsonArrayFormat, JsonOrArrayFormat
-from headrace.formats.read import ReadOptions, read_object
+from headrace.formats.read import read_object
+from headrace.formats.read_options import ReadOptions
 from levels import examples
 
 URI = "memory://in/a.json"

@@ -22,7 +22,6 @@ from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_array import JsonArrayFormat, JsonOrArrayFormat
 from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, WholeFormat
 from headrace.formats.read import (
-    ReadOptions,
     csv_dialect,
     format_name,
     is_seekable,
@@ -31,6 +30,7 @@ from headrace.formats.read import (
     read_object,
     unreadable_reason,
 )
+from headrace.formats.read_options import ReadOptions
 
 COMPRESS = {
     "": bytes,
@@ -160,7 +160,7 @@ def test_only_uncompressed_archives_are_seekable(name, options, expected):
     assert is_seekable(name, ReadOptions(**options)) == expected
 
 
-@for_each("wrong", [{"compression": "zip"}, {"archive": "zip"}, {"format": "xml"}])
+@for_each("wrong", [{"compression": "zip"}, {"archive": "rar"}, {"format": "xml"}])
 def test_unknown_options_are_rejected_at_once(wrong):
     ((option, value),) = wrong.items()
     with pytest.raises(ConfigError, match=f"{option} must be one of auto, .*, not '{value}'"):

@@ -32,7 +32,8 @@ from formats.table_writers import (
 )
 from headrace.core.block import FailureKind
 from headrace.core.errors import CorruptError, TruncatedError
-from headrace.formats.read import ReadOptions, read_object
+from headrace.formats.read import read_object
+from headrace.formats.read_options import ReadOptions
 from headrace.formats.record_table import ROWS_MAX, rows_text
 from levels import examples
 

@@ -11,7 +11,8 @@ from cases import for_each
 from formats.framed_files import masked_checksum, tfrecord, tfrecord_frame
 from headrace.core.block import RAW_BYTES_KEPT_MAX, FailureKind, Position
 from headrace.core.errors import CorruptError, MissingExtraError, TruncatedError
-from headrace.formats.read import ReadOptions, make_format
+from headrace.formats.read import make_format
+from headrace.formats.read_options import ReadOptions
 from headrace.formats.tfrecord import TfRecordFormat, crc32c, masked_crc32c
 
 RECORDS = st.lists(st.binary(max_size=40), max_size=12)

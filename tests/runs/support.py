@@ -15,7 +15,7 @@ from headrace.core.errors import UnavailableError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.reports.report import Report
 from headrace.runs.objects import check_separate, output_names, plan_objects, select_infos
 from headrace.runs.plan import Plan

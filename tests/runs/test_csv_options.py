@@ -9,7 +9,8 @@ from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.csv import CsvFormat
-from headrace.formats.read import ReadOptions, csv_dialect
+from headrace.formats.read import csv_dialect
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.mapping import Mapper
 from headrace.runs.settings import MappingOptions, StreamSettings
 from headrace.storage.resolve import Stores

@@ -12,7 +12,7 @@ from headrace.cli import main
 from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.parts import check_folder
 from headrace.runs.settings import OutputSettings, StreamSettings
 from headrace.storage.resolve import Stores

@@ -16,7 +16,7 @@ from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import TextEncoder
 from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.reports.report import Report
 from headrace.runs import encoders
 from headrace.runs.encoders import Encoders, resolve_format

@@ -7,7 +7,7 @@ from headrace.batching.dynamic import CloseReason
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import LimitError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.feed import Feed
 from headrace.runs.items import Cursor, ReadBlock, Replay
 from headrace.runs.mapping import Mapper

@@ -8,7 +8,8 @@ from formats.proto_messages import example, record
 from headrace.core.block import Position
 from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.formats.read import ReadOptions, read_object
+from headrace.formats.read import read_object
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.mapping import Mapper
 from headrace.runs.settings import MappingOptions
 

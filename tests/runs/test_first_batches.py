@@ -14,7 +14,7 @@ from headrace.core.model_traceback import ModelTraceback
 from headrace.core.tensor import InferRequest, InferResponse, RowFailure, Tensor, TensorSpec
 from headrace.engine.broken_model import SAMPLED_ROWS
 from headrace.formats.csv import CsvFormat
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.feed import Batch
 from headrace.runs.first_batches import BATCHES_MIN, HELD_BATCHES_MAX, ROWS_MIN, FirstBatches
 from headrace.runs.flow import Flow

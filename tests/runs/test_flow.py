@@ -2,6 +2,7 @@ import gzip
 import io
 import tarfile
 import threading
+import zipfile
 from concurrent.futures import Future
 from unittest import mock
 
@@ -155,10 +156,20 @@ def tar_of(**members: bytes) -> bytes:
     return packed.getvalue()
 
 
+def zip_of(**members: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.csv", data)
+    return packed.getvalue()
+
+
 BROKEN = {
     "gzip": ("a.csv.gz", gzip.compress(rows(3000))[:-900]),
     "tar in a member": ("a.tar", tar_of(x=rows(6), y=rows(3000))[:9000]),
     "tar between members": ("a.tar", tar_of(x=rows(6), y=rows(8))[:2048] + b"no header" * 100),
+    "binary member of a zip": ("a.zip", zip_of(x=rows(6), y=b"\0" * 100, z=rows(8))),
+    "damaged member of a zip": ("a.zip", zip_of(x=rows(6), y=rows(8), z=rows(8)).replace(b"7,1", b"8,1", 1)),
     "binary member": ("a.tar", tar_of(x=rows(6), y=b"\0" * 100, z=rows(8))),
 }
 

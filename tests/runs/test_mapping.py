@@ -5,7 +5,7 @@ from cases import for_each
 from headrace.core.block import Block, FailureKind, Position
 from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.mapping import Mapper
 from headrace.runs.settings import MappingOptions
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.media_types import COMPRESSIONS, SPLITS, Kind, accept_of, kind_of, read_options
 from headrace.runs.settings import OutputFormat
 
@@ -84,6 +84,7 @@ def test_invalid_content_type_suggests_the_most_similar():
         ("application/json", "v2", ("v2", "auto")),
         (None, "tar", ("auto", "tar")),
         ("text/csv", "tar", ("csv", "tar")),
+        ("text/csv", "zip", ("csv", "zip")),
     ],
 )
 def test_content_type_and_split_select_the_format(content_type, split, layers):

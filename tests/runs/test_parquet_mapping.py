@@ -7,7 +7,7 @@ from cases import for_each
 from formats.parquet_files import read_single_block
 from headrace.core.errors import ModelInputError
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.mapping import Mapper
 from headrace.runs.settings import MappingOptions
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ChangedError, CorruptError, HeadraceError, NotFoundError
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.table_source import read_ahead, table_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores

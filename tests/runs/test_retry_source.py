@@ -9,7 +9,7 @@ from headrace.core.block import RAW_BYTES_KEPT_MAX, Failure, FailureKind, Positi
 from headrace.core.errors import ChangedError, NotFoundError
 from headrace.formats.csv import CsvFormat
 from headrace.formats.failures import FailedRecord
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.retry_records import (
     ObjectFailures,
     RetrySource,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError, LimitError
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.feed import Batch, Feed
 from headrace.runs.items import Cursor, ReadBlock, Replay
 from headrace.runs.mapping import Mapper

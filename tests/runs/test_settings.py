@@ -6,7 +6,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.settings import (
     PART_SUFFIXES,
     FailurePolicy,

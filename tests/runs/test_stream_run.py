@@ -14,7 +14,7 @@ from headrace.core.errors import (
     ResumeRefusedError,
     UnavailableError,
 )
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.run import Run
 from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
 from headrace.storage.contract import ObjectInfo

@@ -13,7 +13,8 @@ from formats.framed_files import recordio
 from formats.parquet_files import write_parquet
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, ResumeRefusedError
-from headrace.formats.read import ReadOptions, read_object
+from headrace.formats.read import read_object
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.run import Run
 from headrace.runs.settings import (
     MappingOptions,

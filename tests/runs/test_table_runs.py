@@ -15,7 +15,7 @@ from formats.table_writers import WRITERS, read_table, write_arrow, write_json_a
 from headrace.core.errors import ConfigError
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.parquet_read import ParquetReader
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runs.mapping import Mapper
 from headrace.runs.plan import cuttable
 from headrace.runs.projection import needed_columns

@@ -27,7 +27,7 @@ from headrace.cli.options import (
 )
 from headrace.core.errors import ConfigError
 from headrace.core.settings import declared_settings
-from headrace.formats.read import ReadOptions
+from headrace.formats.read_options import ReadOptions
 from headrace.runners.engines import BeamWorkers, RayWorkers
 from headrace.runs.document import EXTENSION_FIELDS, SpecKeys, parse_max_failed, read_document
 from headrace.runs.settings import (

@@ -6,7 +6,7 @@ holds at most one unfinished record and one block.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -24,6 +24,9 @@ ImageMode = Literal["RGB", "L"]
 Buffer = bytes | memoryview
 """A chunk of bytes. A memoryview is valid until the next chunk is requested, unless it views bytes."""
 
+ReadAt = Callable[[int, int], bytes]
+"""Read bytes of an object, given the start offset and the number of bytes."""
+
 BLOCK_BYTES_MAX = 3 << 19
 """The maximum size of a text block, unless one record is longer.
 
@@ -31,6 +34,23 @@ It is large enough to amortize the cost of a block and small enough for the cach
 """
 RECORD_BYTES_MAX = 16 << 20
 """The default maximum length of a record; a longer record becomes a failure and is skipped."""
+
+
+@dataclass(slots=True)
+class ArchiveMember:
+    """A file of an archive. Consume `pieces` before the next member; the unread rest is skipped.
+
+    `header_byte` grows from member to member. `unreadable_reason` is set if the bytes are not the file's
+    content (a sparse or encrypted file); `pieces` must not be used then. `is_independent` is True if damage
+    to this member leaves the members behind it readable.
+    """
+
+    name: str
+    size: int
+    header_byte: int
+    pieces: Iterator[Buffer]
+    unreadable_reason: str | None = None
+    is_independent: bool = False
 
 
 class Format(Protocol):

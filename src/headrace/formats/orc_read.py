@@ -10,11 +10,10 @@ from typing import Any, Final
 
 from headrace.core.block import Block, Position
 from headrace.formats.arrow import orc_module
-from headrace.formats.contract import RECORD_BYTES_MAX
+from headrace.formats.contract import RECORD_BYTES_MAX, ReadAt
 from headrace.formats.record_table import check_nested, cut_batch
 from headrace.formats.table_files import (
     RandomAccessFile,
-    ReadAt,
     check_names,
     present_columns,
     table_errors,

@@ -11,11 +11,10 @@ from typing import Any, Final
 from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError
 from headrace.formats.arrow import parquet_modules, pyarrow
-from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX
+from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, ReadAt
 from headrace.formats.record_table import ROWS_MAX, check_nested, table_blocks
 from headrace.formats.table_files import (
     RandomAccessFile,
-    ReadAt,
     check_names,
     present_columns,
     table_errors,

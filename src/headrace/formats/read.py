@@ -6,50 +6,31 @@ whole record before the damage.
 """
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Final, Literal, get_args
+from typing import get_args
 
 from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, CorruptError, DataError, EmptySourceError
-from headrace.core.settings import Setting, check
 from headrace.formats import tar
 from headrace.formats.compression import Compression, decompress
-from headrace.formats.contract import RECORD_BYTES_MAX, AudioChannels, Buffer, Format, ImageMode
-from headrace.formats.csv import CsvFormat, Header
-from headrace.formats.csv_dialect import CsvDialect, Decimal
-from headrace.formats.encoding import UTF8, checked_encoding, is_utf8, to_utf8
+from headrace.formats.contract import ArchiveMember, Buffer, Format, ReadAt
+from headrace.formats.csv import CsvFormat
+from headrace.formats.csv_dialect import CsvDialect
+from headrace.formats.encoding import is_utf8, to_utf8
 from headrace.formats.frames import RecordIOFormat
 from headrace.formats.json_array import JsonArrayFormat, JsonOrArrayFormat
 from headrace.formats.line import JsonFormat, JsonLinesFormat, LineFormat, WholeFormat
-
-FormatName = Literal[
-    "csv",
-    "jsonl",
-    "json",
-    "v2",
-    "jsonarray",
-    "line",
-    "whole",
-    "tfrecord",
-    "recordio",
-    "parquet",
-    "arrow",
-    "orc",
-    "avro",
-    "image",
-    "audio",
-    "video",
-]
-AUTO: Final = "auto"
-V2: Final = "v2"
-"""The format of inference requests of the Open Inference Protocol, one JSON document per line."""
-TABLE_FORMATS: Final[frozenset[str]] = frozenset({"parquet", "arrow", "orc", "avro"})
-"""The formats whose records are rows of typed columns (`Block.table`)."""
-_RANDOM_ACCESS: Final[frozenset[str | None]] = frozenset({"parquet", "orc"})
-"""The formats whose metadata is at the end of the file."""
-IMAGE_EDGE_PX_MAX: Final = 1 << 16
+from headrace.formats.read_options import (
+    AUTO,
+    RANDOM_ACCESS,
+    V2,
+    Archive,
+    FormatName,
+    ReadOptions,
+    dialect_of,
+)
 
 _COMPRESSION_SUFFIXES: dict[str, Compression] = {
     ".gz": "gzip",
@@ -58,6 +39,7 @@ _COMPRESSION_SUFFIXES: dict[str, Compression] = {
     ".zstd": "zstd",
 }
 _TAR_SUFFIXES: dict[str, Compression] = {".tgz": "gzip", ".tbz2": "bzip2", ".tbz": "bzip2", ".tzst": "zstd"}
+_ARCHIVE_SUFFIXES: dict[str, Archive] = {".tar": "tar", ".zip": "zip"}
 _FORMAT_SUFFIXES: dict[str, FormatName] = {
     **dict.fromkeys((".csv", ".tsv", ".txt"), "csv"),
     **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
@@ -95,188 +77,12 @@ _WEB_SCHEMES = ("http://", "https://")  # Names with these schemes end at a ques
 _NAMES_SHOWN = 5
 
 
-def _checked_delimiter(text: str) -> str:
-    if len(text) != 1 or text in '"\r\n':
-        raise ConfigError(f"must be one character other than a quote or a line end, not {text!r:.40}")
-    return text
-
-
-def _checked_quote(text: str) -> str:
-    return _checked_character(text) if text else text
-
-
-def _checked_character(text: str) -> str:
-    if len(text) != 1 or not text.isascii() or text in "\r\n\0":
-        raise ConfigError(f"must be one ASCII character other than a line end, not {text!r:.40}")
-    return text
-
-
-def _checked_comment(text: str) -> str:
-    if not text or not set(text).isdisjoint("\r\n\0"):
-        raise ConfigError(f"must be text without line ends, not {text!r:.40}")
-    return text
-
-
-_CHARACTER_CHECKS: Final[Mapping[str, Callable[[str], str]]] = {
-    "quote": _checked_quote,
-    "escape": _checked_character,
-    "comment": _checked_comment,
-    "encoding": checked_encoding,
-}
-"""The checks of options that are text, by their fields."""
-
-
-def _checked_size_px(size: tuple[int, int]) -> tuple[int, int]:
-    if not all(0 < edge <= IMAGE_EDGE_PX_MAX for edge in size):
-        raise ConfigError(f"must be [height, width] from 1 to {IMAGE_EDGE_PX_MAX} pixels, not {list(size)}")
-    return size
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """The options for reading objects. "auto" means a choice by the name of the object or member.
-
-    `members` are globs. A glob with a slash matches the whole member name, any other glob its last
-    part. Raises ConfigError for an unknown word, and for characters of CSV with two meanings.
-    """
-
-    compression: Annotated[Literal["auto", "none", Compression], Setting("Compression of objects.")] = "auto"
-    archive: Annotated[
-        Literal["auto", "none", "tar"], Setting("Archive format of objects.", python_only=True)
-    ] = "auto"
-    format: Annotated[
-        Literal["auto", FormatName],
-        Setting("Format of objects and members; auto chooses by file name."),
-    ] = "auto"
-    members: Annotated[tuple[str, ...], Setting("Archive members to read. Repeatable.", metavar="GLOB")] = ()
-    delimiter: Annotated[
-        str | None,
-        Setting(
-            r"Delimiter of CSV cells; \t is a tab.",
-            default=", or tab for .tsv",
-            metavar="C",
-            expected="one character",
-            parse=_checked_delimiter,
-        ),
-    ] = None
-    quote: Annotated[
-        str,
-        Setting(
-            "Quote around CSV cells; empty for none.",
-            metavar="C",
-            expected="one character, or an empty text",
-            parse=_checked_quote,
-        ),
-    ] = '"'
-    escape: Annotated[
-        str | None,
-        Setting(
-            "Character in CSV that makes the next one data.",
-            default="none",
-            metavar="C",
-            expected="one character",
-            parse=_checked_character,
-        ),
-    ] = None
-    null_words: Annotated[
-        tuple[str, ...],
-        Setting(
-            "CSV cell that means a missing number: NaN for floats, a failure for integers. Repeatable.",
-            option="null_word",
-            metavar="WORD",
-        ),
-    ] = ()
-    decimal: Annotated[Decimal, Setting("Decimal mark of numbers in CSV.")] = "."
-    comment: Annotated[
-        str | None,
-        Setting(
-            "Start of the lines of CSV, JSON Lines and text that are not records.",
-            default="none",
-            metavar="PREFIX",
-            expected="text without line ends",
-            parse=_checked_comment,
-        ),
-    ] = None
-    skip_rows: Annotated[
-        int, Setting("First lines of each object or member of CSV, JSON Lines and text to drop.", least=0)
-    ] = 0
-    encoding: Annotated[
-        str,
-        Setting(
-            "Encoding of CSV, JSON, JSON Lines and text, such as latin-1 or utf-16.",
-            metavar="NAME",
-            expected="the name of a text encoding",
-            parse=checked_encoding,
-        ),
-    ] = UTF8
-    header: Annotated[
-        Header,
-        Setting(
-            "First record of a CSV file: data (none), a header to skip (drop), column names (names), or a "
-            "header only if it has the known column names (auto)."
-        ),
-    ] = "auto"
-    names: Annotated[tuple[str, ...], Setting("Known column names of CSV, in order.", python_only=True)] = ()
-    record_bytes_max: Annotated[int, Setting("Size limit of a record; longer records fail.", least=1)] = (
-        RECORD_BYTES_MAX
-    )
-    size_px: Annotated[
-        tuple[int, int] | None,
-        Setting(
-            "Height and width in pixels to which images and frames are resized.",
-            name="image_size",
-            expected="[height, width] in pixels",
-            parse=_checked_size_px,
-            metavar="HxW",
-        ),
-    ] = None
-    image_mode: Annotated[ImageMode, Setting("Channels of images and frames: RGB, or L for greyscale.")] = (
-        "RGB"
-    )
-    window_ms: Annotated[float | None, Setting("Audio window length in milliseconds.", above=0)] = None
-    hop_ms: Annotated[
-        float | None,
-        Setting(
-            "Time between the starts of two audio windows in milliseconds.", above=0, default="--window-ms"
-        ),
-    ] = None
-    sample_rate_hz: Annotated[
-        int | None, Setting("Audio sample rate in Hz after resampling.", old_names=("sample_rate",), least=1)
-    ] = None
-    audio_channels: Annotated[
-        AudioChannels, Setting("Audio channels: their mean (mono), or all of them (keep).")
-    ] = "mono"
-    every_frames: Annotated[int | None, Setting("Interval of video frames to read, in frames.", least=1)] = (
-        None
-    )
-    every_ms: Annotated[
-        float | None, Setting("Interval of video frames to read, in milliseconds.", above=0)
-    ] = None
-
-    def __post_init__(self) -> None:
-        check(self)
-        for name, parse in _CHARACTER_CHECKS.items():
-            value: str | None = getattr(self, name)
-            try:
-                if value is not None:
-                    parse(value)
-            except ConfigError as error:
-                raise ConfigError(f"{name} {error}") from None
-        if self.delimiter is not None:
-            _cached_dialect(self.delimiter, self)
-
-    @property
-    def has_column_names(self) -> bool:
-        """True if the blocks of CSV have column names, from their headers or from `names`."""
-        return self.header == "names" or bool(self.names)
-
-
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """The layers in a name: the compression, True for an archive, and the remaining suffix."""
+    """The layers in a name: the compression, the archive, and the remaining suffix."""
 
     compression: Compression | None
-    is_tar: bool
+    archive: Archive | None
     suffix: str
 
 
@@ -301,20 +107,20 @@ def _last_suffixes(name: str) -> tuple[str, str]:
 @lru_cache(maxsize=256)
 def _cached_layers(inner: str, suffix: str, options: ReadOptions, *, in_archive: bool) -> _Layers:
     compression: Compression | None = None
-    is_tar = False
+    archive: Archive | None = None
     if suffix in _TAR_SUFFIXES:
-        compression, is_tar = _TAR_SUFFIXES[suffix], True
+        compression, archive = _TAR_SUFFIXES[suffix], "tar"
     elif suffix in _COMPRESSION_SUFFIXES:
         compression = _COMPRESSION_SUFFIXES[suffix]
         suffix = inner
-    is_tar = is_tar or suffix == ".tar"
+    archive = archive or _ARCHIVE_SUFFIXES.get(suffix)
     if in_archive:  # Options describe the object itself, not its members.
-        return _Layers(compression, is_tar, suffix)
+        return _Layers(compression, archive, suffix)
     if options.compression != AUTO:
         compression = None if options.compression == "none" else options.compression
     if options.archive != AUTO:
-        is_tar = options.archive == "tar"
-    return _Layers(compression, is_tar, suffix)
+        archive = None if options.archive == "none" else options.archive
+    return _Layers(compression, archive, suffix)
 
 
 def format_name(name: str, options: ReadOptions) -> FormatName | None:
@@ -327,7 +133,7 @@ def format_name(name: str, options: ReadOptions) -> FormatName | None:
 def is_file_name(name: str) -> bool:
     """Return True if the name has the suffix of a format, a compression or an archive."""
     layers = _layers_from_name(name, ReadOptions(), in_archive=True)
-    return layers.is_tar or layers.compression is not None or layers.suffix in _FORMAT_SUFFIXES
+    return layers.archive is not None or layers.compression is not None or layers.suffix in _FORMAT_SUFFIXES
 
 
 def csv_dialect(name: str, options: ReadOptions, *, delimiter: str | None = None) -> CsvDialect:
@@ -339,25 +145,13 @@ def csv_dialect(name: str, options: ReadOptions, *, delimiter: str | None = None
     if delimiter is None:
         is_tsv = _layers_from_name(name, options, in_archive=True).suffix == ".tsv"
         delimiter = "\t" if is_tsv else ","
-    return _cached_dialect(delimiter, options)
-
-
-@lru_cache(maxsize=16)
-def _cached_dialect(delimiter: str, options: ReadOptions) -> CsvDialect:
-    return CsvDialect.from_strings(
-        delimiter,
-        options.quote,
-        escape=options.escape,
-        null_words=options.null_words,
-        decimal=options.decimal,
-        encoding=options.encoding,
-    )
+    return dialect_of(delimiter, options)
 
 
 def is_seekable(uri: str, options: ReadOptions) -> bool:
-    """Return True if reading can begin at the header of any member: in an uncompressed archive."""
+    """Return True if a stream can begin at the header of any member: in an uncompressed tar archive."""
     layers = _layers_from_name(uri, options, in_archive=False)
-    return layers.is_tar and layers.compression is None
+    return layers.archive == "tar" and layers.compression is None
 
 
 def text_format(uri: str, options: ReadOptions) -> CsvFormat | LineFormat | None:
@@ -375,7 +169,7 @@ def _cached_text_format(inner: str, suffix: str, options: ReadOptions) -> CsvFor
     name = f"x{inner}{suffix}"
     layers = _layers_from_name(name, options, in_archive=False)
     kind = format_name(name, options)
-    if layers.is_tar or layers.compression is not None or kind not in _TEXT_FORMATS:
+    if layers.archive is not None or layers.compression is not None or kind not in _TEXT_FORMATS:
         return None
     if not is_utf8(options.encoding):
         return None
@@ -386,8 +180,14 @@ def _cached_text_format(inner: str, suffix: str, options: ReadOptions) -> CsvFor
 def is_random_access(uri: str, options: ReadOptions) -> bool:
     """Return True for Parquet and ORC: they are read in parts at any offset instead of as a stream."""
     layers = _layers_from_name(uri, options, in_archive=False)
-    is_archive = layers.is_tar and options.format not in _RANDOM_ACCESS
-    return not is_archive and layers.compression is None and format_name(uri, options) in _RANDOM_ACCESS
+    is_archive = layers.archive is not None and options.format not in RANDOM_ACCESS
+    return not is_archive and layers.compression is None and format_name(uri, options) in RANDOM_ACCESS
+
+
+def is_zip(uri: str, options: ReadOptions) -> bool:
+    """Return True for a zip archive: it is read by `read_zip`, at any offset instead of as a stream."""
+    layers = _layers_from_name(uri, options, in_archive=False)
+    return layers.archive == "zip" and layers.compression is None and options.format not in RANDOM_ACCESS
 
 
 def unreadable_reason(uri: str, options: ReadOptions) -> str:
@@ -395,10 +195,13 @@ def unreadable_reason(uri: str, options: ReadOptions) -> str:
 
     An empty string means that the object may be readable.
     """
-    if _layers_from_name(uri, options, in_archive=False).is_tar and options.format not in _RANDOM_ACCESS:
+    layers = _layers_from_name(uri, options, in_archive=False)
+    if layers.archive == "zip" and layers.compression is not None:
+        return f"{uri}: a zip archive is read from its end, so it must not be compressed: decompress it first"
+    if layers.archive is not None and options.format not in RANDOM_ACCESS:
         return ""
     kind = format_name(uri, options)
-    if kind in _RANDOM_ACCESS:
+    if kind in RANDOM_ACCESS:
         return f"{uri}: {_RANDOM_ACCESS_REASON}"
     if kind is not None:
         return ""
@@ -427,22 +230,51 @@ def read_object(
     the header of a member.
 
     Raise CorruptError and TruncatedError for damage to the object's own layers, EmptySourceError
-    for an archive without a selected member, and ConfigError if the format is unknown or of random access.
+    for an archive without a selected member, and ConfigError if the format is unknown or of random access, or
+    if the object is a zip archive (`read_zip`).
     """
     layers = _layers_from_name(uri, options, in_archive=False)
     try:
         if layers.compression is not None:
             chunks = decompress(layers.compression, chunks)
-        if layers.is_tar:
-            yield from _read_archive(uri, chunks, options, resume, start_byte)
+        if layers.archive == "tar":
+            yield from _read_members(uri, tar.members(chunks, start_byte=start_byte), options, resume)
             return
         name = format_name(uri, options)
-        if name is None or name in _RANDOM_ACCESS:
+        if name is None or name in RANDOM_ACCESS or layers.archive is not None:
             raise ConfigError(unreadable_reason(uri, options))
         blocks = make_format(uri, name, options, columns=columns).blocks(
             _text_chunks(chunks, name, options), Position(uri)
         )
         yield from skip_records(blocks, resume)
+    except CorruptError as error:
+        raise error.with_location(uri, None) from error
+
+
+def read_zip(
+    uri: str,
+    read_at: ReadAt,
+    size_bytes: int | None,
+    options: ReadOptions,
+    *,
+    resume: Position | None = None,
+) -> Iterator[Block]:
+    """Yield every block of a zip archive, in the order of the bytes of its members.
+
+    `resume` is that of `read_object`; members before that position are not read. Raise CorruptError for
+    an archive of unknown size or with a damaged directory, EmptySourceError for an archive without a
+    selected member, and the errors of `read_at`.
+    """
+    from headrace.formats import zip_archive  # noqa: PLC0415 - most commands need no zipfile
+
+    if size_bytes is None:
+        raise CorruptError(
+            "its size is unknown, but a zip archive is read from its end: copy it to a store with sizes",
+            byte=0,
+            object=uri,
+        )
+    try:
+        yield from _read_members(uri, zip_archive.members(read_at, size_bytes), options, resume)
     except CorruptError as error:
         raise error.with_location(uri, None) from error
 
@@ -481,7 +313,7 @@ def make_format(
         )
     if kind in _SIMPLE_FORMATS:
         return _SIMPLE_FORMATS[kind](record_bytes_max=limit)
-    if kind in _RANDOM_ACCESS:
+    if kind in RANDOM_ACCESS:
         raise ConfigError(f"{name}: {_RANDOM_ACCESS_REASON}")
     if kind == "arrow":
         from headrace.formats.arrow_read import ArrowFormat  # noqa: PLC0415 - an extra
@@ -538,16 +370,12 @@ class _ArchiveErrors:
             raise
 
 
-def _read_archive(
-    uri: str,
-    chunks: Iterable[Buffer],
-    options: ReadOptions,
-    resume: Position | None,
-    start_byte: int,
+def _read_members(
+    uri: str, members: Iterable[ArchiveMember], options: ReadOptions, resume: Position | None
 ) -> Iterator[Block]:
     names: list[str] = []
     matched = False
-    for member in tar.members(chunks, start_byte=start_byte):
+    for member in members:
         if len(names) <= _NAMES_SHOWN:
             names.append(member.name)
         if not _matches(member.name, options.members):
@@ -572,7 +400,7 @@ def _matches(name: str, globs: tuple[str, ...]) -> bool:
     return not globs or any(fnmatch.fnmatchcase(name if "/" in glob else last, glob) for glob in globs)
 
 
-def _read_member(member: tar.TarMember, first: Position, options: ReadOptions) -> Iterator[Block]:
+def _read_member(member: ArchiveMember, first: Position, options: ReadOptions) -> Iterator[Block]:
     """Yield the blocks of a member, and a failure if the rest of the member cannot be read."""
     last: Block | None = None
     archive_errors = _ArchiveErrors()
@@ -608,23 +436,25 @@ def position_after(block: Block) -> Position:
 
 
 def _decode_member(
-    member: tar.TarMember, archive_errors: _ArchiveErrors, first: Position, options: ReadOptions
+    member: ArchiveMember, archive_errors: _ArchiveErrors, first: Position, options: ReadOptions
 ) -> Iterator[Block]:
     layers = _layers_from_name(member.name, options, in_archive=True)
     kind = format_name(member.name, options)
     reason = member.unreadable_reason
-    if layers.is_tar:
+    if layers.archive is not None:
         reason = "an archive within an archive is not supported; unpack it first, or exclude it"
     elif kind is None:
         reason = (
             "the name does not determine the format; choose it with --format (in a transform: --split), "
             "or select members with --members"
         )
-    elif kind in _RANDOM_ACCESS:
+    elif kind in RANDOM_ACCESS:
         reason = _RANDOM_ACCESS_REASON
     if reason or kind is None:
         raise DataError(f"{member.name} in {first.object}: {reason}")
-    chunks: Iterable[Buffer] = archive_errors.track(member.pieces)
+    chunks: Iterable[Buffer] = member.pieces
+    if not member.is_independent:
+        chunks = archive_errors.track(chunks)
     if layers.compression is not None:
         chunks = decompress(layers.compression, chunks)
     yield from make_format(member.name, kind, options).blocks(_text_chunks(chunks, kind, options), first)

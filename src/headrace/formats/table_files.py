@@ -3,7 +3,7 @@
 Tables are read from chunks in order (Arrow, Avro), or from ranges of a file (Parquet, ORC).
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -11,16 +11,13 @@ from typing_extensions import override
 
 from headrace.core.errors import CorruptError, MissingExtraError, TruncatedError
 from headrace.formats.arrow import pyarrow
-from headrace.formats.contract import Buffer
+from headrace.formats.contract import Buffer, ReadAt
 from headrace.formats.media.chunkfile import ChunkFile
 
 READ_BYTES_MAX: Final = 2 << 30
 """The limit of one read from chunks, which is held in memory. Damaged files name sizes far beyond."""
 
 _DRAIN_BYTES: Final = 1 << 20
-
-ReadAt = Callable[[int, int], bytes]
-"""Read bytes of the file, given the start offset and the number of bytes."""
 
 
 class SourceFile(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from zlib import adler32
 
 from headrace.core.errors import CorruptError, TruncatedError
-from headrace.formats.contract import Buffer
+from headrace.formats.contract import ArchiveMember, Buffer
 
 BLOCK = 512
 EXTENDED_HEADER_BYTES_MAX = 1 << 20
@@ -28,21 +28,6 @@ _PAX_SPARSE = "GNU.sparse."
 
 
 @dataclass(slots=True)
-class TarMember:
-    """A file of an archive. Consume `pieces` before the next member; the unread rest is skipped.
-
-    `unreadable_reason` is set if the bytes are not the file's content (a sparse file). `pieces`
-    then yields the raw bytes.
-    """
-
-    name: str
-    size: int
-    header_byte: int
-    pieces: Iterator[Buffer]
-    unreadable_reason: str | None = None
-
-
-@dataclass(slots=True)
 class _Header:
     name: str
     size: int
@@ -51,7 +36,7 @@ class _Header:
     sparse: bool = False
 
 
-def members(chunks: Iterable[Buffer], *, start_byte: int = 0) -> Iterator[TarMember]:
+def members(chunks: Iterable[Buffer], *, start_byte: int = 0) -> Iterator[ArchiveMember]:
     """Yield the regular files of an archive in order. Directories, links and devices are skipped.
 
     `start_byte` is the offset of the chunks in the archive (a member's header), used in reported
@@ -73,7 +58,7 @@ def members(chunks: Iterable[Buffer], *, start_byte: int = 0) -> Iterator[TarMem
         name, begin = header.name, source.at
         if header.kind in _FILE_TYPES or header.sparse:
             why = "it is a sparse file; archive it without --sparse" if header.sparse else None
-            yield TarMember(
+            yield ArchiveMember(
                 name, header.size, header.byte, source.pieces(begin + header.size, name, begin), why
             )
         try:

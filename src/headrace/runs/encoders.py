@@ -17,7 +17,7 @@ from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_select import ElementSelector, MemberSelector
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.formats.place import PlacedEncoder, PlaceJoin, place_columns
-from headrace.formats.read import TABLE_FORMATS, V2
+from headrace.formats.read_options import TABLE_FORMATS, V2
 from headrace.runs.infer import JSON_KINDS
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import Mapper

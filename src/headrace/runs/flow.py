@@ -29,7 +29,7 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import SequenceGoneError
 from headrace.core.predictor import Predictor
 from headrace.core.tensor import InferRequest, InferResponse
-from headrace.formats.read import V2
+from headrace.formats.read_options import V2
 from headrace.runs.feed import Batch, Feed, score_batch
 from headrace.runs.first_batches import Answered, FirstBatches
 from headrace.runs.items import (

@@ -20,7 +20,7 @@ from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import JsonPath
 from headrace.formats.matrix import parse_number
 from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
-from headrace.formats.read import V2
+from headrace.formats.read_options import V2
 from headrace.runs.schema import NUMERIC, Column, ColumnType, RecordSchema
 
 JSON_KINDS: Final = frozenset({"json", "jsonarray", "jsonl"})

@@ -21,7 +21,8 @@ from headrace.formats.csv_decode import ColumnFinder, CsvColumnsDecoder, CsvMatr
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
-from headrace.formats.read import TABLE_FORMATS, V2, ReadOptions, csv_dialect, format_name
+from headrace.formats.read import csv_dialect, format_name
+from headrace.formats.read_options import TABLE_FORMATS, V2, ReadOptions
 from headrace.runs.field_mapping import TableMapping, framed_decoder, json_decoder
 from headrace.runs.infer import (
     FRAMED_KINDS,

@@ -4,7 +4,7 @@ import difflib
 from typing import Any, Final, Literal, cast, get_args
 
 from headrace.core.errors import ConfigError
-from headrace.formats.read import AUTO, V2, FormatName, ReadOptions
+from headrace.formats.read_options import AUTO, V2, FormatName, ReadOptions
 from headrace.runs.settings import OutputFormat
 
 Kind = Literal[
@@ -83,6 +83,7 @@ Split = Literal[
     "orc",
     "avro",
     "tar",
+    "zip",
 ]
 SPLITS: Final = get_args(Split)
 COMPRESSIONS: Final = (AUTO, "none", "gzip", "bzip2", "zstd")
@@ -152,7 +153,7 @@ def read_options(
       ConfigError for content without lines: images, audio, video, tables, RecordIO, TFRecord.
     - split "recordio", "tfrecord", "csv", "jsonl", "jsonarray", "v2", "parquet", "arrow", "orc", "avro": this
       format, regardless of the content type.
-    - split "tar": objects are archives. The content type, or a member's name, selects its format.
+    - split "tar", "zip": objects are archives. The content type, or a member's name, selects its format.
 
     Words are case-insensitive. Raises ConfigError for an unknown word or content type.
     """
@@ -177,8 +178,8 @@ def _format_and_archive(kind: Kind | None, split: str | None, content_type: str 
             return (_WHOLE_FORMATS.get(kind, "whole") if kind else "whole"), "none"
         case "line":
             return _line_format(kind, content_type), AUTO
-        case "tar":
-            return by_kind, "tar"
+        case "tar" | "zip":
+            return by_kind, split
         case _:
             return split, AUTO
 

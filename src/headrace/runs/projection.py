@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata
-from headrace.formats.read import TABLE_FORMATS
+from headrace.formats.read_options import TABLE_FORMATS
 from headrace.runs.field_mapping import TableMapping
 from headrace.runs.schema import RecordSchema, Schema
 from headrace.runs.settings import MappingOptions, OutputSettings

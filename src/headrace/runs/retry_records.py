@@ -18,7 +18,8 @@ from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind,
 from headrace.core.errors import DataError, NotFoundError
 from headrace.formats.contract import BlockSelection
 from headrace.formats.failures import FailedRecord, failed_record_line
-from headrace.formats.read import V2, ReadOptions, format_name
+from headrace.formats.read import format_name
+from headrace.formats.read_options import V2, ReadOptions
 from headrace.runs.encoders import Encoders
 from headrace.runs.items import BlockSource, ReadBlock, ScoredBatch, selected_rows
 from headrace.runs.table_source import object_blocks

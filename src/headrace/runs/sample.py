@@ -23,7 +23,8 @@ from headrace.core.errors import (
 )
 from headrace.core.tensor import Array, InferRequest, ModelMetadata
 from headrace.formats.contract import DecodedBlock
-from headrace.formats.read import TABLE_FORMATS, V2, format_name, is_random_access, unreadable_reason
+from headrace.formats.read import format_name, is_random_access, unreadable_reason
+from headrace.formats.read_options import TABLE_FORMATS, V2
 from headrace.reports.markup import pluralize
 from headrace.runs.infer import FRAMED_KINDS, JSON_KINDS
 from headrace.runs.ledger import Ledger

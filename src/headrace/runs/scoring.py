@@ -14,7 +14,7 @@ from headrace.core.errors import CountMismatchError, HeadraceError, ResumeRefuse
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.tensor import ModelMetadata
 from headrace.formats.contract import Encoder
-from headrace.formats.read import V2
+from headrace.formats.read_options import V2
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow, open_flow
 from headrace.runs.items import Cursor, Replay

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, cast
 from headrace.core.errors import ConfigError, TooManyFailuresError
 from headrace.core.settings import Setting, check
 from headrace.formats.json_path import SliceEnd, compile_path
-from headrace.formats.read import V2, ReadOptions
+from headrace.formats.read_options import V2, ReadOptions
 
 MIB = 1 << 20
 

@@ -19,18 +19,21 @@ from headrace.core.errors import (
     EmptySourceError,
     NotFoundError,
 )
+from headrace.formats.contract import ReadAt
 from headrace.formats.lines import PROBE_BYTES
 from headrace.formats.read import (
-    ReadOptions,
     format_name,
     is_random_access,
     is_seekable,
+    is_zip,
     position_after,
     read_object,
+    read_zip,
     skip_records,
     text_format,
     unreadable_reason,
 )
+from headrace.formats.read_options import ReadOptions
 from headrace.formats.text_range import TextFormat, TextRange
 from headrace.runs.items import BlockSource, Cursor, ReadBlock
 from headrace.runs.lazy_sequence import MappedSequence
@@ -40,7 +43,7 @@ from headrace.runs.projection import TableColumns
 from headrace.runs.records import PlannedObject, ReadBound, ShardPosition
 from headrace.runs.settings import RunSettings
 from headrace.runs.subset import RecordSampler
-from headrace.runs.table_source import object_blocks, read_ahead, table_blocks
+from headrace.runs.table_source import object_blocks, ranges_of, read_ahead, table_blocks
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -141,7 +144,7 @@ class ShardSource(BlockSource):
     def _extent(self, open_shard: OpenShard) -> Extent:
         """Return the bytes that are certain to be read; a range may need a little more at both ends."""
         info, shard = self._info(open_shard), open_shard.shard
-        if is_random_access(info.uri, self._read):
+        if is_random_access(info.uri, self._read) or is_zip(info.uri, self._read):
             return Extent(info, 0, 0)  # read separately, from its end
         if shard.number:
             return Extent(info, max(0, shard.start - 1), shard.stop)
@@ -264,6 +267,11 @@ class ShardSource(BlockSource):
         if open_shard.shard.number:
             return
         position = None if resume is None else resume.position(uri)
+        if is_zip(uri, self._read):
+            info = self._info(open_shard)
+            read_at = ranges_of(info, self._stores)
+            yield from read_zip(uri, self._counted(read_at), info.size_bytes, self._read, resume=position)
+            return
         start_byte = resume.member_byte if resume and is_seekable(uri, self._read) else 0
         chunks = self._chunks(number, open_shard, None)
         yield from read_object(
@@ -302,6 +310,16 @@ class ShardSource(BlockSource):
             past = max(0, past - len(chunk))
         if extent.stop is not None:
             yield from self._tail(open_shard, extent.stop + past)
+
+    def _counted(self, read_at: ReadAt) -> ReadAt:
+        """Return a function that reads ranges of an object, and counts their bytes."""
+
+        def counted(start: int, length: int) -> bytes:
+            data = read_at(start, length)
+            self.bytes_read += len(data)
+            return data
+
+        return counted
 
     def _tail(self, open_shard: OpenShard, at: int) -> Iterator[bytes]:
         info = self._info(open_shard)

@@ -31,7 +31,7 @@ from typing import Any, Final, TypeVar, cast
 
 from headrace.core.errors import ConfigError
 from headrace.formats.json_path import JsonPath, compile_path
-from headrace.formats.read import AUTO, V2, ReadOptions
+from headrace.formats.read_options import AUTO, V2, ReadOptions
 from headrace.runs.document import (
     EXTENSION_FIELDS,
     SpecExtension,
@@ -274,7 +274,8 @@ def _check_reading(read: ReadOptions, extension: SpecExtension) -> None:
             )
     if read.members and read.archive == "none":
         raise ConfigError(
-            'headrace.members applies to archives, but objects are not opened: set headrace.split = "tar"'
+            'headrace.members applies to archives, but objects are not opened: set headrace.split = "tar" '
+            'or "zip"'
         )
     if read.every_frames is not None and read.every_ms is not None:
         raise ConfigError(

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 from headrace.core.block import Block, Position
 from headrace.core.errors import CorruptError
-from headrace.formats.contract import BLOCK_BYTES_MAX
-from headrace.formats.read import ReadOptions, format_name, is_random_access, read_object
+from headrace.formats.contract import BLOCK_BYTES_MAX, ReadAt
+from headrace.formats.read import format_name, is_random_access, is_zip, read_object, read_zip
+from headrace.formats.read_options import ReadOptions
 from headrace.storage.contract import ObjectInfo, TableFile
 from headrace.storage.resolve import Stores
 
@@ -21,15 +22,28 @@ def object_blocks(
     *,
     columns: Sequence[str] | None = None,
 ) -> Iterator[Block]:
-    """Yield the blocks of a whole object of any format; `chunks` are its bytes, unless of random access.
+    """Yield the blocks of a whole object of any format.
 
+    `chunks` are its bytes. They are not used for tables of random access and zip, which are read by ranges.
     `columns` are the columns of a table to read, or None for all. Raises the errors of `read_object` and of
     the store.
     """
     if is_random_access(info.uri, read):
         yield from table_blocks(info, stores, read, columns=columns)
+    elif is_zip(info.uri, read):
+        yield from read_zip(info.uri, ranges_of(info, stores), info.size_bytes, read)
     else:
         yield from read_object(info.uri, chunks, read, columns=columns)
+
+
+def ranges_of(info: ObjectInfo, stores: Stores) -> ReadAt:
+    """Return a function that reads ranges of an object. Its errors are those of the store."""
+    store = stores.for_uri(info.uri)
+
+    def read_at(start: int, length: int) -> bytes:
+        return store.get_range(info.uri, start, length, etag=info.etag)
+
+    return read_at
 
 
 def table_blocks(
@@ -52,11 +66,7 @@ def table_blocks(
     if info.size_bytes is None:
         why = "its size is unknown, but tables of its format are read from their end"
         raise CorruptError(why, byte=0).with_location(info.uri, None)
-    store, size_bytes = stores.for_uri(info.uri), info.size_bytes
-
-    def read_at(at: int, length: int) -> bytes:
-        return store.get_range(info.uri, at, length, etag=info.etag)
-
+    read_at, size_bytes = ranges_of(info, stores), info.size_bytes
     first, limit = Position(info.uri), read.record_bytes_max
     with _location(info.uri):
         if format_name(info.uri, read) == "orc":

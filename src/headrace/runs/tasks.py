@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, HeadraceError, LedgerError
 from headrace.core.predictor import Predictor
-from headrace.formats.read import V2
+from headrace.formats.read_options import V2
 from headrace.runs.assembler import Assembler
 from headrace.runs.encoders import Encoders
 from headrace.runs.flow import Flow
