@@ -21,7 +21,7 @@ from formats.table_writers import write_arrow, write_avro
 from headrace.core.block import Block, Position
 from headrace.core.tensor import TensorSpec
 from headrace.formats.arrow_read import ArrowFormat
-from headrace.formats.avro import AvroFormat
+from headrace.formats.avro_read import AvroFormat
 from headrace.formats.column_decode import ColumnDecoder
 from headrace.formats.contract import Buffer
 from headrace.formats.csv import CsvFormat

@@ -107,6 +107,8 @@ _COMMANDS = {
     "stream a.flac --window-ms 10 --model model.py --output out/": "audio",
     "stream a.mp4 --model model.py --output out/": "video",
     "transform a.parquet out/ --model model.py": "arrow",
+    "stream a.arrow --model model.py --output out/": "arrow",
+    "stream a.avro --model model.py --output out/": "avro",
     "stream rows.csv --model model.py --output-format parquet --output out/": "arrow",
     "stream rows.csv --model a.onnx --output out/": "onnx",
     "stream rows.csv --model a.skops --output out/": "sklearn",
@@ -117,7 +119,9 @@ _COMMANDS = {
 
 
 def test_command_names_its_extra_in_one_line(base, folder):
-    for name in ("a.csv.zst", "a.tfrecord", "a.png", "a.mp4", "a.parquet", "a.onnx", "a.skops", "a.pt"):
+    for name in ("a.csv.zst", "a.tfrecord", "a.png", "a.mp4", "a.onnx", "a.skops", "a.pt"):
+        (folder / name).touch()
+    for name in ("a.parquet", "a.arrow", "a.avro"):
         (folder / name).touch()
     (folder / "a.flac").write_bytes(b"fLaC" + bytes(64))
     for name in ("huggingface/config.json", "mlflow/MLmodel"):

@@ -19,6 +19,7 @@ from PIL import Image
 from extras.environments import ROOT
 from formats.framed_files import tfrecord
 from formats.media.video_files import fragmented
+from formats.table_writers import write_avro
 from integration.command import predictions
 from servers.polling import wait_until
 from servers.ports import free_port
@@ -215,6 +216,12 @@ def test_parquet_is_read_and_written(environments, folder):
     succeed(environment, folder, "stream", "rows.csv", "--model", "model.py", *options)
     (part,) = (folder / "out").glob("*.parquet")
     assert [*pq.read_table(part).to_pydict().values()] == [[3, 7]]
+
+
+@promise("avro")
+def test_avro_is_read(environments, folder):
+    (folder / "rows.avro").write_bytes(write_avro({"a": [1.0, 3.0], "b": [2.0, 4.0]}))
+    assert stream(environments("avro"), folder, "rows.avro") == [3, 7]
 
 
 @promise("zstd")

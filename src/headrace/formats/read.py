@@ -320,7 +320,7 @@ def make_format(
 
         return ArrowFormat(columns=columns, record_bytes_max=limit)
     if kind == "avro":
-        from headrace.formats.avro import AvroFormat  # noqa: PLC0415 - an extra
+        from headrace.formats.avro_read import AvroFormat  # noqa: PLC0415 - an extra
 
         return AvroFormat(columns=columns, record_bytes_max=limit)
     if kind == "tfrecord":

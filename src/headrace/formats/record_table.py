@@ -86,17 +86,10 @@ class ArrowTable(RecordTable):
         return ArrowTable(self.batch.slice(start, max(stop - start, 0)))
 
 
-def cut_batch(
-    batch: Any,
-    first: Position,
-    *,
-    record_bytes_max: int,
-    rows_max: int = ROWS_MAX,
-    block_bytes_max: int = BLOCK_BYTES_MAX,
-) -> Iterator[Block]:
+def cut_batch(batch: Any, first: Position, *, record_bytes_max: int) -> Iterator[Block]:
     """Yield the rows of a record batch of any size as blocks of bounded size, as `table_blocks` does."""
     row_bytes = _row_bytes(batch) // max(batch.num_rows, 1)
-    rows = min(rows_max, max(block_bytes_max // max(row_bytes, 1), 1))
+    rows = min(ROWS_MAX, max(BLOCK_BYTES_MAX // max(row_bytes, 1), 1))
     for start in range(0, batch.num_rows, rows):
         at = replace(first, record=first.record + start)
         yield from table_blocks(batch.slice(start, rows), at, record_bytes_max=record_bytes_max)

@@ -160,8 +160,8 @@ class TableMapping:
         self._inputs = metadata.inputs or (TensorSpec("x", "FP32"),)
         self._all_names = records.names
         self._sequence_columns = sequence_columns(mapping, records.names)
-        self._is_filtered = mapping.input_filter != "$"
         path = compile_path(mapping.input_filter, slice_end=mapping.slice_end)
+        self._is_filtered = not path.is_root
         records = select_columns(records, path)
         self._records = records
         self._columns = _by_name(records)
