@@ -205,6 +205,32 @@ def test_fast_decoders_are_used(environments, folder):
     assert stream(environments("fast"), folder, "rows.jsonl.gz") == [2]
 
 
+@promise("delta")
+def test_delta_reads_and_writes_tables(environments, tmp_path):
+    model = write_mean(tmp_path, "number", "FP64", "(-1, 1)")
+    (tmp_path / "in.csv").write_text("2\n4\n")
+    environment = environments("delta")
+    succeed(environment, tmp_path, "stream", "in.csv", "--model", model, "--output", "delta:table")
+    (tmp_path / "again.py").write_text(_MEAN.format(name="output", datatype="FP64", shape="(-1, 1)"))
+    assert stream(environment, tmp_path, "table", model="again.py") == [2.0, 4.0]
+
+
+@promise("iceberg")
+def test_iceberg_reads_tables(environments, tmp_path):
+    """The catalog of the test needs another extra of pyiceberg."""
+    catalogs = pytest.importorskip("pyiceberg.catalog")
+    catalog = catalogs.load_catalog(
+        "test", type="sql", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}/warehouse"
+    )
+    catalog.create_namespace("a")
+    rows = pa.table({"x": [2.0, 4.0]})
+    table = catalog.create_table("a.b", schema=rows.schema)
+    table.append(rows)
+    model = write_mean(tmp_path, "x", "FP64", "(-1, 1)")
+    source = f"iceberg:{table.metadata_location}"
+    assert stream(environments("iceberg"), tmp_path, source, model=model) == [2.0, 4.0]
+
+
 @promise("arrow")
 def test_parquet_is_read_and_written(environments, folder):
     table = pa.table({"x": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2))})

@@ -9,7 +9,6 @@ from typing import Final
 
 from headrace.core.errors import ConfigError, EmptySourceError
 from headrace.runs.table_output import Table
-from headrace.storage.cloud_credentials import library_options
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
@@ -37,6 +36,7 @@ def open_table(uri: str, stores: Stores) -> Table:
 
         return IcebergTable(uri.removeprefix(ICEBERG))
     from headrace.runs.delta_table import DeltaTable  # noqa: PLC0415 - optional dependency
+    from headrace.storage.cloud_credentials import library_options  # noqa: PLC0415 - runs on disks need none
 
     folder = uri.removeprefix(DELTA)
     if not folder or parse(folder).scheme not in ("file", "s3", "gs", "az"):

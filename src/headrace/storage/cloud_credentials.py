@@ -336,9 +336,7 @@ def library_options(uri: str, environ: Mapping[str, str]) -> dict[str, str]:
     aws = aws_settings(environ)
     keys = (aws.access_key_id, aws.secret_access_key, aws.session_token)
     if aws.source is CredentialSource.SDK:
-        frozen = sdk_session(f"the AWS profile {aws.profile!r}", profile_name=aws.profile).get_credentials()
-        found = frozen.get_frozen_credentials()
-        keys = (found.access_key, found.secret_key, found.token or "")
+        keys = _sdk_keys(uri, aws.profile)
     elif aws.source is CredentialSource.NONE:
         raise AccessDeniedError(uri, f"no credentials found; searched {aws.searched_sources}")
     options = {
@@ -353,3 +351,17 @@ def library_options(uri: str, environ: Mapping[str, str]) -> dict[str, str]:
         "AWS_CONDITIONAL_PUT": "etag",
     }
     return {name: value for name, value in options.items() if value}
+
+
+def _sdk_keys(uri: str, profile: str) -> tuple[str, str, str]:
+    """Return the access key, the secret key and the token that the AWS SDK obtains for a profile."""
+    try:
+        session = sdk_session(f"the AWS profile {profile!r}", profile_name=profile)
+        found = session.get_credentials().get_frozen_credentials()
+    except MissingExtraError:
+        raise
+    except Exception as error:  # botocore raises dozens of types
+        raise AccessDeniedError(
+            uri, f"the AWS SDK found no credentials in profile {profile!r}: {error}"
+        ) from error
+    return found.access_key, found.secret_key, found.token or ""
