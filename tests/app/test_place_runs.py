@@ -11,15 +11,10 @@ from headrace.core.errors import ConfigError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 from headrace.formats.read import ReadOptions
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.plan import make_plan
 from headrace.runs.records import PlannedObject
-from headrace.runs.settings import (
-    OutputSettings,
-    StreamSettings,
-    SubsetSettings,
-    TaskSettings,
-    TransformSettings,
-)
+from headrace.runs.settings import StreamSettings, SubsetSettings, TaskSettings, TransformSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 

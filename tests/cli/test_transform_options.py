@@ -22,7 +22,8 @@ from headrace.cli.run_options import (
 )
 from headrace.core.errors import ConfigError
 from headrace.runs.document import EXTENSION_FIELDS
-from headrace.runs.settings import FailurePolicy, TransformSettings
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.settings import TransformSettings
 from headrace.runs.spec import TransformSpec
 
 

@@ -21,9 +21,10 @@ from headrace.reports.report import Report
 from headrace.runs import encoders
 from headrace.runs.encoders import Encoders, resolve_format
 from headrace.runs.mapping import Mapper
+from headrace.runs.output_settings import TABLES, OutputSettings
 from headrace.runs.run import Run
 from headrace.runs.schema import Column, RecordSchema, Schema
-from headrace.runs.settings import TABLES, MappingOptions, OutputSettings, StreamSettings, TransformSettings
+from headrace.runs.settings import MappingOptions, StreamSettings, TransformSettings
 from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores
 from runs.support import (

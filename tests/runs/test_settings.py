@@ -7,13 +7,11 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.formats.read import ReadOptions
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.output_settings import PART_SUFFIXES, OutputFormat, OutputSettings
 from headrace.runs.settings import (
-    PART_SUFFIXES,
-    FailurePolicy,
     FlowSettings,
     MappingOptions,
-    OutputFormat,
-    OutputSettings,
     StreamSettings,
     TransformSettings,
     settings_from_identity,

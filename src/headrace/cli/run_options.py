@@ -30,14 +30,14 @@ from headrace.core.settings import declared_settings
 from headrace.formats.read import ReadOptions
 from headrace.runners.engines import BeamWorkers, RayWorkers
 from headrace.runs.document import EXTENSION_FIELDS, SpecKeys, parse_max_failed, read_document
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.settings import (
     BY_PLACE,
     SETTINGS_GROUPS,
     STREAM_SETTINGS,
-    FailurePolicy,
     FlowSettings,
     MappingOptions,
-    OutputSettings,
     StreamSettings,
     SubsetSettings,
     TaskSettings,

@@ -20,7 +20,8 @@ from headrace.formats.place import PlacedEncoder, PlaceJoin, place_columns
 from headrace.runs.infer import JSON_KINDS
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import Mapper
-from headrace.runs.settings import TABLES, EncodedFormat, RunSettings
+from headrace.runs.output_settings import TABLES, EncodedFormat
+from headrace.runs.settings import RunSettings
 
 _JSON_FORMATS = JSON_KINDS | {"parquet"}
 """Formats whose records are, or are shown as, JSON."""

@@ -16,8 +16,9 @@ import orjson
 from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
 from headrace.formats.read import is_read_by_row_groups, unreadable_reason
 from headrace.protocols.object_events import ObjectEvent, object_events
+from headrace.runs.output_settings import TABLES
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject
-from headrace.runs.settings import TABLES, DataType, RunSettings
+from headrace.runs.settings import DataType, RunSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import HTTP_SCHEMES, absolute, parse

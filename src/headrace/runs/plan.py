@@ -17,9 +17,10 @@ from headrace.reports.report import REPORT_NAME
 from headrace.runs.items import Cursor
 from headrace.runs.ledger import Ledger
 from headrace.runs.objects import check_separate, output_names, plan_objects
+from headrace.runs.output_settings import TABLES
 from headrace.runs.parts import PART_NAME
 from headrace.runs.records import PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
-from headrace.runs.settings import TABLES, RunSettings
+from headrace.runs.settings import RunSettings
 from headrace.storage.contract import ObjectInfo
 
 TASKS_AIM: Final = 16

@@ -1,0 +1,87 @@
+"""The settings of a run's output: its format, its columns, and the size of its parts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Final, Literal
+
+from headrace.core.errors import ConfigError
+from headrace.core.settings import Setting, check
+from headrace.formats.json_path import SliceEnd, compile_path
+
+EncodedFormat = Literal["csv", "jsonl", "json", "text", "parquet", "arrow"]
+OutputFormat = Literal["auto", EncodedFormat]
+Assemble = Literal["line", "none"]
+Join = Literal["none", "input", "key", "position"]
+
+PART_SUFFIXES: Final[Mapping[OutputFormat, str]] = {
+    "auto": "csv",
+    "csv": "csv",
+    "jsonl": "jsonl",
+    "text": "txt",
+    "parquet": "parquet",
+    "arrow": "arrow",
+}
+"""The end of a part's name by its format; `StreamSettings` refuses a format without one."""
+TABLES: Final[tuple[OutputFormat, ...]] = ("parquet", "arrow")
+"""Formats with a footer: an output must be written by one process from its begin to its end."""
+ROWS_OF_CELLS: Final[tuple[OutputFormat, ...]] = ("csv",)
+"""Formats of text with columns, a delimiter and an optional header."""
+SLICE_END_HELP: Final = "End of JSONPath slices: $[1:4] without (exclusive) or with (inclusive) column 4."
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """The format of the output, and the frequency of commits.
+
+    The formats are "csv"; "jsonl", one object per record; "json", the same, separated as `assemble`
+    says; "text", the model's single text output, unchanged; "parquet"; and "arrow", an IPC file. A
+    stream publishes a part when it has `part_bytes_max` or `part_rows_max`. A `checkpoint_s` of 0
+    makes a checkpoint at every batch.
+    """
+
+    format: Annotated[
+        OutputFormat,
+        Setting(
+            "Format of the predictions; auto is jsonl for JSON records of a transform, else csv.",
+            name="output_format",
+        ),
+    ] = "auto"
+    join: Annotated[
+        Join,
+        Setting(
+            "Data beside a prediction: none, the input record (of media and whole objects, the key), its key "
+            "(object and member), or its position (object, member, record and line)."
+        ),
+    ] = "none"
+    output_filter: Annotated[
+        str,
+        Setting("JSONPath of the part of a (joined) record to write, as in '$[0,-1]'.", metavar="PATH"),
+    ] = "$"
+    slice_end: Annotated[SliceEnd, Setting(SLICE_END_HELP)] = "exclusive"
+    assemble: Annotated[
+        Assemble,
+        Setting("Separator after each JSON or text record: a newline (line) or nothing (none)."),
+    ] = "line"
+    header: Annotated[
+        bool | None,
+        Setting("Write a header line in CSV outputs.", name="output_header", default="with --header names"),
+    ] = None
+    part_bytes_max: Annotated[
+        int, Setting("Approximate size of a part.", old_names=("part_bytes",), least=1)
+    ] = 16 << 20
+    part_rows_max: Annotated[int, Setting("Limit of rows of a part.", least=1)] = 10_000_000
+    checkpoint_s: Annotated[
+        float,
+        Setting("Checkpoint interval in seconds: the most work that a kill can lose.", least=0, most=inf),
+    ] = 5.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for an unknown word, an invalid filter or a limit that is too small."""
+        check(self)
+        compile_path(self.output_filter, slice_end=self.slice_end)
+        if self.format in TABLES and self.output_filter != "$":
+            raise ConfigError(
+                f"output_filter {self.output_filter} needs CSV or JSON records, but the format is "
+                f"{self.format}: remove the filter, and select columns when you read the table"
+            )
