@@ -17,7 +17,7 @@ from headrace.core.errors import ConfigError, MissingExtraError, ModelContractEr
 from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import output_columns
 from headrace.formats.line import JsonLinesFormat
-from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
+from headrace.formats.parquet import ArrowEncoder, ParquetEncoder, WholeRecords
 
 
 def select_records(records):
@@ -27,9 +27,10 @@ def select_records(records):
     return BlockSelection(block, 1, len(block))
 
 
-def encode_part(selection, outputs, *, cuts=(), kind=ParquetEncoder, **options):
+def encode_part(selection, outputs, *, cuts=(), kind=ParquetEncoder, join="none", **options):
     """Return the bytes of a part whose rows are encoded in one call, or in calls cut at `cuts`."""
-    encoder = kind(output_columns(outputs), **options)
+    records = WholeRecords(has_bytes=True) if join == "input" else None
+    encoder = kind(output_columns(outputs), records=records, **options)
     parts = [encoder.begin()]
     for start, stop in pairwise((0, *cuts, len(selection))):
         share = BlockSelection(selection.block, selection.start + start, selection.start + stop)
@@ -177,8 +178,8 @@ def test_empty_part_is_a_valid_file():
 @for_each("name", ["input", "input_bytes"])
 def test_output_named_like_a_joined_column_is_rejected(name):
     """Readers could not distinguish the two columns."""
-    with pytest.raises(ConfigError, match=f"output '{name}' has the name of a joined column"):
-        ParquetEncoder(output_columns({name: np.zeros(1)}), join="input")
+    with pytest.raises(ConfigError, match=f"output '{name}' has the name of a column of the records"):
+        ParquetEncoder(output_columns({name: np.zeros(1)}), records=WholeRecords(has_bytes=True))
 
 
 def test_empty_rows_and_zero_limits_are_rejected():

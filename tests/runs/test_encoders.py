@@ -110,10 +110,8 @@ def test_predictions_have_the_requested_format(shared, kind, output, expected):
 def test_predictions_are_written_as_tables(shared, kind, accept, join):
     table = read_table(accept, transform_one(shared, kind, format=accept, join=join))
     assert table["y"].to_pylist() == [2.0, 6.0, 10.0]
-    assert table.column_names == (["input", "input_bytes", "y"] if join == "input" else ["y"])
-    if join == "input":
-        first = {"csv": "1,2", "jsonl": '{"x": [1, 2]}', "tar": '{"x": [1, 2]}'}[kind]
-        assert table["input"][0].as_py() == first
+    columns = {"csv": {"0": 1, "1": 2}, "jsonl": {"x": [1, 2], "id": None}, "tar": {"x": [1, 2]}}[kind]
+    assert table.slice(0, 1).to_pylist() == [(columns if join == "input" else {}) | {"y": 2.0}]
 
 
 @for_each("accept", ["parquet", "arrow"])

@@ -69,6 +69,13 @@ def parquet_modules() -> tuple[Any, Any]:
     return pa, parquet
 
 
+def compute_functions() -> Any:
+    """Return the module `pyarrow.compute`."""
+    from pyarrow import compute  # noqa: PLC0415 - reading CSV does not need it
+
+    return compute
+
+
 def table_columns(table: Any) -> dict[str, Any]:
     """Return the columns of a table by name. Raise DataError if two columns have the same name."""
     names: list[str] = table.column_names

@@ -108,6 +108,12 @@ class ParquetReader:
             for g in groups
         )
 
+    def head(self, first: Position) -> Block:
+        """Return a block without rows, whose table has the columns of the file."""
+        schema = self._translate_errors(lambda: self._source.schema_arrow)
+        batch = pyarrow.RecordBatch.from_pylist([], schema=schema)
+        return next(table_blocks(batch, first, record_bytes_max=self._record_bytes_max))
+
     def blocks(self, first_group: int, stop_group: int, first: Position) -> Iterator[Block]:
         """Yield blocks of the rows of these row groups in order.
 

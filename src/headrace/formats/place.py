@@ -46,20 +46,16 @@ def place_columns(join: PlaceJoin, selections: Sequence[BlockSelection]) -> dict
     `member`.
     """
     if join != "position":
-        names = [name for s in selections for name in source_names(s.block, _indices(s).tolist())]
+        names = [name for s in selections for name in source_names(s.block, s.indices().tolist())]
         return {join: _texts([name.decode(errors="surrogateescape") for name in names])}
     firsts = [(s.block.first, len(s)) for s in selections]
-    places = [s.block.places_of(_indices(s)) for s in selections]
+    places = [s.block.places_of(s.indices()) for s in selections]
     return {
         "object": _texts([first.object for first, count in firsts for _ in range(count)]),
         "member": _texts([first.member or "" for first, count in firsts for _ in range(count)]),
         "record": _numbers([place.records for place in places]),
         "line": _numbers([place.lines for place in places]),
     }
-
-
-def _indices(selection: BlockSelection) -> NDArray[np.int64]:
-    return np.arange(selection.start, selection.stop) if selection.rows is None else selection.rows
 
 
 def _texts(values: Sequence[str]) -> Array:

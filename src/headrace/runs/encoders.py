@@ -15,12 +15,13 @@ from headrace.formats.encode import INPUT, TextEncoder, output_columns
 from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_select import ElementSelector, MemberSelector
-from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
+from headrace.formats.parquet import ArrowEncoder, ParquetEncoder, RecordColumns, WholeRecords
 from headrace.formats.place import PlacedEncoder, PlaceJoin, place_columns
 from headrace.runs.infer import JSON_KINDS
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import Mapper
 from headrace.runs.output_settings import TABLES, EncodedFormat
+from headrace.runs.schema import Column, RecordSchema
 from headrace.runs.settings import RunSettings
 
 _JSON_FORMATS = JSON_KINDS | {"parquet"}
@@ -84,13 +85,13 @@ class Encoders:
         return None if join == "none" else join
 
     def _make(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
-        columns, join = self._columns_of(outputs), self._record_join
+        columns = self._columns_of(outputs)
         output_format = resolve_format(self._settings, self._mapper.kind)
         match output_format:
             case "parquet":
-                return ParquetEncoder(columns, join=join)
+                return ParquetEncoder(columns, records=self._record_columns(block))
             case "arrow":
-                return ArrowEncoder(columns, join=join)
+                return ArrowEncoder(columns, records=self._record_columns(block))
             case "text":
                 return self._text(columns)
             case "csv":
@@ -110,6 +111,38 @@ class Encoders:
         """The join of records, as the encoders have it."""
         return "input" if self._output.join == "input" and self._place is None else "none"
 
+    def _record_columns(self, block: Block | None) -> RecordColumns | None:
+        """Return the columns of the records for a table; None if the records are not joined.
+
+        An output per object has the columns of its own records, `block`; a part those of the run.
+        """
+        if self._record_join == "none":
+            return None
+        from headrace.runs import record_columns as columns_of  # noqa: PLC0415 - needs an extra
+
+        kind = self._mapper.kind if block is None else self._mapper.layout_of(block)[0]
+        if block is not None and block.table is not None:
+            is_arrow = self._output.format == "arrow"
+            return columns_of.TableColumns(block.table, has_dictionaries=not is_arrow)
+        records = self._mapper.schema.find(kind or "") or RecordSchema(kind or "")
+        if kind == "csv":
+            names = None if block is None or not self._settings.per_object else block.column_names
+            return columns_of.CsvColumns(_named_columns(records, names), self._csv_dialect)
+        # With an input filter, the schema describes a part of a JSON record.
+        if kind in JSON_KINDS and records.names and self._mapper.options.input_filter == "$":
+            return columns_of.JsonColumns(records.columns, self._is_json)
+        return WholeRecords(has_bytes=kind not in JSON_KINDS)
+
+    def _csv_dialect(self, block: Block) -> CsvDialect:
+        """Return the dialect of a block. Raise ConfigError if its records are not CSV."""
+        kind, dialect = self._mapper.layout_of(block)
+        if dialect is None:
+            raise ConfigError(
+                f"the records from {block.first} on are {kind}, those before are CSV, and cannot share one "
+                "table: run one format at a time"
+            )
+        return dialect
+
     def make_empty(self, metadata: ModelMetadata, read_head: Callable[[], Block]) -> Encoder | None:
         """Return the encoder of an output without records, or None if the output is empty.
 
@@ -119,7 +152,7 @@ class Encoders:
         """
         outputs = _empty_outputs(metadata)
         if self._output.format in TABLES:
-            return self.make(outputs, None) if self._settings.per_object else None
+            return self.make(outputs, read_head()) if self._settings.per_object else None
         if not self._writes_header or not outputs or len(outputs) < len(metadata.outputs):
             return None
         head = read_head()
@@ -224,6 +257,13 @@ class Encoders:
 
     def _is_json(self, block: Block) -> bool:
         return self._mapper.layout_of(block)[0] in _JSON_FORMATS
+
+
+def _named_columns(records: RecordSchema, names: Sequence[str] | None) -> Sequence[Column]:
+    """Return the columns of CSV records with these names, in this order; text for unknown names."""
+    if names is None:
+        return records.columns
+    return [records.column(name) or Column(name) for name in names]
 
 
 def _empty_outputs(metadata: ModelMetadata) -> dict[str, Array]:

@@ -8,6 +8,7 @@ of kind OBJECT.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -39,6 +40,9 @@ from headrace.runs.settings import RunSettings
 from headrace.runs.subset import RecordSampler
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
+
+if TYPE_CHECKING:
+    from headrace.formats.parquet_read import ParquetReader
 
 _OBJECT_ERRORS = (CorruptError, NotFoundError, ChangedError, EmptySourceError)
 _TAIL_BYTES = 64 << 10
@@ -340,11 +344,17 @@ def object_blocks(
 
 
 def read_head(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Block:
-    """Return an empty block at the start of an object, with the column names of its CSV records, if known.
+    """Return an empty block at the start of an object, with the columns of its records, if known.
 
-    An object that cannot be read has no names.
+    CSV has the names of the columns, and Parquet a table without rows. An object that cannot be read has
+    neither.
     """
     head = Block(Position(info.uri))
+    if is_read_by_row_groups(info.uri, read):
+        try:
+            return parquet_reader(info, stores, read).head(head.first)
+        except (*_OBJECT_ERRORS, DataError):
+            return head
     if not read.has_column_names:
         return head
     chunks = stores.for_uri(info.uri).stream(info.uri, etag=info.etag)
@@ -355,11 +365,8 @@ def read_head(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Block:
     return Block(first.first, column_names=None if first.table is not None else first.column_names)
 
 
-def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Iterator[Block]:
-    """Yield the blocks of an object.
-
-    Raises CorruptError for an invalid file, MissingExtraError without pyarrow, and the store's errors.
-    """
+def parquet_reader(info: ObjectInfo, stores: Stores, read: ReadOptions) -> "ParquetReader":
+    """Return a reader of an object. Raises as `parquet_blocks` does."""
     from headrace.formats.parquet_read import ParquetReader  # noqa: PLC0415 - an extra
 
     if info.size_bytes is None:
@@ -371,8 +378,16 @@ def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Itera
     def read_at(start: int, length: int) -> bytes:
         return store.get_range(info.uri, start, length, etag=info.etag)
 
+    return ParquetReader(read_at, info.size_bytes, record_bytes_max=read.record_bytes_max)
+
+
+def parquet_blocks(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Iterator[Block]:
+    """Yield the blocks of an object.
+
+    Raises CorruptError for an invalid file, MissingExtraError without pyarrow, and the store's errors.
+    """
     try:
-        reader = ParquetReader(read_at, info.size_bytes, record_bytes_max=read.record_bytes_max)
+        reader = parquet_reader(info, stores, read)
         yield from reader.blocks(0, len(reader.row_groups), Position(info.uri))
     except CorruptError as error:
         raise error.with_location(info.uri, None) from error
