@@ -133,7 +133,7 @@ def test_sampled_records_have_their_own_place():
 
 
 def test_output_with_the_name_of_a_place_is_refused():
-    with pytest.raises(ConfigError, match="output 'line', but --join position adds a column of this name"):
+    with pytest.raises(ConfigError, match="two columns of the output have the name 'line'"):
         transformed(stores_of({"a.csv": b"1,2\n"}), "a.csv.out", model=Clash, join="position")
 
 

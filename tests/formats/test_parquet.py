@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cases import for_each
 from headrace.core.block import Position
 from headrace.core.errors import ConfigError, MissingExtraError, ModelContractError
 from headrace.formats.contract import BlockSelection
@@ -173,13 +172,6 @@ def test_empty_part_is_a_valid_file():
     data = encoder.begin() + encoder.encode([], {"y": np.zeros(0, np.float32)}) + encoder.finish()
     assert read_table(data).schema.names == ["y"]
     assert read_table(data).num_rows == 0
-
-
-@for_each("name", ["input", "input_bytes"])
-def test_output_named_like_a_joined_column_is_rejected(name):
-    """Readers could not distinguish the two columns."""
-    with pytest.raises(ConfigError, match=f"output '{name}' has the name of a column of the records"):
-        ParquetEncoder(output_columns({name: np.zeros(1)}), records=WholeRecords(has_bytes=True))
 
 
 def test_empty_rows_and_zero_limits_are_rejected():

@@ -55,7 +55,7 @@ class ParquetEncoder(Encoder):
 
     Raises:
         MissingExtraError: The extra `arrow` is not installed.
-        ConfigError: An output has the name of a record's column, or Parquet has no such type.
+        ConfigError: Parquet cannot store a column.
         DataError: Raised by `encode` if a record does not have the columns; no row is encoded.
         ModelContractError: Raised by `encode` if outputs change their names, types or shapes within
             a part.
@@ -141,12 +141,6 @@ class ParquetEncoder(Encoder):
 
     def _make_schema(self) -> Any:
         of_records = [] if self._records is None else list(self._records.schema)
-        clash = {field.name for field in of_records} & {column.name for column in self._columns}
-        if clash:
-            raise ConfigError(
-                f"output {min(clash)!r} has the name of a column of the records: rename the output in the "
-                "model, or choose --join none, key or position"
-            )
         outputs = [(column.name, self._type(column)) for column in self._columns]
         return self._pa.schema([*of_records, *outputs])
 

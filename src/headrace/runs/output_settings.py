@@ -38,6 +38,10 @@ class OutputSettings:
     says; "text", the model's single text output, unchanged; "parquet"; and "arrow", an IPC file. A
     stream publishes a part when it has `part_bytes_max` or `part_rows_max`. A `checkpoint_s` of 0
     makes a checkpoint at every batch.
+
+    `keep` lists columns of the record that are written before the outputs, also in CSV and JSON, where they
+    replace the record of ``join="input"``. `drop` and `rename` apply to outputs, and to columns of the record
+    that are written.
     """
 
     format: Annotated[
@@ -54,6 +58,18 @@ class OutputSettings:
             "(object and member), or its position (object, member, record and line)."
         ),
     ] = "none"
+    keep: Annotated[
+        tuple[str, ...],
+        Setting("Columns or fields of the record to write before the predictions.", metavar="A,B,…"),
+    ] = ()
+    drop: Annotated[
+        tuple[str, ...],
+        Setting("Outputs, or columns of the record, that are not written.", metavar="A,B,…"),
+    ] = ()
+    rename: Annotated[
+        tuple[str, ...],
+        Setting("New names of outputs, or of columns of the record.", metavar="OLD=NEW,…"),
+    ] = ()
     output_filter: Annotated[
         str,
         Setting("JSONPath of the part of a (joined) record to write, as in '$[0,-1]'.", metavar="PATH"),
@@ -77,11 +93,34 @@ class OutputSettings:
     ] = 5.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for an unknown word, an invalid filter or a limit that is too small."""
+        """Raise ConfigError for an unknown word, an invalid filter or name, or a limit that is too small."""
         check(self)
         compile_path(self.output_filter, slice_end=self.slice_end)
         if self.format in TABLES and self.output_filter != "$":
             raise ConfigError(
                 f"output_filter {self.output_filter} needs CSV or JSON records, but the format is "
                 f"{self.format}: remove the filter, and select columns when you read the table"
+            )
+        self._check_names()
+
+    @property
+    def new_names(self) -> dict[str, str]:
+        """The new names of `rename` by the old ones."""
+        return dict(text.split("=", 1) for text in self.rename)
+
+    def _check_names(self) -> None:
+        for text in self.rename:
+            old, _, new = text.partition("=")
+            if not old or not new:
+                raise ConfigError(f"rename {text!r:.40} is not a pair of names: write it as OLD=NEW")
+        old_names = [text.partition("=")[0] for text in self.rename]
+        for setting, names in (("keep", self.keep), ("drop", self.drop), ("rename", old_names)):
+            if len(set(names)) < len(names) or "" in names:
+                raise ConfigError(f"{setting} has a name twice, or an empty name: {', '.join(names)}")
+        both = [name for name in self.drop if name in self.keep or name in old_names]
+        if both:
+            raise ConfigError(f"drop removes {both[0]!r}, which keep or rename names: remove one of them")
+        if self.format == "text" and (self.keep or self.drop or self.rename):
+            raise ConfigError(
+                "keep, drop and rename need columns, but the format is text: choose csv, jsonl, parquet or arrow"
             )

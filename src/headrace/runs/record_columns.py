@@ -1,6 +1,6 @@
 """The typed columns of records for outputs that are tables: rows of tables, CSV cells and JSON fields."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from headrace.core.block import Block, Position, RecordTable
 from headrace.core.errors import ConfigError, DataError
+from headrace.core.tensor import Array
 from headrace.formats.arrow import compute_functions, pyarrow
 from headrace.formats.contract import BlockSelection
 from headrace.formats.csv import TextRows, cell_grid, column_texts
@@ -16,7 +17,7 @@ from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.encode import json_text, raw_records
 from headrace.formats.matrix import parse_number
 from headrace.formats.parquet import RecordColumns
-from headrace.formats.record_table import ArrowTable
+from headrace.formats.record_table import ArrowTable, flat_array
 from headrace.runs.schema import Column, ColumnType
 
 _NUMBER_TYPES: Final[dict[ColumnType, Any]] = {
@@ -45,12 +46,15 @@ class TableColumns(RecordColumns):
     value that the type cannot hold.
     """
 
-    def __init__(self, table: RecordTable, *, has_dictionaries: bool) -> None:
-        schema: Any = cast("ArrowTable", table).batch.schema
+    def __init__(
+        self, table: RecordTable, *, has_dictionaries: bool, kept: Sequence[str] | None = None
+    ) -> None:
+        schema: Any = cast("ArrowTable", table if kept is None else table.select(kept)).batch.schema
         if not has_dictionaries:
             schema = pyarrow.schema([field.with_type(_plain_type(field.type)) for field in schema])
         # The metadata of a file describes its rows and its index, which the output does not have.
         self.schema = schema.remove_metadata()
+        self._has_all = kept is None
 
     @override
     def batch(self, selection: BlockSelection) -> Any:
@@ -65,7 +69,8 @@ class TableColumns(RecordColumns):
         if rows.schema.equals(self.schema):
             return rows
         first = selection.block.first
-        if sorted(rows.schema.names) != sorted(self.schema.names):
+        missing = set(self.schema.names).difference(rows.schema.names)
+        if missing or (self._has_all and len(rows.schema.names) > len(self.schema.names)):
             raise ConfigError(_other_columns(first, ", ".join(rows.schema.names)))
         columns = [_cast(rows.column(field.name), field, first) for field in self.schema]
         return pyarrow.record_batch(columns, schema=self.schema)
@@ -166,19 +171,25 @@ class CsvColumns(RecordColumns):
     not of its column's type, or a record with another number of cells.
     """
 
-    def __init__(self, columns: Sequence[Column], dialect_of: Callable[[Block], CsvDialect]) -> None:
-        self.schema = columns_schema(columns)
-        self._columns = columns
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        dialect_of: Callable[[Block], CsvDialect],
+        kept: Sequence[str] | None = None,
+    ) -> None:
+        schema = columns_schema(columns)
+        self._all_names: list[str] = schema.names
+        self.schema = schema if kept is None else pyarrow.schema([schema.field(name) for name in kept])
+        self._columns = [columns[self._all_names.index(name)] for name in self.schema.names]
         self._dialect_of = dialect_of
 
     @override
     def batch(self, selection: BlockSelection) -> Any:
         block, rows = selection.block, selection.indices()
-        dialect, places = self._dialect_of(block), self._places(block)
-        grid = cell_grid(TextRows(block.data, block.starts[rows], block.ends[rows]), dialect, len(places))
+        dialect, places, width = self._dialect_of(block), self._places(block), len(self._all_names)
+        grid = cell_grid(TextRows(block.data, block.starts[rows], block.ends[rows]), dialect, width)
         if grid.ragged:
-            width = next(iter(grid.ragged.values()))
-            raise DataError(f"has {width} columns, {len(places)} expected")
+            raise DataError(f"has {next(iter(grid.ragged.values()))} columns, {width} expected")
         arrays: list[Any] = []
         for column, field, place in zip(self._columns, self.schema, places, strict=True):
             cells = column_texts(grid, place)
@@ -192,12 +203,10 @@ class CsvColumns(RecordColumns):
 
     def _places(self, block: Block) -> Sequence[int]:
         """Return the place of each column in the records of a block."""
-        names: list[str] = self.schema.names
-        if block.column_names is None or list(block.column_names) == names:
-            return range(len(names))
-        if sorted(block.column_names) != sorted(names):
-            raise ConfigError(_other_columns(block.first, ", ".join(block.column_names)))
-        return [block.column_names.index(name) for name in names]
+        names = list(block.column_names or self._all_names)
+        if sorted(names) != sorted(self._all_names):
+            raise ConfigError(_other_columns(block.first, ", ".join(names)))
+        return [names.index(name) for name in self.schema.names]
 
 
 def _cells_array(cells: Sequence[bytes], kind: ColumnType, dialect: CsvDialect) -> Any:
@@ -267,11 +276,14 @@ class JsonColumns(RecordColumns):
     column's type, for a field without a column, and for a record that is not an object.
     """
 
-    def __init__(self, columns: Sequence[Column], is_json: Callable[[Block], bool]) -> None:
+    def __init__(
+        self, columns: Sequence[Column], is_json: Callable[[Block], bool], kept: Sequence[str] | None = None
+    ) -> None:
+        self._columns = [column for column in columns if kept is None or column.name in kept]
+        self.schema = columns_schema(self._columns)
         self._is_json = is_json
-        self.schema = columns_schema(columns)
-        self._columns = columns
-        self._names = frozenset(self.schema.names)
+        self._names = frozenset(self.schema.names) if kept is None else None
+        """The names of the columns; None if other fields are left out."""
 
     @override
     def batch(self, selection: BlockSelection) -> Any:
@@ -294,10 +306,47 @@ class JsonColumns(RecordColumns):
         if not isinstance(value, dict):
             raise DataError(f"not a JSON object, as most records are: {_REMEDY}")
         fields = cast("dict[str, Any]", value)
-        unknown = next((name for name in fields if name not in self._names), None)
+        names = fields if self._names is None else self._names
+        unknown = next((name for name in fields if name not in names), None)
         if unknown is not None:
-            raise DataError(f'field "{unknown}" has no column: add the field to a schema file (--schema)')
+            raise DataError(
+                f'field "{unknown}" has no column: add the field to a schema file (--schema), or choose columns with --keep'
+            )
         return fields
+
+
+class ChosenColumns(RecordColumns):
+    """Some columns of others under new names: `names` are the new names by the old ones, in order."""
+
+    def __init__(self, columns: RecordColumns, names: Mapping[str, str]) -> None:
+        fields = [columns.schema.field(old).with_name(new) for old, new in names.items()]
+        self.schema = pyarrow.schema(fields)
+        self._columns = columns
+        self._old_names = list(names)
+
+    @override
+    def batch(self, selection: BlockSelection) -> Any:
+        chosen = self._columns.batch(selection).select(self._old_names)
+        return pyarrow.record_batch(chosen.columns, schema=self.schema)
+
+
+def record_arrays(columns: RecordColumns, selections: Sequence[BlockSelection]) -> dict[str, Array]:
+    """Return the columns of the selected records as arrays, for outputs of text.
+
+    Nulls are None, in arrays of objects. Nested values are Python's lists and dictionaries.
+    """
+    batches = [columns.batch(selection) for selection in selections]
+    table: Any = pyarrow.Table.from_batches(batches, columns.schema).combine_chunks()
+    return {name: _values(table.column(name)) for name in table.column_names}
+
+
+def _values(column: Any) -> Array:
+    values = flat_array(column.combine_chunks())
+    if values is not None:
+        return values
+    nested = np.empty(len(column), object)
+    nested[:] = column.to_pylist()
+    return nested
 
 
 def _typed(value: Any, kind: ColumnType, depth: int) -> Any:

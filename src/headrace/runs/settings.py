@@ -386,7 +386,7 @@ def settings_from_identity(
     preset = TransformSettings if per_object else StreamSettings
     rows, nbytes, delay_ms = identity["batch"]
     batch = {"batch_rows_max": rows, "batch_bytes_max": nbytes, "batch_delay_ms": delay_ms}
-    output = OutputSettings(**identity["output"])
+    output = _with_tuples(OutputSettings, identity["output"])
     return preset(
         data_type=identity["data_type"],
         read=_with_tuples(ReadOptions, identity["read"]),
