@@ -143,6 +143,7 @@ def test_fields_that_are_not_kept_fail_no_record():
 def test_empty_objects_have_the_chosen_columns():
     found = written({"a.csv": CSV, "b.csv": b"id,x,name\n"}, keep=("id",), rename=("z=score",))
     assert found["b.csv.out"] == b"id,y,score\n"
+    assert written({"b.csv": b""}, keep=("id",)) == {"b.csv.out": b"id,y,z\n"}
     tables = written({"a.csv": CSV, "b.csv": b"id,x,name\n"}, format="parquet", keep=("id",), drop=("z",))
     assert pq.read_table(io.BytesIO(tables["b.csv.out.parquet"])).column_names == ["id", "y"]
 

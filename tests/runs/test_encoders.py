@@ -19,8 +19,9 @@ from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
 from headrace.formats.read import ReadOptions
 from headrace.reports.report import Report
 from headrace.runs import encoders
-from headrace.runs.encoders import Encoders, resolve_format
+from headrace.runs.encoders import Encoders
 from headrace.runs.mapping import Mapper
+from headrace.runs.output_columns import resolve_format
 from headrace.runs.output_settings import TABLES, OutputSettings
 from headrace.runs.run import Run
 from headrace.runs.schema import Column, RecordSchema, Schema

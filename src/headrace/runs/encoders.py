@@ -1,8 +1,6 @@
 """Choose the encoder of an output from the settings and the format of its records."""
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, assert_never
 
 from typing_extensions import override
@@ -17,27 +15,13 @@ from headrace.formats.encode import INPUT, TextEncoder, output_columns
 from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_select import ElementSelector, MemberSelector
-from headrace.formats.parquet import ArrowEncoder, ParquetEncoder, RecordColumns, WholeRecords
-from headrace.formats.place import Arrange, ColumnsEncoder, PlaceJoin, place_columns
-from headrace.runs.infer import JSON_KINDS
+from headrace.formats.parquet import ArrowEncoder, ParquetEncoder, RecordColumns
+from headrace.formats.place import ColumnsEncoder
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import Mapper
-from headrace.runs.output_settings import TABLES, EncodedFormat
-from headrace.runs.schema import Column, RecordSchema
+from headrace.runs.output_columns import WrittenColumns, resolve_format
+from headrace.runs.output_settings import TABLES
 from headrace.runs.settings import RunSettings
-
-_JSON_FORMATS = JSON_KINDS | {"parquet"}
-"""Formats whose records are, or are shown as, JSON."""
-
-
-def resolve_format(settings: RunSettings, kind: str | None) -> EncodedFormat:
-    """Return the output format. `kind` is the format of the source's first records.
-
-    "auto" is csv for a stream; for a transform, it is jsonl if the records are JSON, else csv.
-    """
-    if settings.output.format != "auto":
-        return settings.output.format
-    return "jsonl" if settings.per_object and kind in _JSON_FORMATS else "csv"
 
 
 class Encoders:
@@ -50,8 +34,7 @@ class Encoders:
         self._filter = compile_path(self._output.output_filter, slice_end=self._output.slice_end)
         self._cached_encoder: tuple[tuple[object, ...], Encoder] | None = None
         """The last text encoder and its key. Such an encoder has no state between records."""
-        self._record_names: tuple[str, ...] = ()
-        """The names of the columns of the records before `--drop` and `--rename`."""
+        self._chosen = WrittenColumns(settings, mapper)
         self._cached_columns: tuple[object, tuple[TensorSpec, ...]] | None = None
         """The last columns, and the signature of their outputs."""
 
@@ -62,79 +45,17 @@ class Encoders:
         the format cannot hold, or a header without names. The encoder of a part with joined CSV
         raises ConfigError for records whose layout differs from the first ones of the run.
         """
-        records = self._record_columns(block, outputs)
-        arrange = self._arrangement(outputs, records)
+        records = self._chosen.record_columns(block, outputs)
+        arrange = self._chosen.arrangement(outputs, records)
         if arrange is None:
             return self._make(outputs, block, records)
         return ColumnsEncoder(self._make(arrange((), outputs), block, records), arrange)
-
-    def _arrangement(self, outputs: Mapping[str, Array], records: RecordColumns | None) -> Arrange | None:
-        """Return the function that arranges the columns to write; None if these are the outputs alone.
-
-        Raise ConfigError for names that do not exist, and for two columns with the same name.
-        """
-        place = self._place
-        kept = None if self._writes_table else records
-        new_names = {name: self._new_name(name) for name in outputs if name not in self._output.drop}
-        self._check_names(outputs, records, new_names)
-        if place is None and kept is None and list(new_names.items()) == [(name, name) for name in outputs]:
-            return None
-
-        def arrange(selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> dict[str, Array]:
-            columns: dict[str, Array] = {}
-            if kept is not None:
-                from headrace.runs.record_columns import record_arrays  # noqa: PLC0415 - needs an extra
-
-                columns |= record_arrays(kept, selections)
-            if place is not None:
-                columns |= place_columns(place, selections)
-            dropped = self._output.drop
-            return columns | {self._new_name(n): data for n, data in outputs.items() if n not in dropped}
-
-        return arrange
-
-    def _new_name(self, name: str) -> str:
-        return self._output.new_names.get(name, name)
-
-    def _check_names(
-        self, outputs: Mapping[str, Array], records: RecordColumns | None, new_names: Mapping[str, str]
-    ) -> None:
-        place, output = self._place, self._output
-        of_records: list[str] = [] if records is None else records.schema.names
-        known = {*outputs, *self._record_names}
-        for setting, names in (("drop", output.drop), ("rename", output.new_names)):
-            missing = next((name for name in names if name not in known), None)
-            if missing is not None:
-                raise ConfigError(
-                    f"--{setting} {missing}: no output and no written column of the record has this name: "
-                    f"the names are {', '.join([*of_records, *outputs])}"
-                )
-        places = [] if place is None else list(place_columns(place, ()))
-        names = Counter([*places, *of_records, *new_names.values()])
-        clash = next((name for name, count in names.items() if count > 1), None)
-        if clash is not None:
-            raise ConfigError(
-                f"two columns of the output have the name {clash!r}: rename or drop the output of the model "
-                f"(--rename {clash}=NEW, --drop {clash}), or choose the columns of the record with --keep"
-            )
-        if not names:
-            raise ConfigError("--drop leaves no column to write: remove a name from --drop")
-
-    @property
-    def _place(self) -> PlaceJoin | None:
-        """The places that are written beside the predictions, if any. Whole objects have no other input."""
-        join = self._output.join
-        if self._output.keep and join == "input":
-            return None
-        if join == "input":
-            return "input" if self._mapper.kind == "whole" else None
-        return None if join == "none" else join
 
     def _make(
         self, outputs: Mapping[str, Array], block: Block | None, records: RecordColumns | None
     ) -> Encoder:
         columns = self._columns_of(outputs)
-        output_format = self._format
+        output_format = self._chosen.format
         match output_format:
             case "parquet":
                 return ParquetEncoder(columns, records=records)
@@ -157,75 +78,7 @@ class Encoders:
     @property
     def _record_join(self) -> Literal["none", "input"]:
         """The join of records, as the encoders of text have it."""
-        joins = self._output.join == "input" and self._place is None and not self._output.keep
-        return "input" if joins else "none"
-
-    def _record_columns(self, block: Block | None, outputs: Collection[str]) -> RecordColumns | None:
-        """Return the columns of the records to write; None if there are none, or the records are text.
-
-        An output per object has the columns of its own records, `block`; a part those of the run. Names of
-        `--drop` and `--rename` mean the outputs, if a column has the name of an output.
-        """
-        keep = self._output.keep
-        if not keep and (self._record_join == "none" or not self._writes_table):
-            self._record_names = ()
-            return None
-        from headrace.runs.record_columns import ChosenColumns  # noqa: PLC0415 - needs an extra
-
-        columns = self._all_columns(block, None)
-        self._record_names = names = tuple(columns.schema.names)
-        missing = next((name for name in keep if name not in names), None)
-        if missing is not None:
-            raise ConfigError(
-                f"--keep {missing}: no column has this name: the columns are {', '.join(names)}"
-            )
-        chosen = {
-            name: name if name in outputs else self._new_name(name)
-            for name in keep or names
-            if name in outputs or name not in self._output.drop
-        }
-        if tuple(chosen.items()) == tuple((name, name) for name in names):
-            return columns
-        return ChosenColumns(self._all_columns(block, keep) if keep else columns, chosen)
-
-    def _all_columns(self, block: Block | None, kept: Sequence[str] | None) -> RecordColumns:
-        """Return all columns of the records, or those with the names in `kept`."""
-        from headrace.runs import record_columns as columns_of  # noqa: PLC0415 - needs an extra
-
-        kind = self._mapper.kind if block is None else self._mapper.layout_of(block)[0]
-        if block is not None and block.table is not None:
-            has_dictionaries = self._output.format != "arrow"
-            return columns_of.TableColumns(block.table, has_dictionaries=has_dictionaries, kept=kept)
-        records = self._mapper.schema.find(kind or "") or RecordSchema(kind or "")
-        if kind == "csv":
-            names = None if block is None or not self._settings.per_object else block.column_names
-            columns = _named_columns(records, names)
-            if self._format == "csv":
-                # CSV keeps the digits of its cells.
-                columns = [replace(column, type="text") for column in columns]
-            return columns_of.CsvColumns(columns, self._csv_dialect, kept)
-        # With an input filter, the schema describes a part of a JSON record.
-        if kind in JSON_KINDS and records.names and self._mapper.options.input_filter == "$":
-            return columns_of.JsonColumns(records.columns, self._is_json, kept)
-        return WholeRecords(has_bytes=kind not in JSON_KINDS)
-
-    @property
-    def _format(self) -> EncodedFormat:
-        return resolve_format(self._settings, self._mapper.kind)
-
-    @property
-    def _writes_table(self) -> bool:
-        return self._format in TABLES
-
-    def _csv_dialect(self, block: Block) -> CsvDialect:
-        """Return the dialect of a block. Raise ConfigError if its records are not CSV."""
-        kind, dialect = self._mapper.layout_of(block)
-        if dialect is None:
-            raise ConfigError(
-                f"the records from {block.first} on are {kind}, those before are CSV, and cannot share one "
-                "table: run one format at a time"
-            )
-        return dialect if self._format != "csv" else replace(dialect, null_words=())
+        return "input" if self._chosen.joins_records else "none"
 
     def make_empty(self, metadata: ModelMetadata, read_head: Callable[[], Block]) -> Encoder | None:
         """Return the encoder of an output without records, or None if the output is empty.
@@ -248,7 +101,7 @@ class Encoders:
         names = (of_object or of_run) if self._settings.per_object else (of_run or of_object)
         if dialect is not None and names is None and self._record_join == "input":
             return None
-        arrange = self._arrangement(outputs, self._record_columns(head, outputs))
+        arrange = self._chosen.arrangement(outputs, self._chosen.record_columns(head, outputs))
         columns = self._columns_of(outputs if arrange is None else arrange((), outputs))
         return self._csv(columns, dialect, None if dialect is None else names, header=True)
 
@@ -276,11 +129,11 @@ class Encoders:
             join=self._record_join,
             output_filter=self._filter,
             separator=separator,
-            input_is_json=self._is_json,
+            input_is_json=self._chosen.is_json,
         )
 
     def _part_json(self, columns: tuple[TensorSpec, ...]) -> Encoder:
-        lines = JsonLinesEncoder(columns, join=self._record_join, input_is_json=self._is_json)
+        lines = JsonLinesEncoder(columns, join=self._record_join, input_is_json=self._chosen.is_json)
         if self._filter.is_root:
             return lines
         known = [column.name for column in columns]
@@ -339,16 +192,6 @@ class Encoders:
         if self._filter.is_root:
             return CsvEncoder(columns, **layout)
         return TransformCsvEncoder(columns, output_filter=self._filter, **layout)
-
-    def _is_json(self, block: Block) -> bool:
-        return self._mapper.layout_of(block)[0] in _JSON_FORMATS
-
-
-def _named_columns(records: RecordSchema, names: Sequence[str] | None) -> Sequence[Column]:
-    """Return the columns of CSV records with these names, in this order; text for unknown names."""
-    if names is None:
-        return records.columns
-    return [records.column(name) or Column(name) for name in names]
 
 
 def _empty_outputs(metadata: ModelMetadata) -> dict[str, Array]:

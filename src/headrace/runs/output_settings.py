@@ -122,5 +122,6 @@ class OutputSettings:
             raise ConfigError(f"drop removes {both[0]!r}, which keep or rename names: remove one of them")
         if self.format == "text" and (self.keep or self.drop or self.rename):
             raise ConfigError(
-                "keep, drop and rename need columns, but the format is text: choose csv, jsonl, parquet or arrow"
+                "keep, drop and rename need columns, but the format is text: choose csv, jsonl, parquet or "
+                "arrow"
             )

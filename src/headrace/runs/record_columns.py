@@ -310,7 +310,8 @@ class JsonColumns(RecordColumns):
         unknown = next((name for name in fields if name not in names), None)
         if unknown is not None:
             raise DataError(
-                f'field "{unknown}" has no column: add the field to a schema file (--schema), or choose columns with --keep'
+                f'field "{unknown}" has no column: add the field to a schema file (--schema), or choose columns '
+                "with --keep"
             )
         return fields
 

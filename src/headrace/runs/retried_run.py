@@ -16,8 +16,8 @@ from headrace.core.errors import ConfigError, LedgerError, NotFoundError
 from headrace.core.predictor import Predictor
 from headrace.reports.report import RunKind
 from headrace.runs.assembler import Assembler
-from headrace.runs.encoders import resolve_format
 from headrace.runs.ledger import Ledger, RetryLedger
+from headrace.runs.output_columns import resolve_format
 from headrace.runs.output_settings import TABLES
 from headrace.runs.parts import part_names
 from headrace.runs.plan import Plan, Task, make_plan
