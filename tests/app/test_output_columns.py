@@ -108,6 +108,14 @@ def test_rows_of_tables_are_chosen_without_conversion():
     assert text.splitlines() == [b"v,id,y,z", b"[1],1,2.0,3.0", b'"[2,3]",,4.0,6.0']
 
 
+def test_nulls_and_numbers_that_are_not_finite_differ_in_csv():
+    source = pa.table({"v": [None, float("nan"), float("-inf"), 0.1], "x": [1.0, 2.0, 3.0, 4.0]})
+    sink = io.BytesIO()
+    pq.write_table(source, sink)
+    (text,) = written({"a.parquet": sink.getvalue()}, keep=("v",), drop=("z",), format="csv").values()
+    assert text.splitlines() == [b"v,y", b",2.0", b"nan,4.0", b"-inf,6.0", b"0.1,8.0"]
+
+
 def test_names_that_clash_mean_the_output():
     assert table({"a.csv": CSV}, model=Same, join="input", rename=("x=doubled",)).column_names == [
         "id",
