@@ -283,14 +283,20 @@ def test_output_with_the_name_of_a_column_is_refused():
         scored({"a.csv": b"x,y\n1,2\n3,4\n"})
 
 
-@for_each("rows_max", [1, 3, 7, 100])
-def test_bytes_do_not_depend_on_batches(rows_max):
-    source = {"a.parquet": parquet(typed_table(40), row_group_size=9)}
-    one, other = (
-        scored(source, flow=FlowSettings(batch_rows_max=rows))[0]["a.parquet.out.parquet"]
-        for rows in (40, rows_max)
-    )
-    assert one.equals(other)
+@for_each("format", ["parquet", "arrow"])
+@for_each("rows_max", [1, 7, 100])
+def test_bytes_do_not_depend_on_batches(rows_max, format):
+    source = parquet(typed_table(40), row_group_size=9)
+    written: list[bytes] = []
+    for rows in (13, rows_max):
+        stores = Stores()
+        stores.for_uri(IN).put(IN + "a.parquet", source)
+        settings = TransformSettings(
+            output=OutputSettings(format=format, join="input"), flow=FlowSettings(batch_rows_max=rows)
+        )
+        transform_sync(IN, OUT, model=Double, settings=settings, stores=stores)
+        written.append(stores.for_uri(OUT).get(f"{OUT}a.parquet.out.{format}"))
+    assert written[0] == written[1]
 
 
 WRITTEN = {"a.csv": CSV, "b.jsonl": JSON_LINES, "c.parquet": parquet(typed_table().drop(["raw"]))}

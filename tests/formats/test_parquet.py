@@ -16,7 +16,7 @@ from headrace.core.errors import ConfigError, MissingExtraError, ModelContractEr
 from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import output_columns
 from headrace.formats.line import JsonLinesFormat
-from headrace.formats.parquet import ArrowEncoder, ParquetEncoder, WholeRecords
+from headrace.formats.parquet import ArrowEncoder, ParquetEncoder, RecordColumns, WholeRecords
 
 
 def select_records(records):
@@ -235,3 +235,14 @@ def test_empty_arrow_part_is_a_valid_file():
     encoder = ArrowEncoder(output_columns({"y": np.zeros(0)}))
     table = pa.ipc.open_file(encoder.begin() + encoder.finish()).read_all()
     assert (table.num_rows, table.schema.names) == (0, ["y"])
+
+
+def test_column_that_parquet_cannot_store_is_refused():
+    class Intervals(RecordColumns):
+        schema = pa.schema([("every", pa.month_day_nano_interval())])
+
+        def batch(self, selection):
+            raise AssertionError(selection)
+
+    with pytest.raises(ConfigError, match="choose --output-format arrow"):
+        ParquetEncoder(output_columns({"y": np.zeros(1)}), records=Intervals()).begin()

@@ -100,7 +100,6 @@ class ParquetEncoder(Encoder):
             or types.is_large_string(field.type)
             or types.is_dictionary(field.type)
         ]
-        text += [column.name for column in self._columns if column.datatype == "BYTES"]
         try:
             return self._parquet.ParquetWriter(
                 self._buffer, self._schema, compression="snappy", use_dictionary=text
@@ -116,13 +115,14 @@ class ParquetEncoder(Encoder):
         rows, arrays = check_outputs(self._columns, selections, outputs, datatypes=True)
         if not rows:
             return b""
-        batches = [] if self._records is None else [self._records.batch(one) for one in selections]
-        sizes = np.concatenate([_record_sizes(one) for one in selections])
         if self._records is None:
             sizes = np.zeros(rows, np.int64)
-        columns = [self._output_column(data, sizes) for data in arrays]
-        if not batches:
+            columns = [self._output_column(data, sizes) for data in arrays]
             self._hold(self._pa.record_batch(columns, schema=self._schema), sizes)
+            return self._buffer.take()
+        batches = [self._records.batch(selection) for selection in selections]
+        sizes = np.concatenate([_record_sizes(selection) for selection in selections])
+        columns = [self._output_column(data, sizes) for data in arrays]
         at = 0
         for batch in batches:
             # Each batch stays as it is: the copy of a row group is the only one of the columns.

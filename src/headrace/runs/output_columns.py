@@ -64,10 +64,12 @@ class WrittenColumns:
         return self._output.join == "input" and self.place is None and not self._output.keep
 
     def record_columns(self, block: Block | None, outputs: Collection[str]) -> RecordColumns | None:
-        """Return the columns of the records to write; None if there are none, or the records are text.
+        """Return the columns of the records to write; None if there are none, or whole records are written.
 
         An output per object has the columns of its own records, `block`; a part those of the run. Names of
         `--drop` and `--rename` mean the outputs, if a column has the name of an output.
+
+        Raise ConfigError for names that do not exist.
         """
         keep = self._output.keep
         if not keep and (not self.joins_records or not self._writes_table):
@@ -140,7 +142,7 @@ class WrittenColumns:
 
         `records` is the result of `record_columns` for the outputs.
 
-        Raise ConfigError for names that do not exist, and for two columns with the same name.
+        Raise ConfigError for two columns with the same name.
         """
         place = self.place
         kept = None if self._writes_table else records
