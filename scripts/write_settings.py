@@ -35,15 +35,9 @@ from headrace.jobs.trigger import Trigger
 from headrace.jobs.worker import WorkerSettings
 from headrace.runners.engines import RayWorkers
 from headrace.runs.document import EXTENSION_SETTINGS, SpecKeys
-from headrace.runs.settings import (
-    FailurePolicy,
-    FlowSettings,
-    MappingOptions,
-    OutputSettings,
-    StreamSettings,
-    SubsetSettings,
-    TaskSettings,
-)
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.output_settings import OutputSettings
+from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings, SubsetSettings, TaskSettings
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.server.listener import DrainSettings, RestLimits, TlsFiles
 

@@ -22,7 +22,8 @@ from targets import Target, spread
 
 from headrace.app.runners import RayWorkers
 from headrace.app.runs import transform_sync
-from headrace.runs.settings import OutputSettings, TaskSettings, TransformSettings
+from headrace.runs.output_settings import OutputSettings
+from headrace.runs.settings import TaskSettings, TransformSettings
 from runs import output_files, output_folder
 
 KILLS = 6

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from headrace.formats.read_options import ReadOptions
     from headrace.reports.report import Report
     from headrace.runners.engines import BeamWorkers, RayWorkers
+    from headrace.runs.failure_policy import FailurePolicy
+    from headrace.runs.output_settings import OutputSettings
     from headrace.runs.settings import (
-        FailurePolicy,
         FlowSettings,
         MappingOptions,
-        OutputSettings,
         StreamSettings,
         SubsetSettings,
         TaskSettings,
@@ -69,10 +69,10 @@ __version__ = "0.1.0.dev0"
 _LAZY_MODULES = {
     "BeamWorkers": "headrace.runners.engines",
     "DataRegions": "headrace.app.runners",
-    "FailurePolicy": "headrace.runs.settings",
+    "FailurePolicy": "headrace.runs.failure_policy",
     "FlowSettings": "headrace.runs.settings",
     "MappingOptions": "headrace.runs.settings",
-    "OutputSettings": "headrace.runs.settings",
+    "OutputSettings": "headrace.runs.output_settings",
     "PredictorOptions": "headrace.app.models",
     "RayWorkers": "headrace.runners.engines",
     "ReadOptions": "headrace.formats.read_options",

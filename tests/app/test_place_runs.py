@@ -11,15 +11,10 @@ from headrace.core.errors import ConfigError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 from headrace.formats.read_options import ReadOptions
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.plan_pages import make_plan
 from headrace.runs.records import PlannedObject
-from headrace.runs.settings import (
-    OutputSettings,
-    StreamSettings,
-    SubsetSettings,
-    TaskSettings,
-    TransformSettings,
-)
+from headrace.runs.settings import StreamSettings, SubsetSettings, TaskSettings, TransformSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 
@@ -138,7 +133,7 @@ def test_sampled_records_have_their_own_place():
 
 
 def test_output_with_the_name_of_a_place_is_refused():
-    with pytest.raises(ConfigError, match="output 'line', but --join position adds a column of this name"):
+    with pytest.raises(ConfigError, match="two columns of the output have the name 'line'"):
         transformed(stores_of({"a.csv": b"1,2\n"}), "a.csv.out", model=Clash, join="position")
 
 

@@ -16,7 +16,8 @@ from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec
 from headrace.formats.read_options import ReadOptions
 from headrace.runs.ledger import Ledger
-from headrace.runs.settings import MappingOptions, OutputSettings, StreamSettings, TransformSettings
+from headrace.runs.output_settings import OutputSettings
+from headrace.runs.settings import MappingOptions, StreamSettings, TransformSettings
 from headrace.storage.resolve import Stores
 
 IN, OUT = "memory://b/in/", "memory://b/out/"

@@ -18,8 +18,9 @@ from headrace.core.sequence import SequenceLimits
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.engine.sequences import sequence_rows
 from headrace.reports.report import Report
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.run import Run
-from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings
 from headrace.storage.resolve import Stores
 from runs.stream_support import ScriptedPredictor
 

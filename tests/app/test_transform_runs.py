@@ -15,7 +15,9 @@ from headrace.app.runs import dry_run, open_run, retry_failed, transform_sync
 from headrace.core.errors import ConfigError, EmptySourceError, OutputExistsError, ResumeRefusedError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
-from headrace.runs.settings import FailurePolicy, FlowSettings, OutputSettings, TransformSettings
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.output_settings import OutputSettings
+from headrace.runs.settings import FlowSettings, TransformSettings
 from headrace.storage.resolve import Stores
 
 IN, OUT = "memory://b/in/", "memory://b/out/"

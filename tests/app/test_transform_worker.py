@@ -20,10 +20,10 @@ from headrace.app.runners import (
 )
 from headrace.core.errors import ConfigError, ModelLoadError
 from headrace.core.model import Model
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.settings import (
     FlowSettings,
     MappingOptions,
-    OutputSettings,
     RunSettings,
     StreamSettings,
     TaskSettings,

@@ -6,7 +6,8 @@ import zipfile
 from cases import for_each
 from headrace.app.runs import retry_failed, run_sync, transform_sync
 from headrace.core.model import Model, RowError
-from headrace.runs.settings import OutputSettings, StreamSettings, SubsetSettings, TransformSettings
+from headrace.runs.output_settings import OutputSettings
+from headrace.runs.settings import StreamSettings, SubsetSettings, TransformSettings
 from headrace.storage.resolve import Stores
 
 IN, OUT = "memory://b/in/", "memory://b/out/"

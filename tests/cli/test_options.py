@@ -12,7 +12,8 @@ from headrace.cli.run_options import STREAM_OPTIONS, stream_settings
 from headrace.cli.runs import EXISTING_OPTIONS
 from headrace.core.errors import ConfigError
 from headrace.formats.read_options import ReadOptions
-from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+from headrace.runs.output_settings import OutputSettings
+from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings
 
 
 @for_each(

@@ -22,7 +22,8 @@ from headrace.cli.run_options import (
 )
 from headrace.core.errors import ConfigError
 from headrace.runs.document import EXTENSION_FIELDS
-from headrace.runs.settings import FailurePolicy, TransformSettings
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.settings import TransformSettings
 from headrace.runs.spec import TransformSpec
 
 
@@ -94,6 +95,9 @@ CASES = [
     (["--accept", "parquet"], "output.format", "parquet"),
     (["--assemble", "none"], "output.assemble", "none"),
     (["--join", "input"], "output.join", "input"),
+    (["--keep", "a, b"], "output.keep", ("a", "b")),
+    (["--drop", "a,b"], "output.drop", ("a", "b")),
+    (["--rename", "a=b,c=d"], "output.rename", ("a=b", "c=d")),
     (["--output-filter", "$[0]"], "output.output_filter", "$[0]"),
     (["--slice-end", "inclusive"], "output.slice_end", "inclusive"),
     (["--slice-end", "inclusive"], "mapping.slice_end", "inclusive"),

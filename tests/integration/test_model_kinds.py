@@ -22,7 +22,8 @@ from headrace.app.runners import Workers
 from headrace.client.model_server import ModelAddress
 from headrace.core.tensor import InferRequest, Tensor
 from headrace.runners.engines import BeamWorkers
-from headrace.runs.settings import OutputSettings, StreamSettings, TransformSettings
+from headrace.runs.output_settings import OutputSettings
+from headrace.runs.settings import StreamSettings, TransformSettings
 from integration.command import headrace
 from servers.served import serving
 

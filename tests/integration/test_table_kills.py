@@ -9,7 +9,8 @@ import pytest
 
 import levels
 from headrace.app.runs import run_sync
-from headrace.runs.settings import OutputSettings, StreamSettings
+from headrace.runs.output_settings import OutputSettings
+from headrace.runs.settings import StreamSettings
 from headrace.storage.resolve import Stores
 from integration.random_kills import kill, run_with_kills, wait_for_random_moment
 

@@ -8,7 +8,8 @@ import pytest
 from headrace.app.runners import Workers
 from headrace.app.runs import open_run, transform_sync
 from headrace.core.errors import TooManyFailuresError
-from headrace.runs.settings import FailurePolicy, TaskSettings, TransformSettings
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.settings import TaskSettings, TransformSettings
 from integration.command import headrace
 from reports.page_reader import Element, read_page
 

@@ -10,8 +10,10 @@ from headrace.core.model_traceback import ModelTraceback
 from headrace.reports.observation import FAILURES_MAX, RunObservation
 from headrace.reports.page import PAGE_NAME, report_page
 from headrace.reports.report import Report
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.run import Run
-from headrace.runs.settings import FailurePolicy, OutputSettings, StreamSettings, TransformSettings
+from headrace.runs.settings import StreamSettings, TransformSettings
 from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualClock

@@ -11,8 +11,9 @@ from headrace.app.runners import DataRegions, Workers
 from headrace.app.runs import open_run, transform_sync
 from headrace.core.errors import InstanceLostError, RunnerError, TooManyFailuresError
 from headrace.runners.engines import BeamWorkers
+from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.ledger import Ledger
-from headrace.runs.settings import FailurePolicy, TaskSettings, TransformSettings
+from headrace.runs.settings import TaskSettings, TransformSettings
 from headrace.storage.regions import RegionRules
 from headrace.storage.resolve import Stores
 from integration.transform_process import leftovers, outputs

@@ -17,19 +17,13 @@ from headrace.core.tensor import TensorSpec
 from headrace.engine.engine import Engine
 from headrace.formats.read_options import ReadOptions
 from headrace.reports.report import Report
+from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.objects import check_separate, output_names, plan_objects, select_infos
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.plan import Plan
 from headrace.runs.plan_pages import make_plan
 from headrace.runs.run import Run
-from headrace.runs.settings import (
-    FailurePolicy,
-    FlowSettings,
-    MappingOptions,
-    OutputSettings,
-    RunSettings,
-    TaskSettings,
-    TransformSettings,
-)
+from headrace.runs.settings import FlowSettings, MappingOptions, RunSettings, TaskSettings, TransformSettings
 from headrace.runs.tasks import InProcessRunner
 from headrace.storage.contract import ObjectInfo, Store, Writer
 from headrace.storage.resolve import Stores

@@ -13,8 +13,9 @@ from headrace.core.errors import ConfigError
 from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec
 from headrace.formats.read_options import ReadOptions
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.parts import check_folder
-from headrace.runs.settings import OutputSettings, StreamSettings
+from headrace.runs.settings import StreamSettings
 from headrace.storage.resolve import Stores
 
 

@@ -6,15 +6,10 @@ from cases import for_each
 from headrace.core.block import Failure, FailureKind, Position
 from headrace.core.errors import TooManyFailuresError
 from headrace.runs.document import parse_max_failed
+from headrace.runs.failure_policy import DEFAULT_FAILED_BYTES_MAX, DEFAULT_FAILED_ROWS_MAX, FailurePolicy
 from headrace.runs.output import quote_hint, reason_of
 from headrace.runs.run import Run
-from headrace.runs.settings import (
-    DEFAULT_FAILED_BYTES_MAX,
-    DEFAULT_FAILED_ROWS_MAX,
-    FailurePolicy,
-    StreamSettings,
-    settings_from_identity,
-)
+from headrace.runs.settings import StreamSettings, settings_from_identity
 from headrace.runs.spec import spec_of
 from runs.support import OUT, engine, make_transform, put
 
@@ -127,8 +122,8 @@ def test_explicit_record_is_the_same_run_as_the_default():
 
 
 def scale_down(monkeypatch, *, rows: int, nbytes: int = 1 << 30) -> None:
-    monkeypatch.setattr("headrace.runs.settings.DEFAULT_FAILED_ROWS_MAX", rows)
-    monkeypatch.setattr("headrace.runs.settings.DEFAULT_FAILED_BYTES_MAX", nbytes)
+    monkeypatch.setattr("headrace.runs.failure_policy.DEFAULT_FAILED_ROWS_MAX", rows)
+    monkeypatch.setattr("headrace.runs.failure_policy.DEFAULT_FAILED_BYTES_MAX", nbytes)
 
 
 def run_of(kind: str, stores, predictor, **more) -> Run:

@@ -15,13 +15,14 @@ from headrace.core.tensor import InferRequest, InferResponse, RowFailure, Tensor
 from headrace.engine.broken_model import SAMPLED_ROWS
 from headrace.formats.csv import CsvFormat
 from headrace.formats.read_options import ReadOptions
+from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.feed import Batch
 from headrace.runs.first_batches import BATCHES_MIN, HELD_BATCHES_MAX, ROWS_MIN, FirstBatches
 from headrace.runs.flow import Flow
 from headrace.runs.items import Cursor, ReadBlock
 from headrace.runs.mapping import Mapper
 from headrace.runs.run import Run
-from headrace.runs.settings import FailurePolicy, FlowSettings, MappingOptions, StreamSettings
+from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings
 from headrace.storage.resolve import Stores
 from runs.stream_support import ScriptedPredictor
 from runs.support import OUT, engine, make_settings, make_transform, put

@@ -14,14 +14,10 @@ from headrace.core.errors import ConfigError, ResumeRefusedError
 from headrace.runs.ledger import Ledger
 from headrace.runs.limit import limit_objects
 from headrace.runs.objects import plan_objects, select_infos
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.records import PlannedObject, ReadBound
 from headrace.runs.run import Run
-from headrace.runs.settings import (
-    MappingOptions,
-    OutputSettings,
-    StreamSettings,
-    SubsetSettings,
-)
+from headrace.runs.settings import MappingOptions, StreamSettings, SubsetSettings
 from headrace.storage.resolve import Stores
 from runs.stream_support import ScriptedPredictor, SummingPredictor
 from runs.support import (

@@ -11,7 +11,7 @@ from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.formats.read_options import ReadOptions
 from headrace.runs.media_types import COMPRESSIONS, SPLITS, Kind, accept_of, kind_of, read_options
-from headrace.runs.settings import OutputFormat
+from headrace.runs.output_settings import OutputFormat
 
 
 @for_each(

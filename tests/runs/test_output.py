@@ -11,10 +11,10 @@ from headrace.formats.csv import CsvFormat
 from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import output_columns
 from headrace.formats.failures import read_failed_records
+from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.items import ScoredSpan
 from headrace.runs.output import OTHER_REASONS, REASONS_MAX, RecordOutput, SpooledOutput, suppresses_output
 from headrace.runs.records import Counts
-from headrace.runs.settings import FailurePolicy
 from headrace.storage.draft import DraftPublisher
 from headrace.storage.resolve import MemoryStore
 from runs.support import make_settings

@@ -11,11 +11,13 @@ from headrace.core.tensor import TensorSpec
 from headrace.formats.contract import BlockSelection
 from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.failures import read_failed_records
+from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.items import Cursor, ScoredBatch, ScoredSpan
 from headrace.runs.ledger import Ledger
+from headrace.runs.output_settings import TABLES, OutputSettings
 from headrace.runs.parts import PART_NAME, PART_SUFFIXES, PartsSink, part_names
 from headrace.runs.records import Counts
-from headrace.runs.settings import TABLES, FailurePolicy, OutputSettings, StreamSettings
+from headrace.runs.settings import StreamSettings
 from headrace.runs.totals import part_totals
 from headrace.storage.resolve import MemoryStore
 from headrace.testing import ManualClock

@@ -895,7 +895,7 @@ def test_failed_share_is_checked_at_the_end(shared, share, stops):
 
 
 def test_failed_share_is_checked_after_enough_records(shared, stores, monkeypatch):
-    monkeypatch.setattr("headrace.runs.settings.SHARE_ROWS_MIN", 12)
+    monkeypatch.setattr("headrace.runs.failure_policy.SHARE_ROWS_MIN", 12)
     put(stores, {"a.csv": b"x,1\n" + rows(7) + b"y,1\n" * 4 + rows(400)})
     predictor = FailingPredictor(shared, at=-1)
     bounded = make_settings(failures={"failed_share_max": 0.2}, flow={"window_bytes_max": 1})

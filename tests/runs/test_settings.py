@@ -7,13 +7,11 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.formats.read_options import ReadOptions
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.output_settings import PART_SUFFIXES, OutputFormat, OutputSettings
 from headrace.runs.settings import (
-    PART_SUFFIXES,
-    FailurePolicy,
     FlowSettings,
     MappingOptions,
-    OutputFormat,
-    OutputSettings,
     StreamSettings,
     TransformSettings,
     settings_from_identity,
@@ -30,6 +28,12 @@ from runs.support import make_settings
         ({"output": {"join": "left"}}, r"join must be one of none, input"),
         ({"output": {"output_filter": "$["}}, r"\$\["),
         ({"output": {"format": "parquet", "output_filter": "$.y"}}, r"remove the filter"),
+        ({"output": {"rename": ("a",)}}, r"write it as OLD=NEW"),
+        ({"output": {"rename": ("a=b", "a=c")}}, r"rename has a name twice"),
+        ({"output": {"keep": ("a", "a")}}, r"keep has a name twice"),
+        ({"output": {"drop": ("a", "")}}, r"an empty name"),
+        ({"output": {"keep": ("a",), "drop": ("a",)}}, r"drop removes 'a', which keep"),
+        ({"output": {"format": "text", "keep": ("a",)}}, r"the format is text: choose csv"),
         ({"failures": {"on_error": "row"}}, r"on_error must be one of record, object, job"),
         (
             {"failures": {"failed_rows_max": -1}},
@@ -56,6 +60,9 @@ WRITTEN = [
     {"flow": {"batch_rows_max": 3}},
     {"flow": {"batch_bytes_max": 3}},
     {"output": {"format": "csv"}},
+    {"output": {"keep": ("a",)}},
+    {"output": {"drop": ("a",)}},
+    {"output": {"rename": ("a=b",)}},
     {"output": {"slice_end": "inclusive"}},
     {"failures": {"on_error": "object"}},
     {"tasks": {"task_bytes": 3}},

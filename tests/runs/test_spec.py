@@ -14,7 +14,8 @@ import headrace.runs.spec as module
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.runs.document import EXTENSION_FIELDS
-from headrace.runs.settings import MIB, FailurePolicy, FlowSettings, TransformSettings
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.settings import MIB, FlowSettings, TransformSettings
 from headrace.runs.spec import TransformSpec, read_spec
 
 REQUEST: dict[str, Any] = {

@@ -8,9 +8,10 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.reports.report import Report
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.run import Run
-from headrace.runs.settings import MappingOptions, OutputSettings, StreamSettings, TaskSettings
+from headrace.runs.settings import MappingOptions, StreamSettings, TaskSettings
 from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores
 from runs.support import IN, OUT, Doubler, allow_small_tasks, engine, outputs, put, rows

@@ -15,8 +15,9 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.formats.read_options import ReadOptions
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.run import Run
-from headrace.runs.settings import FlowSettings, MappingOptions, OutputSettings, StreamSettings
+from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import MemoryStore, Stores
 from headrace.testing import ManualClock

@@ -8,15 +8,10 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError, ResumeRefusedError
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.run import Run
-from headrace.runs.settings import (
-    FailurePolicy,
-    FlowSettings,
-    MappingOptions,
-    OutputSettings,
-    StreamSettings,
-    TaskSettings,
-)
+from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings, TaskSettings
 from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores
 from runs.support import (

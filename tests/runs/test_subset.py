@@ -15,15 +15,9 @@ from headrace.core.block import Block, Failure, FailureKind, Position
 from headrace.core.errors import ConfigError, ResumeRefusedError
 from headrace.formats.read import read_object
 from headrace.formats.read_options import ReadOptions
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.run import Run
-from headrace.runs.settings import (
-    MappingOptions,
-    OutputSettings,
-    StreamSettings,
-    SubsetSettings,
-    TaskSettings,
-    parse_share,
-)
+from headrace.runs.settings import MappingOptions, StreamSettings, SubsetSettings, TaskSettings, parse_share
 from headrace.runs.subset import RecordSampler
 from headrace.runs.tasks import InProcessRunner
 from headrace.storage.resolve import Stores

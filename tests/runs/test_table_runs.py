@@ -17,11 +17,12 @@ from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.formats.parquet_read import ParquetReader
 from headrace.formats.read_options import ReadOptions
 from headrace.runs.mapping import Mapper
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.plan import cuttable
 from headrace.runs.projection import needed_columns
 from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.schema import Column, RecordSchema, Schema
-from headrace.runs.settings import MappingOptions, OutputSettings, StreamSettings
+from headrace.runs.settings import MappingOptions, StreamSettings
 from headrace.runs.table_source import table_blocks
 from headrace.storage.resolve import Stores
 from runs.support import (

@@ -13,8 +13,9 @@ from cases import for_each
 from headrace.core.errors import CountMismatchError, UnavailableError
 from headrace.runs.ledger import Ledger
 from headrace.runs.output import RecordOutput
+from headrace.runs.output_settings import TABLES
 from headrace.runs.records import Counts, TaskCheckpoint, TaskRecord
-from headrace.runs.settings import TABLES, StreamSettings
+from headrace.runs.settings import StreamSettings
 from headrace.runs.tasks import TaskRun
 from headrace.runs.work import RunWork
 from headrace.storage.local import LocalStore

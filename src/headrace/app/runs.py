@@ -29,6 +29,7 @@ from headrace.runs.ledger import Ledger
 from headrace.runs.limit import limit_objects
 from headrace.runs.objects import check_separate, no_region, output_names, plan_objects, select_infos
 from headrace.runs.open_table import is_table, open_table
+from headrace.runs.output_settings import OutputFormat, OutputSettings
 from headrace.runs.parts import check_folder
 from headrace.runs.plan import Plan
 from headrace.runs.plan_pages import make_plan
@@ -37,13 +38,7 @@ from headrace.runs.retried_run import finished_identity
 from headrace.runs.retry import FailedRecordsRetry
 from headrace.runs.run import IfExists, Run, SourceWatcher
 from headrace.runs.sample import Trial, schema_of, try_records
-from headrace.runs.settings import (
-    OutputFormat,
-    OutputSettings,
-    RunSettings,
-    StreamSettings,
-    TransformSettings,
-)
+from headrace.runs.settings import RunSettings, StreamSettings, TransformSettings
 from headrace.runs.table_output import TableOutput
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores

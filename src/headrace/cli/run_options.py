@@ -30,14 +30,14 @@ from headrace.core.settings import declared_settings
 from headrace.formats.read_options import ReadOptions
 from headrace.runners.engines import BeamWorkers, RayWorkers
 from headrace.runs.document import EXTENSION_FIELDS, SpecKeys, parse_max_failed, read_document
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.settings import (
     BY_PLACE,
     SETTINGS_GROUPS,
     STREAM_SETTINGS,
-    FailurePolicy,
     FlowSettings,
     MappingOptions,
-    OutputSettings,
     StreamSettings,
     SubsetSettings,
     TaskSettings,
@@ -83,6 +83,11 @@ def _parse_columns(text: str) -> tuple[str | int, ...]:
     return tuple(found)
 
 
+def _parse_names(text: str) -> tuple[str, ...]:
+    """Return the names of ``a,b,c``."""
+    return tuple(map(str.strip, text.split(","))) if text else ()
+
+
 def _name_or_index(text: str) -> str | int:
     """Return the name or the index of a column."""
     return int(text) if text.isascii() and text.isdecimal() else text
@@ -116,6 +121,9 @@ def _parse_size_px(text: str) -> tuple[int, int]:
 
 _TYPES: Final = {
     "columns": ParsedType("columns", _parse_columns),
+    "keep": ParsedType("names", _parse_names),
+    "drop": ParsedType("names", _parse_names),
+    "rename": ParsedType("names", _parse_names),
     "text_column": ParsedType("column", _name_or_index),
     "sequence": ParsedType("column", _parse_sequence),
     "sequence_end": ParsedType("column", _name_or_index),

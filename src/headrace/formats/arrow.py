@@ -1,7 +1,7 @@
 """The pyarrow adapter (extra `arrow`)."""
 
 from io import BytesIO
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,11 +87,11 @@ def decompressed(data: bytes, codec: str, size: int | None) -> bytes:
         return stream.read()
 
 
-def run_end_decode(column: Any) -> Any:
-    """Return the values of a run-end encoded column."""
+def compute_functions() -> Any:
+    """Return the module `pyarrow.compute`."""
     from pyarrow import compute  # noqa: PLC0415 - reading CSV does not need it
 
-    return cast("Any", compute).run_end_decode(column)
+    return compute
 
 
 def table_columns(table: Any) -> dict[str, Any]:

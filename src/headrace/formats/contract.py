@@ -126,6 +126,10 @@ class BlockSelection:
         """Return the number of selected records."""
         return self.stop - self.start if self.rows is None else len(self.rows)
 
+    def indices(self) -> NDArray[np.int64]:
+        """Return the indices of the selected records in the block."""
+        return np.arange(self.start, self.stop) if self.rows is None else self.rows
+
 
 class Encoder(Protocol):
     """A converter of predictions into the bytes of one output part. Every part has its own encoder.

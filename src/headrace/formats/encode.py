@@ -124,8 +124,8 @@ def is_text(data: Array) -> bool:
 def text_bytes(value: Any) -> bytes:
     r"""Return an element of a text output as UTF-8.
 
-    Bytes are unchanged, None is empty, and other objects become JSON. A lone surrogate, which has
-    no UTF-8 encoding, becomes its ``\uXXXX``.
+    Bytes are unchanged, None is empty, numbers that are not finite are ``nan``, ``inf`` and ``-inf``, and
+    other objects become JSON. A lone surrogate, which has no UTF-8 encoding, becomes its ``\uXXXX``.
     """
     if isinstance(value, bytes):
         return value
@@ -133,6 +133,8 @@ def text_bytes(value: Any) -> bytes:
         return value.encode(errors="backslashreplace")
     if value is None:
         return b""
+    if isinstance(value, float) and not isfinite(value):
+        return b"%a" % value
     return json_text(value)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from headrace.core.block import Block, Position
 from headrace.formats.arrow import orc_module
 from headrace.formats.contract import RECORD_BYTES_MAX, ReadAt
-from headrace.formats.record_table import check_nested, cut_batch
+from headrace.formats.record_table import check_nested, cut_batch, empty_block
 from headrace.formats.table_files import (
     RandomAccessFile,
     check_names,
@@ -46,6 +46,11 @@ class OrcReader:
             self.column_names: tuple[str, ...] = tuple(self._source.schema.names)
             check_names(_KIND, self.column_names, self._file)
         self._columns = present_columns(self.column_names, columns)
+
+    def head(self, first: Position) -> Block:
+        """Return a block without rows, whose table has the columns of the file."""
+        with table_errors(_KIND, self._file):
+            return empty_block(self._source.schema, first)
 
     def blocks(self, first: Position) -> Iterator[Block]:
         """Yield blocks of all rows in order. `first` is the position of the first row.

@@ -1,7 +1,7 @@
 """Incremental encoders of predictions to Parquet and Arrow. They hold at most one row group."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,6 @@ from headrace.core.tensor import Array, TensorSpec, dtype_of
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.encode import (
     INPUT,
-    Join,
-    check_join,
     check_outputs,
     is_text,
     raw_records,
@@ -29,6 +27,20 @@ ROW_GROUP_ROWS: Final = 65_536
 ROW_GROUP_BYTES_MAX: Final = 64 << 20
 
 
+class RecordColumns(Protocol):
+    """The columns of records as Arrow arrays, for the columns before the outputs."""
+
+    schema: Any
+    """The Arrow schema of the columns."""
+
+    def batch(self, selection: BlockSelection) -> Any:
+        """Return the selected records as an Arrow record batch with this schema.
+
+        Raises DataError if a record does not have the columns.
+        """
+        ...
+
+
 class ParquetEncoder(Encoder):
     r"""An encoder of one Parquet file per part, Snappy-compressed, with one column per output.
 
@@ -36,10 +48,7 @@ class ParquetEncoder(Encoder):
     lists of it, nested according to their shape. Without `fixed_lists` the file does not record the
     sizes: readers see lists of any size, as tables of Delta Lake and Iceberg have them. Text is `string`.
     In bytes that are not UTF-8 each offending byte becomes ``\xNN``. None is null. Other objects become
-    JSON text. With
-    ``join="input"`` a first column `input` (string) holds the record, or null if the record is not
-    UTF-8. The column `input_bytes` (binary) then holds the record's bytes, and null for all other
-    records, so no data is lost.
+    JSON text. The columns of `records` stand before the outputs.
 
     A row group ends after `row_group_rows` rows, or with the row that fills `row_group_bytes_max`
     bytes before compression. The bytes of the file therefore depend on its rows and not on the
@@ -47,7 +56,8 @@ class ParquetEncoder(Encoder):
 
     Raises:
         MissingExtraError: The extra `arrow` is not installed.
-        ConfigError: An output has the name of a joined column.
+        ConfigError: Parquet cannot store a column.
+        DataError: Raised by `encode` if a record does not have the columns; no row is encoded.
         ModelContractError: Raised by `encode` if outputs change their names, types or shapes within
             a part.
     """
@@ -56,12 +66,11 @@ class ParquetEncoder(Encoder):
         self,
         columns: Sequence[TensorSpec],
         *,
-        join: Join = "none",
+        records: RecordColumns | None = None,
         row_group_rows: int = ROW_GROUP_ROWS,
         row_group_bytes_max: int = ROW_GROUP_BYTES_MAX,
         fixed_lists: bool = True,
     ) -> None:
-        check_join(join)
         if row_group_rows < 1 or row_group_bytes_max < 1:
             raise ConfigError(
                 "row_group_rows and row_group_bytes_max must be at least 1, "
@@ -69,7 +78,7 @@ class ParquetEncoder(Encoder):
             )
         self._pa, self._parquet = _load_pyarrow()
         self._columns = tuple(columns)
-        self._joins_input = join == "input"
+        self._records = records
         self._row_group_rows = row_group_rows
         self._row_group_bytes_max = row_group_bytes_max
         self._fixed_lists = fixed_lists
@@ -86,14 +95,26 @@ class ParquetEncoder(Encoder):
         return self._buffer.take()
 
     def _open_writer(self) -> Any:
-        text = [column.name for column in self._columns if column.datatype == "BYTES"]
-        return self._parquet.ParquetWriter(
-            self._buffer,
-            self._schema,
-            compression="snappy",
-            use_dictionary=text,
-            store_schema=self._fixed_lists,
-        )
+        types = self._pa.types
+        text = [
+            field.name
+            for field in self._schema
+            if types.is_string(field.type)
+            or types.is_large_string(field.type)
+            or types.is_dictionary(field.type)
+        ]
+        try:
+            return self._parquet.ParquetWriter(
+                self._buffer,
+                self._schema,
+                compression="snappy",
+                use_dictionary=text,
+                store_schema=self._fixed_lists,
+            )
+        except self._pa.ArrowNotImplementedError as error:
+            raise ConfigError(
+                f"Parquet cannot store the columns of the records ({error}): choose --output-format arrow"
+            ) from error
 
     @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
@@ -101,13 +122,21 @@ class ParquetEncoder(Encoder):
         rows, arrays = check_outputs(self._columns, selections, outputs, datatypes=True)
         if not rows:
             return b""
-        sizes = np.zeros(rows, np.int64)
-        arrow_columns: list[Any] = []
-        if self._joins_input:
-            arrow_columns.extend(self._input_columns(selections, sizes))
-        arrow_columns.extend(self._output_column(data, sizes) for data in arrays)
-        batch = self._pa.record_batch(arrow_columns, schema=self._schema)
-        self._hold(batch, sizes)
+        if self._records is None:
+            sizes = np.zeros(rows, np.int64)
+            columns = [self._output_column(data, sizes) for data in arrays]
+            self._hold(self._pa.record_batch(columns, schema=self._schema), sizes)
+            return self._buffer.take()
+        batches = [self._records.batch(selection) for selection in selections]
+        sizes = np.concatenate([_record_sizes(selection) for selection in selections])
+        columns = [self._output_column(data, sizes) for data in arrays]
+        at = 0
+        for batch in batches:
+            # Each batch stays as it is: the copy of a row group is the only one of the columns.
+            some = [column.slice(at, batch.num_rows) for column in columns]
+            joined = self._pa.record_batch([*batch.columns, *some], schema=self._schema)
+            self._hold(joined, sizes[at : at + batch.num_rows])
+            at += batch.num_rows
         return self._buffer.take()
 
     @override
@@ -118,18 +147,9 @@ class ParquetEncoder(Encoder):
         return self._buffer.take()
 
     def _make_schema(self) -> Any:
-        pa = self._pa
-        fields: list[tuple[str, Any]] = []
-        if self._joins_input:
-            conflicts = {INPUT, INPUT_BYTES} & {column.name for column in self._columns}
-            if conflicts:
-                raise ConfigError(
-                    f"output {conflicts.pop()!r} has the name of a joined column: rename it in the model, "
-                    "leave the input out, or write CSV"
-                )
-            fields = [(INPUT, pa.string()), (INPUT_BYTES, pa.binary())]
-        fields.extend((column.name, self._type(column)) for column in self._columns)
-        return pa.schema(fields)
+        of_records = [] if self._records is None else list(self._records.schema)
+        outputs = [(column.name, self._type(column)) for column in self._columns]
+        return self._pa.schema([*of_records, *outputs])
 
     def _type(self, column: TensorSpec) -> Any:
         if not row_width(column):
@@ -140,22 +160,6 @@ class ParquetEncoder(Encoder):
         for size in reversed(row_shape(column)):
             kind = pa.list_(kind, size)
         return kind
-
-    def _input_columns(
-        self, selections: Sequence[BlockSelection], sizes: NDArray[np.int64]
-    ) -> tuple[Any, Any]:
-        """Return the column of the records that are text, and the column of the other records."""
-        pa = self._pa
-        records = [record for selection in selections for record in raw_records(selection)]
-        sizes += np.fromiter(map(len, records), np.int64, len(records))
-        try:
-            return pa.array(records, pa.binary()).cast(pa.string()), pa.nulls(len(records), pa.binary())
-        except pa.ArrowInvalid:
-            texts = [_text_or_none(record) for record in records]
-            binary_records = [
-                record if text is None else None for record, text in zip(records, texts, strict=True)
-            ]
-            return pa.array(texts, pa.string()), pa.array(binary_records, pa.binary())
 
     def _output_column(self, data: Array, sizes: NDArray[np.int64]) -> Any:
         pa = self._pa
@@ -209,6 +213,41 @@ def _load_pyarrow() -> tuple[Any, Any]:
     except MissingExtraError as error:
         raise MissingExtraError("arrow", "writing Parquet") from error
     return arrow.parquet_modules()
+
+
+class WholeRecords(RecordColumns):
+    """The records as one column of text, `input`, for records without columns.
+
+    With `has_bytes`, a record that is not UTF-8 is null, and a second column, `input_bytes` (binary), holds
+    the record. The column is null for all other records.
+    """
+
+    def __init__(self, *, has_bytes: bool) -> None:
+        self._pa, _ = _load_pyarrow()
+        fields = [(INPUT, self._pa.string())]
+        if has_bytes:
+            fields.append((INPUT_BYTES, self._pa.binary()))
+        self._has_bytes = has_bytes
+        self.schema = self._pa.schema(fields)
+
+    @override
+    def batch(self, selection: BlockSelection) -> Any:
+        pa, records = self._pa, raw_records(selection)
+        try:
+            arrays = [pa.array(records, pa.binary()).cast(pa.string()), pa.nulls(len(records), pa.binary())]
+        except pa.ArrowInvalid:
+            texts = [_text_or_none(record) for record in records]
+            others = [record if text is None else None for record, text in zip(records, texts, strict=True)]
+            arrays = [pa.array(texts, pa.string()), pa.array(others, pa.binary())]
+        return pa.record_batch(arrays[: len(self.schema)], schema=self.schema)
+
+
+def _record_sizes(selection: BlockSelection) -> NDArray[np.int64]:
+    """Return the sizes of the records in bytes; 0 for media, whose bytes are not written."""
+    block, rows = selection.block, selection.indices()
+    if block.columns and not block.data:
+        return np.zeros(len(rows), np.int64)
+    return block.ends[rows] - block.starts[rows]
 
 
 def _text_or_none(record: bytes) -> str | None:

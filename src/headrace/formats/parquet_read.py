@@ -12,7 +12,7 @@ from headrace.core.block import Block, Position
 from headrace.core.errors import ConfigError
 from headrace.formats.arrow import parquet_modules, pyarrow
 from headrace.formats.contract import BLOCK_BYTES_MAX, RECORD_BYTES_MAX, ReadAt
-from headrace.formats.record_table import ROWS_MAX, check_nested, table_blocks
+from headrace.formats.record_table import ROWS_MAX, check_nested, empty_block, table_blocks
 from headrace.formats.table_files import (
     RandomAccessFile,
     check_names,
@@ -114,6 +114,11 @@ class ParquetReader:
             yield RowGroup(rows, group.num_rows, start, compressed_bytes, group.total_byte_size)
             rows += group.num_rows
             plain_bytes += group.total_byte_size
+
+    def head(self, first: Position) -> Block:
+        """Return a block without rows, whose table has the columns of the file."""
+        with table_errors(_KIND, self._file):
+            return empty_block(self._source.schema_arrow, first)
 
     def blocks(self, first_group: int, stop_group: int, first: Position) -> Iterator[Block]:
         """Yield blocks of the rows of these row groups in order.

@@ -1,6 +1,6 @@
 """The places of records in their source, as columns before the predictions (``--join key``, ``position``)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,15 +15,19 @@ PlaceJoin = Literal["input", "key", "position"]
 """The columns: the key as ``input``, the key as ``key``, or object, member, record and line."""
 
 
-class PlacedEncoder(Encoder):
-    """An encoder that writes the places of records as columns before the outputs.
+Arrange = Callable[[Sequence[BlockSelection], Mapping[str, Array]], Mapping[str, Array]]
+"""A function that returns the columns to write for records and their outputs."""
 
-    `inner` encodes these columns and the outputs together.
+
+class ColumnsEncoder(Encoder):
+    """An encoder of the columns that `arrange` returns for records and their outputs.
+
+    Such columns are the outputs under other names, and columns of the records before them.
     """
 
-    def __init__(self, inner: Encoder, join: PlaceJoin) -> None:
+    def __init__(self, inner: Encoder, arrange: Arrange) -> None:
         self._inner = inner
-        self._join: PlaceJoin = join
+        self._arrange = arrange
 
     @override
     def begin(self) -> bytes:
@@ -31,7 +35,7 @@ class PlacedEncoder(Encoder):
 
     @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
-        return self._inner.encode(selections, place_columns(self._join, selections) | dict(outputs))
+        return self._inner.encode(selections, self._arrange(selections, outputs))
 
     @override
     def finish(self) -> bytes:
@@ -46,20 +50,16 @@ def place_columns(join: PlaceJoin, selections: Sequence[BlockSelection]) -> dict
     `member`.
     """
     if join != "position":
-        names = [name for s in selections for name in source_names(s.block, _indices(s).tolist())]
+        names = [name for s in selections for name in source_names(s.block, s.indices().tolist())]
         return {join: _texts([name.decode(errors="surrogateescape") for name in names])}
     firsts = [(s.block.first, len(s)) for s in selections]
-    places = [s.block.places_of(_indices(s)) for s in selections]
+    places = [s.block.places_of(s.indices()) for s in selections]
     return {
         "object": _texts([first.object for first, count in firsts for _ in range(count)]),
         "member": _texts([first.member or "" for first, count in firsts for _ in range(count)]),
         "record": _numbers([place.records for place in places]),
         "line": _numbers([place.lines for place in places]),
     }
-
-
-def _indices(selection: BlockSelection) -> NDArray[np.int64]:
-    return np.arange(selection.start, selection.stop) if selection.rows is None else selection.rows
 
 
 def _texts(values: Sequence[str]) -> Array:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from headrace.core.block import RAW_BYTES_KEPT_MAX, Block, Failure, FailureKind, Position, RecordTable
 from headrace.core.errors import CorruptError, MissingExtraError
 from headrace.core.tensor import Array, text_array
-from headrace.formats.arrow import pyarrow, run_end_decode
+from headrace.formats.arrow import compute_functions, pyarrow
 from headrace.formats.column_decode import nullable_array
 from headrace.formats.contract import BLOCK_BYTES_MAX
 from headrace.formats.encode import json_text
@@ -93,6 +93,11 @@ def cut_batch(batch: Any, first: Position, *, record_bytes_max: int) -> Iterator
     for start in range(0, batch.num_rows, rows):
         at = replace(first, record=first.record + start)
         yield from table_blocks(batch.slice(start, rows), at, record_bytes_max=record_bytes_max)
+
+
+def empty_block(schema: Any, first: Position) -> Block:
+    """Return a block without rows, whose table has the columns of an Arrow schema."""
+    return next(table_blocks(pyarrow.RecordBatch.from_pylist([], schema=schema), first, record_bytes_max=1))
 
 
 def table_blocks(batch: Any, first: Position, *, record_bytes_max: int) -> Iterator[Block]:
@@ -229,7 +234,7 @@ def _storage(column: Any) -> Any:
         if pyarrow.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         elif pyarrow.types.is_run_end_encoded(column.type):
-            column = run_end_decode(column)
+            column = compute_functions().run_end_decode(column)
         elif isinstance(column.type, pyarrow.BaseExtensionType):
             column = column.storage
         else:

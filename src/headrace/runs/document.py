@@ -16,7 +16,8 @@ from headrace.core.errors import ConfigError
 from headrace.core.settings import DeclaredSetting, Setting, declared_settings
 from headrace.core.settings_reader import read_value, suggestion
 from headrace.runs.media_types import Split, accept_of, kind_of
-from headrace.runs.settings import SETTINGS_GROUPS, STREAM_SETTINGS, OutputFormat, RunSettings
+from headrace.runs.output_settings import OutputFormat
+from headrace.runs.settings import SETTINGS_GROUPS, STREAM_SETTINGS, RunSettings
 from headrace.storage.uri import parse
 
 T = TypeVar("T")

@@ -15,26 +15,14 @@ from headrace.formats.encode import INPUT, TextEncoder, output_columns
 from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_select import ElementSelector, MemberSelector
-from headrace.formats.parquet import ArrowEncoder, ParquetEncoder
-from headrace.formats.place import PlacedEncoder, PlaceJoin, place_columns
-from headrace.formats.read_options import TABLE_FORMATS, V2
-from headrace.runs.infer import JSON_KINDS
+from headrace.formats.parquet import ArrowEncoder, ParquetEncoder, RecordColumns
+from headrace.formats.place import ColumnsEncoder
+from headrace.formats.read_options import V2
 from headrace.runs.items import selected_rows
 from headrace.runs.mapping import Mapper
-from headrace.runs.settings import TABLES, EncodedFormat, RunSettings
-
-_JSON_FORMATS = JSON_KINDS | TABLE_FORMATS | {V2}
-"""Formats whose records are, or are shown as, JSON."""
-
-
-def resolve_format(settings: RunSettings, kind: str | None) -> EncodedFormat:
-    """Return the output format. `kind` is the format of the source's first records.
-
-    "auto" is csv for a stream; for a transform, it is jsonl if the records are JSON, else csv.
-    """
-    if settings.output.format != "auto":
-        return settings.output.format
-    return "jsonl" if settings.per_object and kind in _JSON_FORMATS else "csv"
+from headrace.runs.output_columns import WrittenColumns, resolve_format
+from headrace.runs.output_settings import TABLES
+from headrace.runs.settings import RunSettings
 
 
 class Encoders:
@@ -47,6 +35,7 @@ class Encoders:
         self._filter = compile_path(self._output.output_filter, slice_end=self._output.slice_end)
         self._cached_encoder: tuple[tuple[object, ...], Encoder] | None = None
         """The last text encoder and its key. Such an encoder has no state between records."""
+        self._chosen = WrittenColumns(settings, mapper)
         self._cached_columns: tuple[object, tuple[TensorSpec, ...]] | None = None
         """The last columns, and the signature of their outputs."""
 
@@ -57,48 +46,30 @@ class Encoders:
         the format cannot hold, or a header without names. The encoder of a part with joined CSV
         raises ConfigError for records whose layout differs from the first ones of the run.
         """
-        if block is None or self._settings.read.format != V2 or self._output.format == V2:
-            return self._make_placed(outputs, block)
+        if not block or self._settings.read.format != V2 or self._output.format == V2:
+            return self._make_arranged(outputs, block)
         from headrace.runs.responses import RESPONSE, ResponseColumns, columns_of  # noqa: PLC0415 - rare
 
         first: InferResponse = outputs[RESPONSE][0]
-        return ResponseColumns(self._make_placed(columns_of(first), block), first)
+        return ResponseColumns(self._make_arranged(columns_of(first), block), first)
 
-    def _make_placed(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
-        encoder, place = self._make(self._with_places(outputs), block), self._place
-        return encoder if place is None else PlacedEncoder(encoder, place)
+    def _make_arranged(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
+        records = self._chosen.record_columns(block, outputs)
+        arrange = self._chosen.arrangement(outputs, records)
+        if arrange is None:
+            return self._make(outputs, block, records)
+        return ColumnsEncoder(self._make(arrange((), outputs), block, records), arrange)
 
-    def _with_places(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        """Return the outputs after the columns of the places, if these are written.
-
-        Raise ConfigError for an output with the name of such a column.
-        """
-        place = self._place
-        columns = {} if place is None else place_columns(place, ())
-        clash = next((name for name in columns if name in outputs), None)
-        if clash is not None:
-            raise ConfigError(
-                f"the model has an output {clash!r}, but --join {self._output.join} adds a column of this "
-                "name: rename the output, or choose another --join"
-            )
-        return columns | dict(outputs)
-
-    @property
-    def _place(self) -> PlaceJoin | None:
-        """The places that are written beside the predictions, if any. Whole objects have no other input."""
-        join = self._output.join
-        if join == "input":
-            return "input" if self._mapper.kind == "whole" else None
-        return None if join == "none" else join
-
-    def _make(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
-        columns, join = self._columns_of(outputs), self._record_join
-        output_format = resolve_format(self._settings, self._mapper.kind)
+    def _make(
+        self, outputs: Mapping[str, Array], block: Block | None, records: RecordColumns | None
+    ) -> Encoder:
+        columns = self._columns_of(outputs)
+        output_format = self._chosen.format
         match output_format:
             case "parquet":
-                return ParquetEncoder(columns, join=join, fixed_lists=self._output.fixed_lists)
+                return ParquetEncoder(columns, records=records, fixed_lists=self._output.fixed_lists)
             case "arrow":
-                return ArrowEncoder(columns, join=join)
+                return ArrowEncoder(columns, records=records)
             case "v2":
                 from headrace.runs.responses import ResponseEncoder  # noqa: PLC0415 - for this format alone
 
@@ -119,8 +90,8 @@ class Encoders:
 
     @property
     def _record_join(self) -> Literal["none", "input"]:
-        """The join of records, as the encoders have it."""
-        return "input" if self._output.join == "input" and self._place is None else "none"
+        """The join of records, as the encoders of text have it."""
+        return "input" if self._chosen.joins_records else "none"
 
     def make_empty(self, metadata: ModelMetadata, read_head: Callable[[], Block]) -> Encoder | None:
         """Return the encoder of an output without records, or None if the output is empty.
@@ -131,7 +102,7 @@ class Encoders:
         """
         outputs = _empty_outputs(metadata)
         if self._output.format in TABLES:
-            return self.make(outputs, None) if self._settings.per_object else None
+            return self.make(outputs, read_head()) if self._settings.per_object else None
         if not self._writes_header or not outputs or len(outputs) < len(metadata.outputs):
             return None
         head = read_head()
@@ -143,7 +114,8 @@ class Encoders:
         names = (of_object or of_run) if self._settings.per_object else (of_run or of_object)
         if dialect is not None and names is None and self._record_join == "input":
             return None
-        columns = self._columns_of(self._with_places(outputs))
+        arrange = self._chosen.arrangement(outputs, self._chosen.record_columns(head, outputs))
+        columns = self._columns_of(outputs if arrange is None else arrange((), outputs))
         return self._csv(columns, dialect, None if dialect is None else names, header=True)
 
     @property
@@ -170,11 +142,11 @@ class Encoders:
             join=self._record_join,
             output_filter=self._filter,
             separator=separator,
-            input_is_json=self._is_json,
+            input_is_json=self._chosen.is_json,
         )
 
     def _part_json(self, columns: tuple[TensorSpec, ...]) -> Encoder:
-        lines = JsonLinesEncoder(columns, join=self._record_join, input_is_json=self._is_json)
+        lines = JsonLinesEncoder(columns, join=self._record_join, input_is_json=self._chosen.is_json)
         if self._filter.is_root:
             return lines
         known = [column.name for column in columns]
@@ -233,9 +205,6 @@ class Encoders:
         if self._filter.is_root:
             return CsvEncoder(columns, **layout)
         return TransformCsvEncoder(columns, output_filter=self._filter, **layout)
-
-    def _is_json(self, block: Block) -> bool:
-        return self._mapper.layout_of(block)[0] in _JSON_FORMATS
 
 
 def _empty_outputs(metadata: ModelMetadata) -> dict[str, Array]:

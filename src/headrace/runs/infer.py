@@ -6,6 +6,7 @@ Input: blocks of the first records of several objects. Output: a `RecordSchema`.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final, cast
 
@@ -43,6 +44,8 @@ _JSON_TYPES: Final[Mapping[type, ColumnType]] = {
     type(None): "null",
 }
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_LOSES_DIGITS: Final = re.compile(rb"\s*[+-]?(?:0[0-9]+|[0-9]{19,})\s*")
+"""Digits that an integer would not keep: leading zeros, or more than int64 always holds."""
 _BOOLEANS: Final = frozenset({"true", "false"})
 
 
@@ -75,8 +78,9 @@ def infer_csv(
     records = [row for rows in objects for row in rows if sorted(row) != header]
     rows = [row for row in records if len(row) == width][: max(1, _CELLS_MAX // width)]
     columns = [
-        _csv_column(names[index] if names else None, [row[index] for row in rows], dialect)
+        _exact_column(_csv_column(names[index] if names else None, cells, dialect), cells)
         for index in range(width)
+        for cells in ([row[index] for row in rows],)
     ]
     widths = Counter(map(len, records))
     delimiter = dialect.delimiter.decode()
@@ -123,6 +127,13 @@ def _csv_column(name: str | None, cells: Sequence[bytes], dialect: CsvDialect) -
     if not counts:
         return Column(name, "null", nulls=nulls)
     return Column(name, _majority_type(counts), nulls=nulls)
+
+
+def _exact_column(column: Column, cells: Sequence[bytes]) -> Column:
+    """Return the column as text if an integer of int64 would lose digits of a cell, as of 00501."""
+    if column.type == "integer" and any(map(_LOSES_DIGITS.fullmatch, cells)):
+        return replace(column, type="text")
+    return column
 
 
 def _cell_type(cell: bytes, dialect: CsvDialect) -> ColumnType:

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 from headrace.core.errors import ConfigError
 from headrace.formats.read_options import AUTO, V2, FormatName, ReadOptions
-from headrace.runs.settings import OutputFormat
+from headrace.runs.output_settings import OutputFormat
 
 Kind = Literal[
     "csv",

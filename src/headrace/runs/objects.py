@@ -17,8 +17,9 @@ from headrace.core.errors import ConfigError, EmptySourceError, NotFoundError
 from headrace.formats.read import is_random_access, unreadable_reason
 from headrace.protocols.object_events import ObjectEvent, object_events
 from headrace.runs.open_table import DELTA, DELTA_LOG, ICEBERG, is_table, source_folder, table_files
+from headrace.runs.output_settings import TABLES
 from headrace.runs.records import LEDGER_FOLDER, PlannedObject
-from headrace.runs.settings import TABLES, DataType, RunSettings
+from headrace.runs.settings import DataType, RunSettings
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import HTTP_SCHEMES, absolute, parse

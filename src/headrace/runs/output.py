@@ -15,9 +15,10 @@ from headrace.core.errors import DataError, TooManyFailuresError
 from headrace.core.tensor import Array
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.failures import FailedRecord, failed_record_line
+from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.items import ScoredSpan, selected_rows
 from headrace.runs.records import Counts
-from headrace.runs.settings import FailurePolicy, RunSettings
+from headrace.runs.settings import RunSettings
 from headrace.storage.contract import ObjectInfo, Store
 from headrace.storage.draft import Draft, DraftPublisher, PersistedDraft, PersistedRange, open_draft
 

@@ -19,8 +19,9 @@ from headrace.formats.read import is_file_name
 from headrace.runs.items import Cursor, Replay, ScoredBatch
 from headrace.runs.ledger import Ledger, PartsState
 from headrace.runs.output import EncoderFactory, RecordOutput
+from headrace.runs.output_settings import PART_SUFFIXES, ROWS_OF_CELLS, TABLES, OutputFormat
 from headrace.runs.records import Counts, PartRecord
-from headrace.runs.settings import PART_SUFFIXES, ROWS_OF_CELLS, TABLES, OutputFormat, RunSettings
+from headrace.runs.settings import RunSettings
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.runs")

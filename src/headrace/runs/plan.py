@@ -14,8 +14,9 @@ from typing_extensions import override
 from headrace.formats.read import format_name, is_random_access, text_format
 from headrace.runs.items import Cursor
 from headrace.runs.lazy_sequence import LazySequence
+from headrace.runs.output_settings import TABLES
 from headrace.runs.records import PlanHead, PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
-from headrace.runs.settings import TABLES, RunSettings
+from headrace.runs.settings import RunSettings
 
 TASKS_AIM: Final = 16
 """The number of tasks that a small source is split into, for several workers."""

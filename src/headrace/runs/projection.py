@@ -6,8 +6,9 @@ from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.tensor import ModelMetadata
 from headrace.formats.read_options import TABLE_FORMATS
 from headrace.runs.field_mapping import TableMapping
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.schema import RecordSchema, Schema
-from headrace.runs.settings import MappingOptions, OutputSettings
+from headrace.runs.settings import MappingOptions
 
 TableColumns = Mapping[str, tuple[str, ...]]
 """The needed columns by format. All columns of a format that is not there are needed."""
@@ -18,14 +19,19 @@ def needed_columns(
 ) -> TableColumns:
     """Return the columns of each format of tables in the schema that the model and the output need.
 
-    These are the columns of the model's inputs and of the sequences. An output that is joined with the
-    records needs all columns.
+    These are the columns of the model's inputs and of the sequences, and those that the output keeps. An
+    output that is joined with whole records needs all columns.
     """
-    if output.join == "input":
+    if output.join == "input" and not output.keep:
         return {}
-    tables = [records for records in schema.formats if records.format in TABLE_FORMATS]
-    found = {records.format: _input_columns(metadata, mapping, records) for records in tables}
-    return {name: columns for name, columns in found.items() if columns is not None}
+    found: dict[str, tuple[str, ...]] = {}
+    for records in schema.formats:
+        # An error about a kept column that does not exist shows all columns.
+        if records.format in TABLE_FORMATS and set(output.keep) <= set(records.names):
+            columns = _input_columns(metadata, mapping, records)
+            if columns is not None:
+                found[records.format] = tuple(dict.fromkeys((*columns, *output.keep)))
+    return found
 
 
 def _input_columns(

@@ -16,13 +16,14 @@ from headrace.core.errors import ConfigError, LedgerError, NotFoundError
 from headrace.core.predictor import Predictor
 from headrace.reports.report import RunKind
 from headrace.runs.assembler import Assembler
-from headrace.runs.encoders import resolve_format
 from headrace.runs.ledger import Ledger, RetryLedger
+from headrace.runs.output_columns import resolve_format
+from headrace.runs.output_settings import TABLES
 from headrace.runs.parts import part_names
 from headrace.runs.plan import Plan, Task
 from headrace.runs.plan_pages import ReplacedObjects, open_plan
 from headrace.runs.records import PartRecord, TaskCheckpoint, TaskRecord
-from headrace.runs.settings import TABLES, settings_from_identity
+from headrace.runs.settings import settings_from_identity
 from headrace.runs.tasks import TaskRun
 from headrace.runs.totals import RunTotals, part_totals, task_totals
 from headrace.runs.work import RunWork

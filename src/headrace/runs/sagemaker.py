@@ -12,7 +12,8 @@ from headrace.core.errors import ConfigError
 from headrace.formats.json_path import compile_path
 from headrace.runs.document import SpecTable, format_value
 from headrace.runs.media_types import accept_of, kind_of
-from headrace.runs.settings import Assemble, DataType, Join
+from headrace.runs.output_settings import Assemble, Join
+from headrace.runs.settings import DataType
 from headrace.storage.uri import parse
 
 FIELDS: Final = (

@@ -6,39 +6,21 @@ Every limit has a default and a unit in its name.
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from math import inf
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from headrace.core.errors import ConfigError, TooManyFailuresError
+from headrace.core.errors import ConfigError
 from headrace.core.settings import Setting, check
 from headrace.formats.json_path import SliceEnd, compile_path
 from headrace.formats.read_options import V2, ReadOptions
+from headrace.runs.failure_policy import FailurePolicy
+from headrace.runs.output_settings import PART_SUFFIXES, SLICE_END_HELP, OutputSettings
 
 MIB = 1 << 20
 
 DataType = Literal["auto", "prefix", "manifest"]
-EncodedFormat = Literal["csv", "jsonl", "json", "v2", "text", "parquet", "arrow"]
-OutputFormat = Literal["auto", EncodedFormat]
-Assemble = Literal["line", "none"]
-Join = Literal["none", "input", "key", "position"]
-OnError = Literal["record", "object", "job"]
 
 SAMPLED: Final = ("infer", "strict")
 """The values of `RunSettings.schema` that are not files."""
-PART_SUFFIXES: Final[Mapping[OutputFormat, str]] = {
-    "auto": "csv",
-    "csv": "csv",
-    "jsonl": "jsonl",
-    "v2": "jsonl",
-    "text": "txt",
-    "parquet": "parquet",
-    "arrow": "arrow",
-}
-"""The end of a part's name by its format; `StreamSettings` refuses a format without one."""
-TABLES: Final[tuple[OutputFormat, ...]] = ("parquet", "arrow")
-"""Formats with a footer: an output must be written by one process from its begin to its end."""
-ROWS_OF_CELLS: Final[tuple[OutputFormat, ...]] = ("csv",)
-"""Formats of text with columns, a delimiter and an optional header."""
 
 BY_OBJECT: Final = "@object"
 """Each object is a sequence with its URI as the id."""
@@ -46,7 +28,6 @@ BY_MEMBER: Final = "@member"
 """Each archive member is a sequence, and each object that is not an archive."""
 BY_PLACE: Final = (BY_OBJECT, BY_MEMBER)
 """The values of `MappingOptions.sequence` that are not columns."""
-_SLICE_END: Final = "End of JSONPath slices: $[1:4] without (exclusive) or with (inclusive) column 4."
 _SHARE: Final = re.compile(r"(\d{1,3}(?:\.\d{1,15})?|\.\d{1,15})\s*(%?)", re.ASCII)
 _COLUMN: Final = "a non-empty text, or a whole number of 0 or more"
 
@@ -116,7 +97,7 @@ class MappingOptions:
         str,
         Setting("JSONPath of the part of a record for the model, as in '$[1:]'.", metavar="PATH"),
     ] = "$"
-    slice_end: Annotated[SliceEnd, Setting(_SLICE_END)] = "exclusive"
+    slice_end: Annotated[SliceEnd, Setting(SLICE_END_HELP)] = "exclusive"
     whole_records: Annotated[
         bool,
         Setting("Pass whole CSV and JSON records to a model whose only input is text."),
@@ -205,180 +186,6 @@ class FlowSettings:
 
     def __post_init__(self) -> None:
         check(self)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputSettings:
-    """The format of the output, and the frequency of commits.
-
-    The formats are "csv"; "jsonl", one object per record; "json", the same, separated as `assemble`
-    says; "v2", the responses to V2 requests; "text", the model's single text output, unchanged;
-    "parquet"; and "arrow", an IPC file. A stream publishes a part when it has `part_bytes_max` or
-    `part_rows_max`. A `checkpoint_s` of 0 makes a checkpoint at every batch.
-    """
-
-    format: Annotated[
-        OutputFormat,
-        Setting(
-            "Format of the predictions; auto is v2 for v2 requests, jsonl for JSON records of a transform, "
-            "else csv.",
-            name="output_format",
-        ),
-    ] = "auto"
-    join: Annotated[
-        Join,
-        Setting(
-            "Data beside a prediction: none, the input record (of media and whole objects, the key), its key "
-            "(object and member), or its position (object, member, record and line)."
-        ),
-    ] = "none"
-    output_filter: Annotated[
-        str,
-        Setting("JSONPath of the part of a (joined) record to write, as in '$[0,-1]'.", metavar="PATH"),
-    ] = "$"
-    slice_end: Annotated[SliceEnd, Setting(_SLICE_END)] = "exclusive"
-    assemble: Annotated[
-        Assemble,
-        Setting("Separator after each JSON or text record: a newline (line) or nothing (none)."),
-    ] = "line"
-    header: Annotated[
-        bool | None,
-        Setting("Write a header line in CSV outputs.", name="output_header", default="with --header names"),
-    ] = None
-    part_bytes_max: Annotated[
-        int, Setting("Approximate size of a part.", old_names=("part_bytes",), least=1)
-    ] = 16 * MIB
-    part_rows_max: Annotated[int, Setting("Limit of rows of a part.", least=1)] = 10_000_000
-    fixed_lists: Annotated[
-        bool,
-        Setting(
-            "Give arrays in Parquet a fixed size. Readers of Delta Lake and Iceberg need lists of any size.",
-            python_only=True,
-        ),
-    ] = True
-    checkpoint_s: Annotated[
-        float,
-        Setting("Checkpoint interval in seconds: the most work that a kill can lose.", least=0, most=inf),
-    ] = 5.0
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for an unknown word, an invalid filter or a limit that is too small."""
-        check(self)
-        compile_path(self.output_filter, slice_end=self.slice_end)
-        if self.format in TABLES and self.output_filter != "$":
-            raise ConfigError(
-                f"output_filter {self.output_filter} needs CSV or JSON records, but the format is "
-                f"{self.format}: remove the filter, and select columns when you read the table"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class FailurePolicy:
-    """The consequence of a record that cannot be predicted.
-
-    With "record", the record is written to the file of failed records beside the output. With
-    "object", its whole object gets no output, as with SageMaker (transforms only). With "job", the
-    run stops. None is "record", and the run stops with BrokenModelError if its model raises the
-    same unexpected exception for every row of its first batches (`headrace.runs.first_batches`).
-
-    A run stops when more than `failed_rows_max` records, or more than `failed_share_max` of all
-    records failed. The share is checked after `SHARE_ROWS_MIN` records, and at the end. Without
-    either limit, the default limit applies: a run stops when more than `DEFAULT_FAILED_ROWS_MAX`
-    records failed, or the failed records have more than `DEFAULT_FAILED_BYTES_MAX`, and they are
-    more than `DEFAULT_FAILED_SHARE_MAX` of all records. A `failed_share_max` of 1 is no limit.
-    """
-
-    on_error: Annotated[
-        OnError | None,
-        Setting(
-            "Scope of a failed record: it alone (record), its object's output (object), or the run (job).",
-            default="record, and stop if the model raises the same exception for every row of its first "
-            "batches",
-        ),
-    ] = None
-    failed_rows_max: Annotated[
-        int | None,
-        Setting("Limit of failed records; above it the run stops.", least=0, python_only=True),
-    ] = None
-    failed_share_max: Annotated[
-        float | None,
-        Setting(
-            "Limit of the share of failed records; above it the run stops. 1 is no limit.",
-            least=0,
-            most=1,
-            python_only=True,
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    @property
-    def stops_broken_model(self) -> bool:
-        """True if a model that fails every row of its first batches stops the run."""
-        return self.on_error is None
-
-    @property
-    def has_default_limit(self) -> bool:
-        """True if no limit is set, so that the default limit applies."""
-        return self.failed_rows_max is None and self.failed_share_max is None
-
-    def describe(self) -> str:
-        """Return the limits of failed records for the plan of a run."""
-        if self.on_error == "job":
-            return "the first stops the run"
-        if self.has_default_limit:
-            return f"the run stops {_DEFAULT_LIMIT} (--max-failed)"
-        most, share = self.failed_rows_max, self.failed_share_max
-        limits = [
-            "" if most is None else f"{most:,} failed records",
-            "" if share is None or share >= 1 else f"{share * 100:g}% failed records",
-        ]
-        found = " or ".join(filter(None, limits))
-        return f"the run stops above {found} (--max-failed)" if found else "no limit"
-
-    def check(
-        self,
-        destination: str,
-        failed: int,
-        records: int,
-        *,
-        at_end: bool,
-        failed_bytes: int = 0,
-        hint: str = "",
-    ) -> None:
-        """Raise TooManyFailuresError if more records of a run failed than its limits allow.
-
-        `failed_bytes` is the size of the failed records. `hint` is a likely cause, for the message.
-        """
-        most, share = self.failed_rows_max, self.failed_share_max
-        if self.has_default_limit:
-            is_many = failed > DEFAULT_FAILED_ROWS_MAX or failed_bytes > DEFAULT_FAILED_BYTES_MAX
-            if not is_many or failed <= DEFAULT_FAILED_SHARE_MAX * records:
-                return
-            why = f"{failed:,} of {records:,} records failed, and a run stops {_DEFAULT_LIMIT}"
-        elif most is not None and failed > most:
-            why = f"{failed:,} records failed, and failed_rows_max is {most:,}"
-        elif share is not None and failed > share * records and (at_end or records >= SHARE_ROWS_MIN):
-            why = f"{failed:,} of {records:,} records failed, and failed_share_max is {share:g}"
-        else:
-            return
-        higher = "--max-failed (a count, a share, or none)" if self.has_default_limit else "a higher limit"
-        raise TooManyFailuresError(
-            f"{destination}: {why}. {hint}Finished work stays; its failed records are in files beside it. "
-            f"Continue with --resume and {higher}"
-        )
-
-
-SHARE_ROWS_MIN: Final = 1000
-"""The number of records from which on the share of failures is checked."""
-DEFAULT_FAILED_ROWS_MAX: Final = 10_000
-DEFAULT_FAILED_BYTES_MAX: Final = 64 * MIB
-DEFAULT_FAILED_SHARE_MAX: Final = 0.5
-_DEFAULT_LIMIT: Final = (
-    f"above {DEFAULT_FAILED_ROWS_MAX:,} failed records (or {DEFAULT_FAILED_BYTES_MAX // MIB} MiB of them) "
-    f"that are more than {DEFAULT_FAILED_SHARE_MAX:.0%} of all"
-)
 
 
 def parse_share(value: str | float) -> float:
@@ -617,7 +424,7 @@ def settings_from_identity(
     preset = TransformSettings if per_object else StreamSettings
     rows, nbytes, delay_ms = identity["batch"]
     batch = {"batch_rows_max": rows, "batch_bytes_max": nbytes, "batch_delay_ms": delay_ms}
-    output = OutputSettings(**identity["output"])
+    output = _with_tuples(OutputSettings, identity["output"])
     return preset(
         data_type=identity["data_type"],
         read=_with_tuples(ReadOptions, identity["read"]),

@@ -8,6 +8,7 @@ of kind OBJECT.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -43,9 +44,12 @@ from headrace.runs.projection import TableColumns
 from headrace.runs.records import PlannedObject, ReadBound, ShardPosition
 from headrace.runs.settings import RunSettings
 from headrace.runs.subset import RecordSampler
-from headrace.runs.table_source import object_blocks, ranges_of, read_ahead, table_blocks
+from headrace.runs.table_source import object_blocks, ranges_of, read_ahead, table_blocks, table_head
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
+
+if TYPE_CHECKING:
+    pass
 
 _OBJECT_ERRORS = (CorruptError, NotFoundError, ChangedError, EmptySourceError)
 _TAIL_BYTES = 64 << 10
@@ -369,11 +373,17 @@ assert PROBE_BYTES <= _TAIL_BYTES, "an object's first tail tells whether it is t
 
 
 def read_head(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Block:
-    """Return an empty block at the start of an object, with the column names of its CSV records, if known.
+    """Return an empty block at the start of an object, with the columns of its records, if known.
 
-    An object that cannot be read has no names.
+    CSV has the names of the columns, Parquet and ORC a table without rows. An object that cannot be read has
+    neither.
     """
     head = Block(Position(info.uri))
+    if is_random_access(info.uri, read):
+        try:
+            return table_head(info, stores, read)
+        except (*_OBJECT_ERRORS, DataError):
+            return head
     if not read.has_column_names:
         return head
     chunks = stores.for_uri(info.uri).stream(info.uri, etag=info.etag)

@@ -40,7 +40,9 @@ from headrace.runs.document import (
     read_extension,
     rename_old_fields,
 )
+from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.media_types import accept_of, read_options
+from headrace.runs.output_settings import ROWS_OF_CELLS, OutputSettings
 from headrace.runs.sagemaker import (
     FIELDS,
     PAYLOAD_MB_DEFAULT,
@@ -53,12 +55,9 @@ from headrace.runs.sagemaker import (
 )
 from headrace.runs.settings import (
     MIB,
-    ROWS_OF_CELLS,
     DataType,
-    FailurePolicy,
     FlowSettings,
     MappingOptions,
-    OutputSettings,
     SubsetSettings,
     TaskSettings,
     TransformSettings,

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from headrace.core.block import Block, Position
 from headrace.core.errors import CorruptError
@@ -12,6 +13,10 @@ from headrace.formats.read import format_name, is_random_access, is_zip, read_ob
 from headrace.formats.read_options import ReadOptions
 from headrace.storage.contract import ObjectInfo, TableFile
 from headrace.storage.resolve import Stores
+
+if TYPE_CHECKING:
+    from headrace.formats.orc_read import OrcReader
+    from headrace.formats.parquet_read import ParquetReader
 
 
 def object_blocks(
@@ -63,26 +68,53 @@ def table_blocks(
 
     Raises CorruptError for an invalid file, MissingExtraError without pyarrow, and the store's errors.
     """
-    if info.size_bytes is None:
-        why = "its size is unknown, but tables of its format are read from their end"
-        raise CorruptError(why, byte=0).with_location(info.uri, None)
-    read_at, size_bytes = ranges_of(info, stores), info.size_bytes
-    first, limit = Position(info.uri), read.record_bytes_max
     with _location(info.uri):
         if format_name(info.uri, read) == "orc":
-            from headrace.formats.orc_read import OrcReader  # noqa: PLC0415 - an extra
-
-            orc = OrcReader(read_at, size_bytes, columns=columns, record_bytes_max=limit)
-            yield from _of_table(orc.blocks(first), info.table, columns)
+            blocks = _open_orc(info, stores, read, columns).blocks(Position(info.uri))
+            yield from _of_table(blocks, info.table, columns)
             return
-        from headrace.formats.parquet_read import ParquetReader  # noqa: PLC0415 - an extra
-
-        reader = ParquetReader(read_at, size_bytes, columns=columns, record_bytes_max=limit)
+        reader = _open_parquet(info, stores, read, columns)
         for number, group in enumerate(reader.row_groups):
             is_inside = start <= group.start_byte and (stop is None or group.start_byte < stop)
             if is_inside and group.first_row + group.rows > first_record:
                 blocks = reader.blocks(number, number + 1, Position(info.uri, record=group.first_row))
                 yield from _of_table(blocks, info.table, columns)
+
+
+def table_head(info: ObjectInfo, stores: Stores, read: ReadOptions) -> Block:
+    """Return a block without rows, whose table has the columns of an object of random access.
+
+    Raises as `table_blocks` does.
+    """
+    with _location(info.uri):
+        open_reader = _open_orc if format_name(info.uri, read) == "orc" else _open_parquet
+        head = open_reader(info, stores, read, None).head(Position(info.uri))
+        return next(_of_table(iter([head]), info.table, None))
+
+
+def _open_parquet(
+    info: ObjectInfo, stores: Stores, read: ReadOptions, columns: Sequence[str] | None
+) -> "ParquetReader":
+    from headrace.formats.parquet_read import ParquetReader  # noqa: PLC0415 - an extra
+
+    limit = read.record_bytes_max
+    return ParquetReader(ranges_of(info, stores), _size(info), columns=columns, record_bytes_max=limit)
+
+
+def _open_orc(
+    info: ObjectInfo, stores: Stores, read: ReadOptions, columns: Sequence[str] | None
+) -> "OrcReader":
+    from headrace.formats.orc_read import OrcReader  # noqa: PLC0415 - an extra
+
+    limit = read.record_bytes_max
+    return OrcReader(ranges_of(info, stores), _size(info), columns=columns, record_bytes_max=limit)
+
+
+def _size(info: ObjectInfo) -> int:
+    """Return the size of an object in bytes. Raise CorruptError if it is unknown."""
+    if info.size_bytes is None:
+        raise CorruptError("its size is unknown, but tables of its format are read from their end", byte=0)
+    return info.size_bytes
 
 
 def _of_table(

@@ -22,10 +22,11 @@ from headrace.runs.output import (
     SpooledOutput,
     suppresses_output,
 )
+from headrace.runs.output_settings import TABLES
 from headrace.runs.parts import part_names
 from headrace.runs.plan import OpenShard, Shard, ShardEnd
 from headrace.runs.records import Counts, ShardRecord, TaskCheckpoint, TaskRecord, sum_counts
-from headrace.runs.settings import TABLES, RunSettings
+from headrace.runs.settings import RunSettings
 from headrace.runs.source import ShardSource
 from headrace.runs.work import RunWork
 from headrace.storage.draft import Draft, DraftPublisher, PersistedDraft, discard

@@ -29,16 +29,11 @@ from headrace.protocols.oip_json import JsonWireRequest, decode_request, encode_
 from headrace.protocols.plain_bodies import request_from_json
 from headrace.reports.report import REPORT_NAME, Report
 from headrace.runs.media_types import bare_type
+from headrace.runs.output_settings import OutputSettings
 from headrace.runs.parts import check_folder
 from headrace.runs.run import Run
 from headrace.runs.sagemaker import FIELDS
-from headrace.runs.settings import (
-    SAMPLED,
-    OutputSettings,
-    RunSettings,
-    StreamSettings,
-    TransformSettings,
-)
+from headrace.runs.settings import SAMPLED, RunSettings, StreamSettings, TransformSettings
 from headrace.runs.spec import EXTENSION_TABLE, spec_of
 from headrace.runs.tasks import InProcessRunner, Locality
 from headrace.storage.local import LocalStore, remove_folder
