@@ -82,14 +82,19 @@ class Plan:
             first, nbytes = first + head.objects, nbytes + head.nbytes
         return nbytes + sum(self.objects[place].info.size_bytes or 0 for place in range(first, index))
 
+    def pages(self) -> Iterator[tuple[PlanHead, range]]:
+        """Yield the head of each page and the numbers of its tasks; a plan in memory has one page."""
+        first = 0
+        for head in self.heads or (PlanHead(len(self.objects), len(self.tasks), self.nbytes, True),):
+            yield head, range(first, first + head.tasks) if self.tasks else range(0)
+            first += head.tasks
+
     def range_tasks(self) -> Iterator[Task]:
         """Yield the tasks that are ranges of objects."""
-        first = 0
-        for head in self.heads or (PlanHead(0, len(self.tasks), 0, has_ranges=True),):
-            for number in range(first, first + head.tasks) if head.has_ranges and self.tasks else ():
+        for head, numbers in self.pages():
+            for number in numbers if head.has_ranges else ():
                 if not self.tasks[number].shards[0].is_whole:
                     yield self.tasks[number]
-            first += head.tasks
 
 
 def cut_tasks(

@@ -112,6 +112,8 @@ class TaskScoring(Scoring):
         self._done = set[int]()
         """The finished tasks, of this process and of earlier ones."""
         self._done_counts = Counts()
+        self._range_numbers = set[int]()
+        """The numbers of the tasks that are ranges."""
         self._ranges: dict[int, TaskRecord] = {}
         """The records of the finished tasks that are ranges."""
         self._settled: TaskSums | None = None
@@ -149,18 +151,19 @@ class TaskScoring(Scoring):
         else:
             self._has_checkpoints = True
         assembled = set[int]() if finished else Assembler(ledger, plan, self._work.settings).assembled_tasks()
+        self._range_numbers = {task.number for task in plan.range_tasks()}
         for record in ledger.iterate_tasks():
             if not finished and record.task not in assembled and ledger.is_lost(record):
                 ledger.delete_task(record.task)
                 continue
-            self._keep(plan, record)
+            self._keep(record)
             if self._settled is not None:
                 self._settled.add(record)
 
-    def _keep(self, plan: Plan, record: TaskRecord) -> None:
+    def _keep(self, record: TaskRecord) -> None:
         """Remember a finished task, or one that is finished again because its range was misplaced."""
         before = self._ranges.get(record.task)
-        if not plan.tasks[record.task].shards[0].is_whole:
+        if record.task in self._range_numbers:
             self._ranges[record.task] = record
         self._done.add(record.task)
         gained = record.counts if before is None else record.counts.minus(before.counts)
@@ -174,13 +177,14 @@ class TaskScoring(Scoring):
     @override
     def execute(self, plan: Plan, *, appended: bool) -> bool:
         work = self._work
+        self._range_numbers = {task.number for task in plan.range_tasks()}
         assembler = Assembler(work.ledger, plan, work.settings, self._ranges.values())
         checkpoints = work.ledger.checkpoints() if self._has_checkpoints else {}
         self._has_checkpoints = True
         self._begin_progress(plan, checkpoints)
 
         def on_task(record: TaskRecord) -> None:
-            self._keep(plan, record)
+            self._keep(record)
             assembler.add_task(record)
 
         assembler.publish_all()
@@ -226,9 +230,15 @@ class TaskScoring(Scoring):
             counts += [checkpoint.counts, *(s.counts for s in checkpoint.done)]
         progress.counts = sum_counts(counts)
         objects = nbytes = 0
-        for shard in (s for number in sorted(self._done) for s in plan.tasks[number].shards):
-            objects += shard.ends_object
-            nbytes += (plan.objects[shard.index].info.size_bytes or 0) // shard.count
+        for head, numbers in plan.pages():
+            if self._done.issuperset(numbers):  # without reading the page
+                objects, nbytes = objects + head.objects, nbytes + head.nbytes
+                continue
+            for shard in (
+                s for number in self._done.intersection(numbers) for s in plan.tasks[number].shards
+            ):
+                objects += shard.ends_object
+                nbytes += (plan.objects[shard.index].info.size_bytes or 0) // shard.count
         progress.begin(objects_before=objects, bytes_before=nbytes)
 
     @override
