@@ -8,7 +8,6 @@ of kind OBJECT.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -47,9 +46,6 @@ from headrace.runs.subset import RecordSampler
 from headrace.runs.table_source import object_blocks, ranges_of, read_ahead, table_blocks, table_head
 from headrace.storage.contract import ObjectInfo
 from headrace.storage.resolve import Stores
-
-if TYPE_CHECKING:
-    pass
 
 _OBJECT_ERRORS = (CorruptError, NotFoundError, ChangedError, EmptySourceError)
 _TAIL_BYTES = 64 << 10
