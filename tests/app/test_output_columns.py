@@ -1,6 +1,7 @@
 """Tests of `keep`, `drop` and `rename`: the columns of records and outputs that are written."""
 
 import io
+from functools import partial
 
 import orjson
 import pyarrow as pa
@@ -141,6 +142,31 @@ def test_names_that_clash_mean_the_output():
 def test_names_without_a_column_or_with_two_are_refused(output, says, format):
     with pytest.raises(ConfigError, match=says):
         written({"a.csv": CSV}, format=format, **output)
+
+
+@for_each("preset", [TransformSettings, StreamSettings])
+@for_each(
+    "output",
+    [
+        {"keep": ("no",)},
+        {"drop": ("no",)},
+        {"rename": ("y=z",)},
+        {"drop": ("y", "z")},
+        {"join": "input", "format": "parquet", "rename": ("x=y",)},
+    ],
+)
+@for_each("objects", [{"a.csv": CSV}, {"a.jsonl": JSON}])
+def test_names_are_refused_before_an_output_is_touched(preset, output, objects):
+    """Otherwise the corrected command would find an output of other settings."""
+    stores = Stores()
+    for name, data in objects.items():
+        stores.for_uri(IN).put(IN + name, data)
+    settings = preset(output=OutputSettings(**output))
+    is_transform = preset is TransformSettings
+    run = partial(transform_sync, IN, OUT) if is_transform else partial(run_sync, IN, output=OUT)
+    with pytest.raises(ConfigError, match=r"--|two columns"):
+        run(model=Two, settings=settings, stores=stores)
+    assert list(stores.for_uri(OUT).list(OUT)) == []
 
 
 def test_fields_that_are_not_kept_fail_no_record():

@@ -136,11 +136,12 @@ def read_table(accept: str, data: bytes):
 
 @for_each("accept", ["parquet", "arrow"])
 @for_each("checkpoint_s", [0.0, 1e9])
-def test_tables_resume_object_by_object(shared, accept, checkpoint_s):
+@for_each("columns", [{}, {"join": "input"}, {"keep": ("1",), "rename": ("1=second",)}])
+def test_tables_resume_object_by_object(shared, accept, checkpoint_s, columns):
     objects = {"a.csv": rows(9), "b.csv": rows(9, 9), "c.csv": b"x,1\n" + rows(9, 18)}
     whole = Stores()
     put(whole, objects)
-    settings = make_settings(output={"format": accept}, checkpoint_s=checkpoint_s)
+    settings = make_settings(output={"format": accept, **columns}, checkpoint_s=checkpoint_s)
     transform(whole, predictor=shared, settings=settings)
     for at in range(1, 7):
         stores = Stores()

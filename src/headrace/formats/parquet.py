@@ -149,6 +149,7 @@ class ParquetEncoder(Encoder):
     def _make_schema(self) -> Any:
         of_records = [] if self._records is None else list(self._records.schema)
         outputs = [(column.name, self._type(column)) for column in self._columns]
+        # The metadata of a source's schema describes its rows and its index, which the output does not have.
         return self._pa.schema([*of_records, *outputs])
 
     def _type(self, column: TensorSpec) -> Any:
@@ -227,7 +228,6 @@ class WholeRecords(RecordColumns):
         fields = [(INPUT, self._pa.string())]
         if has_bytes:
             fields.append((INPUT_BYTES, self._pa.binary()))
-        self._has_bytes = has_bytes
         self.schema = self._pa.schema(fields)
 
     @override

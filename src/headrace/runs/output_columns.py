@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headrace.core.block import Block
 from headrace.core.errors import ConfigError
-from headrace.core.tensor import Array
+from headrace.core.tensor import Array, ModelMetadata
 from headrace.formats.contract import BlockSelection
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.parquet import RecordColumns, WholeRecords
@@ -15,7 +15,7 @@ from headrace.formats.read_options import TABLE_FORMATS, V2
 from headrace.runs.infer import JSON_KINDS
 from headrace.runs.mapping import Mapper
 from headrace.runs.output_settings import TABLES, EncodedFormat
-from headrace.runs.schema import Column, RecordSchema
+from headrace.runs.schema import Column, RecordSchema, Schema, columns_names
 from headrace.runs.settings import RunSettings
 
 _JSON_FORMATS = JSON_KINDS | TABLE_FORMATS | {V2}
@@ -30,6 +30,18 @@ def resolve_format(settings: RunSettings, kind: str | None) -> EncodedFormat:
     if settings.output.format != "auto":
         return settings.output.format
     return "jsonl" if settings.per_object and kind in _JSON_FORMATS else "csv"
+
+
+def check_columns(settings: RunSettings, metadata: ModelMetadata, schema: Schema) -> None:
+    """Raise ConfigError for names of `keep`, `drop` and `rename` that cannot fit the run.
+
+    The columns are those of the first format of the schema, and the outputs that the model declares.
+    Columns that are not known, such as undeclared outputs, are checked at the first records.
+    """
+    if schema.formats:
+        mapper = Mapper(metadata, settings.mapping, settings.read, schema)
+        declared = [spec.name for spec in metadata.outputs]
+        WrittenColumns(settings, mapper).check(schema.formats[0], declared)
 
 
 class WrittenColumns:
@@ -64,6 +76,37 @@ class WrittenColumns:
         """True if whole records are joined."""
         return self._output.join == "input" and self.place is None and not self._output.keep
 
+    @property
+    def _writes_columns(self) -> bool:
+        """True if columns of the records are written, not whole records."""
+        return bool(self._output.keep) or (self.joins_records and self._writes_table)
+
+    def check(self, records: RecordSchema, outputs: Sequence[str]) -> None:
+        """Raise ConfigError for names that are no columns of these records and outputs, or are there twice.
+
+        Without outputs, only the names of `--keep` are checked.
+        """
+        chosen: Collection[str] = ()
+        if self._writes_columns:
+            if not self._has_columns(records):
+                return
+            names = columns_names(records.columns)
+            self._check_kept(names)
+            chosen = self._chosen_names(names, outputs).values() if outputs else ()
+        elif outputs:
+            self._check_known(outputs)
+        if outputs:
+            self._check_distinct(chosen, [self._new_name(n) for n in outputs if n not in self._output.drop])
+
+    def _has_columns(self, records: RecordSchema) -> bool:
+        """Return True if the schema has the columns of whole records.
+
+        With an input filter, it describes a part of a JSON record.
+        """
+        if records.format in JSON_KINDS:
+            return bool(records.names) and self._mapper.options.input_filter == "$"
+        return records.format in {"csv", *TABLE_FORMATS}
+
     def record_columns(self, block: Block | None, outputs: Collection[str]) -> RecordColumns | None:
         """Return the columns of the records to write; None if there are none, or whole records are written.
 
@@ -73,27 +116,35 @@ class WrittenColumns:
         Raise ConfigError for names that do not exist.
         """
         keep = self._output.keep
-        if not keep and (not self.joins_records or not self._writes_table):
+        if not self._writes_columns:
             self._check_known(outputs)
             return None
         from headrace.runs.record_columns import ChosenColumns  # noqa: PLC0415 - needs an extra
 
         columns = self._all_columns(block, None)
-        names = tuple(columns.schema.names)
+        names: list[str] = columns.schema.names
+        self._check_kept(names)
+        chosen = self._chosen_names(names, outputs)
+        if list(chosen.items()) == [(name, name) for name in names]:
+            return columns
+        return ChosenColumns(self._all_columns(block, keep) if keep else columns, chosen)
+
+    def _chosen_names(self, names: Sequence[str], outputs: Collection[str]) -> dict[str, str]:
+        """Return the new names of the columns of the records to write by their old names, of `names`."""
         self._check_known([*names, *outputs])
-        missing = next((name for name in keep if name not in names), None)
+        return {
+            name: name if name in outputs else self._new_name(name)
+            for name in self._output.keep or names
+            if name in outputs or name not in self._output.drop
+        }
+
+    def _check_kept(self, names: Collection[str]) -> None:
+        """Raise ConfigError if a name of `--keep` is not among the columns of the records."""
+        missing = next((name for name in self._output.keep if name not in names), None)
         if missing is not None:
             raise ConfigError(
                 f"--keep {missing}: no column has this name: the columns are {', '.join(names)}"
             )
-        chosen = {
-            name: name if name in outputs else self._new_name(name)
-            for name in keep or names
-            if name in outputs or name not in self._output.drop
-        }
-        if tuple(chosen.items()) == tuple((name, name) for name in names):
-            return columns
-        return ChosenColumns(self._all_columns(block, keep) if keep else columns, chosen)
 
     def _check_known(self, names: Collection[str]) -> None:
         """Raise ConfigError if a name of `--drop` or `--rename` is not among the columns."""
@@ -123,8 +174,7 @@ class WrittenColumns:
                 # CSV keeps the digits of its cells.
                 columns = [replace(column, type="text") for column in columns]
             return columns_of.CsvColumns(columns, self._csv_dialect, kept)
-        # With an input filter, the schema describes a part of a JSON record.
-        if kind in JSON_KINDS and records.names and self._mapper.options.input_filter == "$":
+        if kind in JSON_KINDS and self._has_columns(records):
             return columns_of.JsonColumns(records.columns, self.is_json, kept)
         return WholeRecords(has_bytes=kind not in JSON_KINDS)
 
@@ -148,7 +198,7 @@ class WrittenColumns:
         place = self.place
         kept = None if self._writes_table else records
         new_names = {name: self._new_name(name) for name in outputs if name not in self._output.drop}
-        self._check_names(records, new_names)
+        self._check_distinct([] if records is None else records.schema.names, new_names.values())
         if place is None and kept is None and list(new_names.items()) == [(name, name) for name in outputs]:
             return None
 
@@ -168,12 +218,10 @@ class WrittenColumns:
     def _new_name(self, name: str) -> str:
         return self._output.new_names.get(name, name)
 
-    def _check_names(self, records: RecordColumns | None, new_names: Mapping[str, str]) -> None:
+    def _check_distinct(self, of_records: Collection[str], of_outputs: Collection[str]) -> None:
         """Raise ConfigError if two columns have the same name, or no column is left."""
-        place = self.place
-        of_records: list[str] = [] if records is None else records.schema.names
-        places = [] if place is None else list(place_columns(place, ()))
-        names = Counter([*places, *of_records, *new_names.values()])
+        places = [] if self.place is None else list(place_columns(self.place, ()))
+        names = Counter([*places, *of_records, *of_outputs])
         clash = next((name for name, count in names.items() if count > 1), None)
         if clash is not None:
             raise ConfigError(

@@ -18,7 +18,7 @@ from headrace.formats.encode import json_text, raw_records
 from headrace.formats.matrix import parse_number
 from headrace.formats.parquet import RecordColumns
 from headrace.formats.record_table import ArrowTable, flat_array
-from headrace.runs.schema import Column, ColumnType
+from headrace.runs.schema import Column, ColumnType, columns_names
 
 _NUMBER_TYPES: Final[dict[ColumnType, Any]] = {
     "boolean": pyarrow.bool_(),
@@ -52,8 +52,7 @@ class TableColumns(RecordColumns):
         schema: Any = cast("ArrowTable", table if kept is None else table.select(kept)).batch.schema
         if not has_dictionaries:
             schema = pyarrow.schema([field.with_type(_plain_type(field.type)) for field in schema])
-        # The metadata of a file describes its rows and its index, which the output does not have.
-        self.schema = schema.remove_metadata()
+        self.schema = schema
         self._has_all = kept is None
 
     @override
@@ -153,12 +152,7 @@ def column_type(column: Column) -> Any:
 
 def columns_schema(columns: Sequence[Column]) -> Any:
     """Return the Arrow schema of columns of text records; columns without names have their numbers."""
-    return pyarrow.schema(
-        [
-            (str(number) if column.name is None else column.name, column_type(column))
-            for number, column in enumerate(columns)
-        ]
-    )
+    return pyarrow.schema(list(zip(columns_names(columns), map(column_type, columns), strict=True)))
 
 
 class CsvColumns(RecordColumns):
@@ -310,8 +304,8 @@ class JsonColumns(RecordColumns):
         unknown = next((name for name in fields if name not in names), None)
         if unknown is not None:
             raise DataError(
-                f'field "{unknown}" has no column: add the field to a schema file (--schema), or choose columns '
-                "with --keep"
+                f'field "{unknown}" has no column: add the field to a schema file (--schema), or choose '
+                "columns with --keep"
             )
         return fields
 

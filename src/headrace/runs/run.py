@@ -35,6 +35,7 @@ from headrace.runs.objects import (
     source_covers,
 )
 from headrace.runs.output import quote_hint
+from headrace.runs.output_columns import check_columns
 from headrace.runs.plan import Plan
 from headrace.runs.plan_pages import PAGE_OBJECTS
 from headrace.runs.records import PlannedObject
@@ -254,6 +255,7 @@ class Run:
         pages = self._pages(select())
         planned = next(pages)
         schema = self._schema_of(planned)
+        check_columns(self._settings, self._scoring.figures.metadata, schema)
         if self._if_exists == "overwrite":
             self._objects.delete_output()
         if self._table is not None:

@@ -39,6 +39,11 @@ class Column:
     nulls: int = 0
 
 
+def columns_names(columns: Sequence[Column]) -> list[str]:
+    """Return the names of columns as outputs have them: the number of a column without a name."""
+    return [str(number) if column.name is None else column.name for number, column in enumerate(columns)]
+
+
 @dataclass(frozen=True, slots=True)
 class RecordSchema:
     """The columns of the records of one format.
