@@ -354,7 +354,9 @@ async def compress_body(body: bytes, accept_encoding: bytes) -> tuple[bytes, Hea
     vary = (b"vary", b"accept-encoding")
     if not accepts_gzip(accept_encoding):
         return body, (vary,)
-    return await asyncio.to_thread(gzip.compress, body, 1), ((b"content-encoding", b"gzip"), vary)
+    # Without a time, equal bodies have equal bytes.
+    packed = await asyncio.to_thread(gzip.compress, body, 1, mtime=0)
+    return packed, ((b"content-encoding", b"gzip"), vary)
 
 
 def accepts_gzip(accept_encoding: bytes) -> bool:

@@ -261,13 +261,14 @@ def bind_to_attempt(attempt: Attempt, run: Run, predictor: AttemptPredictor) -> 
     """Report the run's progress to the attempt, and drain it when the attempt stops."""
 
     def how_far() -> JobProgress:
-        progress, plan = run.progress, run.plan
+        progress = run.progress
         note = failed_note(progress.rows_failed)
-        if plan is None:
+        if run.plan is None:
             return JobProgress(unit="bytes", note=note)
-        done = min(progress.bytes_read + progress.bytes_before, plan.nbytes)
+        total = progress.bytes_total
+        done = min(progress.bytes_read + progress.bytes_before, total)
         across = progress.bytes_read if attempt.job.across_regions else 0
-        return JobProgress(done, plan.nbytes or None, "bytes", note, across)
+        return JobProgress(done, total or None, "bytes", note, across)
 
     attempt.set_progress_source(how_far)
     predictor.stop_with(attempt, run.drain)
