@@ -171,3 +171,20 @@ def test_limit_ends_the_plan(preset, by_tasks):
     assert (report.records_in, report.objects) == (20, 7)
     assert [head.objects for head in ledger(stores).plan_heads()] == [5, 2]
     assert ledger(stores).has_complete_plan()
+
+
+def test_limited_run_that_ends_while_it_is_planned_has_not_begun(monkeypatch):
+    stores, settings = source(), make_settings(subset=SubsetSettings(limit=40))
+    begin = Ledger.begin
+
+    def fails(self, identity, kind):
+        assert self.has_complete_plan()
+        assert len(self.plan_heads()) == 3
+        raise UnavailableError(OUT, "gone")
+
+    monkeypatch.setattr(Ledger, "begin", fails)
+    with pytest.raises(UnavailableError):
+        score(stores, settings=settings)
+    monkeypatch.setattr(Ledger, "begin", begin)
+    report = score(stores, settings=settings)
+    assert (report.records_in, report.objects) == (40, 14)

@@ -251,10 +251,17 @@ class Run:
             return self._resume(select)
         if self._if_exists != "overwrite" and (found or any(self._objects.parts())):
             raise OutputExistsError(self.destination)
+        self._begin(select())
+        return None
+
+    def _begin(self, infos: Iterator[ObjectInfo]) -> None:
         # A run that cannot start must neither delete an existing output nor leave files.
-        pages = self._pages(select())
-        planned = next(pages)
-        schema = self._schema_of(planned)
+        pages = self._pages(infos)
+        planned = [next(pages)]
+        in_background = self._may_list_later(planned[0])
+        if not in_background:
+            planned += pages
+        schema = self._schema_of([one for page in planned for one in page])
         check_columns(self._settings, self._scoring.figures.metadata, schema)
         if self._if_exists == "overwrite":
             self._objects.delete_output()
@@ -262,16 +269,26 @@ class Run:
             self._table.begin()
         if schema.formats:
             self._ledger.write_schema(schema)
-        self._objects.add(planned)
+        for page in planned:
+            self._objects.add(page)
+        if not in_background:
+            self._objects.complete()
         # A resumption must repeat the identity; a retry reads these.
         more = {"made_with": self._model_reference, "destination_region": self._region_of(self.destination)}
         self._ledger.begin(self._identity() | more, self.kind)
-        # The list of a table's files is complete, and belongs to a version that may be gone later.
-        is_long = len(planned) == PAGE_OBJECTS and planned[0].info.table is None
-        self._plan_pages(pages, in_background=is_long)
+        if in_background:
+            self._plan_pages(pages, in_background=True)
         self.plan = self._make_plan()
         _log.info("run started", extra={"output": self.destination, "objects": self._planned})
-        return None
+
+    def _may_list_later(self, first: Sequence[PlannedObject]) -> bool:
+        """Return True if the pages after the first one may be planned while it is scored.
+
+        A resumption cannot find the objects up to a limit of records again, nor the files of a table, whose
+        version may be gone.
+        """
+        is_long = len(first) == PAGE_OBJECTS and first[0].info.table is None
+        return is_long and self._settings.subset.limit is None
 
     def _pages(self, infos: Iterator[ObjectInfo]) -> Iterator[Sequence[PlannedObject]]:
         """Yield the objects of a listing as pages of the plan, up to the limit of records."""
@@ -282,8 +299,7 @@ class Run:
     def _plan_pages(self, pages: Iterator[Sequence[PlannedObject]], *, in_background: bool) -> None:
         """Add pages to the plan: now, or while the first ones are scored."""
         self._planning = Planning(pages, self._add_page, self._complete_plan)
-        # The objects up to a limit are read to find it. A resumption cannot do that again.
-        if in_background and self._settings.subset.limit is None:
+        if in_background:
             self.progress.is_listing = True
             self._planning.start()
         else:
