@@ -4,7 +4,6 @@ Both forms are read from chunks: a file is a stream of messages between a magic 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from typing_extensions import override
@@ -12,7 +11,7 @@ from typing_extensions import override
 from headrace.core.block import Block, Position
 from headrace.formats.arrow import pyarrow
 from headrace.formats.contract import RECORD_BYTES_MAX, Buffer, Format
-from headrace.formats.record_table import cut_batch
+from headrace.formats.record_table import cut_batches
 from headrace.formats.table_files import (
     TableStream,
     check_names,
@@ -55,14 +54,8 @@ class ArrowFormat(Format):
             reader = pyarrow.ipc.open_stream(pyarrow.PythonFile(file, mode="r"), options=options)
             check_names(_KIND, reader.schema.names, file)
         columns = present_columns(reader.schema.names, self._columns)
-        while (batch := _next_batch(reader, file)) is not None:
-            for block in cut_batch(
-                batch if columns is None else batch.select(columns),
-                first,
-                record_bytes_max=self._record_bytes_max,
-            ):
-                yield block
-                first = replace(first, record=block.first.record + block.records)
+        batches = _batches(reader, columns, file)
+        yield from cut_batches(batches, first, record_bytes_max=self._record_bytes_max)
         if file.drain_last(len(_MAGIC)) != _MAGIC and is_file:
             raise unreadable(_KIND, "it has no footer", file)
 
@@ -81,11 +74,11 @@ def _skip_magic(file: TableStream) -> bool:
     return True
 
 
-def _next_batch(reader: Any, file: TableStream) -> Any:
-    with table_errors(_KIND, file):
-        try:
-            batch = reader.read_next_batch()
-        except StopIteration:
-            return None
-        check_values(batch)
-        return batch
+def _batches(reader: Any, columns: Sequence[str] | None, file: TableStream) -> Iterator[Any]:
+    while True:
+        with table_errors(_KIND, file):
+            batch = next(reader, None)
+            if batch is None:
+                return
+            check_values(batch)
+        yield batch if columns is None else batch.select(columns)

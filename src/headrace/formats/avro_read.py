@@ -1,8 +1,7 @@
 """Read Avro object container files, block by block, as blocks of typed columns."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from io import BytesIO
 from itertools import chain, islice
 from typing import Any, Final
@@ -11,13 +10,12 @@ import orjson
 from typing_extensions import override
 
 from headrace.core.block import Block, Position
-from headrace.core.errors import CorruptError, MissingExtraError
 from headrace.formats.avro import fastavro
 from headrace.formats.avro_codecs import CODECS, plain_blocks
 from headrace.formats.avro_columns import AvroColumns, physical_schema
 from headrace.formats.contract import RECORD_BYTES_MAX, Buffer, Format
-from headrace.formats.record_table import ROWS_MAX, cut_batch
-from headrace.formats.table_files import TableStream, unreadable
+from headrace.formats.record_table import ROWS_MAX, cut_batches
+from headrace.formats.table_files import TableStream, table_errors, unreadable
 
 _KIND: Final = "Avro"
 _MAGIC: Final = b"Obj\x01"
@@ -58,11 +56,8 @@ class AvroFormat(Format):
             file, schema = _open(file)
             columns = AvroColumns(schema, self._columns)
             avro_blocks = iter(fastavro.block_reader(file))
-        while (batches := _next_batches(avro_blocks, columns, file)) is not None:
-            for batch in batches:
-                for block in cut_batch(batch, first, record_bytes_max=self._record_bytes_max):
-                    yield block
-                    first = replace(first, record=block.first.record + block.records)
+        batches = _batches(avro_blocks, columns, file)
+        yield from cut_batches(batches, first, record_bytes_max=self._record_bytes_max)
 
 
 def _open(file: TableStream) -> tuple[TableStream, Any]:
@@ -90,27 +85,20 @@ def _open(file: TableStream) -> tuple[TableStream, Any]:
     return file, schema
 
 
-def _next_batches(avro_blocks: Iterator[Any], columns: AvroColumns, file: TableStream) -> list[Any] | None:
-    """Return the rows of the next Avro block as record batches, or None at the end of the file."""
-    with _avro_errors(file):
-        avro_block = next(avro_blocks, None)
-        if avro_block is None:
-            return None
-        rows: Iterator[Any] = iter(avro_block)
-        batches: list[Any] = []
-        while some := list(islice(rows, ROWS_MAX)):
-            batches.append(columns.batch(some))
-        return batches
+def _batches(avro_blocks: Iterator[Any], columns: AvroColumns, file: TableStream) -> Iterator[Any]:
+    """Yield the rows of each Avro block as record batches, after all rows of the block are decoded."""
+    while True:
+        with _avro_errors(file):
+            avro_block = next(avro_blocks, None)
+            if avro_block is None:
+                return
+            rows: Iterator[Any] = iter(avro_block)
+            batches: list[Any] = []
+            while some := list(islice(rows, ROWS_MAX)):
+                batches.append(columns.batch(some))
+        yield from batches
 
 
-@contextmanager
-def _avro_errors(file: TableStream) -> Generator[None]:
+def _avro_errors(file: TableStream) -> AbstractContextManager[None]:
     """Raise CorruptError for any error of decoding: fastavro has no errors of its own."""
-    try:
-        yield
-    except (MissingExtraError, CorruptError):
-        raise
-    except Exception as error:
-        if file.error is not None:
-            raise file.error from None
-        raise unreadable(_KIND, str(error).strip() or type(error).__name__, file) from error
+    return table_errors(_KIND, file, expected=(Exception,))

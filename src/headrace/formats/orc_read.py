@@ -5,13 +5,12 @@ range of the file.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from headrace.core.block import Block, Position
 from headrace.formats.arrow import orc_module
 from headrace.formats.contract import RECORD_BYTES_MAX, ReadAt
-from headrace.formats.record_table import check_nested, cut_batch, empty_block
+from headrace.formats.record_table import check_nested, cut_batches, empty_block
 from headrace.formats.table_files import (
     RandomAccessFile,
     check_names,
@@ -57,10 +56,8 @@ class OrcReader:
 
         Raises CorruptError, after the rows before, if a stripe cannot be read.
         """
-        for stripe in range(self._source.nstripes):
-            for block in cut_batch(self._stripe(stripe), first, record_bytes_max=self._record_bytes_max):
-                yield block
-                first = replace(first, record=block.first.record + block.records)
+        stripes = map(self._stripe, range(self._source.nstripes))
+        yield from cut_batches(stripes, first, record_bytes_max=self._record_bytes_max)
 
     def _stripe(self, stripe: int) -> Any:
         with table_errors(_KIND, self._file):

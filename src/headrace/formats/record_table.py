@@ -4,8 +4,8 @@ Blocks of tables pass Arrow's columns from the reader to the encoder. A row beco
 in the files of failed records, and in outputs of text that are joined with their inputs.
 """
 
-from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -86,8 +86,17 @@ class ArrowTable(RecordTable):
         return ArrowTable(self.batch.slice(start, max(stop - start, 0)))
 
 
-def cut_batch(batch: Any, first: Position, *, record_bytes_max: int) -> Iterator[Block]:
-    """Yield the rows of a record batch of any size as blocks of bounded size, as `table_blocks` does."""
+def cut_batches(batches: Iterable[Any], first: Position, *, record_bytes_max: int) -> Iterator[Block]:
+    """Yield the rows of consecutive record batches of any size as blocks of bounded size.
+
+    `first` is the position of the first row of all. Oversized rows are failures, as in `table_blocks`.
+    """
+    for batch in batches:
+        yield from _cut_batch(batch, first, record_bytes_max=record_bytes_max)
+        first = replace(first, record=first.record + batch.num_rows)
+
+
+def _cut_batch(batch: Any, first: Position, *, record_bytes_max: int) -> Iterator[Block]:
     row_bytes = _row_bytes(batch) // max(batch.num_rows, 1)
     rows = min(ROWS_MAX, max(BLOCK_BYTES_MAX // max(row_bytes, 1), 1))
     for start in range(0, batch.num_rows, rows):
@@ -122,7 +131,7 @@ def table_blocks(batch: Any, first: Position, *, record_bytes_max: int) -> Itera
 
 def conform(
     block: Block,
-    schema_text: str,
+    table_schema: str,
     values: Mapping[str, str | None],
     wanted: Sequence[str] | None = None,
 ) -> Block:
@@ -133,12 +142,17 @@ def conform(
     batch: Any = block.table.batch if isinstance(block.table, ArrowTable) else None
     if batch is None:
         return block
-    schema = _schema(schema_text)
+    schema = _schema(table_schema)
     if wanted is not None:
         schema = pyarrow.schema([field for field in schema if field.name in wanted] or schema)
     columns = [_conformed_column(batch, field, values) for field in schema]
     table = ArrowTable(pyarrow.record_batch(columns, schema=schema))
     return replace(block, table=table, column_names=table.names)
+
+
+def schema_text(schema: Any) -> str:
+    """Return the text of an Arrow schema that `conform` takes."""
+    return b64encode(schema.serialize().to_pybytes()).decode()
 
 
 @lru_cache(maxsize=16)

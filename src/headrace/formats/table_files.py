@@ -161,9 +161,19 @@ class TableStream(ChunkFile):
         """Do nothing: the owner of the chunks closes them."""
 
 
+_ARROW_ERRORS: Final[tuple[type[Exception], ...]] = (
+    pyarrow.ArrowException,
+    OSError,
+    ValueError,
+    OverflowError,
+)
+
+
 @contextmanager
-def table_errors(kind: str, file: SourceFile) -> Generator[None]:
-    """Raise CorruptError for an error of a library that cannot read a file of format `kind`.
+def table_errors(
+    kind: str, file: SourceFile, *, expected: tuple[type[Exception], ...] = _ARROW_ERRORS
+) -> Generator[None]:
+    """Raise CorruptError for an `expected` error of a library that cannot read a file of format `kind`.
 
     If the bytes end early, the error is a TruncatedError. An error of the file's source is raised unchanged.
     """
@@ -174,10 +184,9 @@ def table_errors(kind: str, file: SourceFile) -> Generator[None]:
     except Exception as error:
         if file.error is not None:
             raise file.error from None
-        expected = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
         if not isinstance(error, expected):
             raise
-        raise unreadable(kind, str(error).strip(), file) from error
+        raise unreadable(kind, str(error).strip() or type(error).__name__, file) from error
 
 
 def unreadable(kind: str, why: str, file: SourceFile) -> CorruptError:

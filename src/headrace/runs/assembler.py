@@ -98,6 +98,11 @@ class Assembler:
             if shard.index in self._shard_counts:
                 self._shards[shard.index][shard.number] = shard
 
+    @property
+    def range_tasks(self) -> frozenset[int]:
+        """The numbers of the tasks that are ranges."""
+        return frozenset(self._task_numbers.values())
+
     def range_starts(self) -> dict[tuple[int, int], ShardPosition]:
         """Return the known starts of ranges, by object index and range number.
 

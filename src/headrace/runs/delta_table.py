@@ -1,7 +1,6 @@
 """Delta Lake tables as sources and outputs of runs. The adapter module of deltalake (extra `delta`)."""
 
 import json
-from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
@@ -10,6 +9,7 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError, StorageError
 from headrace.formats.arrow import pyarrow
+from headrace.formats.record_table import schema_text
 from headrace.runs.table_output import DataFile, Table, table_schema
 from headrace.storage.contract import ObjectInfo, TableFile
 
@@ -143,7 +143,7 @@ class DeltaTable(Table):
             actions = pyarrow.table(table.get_add_actions(flatten=True))
         except exceptions.DeltaError as error:
             raise self._storage_error(error) from error
-        text = b64encode(schema.serialize().to_pybytes()).decode()
+        text = schema_text(schema)
         values = {
             name.removeprefix(_PARTITION): actions.column(name).cast(pyarrow.string()).to_pylist()
             for name in actions.column_names

@@ -1,6 +1,5 @@
 """Iceberg tables as sources and outputs of runs. The adapter module of pyiceberg (extra `iceberg`)."""
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -8,6 +7,7 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, HeadraceError, MissingExtraError, StorageError
 from headrace.formats.arrow import pyarrow
+from headrace.formats.record_table import schema_text
 from headrace.runs.table_output import DataFile, Table, table_schema
 from headrace.storage.contract import ObjectInfo, TableFile
 
@@ -163,7 +163,7 @@ class IcebergTable(Table):
         why = _unreadable(table, schema, tasks)
         if why is not None:
             raise ConfigError(f"iceberg:{self._name}: a run cannot read this table: {why}")
-        text = b64encode(schema.as_arrow().serialize().to_pybytes()).decode()
+        text = schema_text(schema.as_arrow())
         infos = [
             ObjectInfo(
                 task.file.file_path,

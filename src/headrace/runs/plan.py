@@ -56,6 +56,11 @@ class Task:
     shards: tuple[Shard, ...]
     region: str | None = None
 
+    @property
+    def is_range(self) -> bool:
+        """True if the task is a range of an object. Such a task has no other shard."""
+        return not self.shards[0].is_whole
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -93,7 +98,7 @@ class Plan:
         """Yield the tasks that are ranges of objects."""
         for head, numbers in self.pages():
             for number in numbers if head.has_ranges else ():
-                if not self.tasks[number].shards[0].is_whole:
+                if self.tasks[number].is_range:
                     yield self.tasks[number]
 
 

@@ -31,12 +31,7 @@ def head_of(objects: Sequence[PlannedObject], settings: RunSettings) -> PlanHead
     """Return the head of a page of these objects."""
     tasks = list(cut_tasks(objects, settings))
     nbytes = sum(planned.info.size_bytes or 0 for planned in objects)
-    return PlanHead(len(objects), len(tasks), nbytes, any(map(_is_range, tasks)))
-
-
-def _is_range(task: Task) -> bool:
-    """Return True if a task is a range of an object. Such a task has no other shard."""
-    return not task.shards[0].is_whole
+    return PlanHead(len(objects), len(tasks), nbytes, any(task.is_range for task in tasks))
 
 
 class PagedSequence(LazySequence[T_co]):

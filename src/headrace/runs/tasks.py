@@ -34,7 +34,7 @@ from headrace.runs.work import RunProgress, RunWork, WorkFigures, ignore
 _log = logging.getLogger("headrace.runs")
 
 FLOW_OBJECTS_MIN: Final = 10_000
-"""The number of objects of one flow, whose ends are in memory, after which another flow begins."""
+"""The number of objects after which another flow begins, because a flow remembers each of its objects."""
 OtherRegions = Literal["idle", "never"]
 """When a worker takes tasks of other regions: if none of its own are left, or never."""
 
@@ -112,7 +112,7 @@ class TaskScoring(Scoring):
         self._done = set[int]()
         """The finished tasks, of this process and of earlier ones."""
         self._done_counts = Counts()
-        self._range_numbers = set[int]()
+        self._range_numbers = frozenset[int]()
         """The numbers of the tasks that are ranges."""
         self._ranges: dict[int, TaskRecord] = {}
         """The records of the finished tasks that are ranges."""
@@ -150,8 +150,8 @@ class TaskScoring(Scoring):
             self._settled = self._sums(plan)
         else:
             self._has_checkpoints = True
-        assembled = set[int]() if finished else Assembler(ledger, plan, self._work.settings).assembled_tasks()
-        self._range_numbers = {task.number for task in plan.range_tasks()}
+        assembler = Assembler(ledger, plan, self._work.settings)
+        assembled, self._range_numbers = assembler.assembled_tasks(), assembler.range_tasks
         for record in ledger.iterate_tasks():
             if not finished and record.task not in assembled and ledger.is_lost(record):
                 ledger.delete_task(record.task)
@@ -177,8 +177,8 @@ class TaskScoring(Scoring):
     @override
     def execute(self, plan: Plan, *, appended: bool) -> bool:
         work = self._work
-        self._range_numbers = {task.number for task in plan.range_tasks()}
         assembler = Assembler(work.ledger, plan, work.settings, self._ranges.values())
+        self._range_numbers = assembler.range_tasks
         checkpoints = work.ledger.checkpoints() if self._has_checkpoints else {}
         self._has_checkpoints = True
         self._begin_progress(plan, checkpoints)
@@ -294,7 +294,7 @@ class InProcessRunner(PredictorWork, Runner):
 
 
 def _groups_of(tasks: Iterable[Task]) -> Iterator[list[Task]]:
-    """Yield the tasks in groups of at least `FLOW_OBJECTS_MIN` objects and ranges, but for the last one."""
+    """Yield groups of tasks. Each group but the last has at least `FLOW_OBJECTS_MIN` objects and ranges."""
     group: list[Task] = []
     shards = 0
     for task in tasks:
