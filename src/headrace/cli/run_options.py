@@ -124,6 +124,7 @@ _TYPES: Final = {
     "keep": ParsedType("names", _parse_names),
     "drop": ParsedType("names", _parse_names),
     "rename": ParsedType("names", _parse_names),
+    "partition_by": ParsedType("names", _parse_names),
     "text_column": ParsedType("column", _name_or_index),
     "sequence": ParsedType("column", _parse_sequence),
     "sequence_end": ParsedType("column", _name_or_index),

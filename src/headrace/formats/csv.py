@@ -228,6 +228,10 @@ def cell_grid(rows: TextRows, dialect: CsvDialect, width: int) -> CellGrid:
     if delimiters is None:
         delimiters = _parsed_delimiter_offsets(rows, dialect)
     low, high = np.searchsorted(delimiters, rows.starts), np.searchsorted(delimiters, rows.ends)
+    if int((high - low).sum()) < len(delimiters):
+        # Other records lie between the rows.
+        before = np.searchsorted(rows.starts, delimiters, side="right") - 1
+        delimiters = delimiters[delimiters < rows.ends[before]]
     cells = high - low + 1
     matching = cells == width
     ragged: dict[int, int] = {}

@@ -86,8 +86,8 @@ class ParquetEncoder(Encoder):
         self._buffer = _OutputBuffer()
         self._writer: Any = None
         self._held: list[Any] = []
-        self._held_rows = 0
-        self._held_bytes = 0
+        self._held_rows: int = 0
+        self._held_bytes: int = 0
 
     @override
     def begin(self) -> bytes:
@@ -119,32 +119,48 @@ class ParquetEncoder(Encoder):
     @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
         """Return the bytes of the row groups that these records fill; often none."""
+        return b"".join([self.hold(batch, sizes) for batch, sizes in self.batches(selections, outputs)])
+
+    def batches(
+        self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]
+    ) -> list[tuple[Any, NDArray[np.int64]]]:
+        """Return the rows as batches for `hold`, with the size of each row in bytes. Errors: see `encode`."""
         rows, arrays = check_outputs(self._columns, selections, outputs, datatypes=True)
         if not rows:
-            return b""
+            return []
         if self._records is None:
             sizes = np.zeros(rows, np.int64)
             columns = [self._output_column(data, sizes) for data in arrays]
-            self._hold(self._pa.record_batch(columns, schema=self._schema), sizes)
-            return self._buffer.take()
+            return [(self._pa.record_batch(columns, schema=self._schema), sizes)]
         batches = [self._records.batch(selection) for selection in selections]
         sizes = np.concatenate([_record_sizes(selection) for selection in selections])
         columns = [self._output_column(data, sizes) for data in arrays]
+        found: list[tuple[Any, NDArray[np.int64]]] = []
         at = 0
         for batch in batches:
             # Each batch stays as it is: the copy of a row group is the only one of the columns.
             some = [column.slice(at, batch.num_rows) for column in columns]
             joined = self._pa.record_batch([*batch.columns, *some], schema=self._schema)
-            self._hold(joined, sizes[at : at + batch.num_rows])
+            found.append((joined, sizes[at : at + batch.num_rows]))
             at += batch.num_rows
+        return found
+
+    @property
+    def held_bytes(self) -> int:
+        """The size of the rows that wait for their row group, before compression."""
+        return self._held_bytes
+
+    def end_row_group(self) -> bytes:
+        """Write the held rows as a row group. Return its bytes, or none without rows."""
+        if self._held:
+            self._write_row_group()
         return self._buffer.take()
 
     @override
     def finish(self) -> bytes:
-        if self._held:
-            self._write_row_group()
+        data = self.end_row_group()
         self._writer.close()
-        return self._buffer.take()
+        return data + self._buffer.take()
 
     def _make_schema(self) -> Any:
         of_records = [] if self._records is None else list(self._records.schema)
@@ -177,8 +193,11 @@ class ParquetEncoder(Encoder):
             arrow_columns = pa.FixedSizeListArray.from_arrays(arrow_columns, size)
         return arrow_columns
 
-    def _hold(self, batch: Any, sizes: NDArray[np.int64]) -> None:
-        """Hold rows until a row group is full. Further rows begin the next row group."""
+    def hold(self, batch: Any, sizes: NDArray[np.int64]) -> bytes:
+        """Hold rows until a row group is full. Further rows begin the next row group.
+
+        Return the bytes of the full row groups.
+        """
         cumulative = np.cumsum(sizes)
         at = 0
         while at < len(cumulative):
@@ -195,6 +214,7 @@ class ParquetEncoder(Encoder):
             at = stop
             if self._held_rows >= self._row_group_rows or self._held_bytes >= self._row_group_bytes_max:
                 self._write_row_group()
+        return self._buffer.take()
 
     def _write_row_group(self) -> None:
         self._writer.write_table(self._row_group(), self._held_rows)

@@ -1,6 +1,7 @@
 """Choose the encoder of an output from the settings and the format of its records."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, assert_never
 
 from typing_extensions import override
@@ -16,6 +17,7 @@ from headrace.formats.json_encode import JsonLinesEncoder, TransformJsonEncoder
 from headrace.formats.json_path import JsonPath, compile_path
 from headrace.formats.json_select import ElementSelector, MemberSelector
 from headrace.formats.parquet import ArrowEncoder, ParquetEncoder, RecordColumns
+from headrace.formats.partition import PartitionedTableEncoder, PartitionedTextEncoder
 from headrace.formats.place import ColumnsEncoder
 from headrace.formats.read_options import V2
 from headrace.runs.items import selected_rows
@@ -56,9 +58,15 @@ class Encoders:
     def _make_arranged(self, outputs: Mapping[str, Array], block: Block | None) -> Encoder:
         records = self._chosen.record_columns(block, outputs)
         arrange = self._chosen.arrangement(outputs, records)
-        if arrange is None:
-            return self._make(outputs, block, records)
-        return ColumnsEncoder(self._make(arrange((), outputs), block, records), arrange)
+        columns = outputs if arrange is None else arrange((), outputs)
+        find_folders = self._chosen.find_folders(block, outputs)
+        if find_folders is not None and self._output.format in TABLES:
+            make = partial(self._table, self._columns_of(columns), records)
+            return PartitionedTableEncoder(make, find_folders, arrange)
+        encoder = self._make(columns, block, records)
+        if arrange is not None:
+            encoder = ColumnsEncoder(encoder, arrange)
+        return encoder if find_folders is None else PartitionedTextEncoder(encoder, find_folders)
 
     def _make(
         self, outputs: Mapping[str, Array], block: Block | None, records: RecordColumns | None
@@ -66,10 +74,8 @@ class Encoders:
         columns = self._columns_of(outputs)
         output_format = self._chosen.format
         match output_format:
-            case "parquet":
-                return ParquetEncoder(columns, records=records, fixed_lists=self._output.fixed_lists)
-            case "arrow":
-                return ArrowEncoder(columns, records=records)
+            case "parquet" | "arrow":
+                return self._table(columns, records)
             case "v2":
                 from headrace.runs.responses import ResponseEncoder  # noqa: PLC0415 - for this format alone
 
@@ -88,6 +94,11 @@ class Encoders:
             case _:
                 assert_never(output_format)
 
+    def _table(self, columns: tuple[TensorSpec, ...], records: RecordColumns | None) -> ParquetEncoder:
+        if self._output.format == "arrow":
+            return ArrowEncoder(columns, records=records)
+        return ParquetEncoder(columns, records=records, fixed_lists=self._output.fixed_lists)
+
     @property
     def _record_join(self) -> Literal["none", "input"]:
         """The join of records, as the encoders of text have it."""
@@ -98,8 +109,11 @@ class Encoders:
 
         The table of an object has the columns of the outputs with known shapes. CSV with a header has
         its header, if the model declares all its outputs and, for joined records, the names of the
-        input columns are known. `read_head` returns an empty block with the column names of an object.
+        input columns are known. An output with partitions has no files without records. `read_head`
+        returns an empty block with the column names of an object.
         """
+        if self._output.partition_by:
+            return None
         outputs = _empty_outputs(metadata)
         if self._output.format in TABLES:
             return self.make(outputs, read_head()) if self._settings.per_object else None

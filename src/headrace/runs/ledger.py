@@ -14,6 +14,8 @@ All records are small objects below ``DEST/_headrace/``, each written whole:
 ``task-00012.json``              task 12 is finished: bounds, counts and output of each shard
 ``task-00012.checkpoint.json``   task 12 is in progress: the same, for its persisted part
 ``output-00007.json``            an output of several shards is published
+``files-00007.json``             the names of an output's files, before they are written, if it has
+                                 partitions
 ``retried-00007.json``           failed records of an output were retried: its counts now
 ``again.json``                   objects that an unfinished retry is scoring again as a whole
 ``renewed-00007.json``           a repaired object: size and ETag of the version that was read
@@ -57,7 +59,7 @@ from headrace.runs.records import (
 )
 from headrace.runs.schema import Schema, schema_from_json
 from headrace.storage.contract import ObjectInfo, Store
-from headrace.storage.draft import assemble, discard, is_complete, open_draft
+from headrace.storage.draft import DraftPublisher, assemble, discard, is_complete, open_draft
 from headrace.storage.local import LocalStore
 
 T = TypeVar("T")
@@ -113,6 +115,10 @@ class Ledger:
     def draft_uri(self, name: str) -> str:
         """Return the URI of a draft."""
         return self.uri(DRAFTS + name)
+
+    def draft_publisher(self) -> DraftPublisher:
+        """Return a writer of small objects of the destination. The caller closes it."""
+        return DraftPublisher(self.store, self.destination, drafts=self.uri(DRAFTS))
 
     # The run
 
@@ -300,6 +306,26 @@ class Ledger:
         prefix = self.uri("output-")
         return {int(i.uri.removeprefix(prefix).removesuffix(".json")) for i in self.store.list(prefix)}
 
+    # Files of partitions
+
+    def claim_files(self, number: int, names: Sequence[str]) -> None:
+        """Record the files of an output before they are written.
+
+        Files of an earlier attempt that are not among them are deleted.
+        """
+        name, data = f"files-{number:05d}.json", dump_json({"v": VERSION, "files": sorted(names)})
+        try:
+            self.store.put_if_absent(self.uri(name), data)
+        except AlreadyExistsError:
+            for earlier in sorted(set(self._read(name, _file_names)).difference(names)):
+                self.store.delete(self.destination + earlier)
+            self.store.put(self.uri(name), data)
+
+    def claimed_files(self) -> Iterator[str]:
+        """Yield the names of the files of all outputs with partitions, below the destination."""
+        for info in self.store.list(self.uri("files-")):
+            yield from self._read(info.uri.removeprefix(self._base), _file_names)
+
     # The end
 
     def finish(self, report: Mapping[str, Any]) -> None:
@@ -483,6 +509,10 @@ def _planned_object(line: bytes) -> PlannedObject | None:
     # All files of a table share the text of its schema.
     shared = replace(table, schema=sys.intern(table.schema))
     return replace(planned, info=replace(planned.info, table=shared))
+
+
+def _file_names(text: bytes) -> list[str]:
+    return msgspec.convert(parse_versioned(text)["files"], list[str])
 
 
 def _plan_head(line: bytes) -> PlanHead:

@@ -5,7 +5,7 @@ The bytes of an output stay in memory, or go to a draft if they are many or must
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -15,12 +15,20 @@ from headrace.core.errors import DataError, TooManyFailuresError
 from headrace.core.tensor import Array
 from headrace.formats.contract import BlockSelection, Encoder
 from headrace.formats.failures import FailedRecord, failed_record_line
+from headrace.formats.partition import PartitionedEncoder
 from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.items import ScoredSpan, selected_rows
 from headrace.runs.records import Counts
 from headrace.runs.settings import RunSettings
 from headrace.storage.contract import ObjectInfo, Store
-from headrace.storage.draft import Draft, DraftPublisher, PersistedDraft, PersistedRange, open_draft
+from headrace.storage.draft import (
+    Draft,
+    DraftPublisher,
+    PersistedDraft,
+    PersistedRange,
+    open_draft,
+    read_range,
+)
 
 EncoderFactory = Callable[[Mapping[str, Array], Block | None], Encoder]
 """A function that makes an output's encoder from its first predictions and their block."""
@@ -94,6 +102,17 @@ class RecordOutput(Generic[B]):
         self._policy = policy
         self._make_encoder = make_encoder
         self._encoder: Encoder | None = None
+
+    @property
+    def partitions(self) -> Mapping[str, int]:
+        """The size of each partition by its folder; empty if the output is one file, or has no records."""
+        return self._encoder.sizes if isinstance(self._encoder, PartitionedEncoder) else {}
+
+    @property
+    def out_bytes(self) -> int:
+        """The size of the predictions in bytes, without the frames of partitions."""
+        framing = self._encoder.framing_bytes if isinstance(self._encoder, PartitionedEncoder) else 0
+        return self.out.nbytes - framing
 
     def add(self, spans: Sequence[ScoredSpan], outputs: Mapping[str, Array]) -> None:
         """Add consecutive records; row i of every output belongs to the i-th predicted record."""
@@ -255,6 +274,15 @@ class SpooledOutput:
             self._draft.write(data)
         self._buffer, self._buffer_bytes = [], 0
         return self._draft
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield all bytes, which stay."""
+        draft = self.persisted_draft()
+        yield from self._buffer if draft is None else read_range(self._store, draft.full_range)
+
+    def persisted_draft(self) -> PersistedDraft | None:
+        """Return the draft, with all bytes persisted; None if they are in memory."""
+        return None if self._draft is None else self._draft.persist()
 
     def persist(self) -> PersistedRange | None:
         """Persist all bytes. Return their range in the draft, or None without bytes."""

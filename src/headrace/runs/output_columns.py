@@ -10,6 +10,7 @@ from headrace.core.tensor import Array, ModelMetadata
 from headrace.formats.contract import BlockSelection
 from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.parquet import RecordColumns, WholeRecords
+from headrace.formats.partition import FindFolders
 from headrace.formats.place import Arrange, PlaceJoin, place_columns
 from headrace.formats.read_options import TABLE_FORMATS, V2
 from headrace.runs.infer import JSON_KINDS
@@ -96,7 +97,9 @@ class WrittenColumns:
         elif outputs:
             self._check_known(outputs)
         if outputs:
-            self._check_distinct(chosen, [self._new_name(n) for n in outputs if n not in self._output.drop])
+            if self._has_columns(records):
+                self._check_partitions([*columns_names(records.columns), *outputs])
+            self._check_distinct(chosen, self._output_names(outputs).values())
 
     def _has_columns(self, records: RecordSchema) -> bool:
         """Return True if the schema has the columns of whole records.
@@ -125,9 +128,30 @@ class WrittenColumns:
         names: list[str] = columns.schema.names
         self._check_kept(names)
         chosen = self._chosen_names(names, outputs)
+        if not chosen:
+            return None
         if list(chosen.items()) == [(name, name) for name in names]:
             return columns
         return ChosenColumns(self._all_columns(block, keep) if keep else columns, chosen)
+
+    def find_folders(self, block: Block | None, outputs: Collection[str]) -> FindFolders | None:
+        """Return the function that finds the partitions of records; None if the output has no partitions.
+
+        Raise ConfigError for names that are neither outputs nor columns of the records.
+        """
+        wanted = self._output.partition_by
+        if not wanted:
+            return None
+        from headrace.runs import partition_columns, record_columns  # noqa: PLC0415 - need an extra
+
+        of_records: RecordColumns | None = None
+        kept = [name for name in wanted if name not in outputs]
+        if kept:
+            self._check_partitions([*self._all_columns(block, None).schema.names, *outputs])
+            columns = self._all_columns(block, kept, as_text=True)
+            of_records = record_columns.ChosenColumns(columns, {name: self._new_name(name) for name in kept})
+        names = {self._new_name(name): name if name in outputs else None for name in wanted}
+        return partition_columns.PartitionColumns(names, of_records).find_folders
 
     def _chosen_names(self, names: Sequence[str], outputs: Collection[str]) -> dict[str, str]:
         """Return the new names of the columns of the records to write by their old names, of `names`."""
@@ -135,7 +159,7 @@ class WrittenColumns:
         return {
             name: name if name in outputs else self._new_name(name)
             for name in self._output.keep or names
-            if name in outputs or name not in self._output.drop
+            if name in outputs or name not in (*self._output.drop, *self._output.partition_by)
         }
 
     def _check_kept(self, names: Collection[str]) -> None:
@@ -156,8 +180,22 @@ class WrittenColumns:
                     f"the names are {', '.join(names)}"
                 )
 
-    def _all_columns(self, block: Block | None, kept: Sequence[str] | None) -> RecordColumns:
-        """Return all columns of the records, or those with the names in `kept`."""
+    def _check_partitions(self, names: Collection[str]) -> None:
+        """Raise ConfigError if a name of `--partition-by` is not among the columns and outputs."""
+        missing = next((name for name in self._output.partition_by if name not in names), None)
+        if missing is not None:
+            raise ConfigError(
+                f"--partition-by {missing}: no output and no column of the record has this name: the names "
+                f"are {', '.join(names)}"
+            )
+
+    def _all_columns(
+        self, block: Block | None, kept: Sequence[str] | None, *, as_text: bool = False
+    ) -> RecordColumns:
+        """Return all columns of the records, or those with the names in `kept`.
+
+        With `as_text`, cells of CSV are text, with all their digits.
+        """
         from headrace.runs import record_columns as columns_of  # noqa: PLC0415 - needs an extra
 
         kind = self._mapper.kind if block is None else self._mapper.layout_of(block)[0]
@@ -170,7 +208,7 @@ class WrittenColumns:
         if kind == "csv":
             names = None if block is None or not self._settings.per_object else block.column_names
             columns = _named_columns(records, names)
-            if self.format == "csv":
+            if self.format == "csv" or as_text:
                 # CSV keeps the digits of its cells.
                 columns = [replace(column, type="text") for column in columns]
             return columns_of.CsvColumns(columns, self._csv_dialect, kept)
@@ -197,7 +235,7 @@ class WrittenColumns:
         """
         place = self.place
         kept = None if self._writes_table else records
-        new_names = {name: self._new_name(name) for name in outputs if name not in self._output.drop}
+        new_names = self._output_names(outputs)
         self._check_distinct([] if records is None else records.schema.names, new_names.values())
         if place is None and kept is None and list(new_names.items()) == [(name, name) for name in outputs]:
             return None
@@ -210,10 +248,14 @@ class WrittenColumns:
                 columns |= record_arrays(kept, selections)
             if place is not None:
                 columns |= place_columns(place, selections)
-            dropped = self._output.drop
-            return columns | {self._new_name(n): data for n, data in outputs.items() if n not in dropped}
+            return columns | {new_names[n]: data for n, data in outputs.items() if n in new_names}
 
         return arrange
+
+    def _output_names(self, outputs: Collection[str]) -> dict[str, str]:
+        """Return the new names of the outputs to write by their old names."""
+        left_out = (*self._output.drop, *self._output.partition_by)
+        return {name: self._new_name(name) for name in outputs if name not in left_out}
 
     def _new_name(self, name: str) -> str:
         return self._output.new_names.get(name, name)
@@ -228,8 +270,11 @@ class WrittenColumns:
                 f"two columns of the output have the name {clash!r}: rename or drop the output of the model "
                 f"(--rename {clash}=NEW, --drop {clash}), or choose the columns of the record with --keep"
             )
-        if not names and self._output.drop:
-            raise ConfigError("--drop leaves no column to write: remove a name from --drop")
+        if not names and not self.joins_records and (self._output.drop or self._output.partition_by):
+            raise ConfigError(
+                "--drop and --partition-by leave no column to write: remove a name from them, or add columns "
+                "of the record (--keep, --join)"
+            )
 
     def is_json(self, block: Block) -> bool:
         """Return True if the records of a block are, or are shown as, JSON."""

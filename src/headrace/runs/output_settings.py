@@ -42,7 +42,8 @@ class OutputSettings:
 
     `keep` lists columns of the record that are written before the outputs, also in CSV and JSON, where they
     replace the record of ``join="input"``. `drop` and `rename` apply to outputs, and to columns of the record
-    that are written.
+    that are written. `partition_by` lists columns of the record, or outputs, whose values are the names of
+    folders; they are not among the columns that are written.
     """
 
     format: Annotated[
@@ -71,6 +72,14 @@ class OutputSettings:
     rename: Annotated[
         tuple[str, ...],
         Setting("New names of outputs, or of columns of the record.", metavar="OLD=NEW,…"),
+    ] = ()
+    partition_by: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Columns of the record, or outputs, by whose values the output is divided into folders "
+            "(DEST/day=2026-11-27/…).",
+            metavar="A,B,…",
+        ),
     ] = ()
     output_filter: Annotated[
         str,
@@ -113,6 +122,11 @@ class OutputSettings:
         self._check_names()
 
     @property
+    def is_written_whole(self) -> bool:
+        """True if one process must write an output from its begin to its end, without a checkpoint."""
+        return self.format in TABLES or bool(self.partition_by)
+
+    @property
     def new_names(self) -> dict[str, str]:
         """The new names of `rename` by the old ones."""
         return dict(text.split("=", 1) for text in self.rename)
@@ -123,12 +137,15 @@ class OutputSettings:
             if not old or not new:
                 raise ConfigError(f"rename {text!r:.40} is not a pair of names: write it as OLD=NEW")
         old_names = [text.partition("=")[0] for text in self.rename]
-        for setting, names in (("keep", self.keep), ("drop", self.drop), ("rename", old_names)):
+        lists = {"keep": self.keep, "drop": self.drop, "rename": old_names, "partition_by": self.partition_by}
+        for setting, names in lists.items():
             if len(set(names)) < len(names) or "" in names:
                 raise ConfigError(f"{setting} has a name twice, or an empty name: {', '.join(names)}")
-        both = [name for name in self.drop if name in self.keep or name in old_names]
+        both = [name for name in self.drop if name in (*self.keep, *old_names, *self.partition_by)]
         if both:
-            raise ConfigError(f"drop removes {both[0]!r}, which keep or rename names: remove one of them")
+            raise ConfigError(
+                f"drop removes {both[0]!r}, which keep, rename or partition_by names: remove one of them"
+            )
         if self.format == "text" and (self.keep or self.drop or self.rename):
             raise ConfigError(
                 "keep, drop and rename need columns, but the format is text: choose csv, jsonl, parquet or "

@@ -8,7 +8,7 @@ source and the settings alone, however often the run is killed. Listed parts are
 import logging
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -19,15 +19,18 @@ from headrace.formats.read import is_file_name
 from headrace.runs.items import Cursor, Replay, ScoredBatch
 from headrace.runs.ledger import Ledger, PartsState
 from headrace.runs.output import EncoderFactory, RecordOutput
-from headrace.runs.output_settings import PART_SUFFIXES, ROWS_OF_CELLS, TABLES, OutputFormat
+from headrace.runs.output_settings import PART_SUFFIXES, ROWS_OF_CELLS, OutputFormat
+from headrace.runs.partition_files import publish_partitions
 from headrace.runs.records import Counts, PartRecord
 from headrace.runs.settings import RunSettings
 from headrace.storage.resolve import Stores
 
 _log = logging.getLogger("headrace.runs")
 
-PART_NAME: Final = re.compile(rf"part-\d{{5,}}\.(failed\.jsonl|{'|'.join(set(PART_SUFFIXES.values()))})")
-"""The names of published objects."""
+PART_NAME: Final = re.compile(
+    rf"([^/=]+=[^/]+/)*part-\d{{5,}}\.(failed\.jsonl|{'|'.join(set(PART_SUFFIXES.values()))})"
+)
+"""The names of published objects, also of those in the folders of partitions."""
 
 
 def part_names(number: int, output_format: OutputFormat) -> tuple[str, str]:
@@ -96,8 +99,8 @@ class PartsSink:
         self._make_empty = make_empty
         self._settings = settings
         self._output_settings = settings.output
-        self.drops_open_part = settings.output.format in TABLES
-        """True if a part in progress cannot be stored, as with Parquet: parts are committed whole."""
+        self.drops_open_part = settings.output.is_written_whole
+        """True if a part in progress cannot be stored, as with Parquet and partitions: it is committed whole."""
         self._clock = clock
         self._attempt = uuid.uuid4().hex
         self._publisher = ThreadPoolExecutor(1, "headrace-publisher")
@@ -178,7 +181,7 @@ class PartsSink:
             total=self.committed,
             in_part=output.counts,
             attempt=self._attempt,
-            out_bytes=output.out.nbytes,
+            out_bytes=output.out_bytes,
             begin_bytes=output.begin_bytes,
             failures=dict(output.failures),
             replay=self._replay,
@@ -194,18 +197,25 @@ class PartsSink:
         record = self._record()
         record.in_part.check(f"part {record.part}")
         self._wait_published()
-        self._publishing = self._publisher.submit(
-            self._publish, record, output.out.take_all(), output.failed.take_all()
-        )
+        out, failed = output.out.take_all(), output.failed.take_all()
+        self._publishing = self._publisher.submit(self._publish, record, output.partitions, out, failed)
         self.total = record.total
         self.parts += 1
         self._output = self._new_part()
 
-    def _publish(self, record: PartRecord, out: list[bytes], failed: list[bytes]) -> None:
+    def _publish(
+        self,
+        record: PartRecord,
+        partitions: Mapping[str, int],
+        out: list[bytes],
+        failed: list[bytes],
+    ) -> None:
         """Write the data, then the record that commits it. The publisher thread runs it."""
         store, destination = self._ledger.store, self._ledger.destination
         out_name, failed_name = part_names(record.part, self._output_settings.format)
-        if out:
+        if self._output_settings.partition_by:
+            self._publish_partitions(record.part, out_name, partitions, out)
+        elif out:
             out.reverse()
             with store.writer(destination + out_name) as writer:
                 while out:
@@ -220,6 +230,14 @@ class PartsSink:
         self._ledger.commit_part(record)
         at = {"part": record.part, "part_bytes": record.out_bytes, "records": record.total.records_in}
         _log.info("part published", extra=at)
+
+    def _publish_partitions(self, part: int, name: str, sizes: Mapping[str, int], out: list[bytes]) -> None:
+        publisher = self._ledger.draft_publisher()
+        try:
+            publish_partitions(self._ledger, publisher, part, name=name, sizes=sizes, read=lambda: out)
+            publisher.flush()
+        finally:
+            publisher.close()
 
     def _wait_published(self) -> None:
         if self._publishing is not None:
@@ -267,7 +285,7 @@ def check_folder(destination: str, stores: Stores, settings: RunSettings) -> Non
 def _one_file(destination: str, folder: str, settings: RunSettings) -> str:
     """Return the sentence with the command that joins the parts, if their format can be joined."""
     suffix, header = PART_SUFFIXES[settings.output.format], settings.output.header
-    if settings.output.format in TABLES:
+    if settings.output.is_written_whole:
         return ""
     may_have_header = settings.output.format in ("auto", *ROWS_OF_CELLS)
     has_header = may_have_header and (settings.read.has_column_names if header is None else header)

@@ -14,7 +14,6 @@ from typing_extensions import override
 from headrace.formats.read import format_name, is_random_access, text_format
 from headrace.runs.items import Cursor
 from headrace.runs.lazy_sequence import LazySequence
-from headrace.runs.output_settings import TABLES
 from headrace.runs.records import PlanHead, PlannedObject, ShardPosition, ShardRecord, TaskCheckpoint
 from headrace.runs.settings import RunSettings
 
@@ -157,7 +156,7 @@ def cuttable(uri: str, settings: RunSettings) -> bool:
 
     A range of Parquet has the row groups that begin in it.
     """
-    if settings.output.format in TABLES:
+    if settings.output.is_written_whole:
         return False
     if text_format(uri, settings.read) is not None:
         # A range of text does not know the numbers of its records before the ranges before it are read.

@@ -19,8 +19,8 @@ def needed_columns(
 ) -> TableColumns:
     """Return the columns of each format of tables in the schema that the model and the output need.
 
-    These are the columns of the model's inputs and of the sequences, and those that the output keeps. An
-    output that is joined with whole records needs all columns.
+    These are the columns of the model's inputs and of the sequences, and those that the output keeps or is
+    partitioned by. An output that is joined with whole records needs all columns.
     """
     if output.join == "input" and not output.keep:
         return {}
@@ -30,7 +30,8 @@ def needed_columns(
         if records.format in TABLE_FORMATS and set(output.keep) <= set(records.names):
             columns = _input_columns(metadata, mapping, records)
             if columns is not None:
-                found[records.format] = tuple(dict.fromkeys((*columns, *output.keep)))
+                partitions = [name for name in output.partition_by if name in records.names]
+                found[records.format] = tuple(dict.fromkeys((*columns, *output.keep, *partitions)))
     return found
 
 

@@ -17,8 +17,6 @@ from headrace.core.predictor import Predictor
 from headrace.reports.report import RunKind
 from headrace.runs.assembler import Assembler
 from headrace.runs.ledger import Ledger, RetryLedger
-from headrace.runs.output_columns import resolve_format
-from headrace.runs.output_settings import TABLES
 from headrace.runs.parts import part_names
 from headrace.runs.plan import Plan, Task
 from headrace.runs.plan_pages import ReplacedObjects, open_plan
@@ -63,10 +61,12 @@ class RetriedRun:
         if self.settings.per_object:
             return
         where = f"{self._ledger.destination}: "
-        if self.settings.output.format in TABLES:
+        if self.settings.output.is_written_whole:
+            output = self.settings.output
+            what = "with partitions" if output.partition_by else f"in the format {output.format}"
             raise ConfigError(
-                f"{where}parts in the format {self.settings.output.format} cannot be changed: run the stream "
-                "again with --overwrite, or write csv or jsonl"
+                f"{where}parts {what} cannot be changed: run the stream again with --overwrite, or write csv "
+                "or jsonl without partitions"
             )
         if self.settings.mapping.sequence is not None:
             raise ConfigError(
@@ -77,9 +77,7 @@ class RetriedRun:
     @property
     def redoes_all(self) -> bool:
         """True if every object with a failure is scored again as a whole."""
-        kind = self.schema.formats[0].format if self.schema.formats else None
-        output_format = resolve_format(self.settings, kind)
-        return output_format in TABLES or self.settings.failures.on_error == "object"
+        return self.settings.output.is_written_whole or self.settings.failures.on_error == "object"
 
     def names(self, number: int) -> tuple[str, str]:
         """Return the names of an output and of its failed records, below the destination."""

@@ -198,6 +198,8 @@ class RunPlan:
                 store.delete(self._ledger.destination + name)
         for info in list(self.parts()):
             store.delete(info.uri)
+        for name in self._ledger.claimed_files():
+            store.delete(self._ledger.destination + name)
         for name in (REPORT_NAME, PAGE_NAME):
             store.delete(self._ledger.destination + name)
         self._ledger.delete()

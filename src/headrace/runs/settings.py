@@ -301,7 +301,7 @@ class RunSettings:
         if self.read.format == V2:
             if self.output.format == "auto":
                 object.__setattr__(self, "output", replace(self.output, format=V2))
-            _check_requests(self.mapping)
+            _check_requests(self.mapping, self.output)
         if self.output.format == V2:
             _check_responses(self.read, self.output)
 
@@ -321,13 +321,14 @@ class RunSettings:
         }
 
 
-def _check_requests(mapping: MappingOptions) -> None:
+def _check_requests(mapping: MappingOptions, output: OutputSettings) -> None:
     """Raise ConfigError for options that choose among the columns of records."""
     chosen = {
         "columns": bool(mapping.columns),
         "text_column": mapping.text_column is not None,
         "input_filter": mapping.input_filter != "$",
         "sequence": mapping.sequence is not None,
+        "partition_by": bool(output.partition_by),
     }
     for name, is_set in chosen.items():
         if is_set:

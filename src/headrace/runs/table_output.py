@@ -127,7 +127,14 @@ class TableOutput:
         return folder if resume else None
 
     def settings(self, settings: RunSettings) -> RunSettings:
-        """Return the settings of a run that writes Parquet. Raise ConfigError for another format."""
+        """Return the settings of a run that writes Parquet.
+
+        Raise ConfigError for another format, and for partitions.
+        """
+        if settings.output.partition_by:
+            raise ConfigError(
+                "the files of a table cannot be divided with --partition-by: leave it out, or write to a folder"
+            )
         if settings.output.format not in ("auto", "parquet"):
             raise ConfigError(
                 f"a table has Parquet files, not {settings.output.format}: leave the output format out"

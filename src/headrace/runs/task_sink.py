@@ -14,7 +14,7 @@ from itertools import groupby
 from headrace.core.errors import LedgerError
 from headrace.formats.contract import Encoder
 from headrace.runs.items import ScoredBatch
-from headrace.runs.ledger import DRAFTS, Ledger
+from headrace.runs.ledger import Ledger
 from headrace.runs.output import (
     EmptyEncoderFactory,
     EncoderFactory,
@@ -22,14 +22,14 @@ from headrace.runs.output import (
     SpooledOutput,
     suppresses_output,
 )
-from headrace.runs.output_settings import TABLES
+from headrace.runs.partition_files import publish_partitions
 from headrace.runs.parts import part_names
 from headrace.runs.plan import OpenShard, Shard, ShardEnd
 from headrace.runs.records import Counts, ShardRecord, TaskCheckpoint, TaskRecord, sum_counts
 from headrace.runs.settings import RunSettings
 from headrace.runs.source import ShardSource
 from headrace.runs.work import RunWork
-from headrace.storage.draft import Draft, DraftPublisher, PersistedDraft, discard
+from headrace.storage.draft import Draft, PersistedDraft, discard
 from headrace.storage.local import LocalStore
 
 
@@ -132,7 +132,7 @@ class OpenOutputs:
             out_bytes = 0
             if not self._per_object:
                 # The output of a checkpoint inside the shard has the shard's first bytes, too.
-                out_bytes = sum(s.out_bytes for s in resumed.done) if resumed else output.out.nbytes
+                out_bytes = sum(s.out_bytes for s in resumed.done) if resumed else output.out_bytes
             self.unfinished[index] = OpenOutput(
                 output,
                 output.counts.minus(already),
@@ -233,11 +233,11 @@ class TaskSink:
         self._source = source
         self._settings = settings = work.settings
         self._per_object = settings.per_object
-        self._is_table = settings.output.format in TABLES
+        self._is_written_whole = settings.output.is_written_whole
         self._make_empty = make_empty
         self._attempt = attempt = uuid.uuid4().hex[:12]
         """A unique part of the names of this process's drafts."""
-        self._publisher = DraftPublisher(ledger.store, ledger.destination, drafts=ledger.uri(DRAFTS))
+        self._publisher = ledger.draft_publisher()
         self._outputs = OpenOutputs(
             ledger, open_shards, make_encoder=make_encoder, settings=settings, attempt=attempt
         )
@@ -308,7 +308,7 @@ class TaskSink:
         A table needs one. Text needs one for its header, if an object or the first part has no records.
         """
         has_records = output.counts != Counts() or not open_shard.shard.is_whole
-        if (has_records and not self._is_table) or not (self._per_object or open_shard.task == 0):
+        if (has_records and not self._is_written_whole) or not (self._per_object or open_shard.task == 0):
             return None
         index = open_shard.shard.index if self._per_object else 0
         return lambda: self._make_empty(self._work.plan.objects[index].info)
@@ -319,7 +319,7 @@ class TaskSink:
             index=shard.index,
             number=shard.number,
             counts=opened.counts,
-            out_bytes=opened.output.out.nbytes - opened.out_bytes_before,
+            out_bytes=opened.output.out_bytes - opened.out_bytes_before,
             begin=end.begin,
             end=end.end,
             relative=end.relative,
@@ -330,11 +330,20 @@ class TaskSink:
     def _publish(self, open_shard: OpenShard, output: RecordOutput[SpooledOutput]) -> None:
         destination = self._ledger.destination
         if self._per_object:
-            planned = self._work.plan.objects[open_shard.shard.index]
+            number = open_shard.shard.index
+            planned = self._work.plan.objects[number]
             name, failed_name = planned.output_name(output.counts), planned.failed
         else:
-            name, failed_name = part_names(open_shard.task, self._settings.output.format)
-        if suppresses_output(self._settings, failed=output.counts.has_failures):
+            number = open_shard.task
+            name, failed_name = part_names(number, self._settings.output.format)
+        is_suppressed = suppresses_output(self._settings, failed=output.counts.has_failures)
+        if self._settings.output.partition_by:
+            sizes = dict[str, int]() if is_suppressed else output.partitions
+            publish_partitions(
+                self._ledger, self._publisher, number, name=name, sizes=sizes, read=output.out.chunks
+            )
+            self._discard_later(open_shard, output.out.persisted_draft())
+        elif is_suppressed:
             self._ledger.store.delete(destination + name)
         elif self._per_object or output.out.nbytes:
             self._publish_output(open_shard, output.out, destination + name)
@@ -342,7 +351,9 @@ class TaskSink:
             self._publish_output(open_shard, output.failed, destination + failed_name)
 
     def _publish_output(self, open_shard: OpenShard, spooled: SpooledOutput, uri: str) -> None:
-        draft = spooled.publish(uri, self._publisher)
+        self._discard_later(open_shard, spooled.publish(uri, self._publisher))
+
+    def _discard_later(self, open_shard: OpenShard, draft: PersistedDraft | None) -> None:
         if draft is not None:
             self._published_drafts[open_shard.task].append(draft)
 
@@ -377,7 +388,7 @@ class TaskSink:
         self._publisher.flush()
         opened = None if position is None else self._outputs.unfinished.get(index)
         output = opened.output if opened is not None else self._outputs.begun_part(task)
-        if output is None or self._is_table:
+        if output is None or self._is_written_whole:
             if done and self._per_object:
                 self._save(TaskCheckpoint(task, tuple(done)))
             return
