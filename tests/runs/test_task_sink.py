@@ -132,17 +132,16 @@ def test_record_of_another_process_is_reported(stores, shared):
     assert records[0].attempt == records[1].attempt
 
 
-def test_published_draft_is_removed_with_the_commit(stores, shared, monkeypatch, tmp_path):
+@pytest.mark.parametrize("partition_by", [(), ("1",)])
+def test_published_draft_is_removed_with_the_commit(stores, shared, monkeypatch, tmp_path, partition_by):
     monkeypatch.setattr("headrace.runs.output.BUFFER_BYTES_MAX", 5)
     put(stores, {"a.csv": rows(20) + b"x,1\n"})
-    work = work_of(stores, destination=f"{tmp_path}/out/")
+    settings = make_settings(output={"partition_by": partition_by})
+    work = work_of(stores, destination=f"{tmp_path}/out/", settings=settings)
     assert isinstance(work.ledger.store, LocalStore)
     assert execute(work, shared)
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        "_headrace",
-        "a.csv.out",
-        "a.csv.out.failed",
-    ]
+    name = "1=1" if partition_by else "a.csv.out"
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"_headrace", "a.csv.out.failed", name}
     assert list((tmp_path / "out" / "_headrace" / "drafts").iterdir()) == []
 
 

@@ -223,7 +223,10 @@ class CellGrid:
 
 
 def cell_grid(rows: TextRows, dialect: CsvDialect, width: int) -> CellGrid:
-    """Return the offsets of every cell of every row that has `width` cells."""
+    """Return the offsets of every cell of every row that has `width` cells.
+
+    The rows are in the order of the data, which may have other records between them.
+    """
     delimiters = _delimiter_offsets(rows, dialect)
     if delimiters is None:
         delimiters = _parsed_delimiter_offsets(rows, dialect)

@@ -172,8 +172,9 @@ class WrittenColumns:
 
     def _check_known(self, names: Collection[str]) -> None:
         """Raise ConfigError if a name of `--drop` or `--rename` is not among the columns."""
+        known = {*names, *self._output.partition_by}
         for setting, wanted in (("drop", self._output.drop), ("rename", self._output.new_names)):
-            missing = next((name for name in wanted if name not in names), None)
+            missing = next((name for name in wanted if name not in known), None)
             if missing is not None:
                 raise ConfigError(
                     f"--{setting} {missing}: no output and no written column of the record has this name: "

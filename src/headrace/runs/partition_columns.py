@@ -1,7 +1,8 @@
 """The partitions of records: the folders that the values of columns and outputs name."""
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from headrace.formats.contract import BlockSelection
 from headrace.formats.encode import is_text, text_bytes
 from headrace.formats.parquet import RecordColumns
 from headrace.formats.partition import RowFolders, folder_name
+
+_WHOLE_SECOND: Final = re.compile(r"\.0+(?=Z?$)")
 
 
 class PartitionColumns:
@@ -91,6 +94,9 @@ def _values(name: str, column: Any) -> tuple[Sequence[str | None], Array]:
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
     encoded = column.cast(pyarrow.string()).dictionary_encode()
-    values: list[str | None] = [*encoded.dictionary.to_pylist(), None]
+    texts: list[str] = encoded.dictionary.to_pylist()
+    if types.is_timestamp(kind):
+        texts = [_WHOLE_SECOND.sub("", text) for text in texts]
+    values = [*texts, None]
     places: Array = encoded.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False)
     return values, places.astype(np.int64)
