@@ -322,9 +322,10 @@ def test_columns_equal_the_cells_of_csv_reader(rows, stray):
         expected = {}
         for index in range(len(block)):
             cells = CsvDialect.from_strings(",", '"').cells(block.record(index))
+            if len(cells) != 3 or any(b"_" in cell or not cell.isascii() for cell in (cells[0], cells[2])):
+                continue
             try:
-                if len(cells) == 3:
-                    expected[index] = (float(cells[0].decode()), cells[1].decode(), float(cells[2].decode()))
+                expected[index] = (float(cells[0].decode()), cells[1].decode(), float(cells[2].decode()))
             except ValueError:
                 continue
         kept = list(range(len(block))) if got.rows is None else got.rows.tolist()
