@@ -96,6 +96,7 @@ CASES = [
     (["--assemble", "none"], "output.assemble", "none"),
     (["--join", "input"], "output.join", "input"),
     (["--keep", "a, b"], "output.keep", ("a", "b")),
+    (["--partition-by", "day, country"], "output.partition_by", ("day", "country")),
     (["--drop", "a,b"], "output.drop", ("a", "b")),
     (["--rename", "a=b,c=d"], "output.rename", ("a=b", "c=d")),
     (["--output-filter", "$[0]"], "output.output_filter", "$[0]"),

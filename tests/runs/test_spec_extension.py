@@ -64,6 +64,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "slice_end": ("inclusive", "inclusive"),
     "join": ("input", "input"),
     "keep": (["a", "b"], ("a", "b")),
+    "partition_by": (["a", "b"], ("a", "b")),
     "drop": (["c"], ("c",)),
     "rename": (["a=z"], ("a=z",)),
     "accept": ("application/x-parquet", "parquet"),

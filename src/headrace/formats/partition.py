@@ -37,7 +37,7 @@ _FRAME: Final = struct.Struct("<HQ")
 RowFolders = tuple[Sequence[str], NDArray[np.int64]]
 """The folders of some rows, and for each row the index of its folder."""
 FindFolders = Callable[[Sequence[BlockSelection], Mapping[str, Array]], RowFolders]
-"""A function that returns the folders of records and their outputs. Raises DataError for a value without one."""
+"""A function that returns the folders of records and their outputs. Raises DataError for a bad value."""
 
 
 def folder_name(column: str, value: str | None) -> str:
@@ -69,9 +69,8 @@ class PartitionedEncoder(Encoder):
         folders, numbers = self._find_folders(selections, outputs)
         if len(self.sizes.keys() | set(folders)) > PARTITIONS_MAX:
             raise ConfigError(
-                f"the records up to {_last_position(selections)} have more than {PARTITIONS_MAX:,} partitions "
-                "in one output: choose columns with fewer values for --partition-by, or write smaller parts "
-                "(--part-rows-max)"
+                f"the records up to {_last_position(selections)} have more than {PARTITIONS_MAX:,} "
+                "partitions in one output: choose columns with fewer values for --partition-by"
             )
         return folders, numbers
 

@@ -88,8 +88,8 @@ def _values(name: str, column: Any) -> tuple[Sequence[str | None], Array]:
     )
     if not is_known:
         raise ConfigError(
-            f"--partition-by {name}: the column is {kind}, whose values do not name folders: choose a column of "
-            "text, integers, booleans, dates or times"
+            f"--partition-by {name}: the column is {kind}, whose values do not name folders: choose a column "
+            "of text, integers, booleans, dates or times"
         )
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()

@@ -100,7 +100,7 @@ class PartsSink:
         self._settings = settings
         self._output_settings = settings.output
         self.drops_open_part = settings.output.is_written_whole
-        """True if a part in progress cannot be stored, as with Parquet and partitions: it is committed whole."""
+        """True if a part in progress cannot be stored, as with Parquet: parts are committed whole."""
         self._clock = clock
         self._attempt = uuid.uuid4().hex
         self._publisher = ThreadPoolExecutor(1, "headrace-publisher")

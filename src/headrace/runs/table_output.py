@@ -133,7 +133,8 @@ class TableOutput:
         """
         if settings.output.partition_by:
             raise ConfigError(
-                "the files of a table cannot be divided with --partition-by: leave it out, or write to a folder"
+                "the files of a table cannot be divided with --partition-by: leave it out, or write to a "
+                "folder"
             )
         if settings.output.format not in ("auto", "parquet"):
             raise ConfigError(
