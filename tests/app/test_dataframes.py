@@ -236,6 +236,11 @@ def test_model_that_fails_every_row_raises_its_own_error():
             headrace.TransformSettings(failures=headrace.FailurePolicy(failed_rows_max=1)),
             "limits of failed rows have no meaning",
         ),
+        (
+            pl.DataFrame({"x": [1.0]}),
+            headrace.TransformSettings(output=headrace.OutputSettings(partition_by=("a",))),
+            "partition_by divides files",
+        ),
     ],
 )
 def test_unsuitable_source_is_refused(source, settings, message):

@@ -87,6 +87,8 @@ def _checked(settings: TransformSettings) -> TransformSettings:
             'limits of failed rows have no meaning for a dataframe: with on_error="record" count those '
             f"with a text in the column {ERROR}, without it the first failed row raises"
         )
+    if settings.output.partition_by:
+        raise ConfigError("partition_by divides files: group the dataframe by its columns afterwards")
     output = replace(settings.output, format="arrow", join="none", output_filter="$")
     return replace(settings, read=replace(settings.read, format="parquet"), output=output)
 

@@ -294,6 +294,8 @@ def _read_text(settings: RunSettings) -> str:
 def _output_text(settings: RunSettings) -> str:
     output = settings.output
     text = f"{output.format}, join {output.join}, assemble {output.assemble}"
+    if output.partition_by:
+        text += f", partitions by {', '.join(output.partition_by)}"
     return text if output.output_filter == "$" else f"{text}, output filter {output.output_filter}"
 
 
