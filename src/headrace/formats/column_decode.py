@@ -68,7 +68,7 @@ class ColumnDecoder(Decoder):
 
     def _check_shape(self, data: Array, block: Block) -> None:
         shape = self._spec.shape
-        if not len(block) or shape is None or _shape_fits(data.shape[1:], shape[1:]):
+        if not len(block) or shape is None or shape_fits(data.shape[1:], shape[1:]):
             return
         raise ModelInputError(
             self._model,
@@ -82,7 +82,8 @@ def _is_channels_first(shape: tuple[int, ...] | None) -> bool:
     return shape is not None and len(shape) == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3)
 
 
-def _shape_fits(actual: tuple[Any, ...], expected: tuple[int, ...]) -> bool:
+def shape_fits(actual: tuple[Any, ...], expected: tuple[int, ...]) -> bool:
+    """Return True if a shape is the expected one, in which -1 stands for any size."""
     return len(actual) == len(expected) and all(
         expected_size in (-1, actual_size)
         for actual_size, expected_size in zip(actual, expected, strict=True)

@@ -30,7 +30,8 @@ _AXES_MAX: Final = 64
 class JsonField:
     """The part of a record that one input is made of.
 
-    `path` is a name, or names with dots between them for nested objects; None is the whole record.
+    `path` is a name, or names with dots between them for nested objects; None is the whole record. A field
+    whose own name is the path goes before nested ones.
     `dtype` is a boolean, integer or floating dtype, or "text". `shape` is the shape of one row, ()
     for a single value; None is the shape of the first decoded row.
     """
@@ -174,6 +175,7 @@ class _FieldReader:
         dtype: Any = field.dtype  # pyright: ignore[reportUnknownMemberType]
         self.dtype = None if dtype == "text" else number_dtype(dtype)
         self.shape = field.shape
+        self._path = field.path or ""
         self._label = f'field "{field.path}"' if self.keys else "the record"
 
     @property
@@ -187,6 +189,8 @@ class _FieldReader:
 
     def value(self, record: Any) -> Any:
         """Return the field of one record. Raise ValueError if it is missing."""
+        if len(self.keys) > 1 and self._path in (members := _members(record)):
+            return members[self._path]
         for depth, key in enumerate(self.keys):
             try:
                 record = record[key]
@@ -248,9 +252,14 @@ class _FieldReader:
         container = f'field "{".".join(self.keys[:depth])}"' if depth else "the record"
         if not isinstance(inner, dict):
             return f'{container} is not an object with member "{self.keys[depth]}": {_excerpt(inner)}'
-        members = cast("dict[str, Any]", inner)
+        members = _members(cast("Any", inner))
         names = ", ".join(f'"{name[:50]}"' for name in list(members)[:20])
         return f"{self._label} is missing: {container} has {names or 'nothing'}"
+
+
+def _members(value: Any) -> Mapping[str, Any]:
+    """Return the members of a JSON object; none of another value."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _strip_brackets(block: Block) -> TextRows | None:

@@ -26,11 +26,13 @@ from headrace.formats.read_options import (
     AUTO,
     RANDOM_ACCESS,
     V2,
+    WEBDATASET,
     Archive,
     FormatName,
     ReadOptions,
     dialect_of,
 )
+from headrace.formats.webdataset import record_blocks
 
 _COMPRESSION_SUFFIXES: dict[str, Compression] = {
     ".gz": "gzip",
@@ -72,6 +74,10 @@ _SIMPLE_FORMATS = {
 _RANDOM_ACCESS_REASON = (
     "Parquet and ORC are read from their ends, so they can be neither compressed nor members of archives: "
     "unpack the file first, or exclude it from the source"
+)
+_WEBDATASET_REASON = (
+    "a WebDataset shard is an archive, but the name does not end in .tar, .tar.gz or .zip: rename the "
+    "object, or choose another format"
 )
 _WEB_SCHEMES = ("http://", "https://")  # Names with these schemes end at a question mark.
 _NAMES_SHOWN = 5
@@ -203,6 +209,8 @@ def unreadable_reason(uri: str, options: ReadOptions) -> str:
     kind = format_name(uri, options)
     if kind in RANDOM_ACCESS:
         return f"{uri}: {_RANDOM_ACCESS_REASON}"
+    if kind == WEBDATASET:
+        return f"{uri}: {_WEBDATASET_REASON}"
     if kind is not None:
         return ""
     *others, last = get_args(FormatName)
@@ -241,7 +249,7 @@ def read_object(
             yield from _read_members(uri, tar.members(chunks, start_byte=start_byte), options, resume)
             return
         name = format_name(uri, options)
-        if name is None or name in RANDOM_ACCESS or layers.archive is not None:
+        if name is None or name in (*RANDOM_ACCESS, WEBDATASET) or layers.archive is not None:
             raise ConfigError(unreadable_reason(uri, options))
         blocks = make_format(uri, name, options, columns=columns).blocks(
             _text_chunks(chunks, name, options), Position(uri)
@@ -293,7 +301,8 @@ def make_format(
 
     `columns` are the columns of a table to keep, or None for all.
 
-    Raise ConfigError for Parquet and ORC, which are not read from chunks (see `is_random_access`).
+    Raise ConfigError for Parquet and ORC, which are not read from chunks (see `is_random_access`), and for
+    WebDataset, of which an archive is read.
     """
     limit = options.record_bytes_max
     if kind == "json" and options.format == AUTO:
@@ -315,6 +324,8 @@ def make_format(
         return _SIMPLE_FORMATS[kind](record_bytes_max=limit)
     if kind in RANDOM_ACCESS:
         raise ConfigError(f"{name}: {_RANDOM_ACCESS_REASON}")
+    if kind == WEBDATASET:
+        raise ConfigError(f"{name}: {_WEBDATASET_REASON}")
     if kind == "arrow":
         from headrace.formats.arrow_read import ArrowFormat  # noqa: PLC0415 - an extra
 
@@ -373,26 +384,49 @@ class _ArchiveErrors:
 def _read_members(
     uri: str, members: Iterable[ArchiveMember], options: ReadOptions, resume: Position | None
 ) -> Iterator[Block]:
+    selected = _selected_members(uri, members, options.members, 0 if resume is None else resume.member_byte)
+    if options.format == WEBDATASET:
+        blocks = record_blocks(selected, uri, record_bytes_max=options.record_bytes_max)
+        yield from _skip_member(blocks, resume)
+        return
+    for member in selected:
+        first = Position(uri, member.name, member_byte=member.header_byte)
+        yield from _skip_member(_read_member(member, first, options), resume)
+
+
+def _selected_members(
+    uri: str, members: Iterable[ArchiveMember], globs: tuple[str, ...], start_byte: int
+) -> Iterator[ArchiveMember]:
+    """Yield the members that match one of the globs, and whose header is not before `start_byte`.
+
+    Raise EmptySourceError after the last member if none matches.
+    """
     names: list[str] = []
     matched = False
     for member in members:
         if len(names) <= _NAMES_SHOWN:
             names.append(member.name)
-        if not _matches(member.name, options.members):
+        if not _matches(member.name, globs):
             continue
         matched = True
-        if resume is not None and member.header_byte < resume.member_byte:
-            continue
-        member_resume = resume if resume is not None and member.header_byte == resume.member_byte else None
-        first = Position(uri, member.name, member_byte=member.header_byte)
-        yield from skip_records(_read_member(member, first, options), member_resume)
+        if member.header_byte >= start_byte:
+            yield member
     if matched:
         return
     if not names:
         raise EmptySourceError(uri, "the archive holds no files")
-    globs, shown_names = ", ".join(options.members), ", ".join(names[:_NAMES_SHOWN])
+    wanted, shown_names = ", ".join(globs), ", ".join(names[:_NAMES_SHOWN])
     more = ", …" if len(names) > _NAMES_SHOWN else ""
-    raise EmptySourceError(uri, f"no member matches {globs}; the members are {shown_names}{more}")
+    raise EmptySourceError(uri, f"no member matches {wanted}; the members are {shown_names}{more}")
+
+
+def _skip_member(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:
+    """Yield the blocks without the first records of the member in which a run resumes."""
+    for block in blocks:
+        if resume is None or block.first.member_byte != resume.member_byte:
+            yield block
+        else:
+            yield from skip_records(iter((block,)), resume)
 
 
 def _matches(name: str, globs: tuple[str, ...]) -> bool:

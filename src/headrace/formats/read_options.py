@@ -30,11 +30,14 @@ FormatName = Literal[
     "image",
     "audio",
     "video",
+    "webdataset",
 ]
 Archive = Literal["tar", "zip"]
 AUTO: Final = "auto"
 V2: Final = "v2"
 """The format of inference requests of the Open Inference Protocol, one JSON document per line."""
+WEBDATASET: Final = "webdataset"
+"""The format of records whose fields are members of an archive, such as ``0001.jpg`` and ``0001.json``."""
 TABLE_FORMATS: Final[frozenset[str]] = frozenset({"parquet", "arrow", "orc", "avro"})
 """The formats whose records are rows of typed columns (`Block.table`)."""
 RANDOM_ACCESS: Final[frozenset[str | None]] = frozenset({"parquet", "orc"})

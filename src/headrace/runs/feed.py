@@ -14,7 +14,7 @@ from headrace.batching.dynamic import ClosedBatch, CloseReason, DynamicBatcher
 from headrace.core.block import Block, Failure, FailureKind
 from headrace.core.errors import CountMismatchError, HeadraceError, ModelContractError, ModelInputError
 from headrace.core.tensor import Array, InferRequest, InferResponse, ModelMetadata, Tensor
-from headrace.formats.contract import BlockSelection
+from headrace.formats.contract import BlockSelection, DecodedBlock
 from headrace.runs.items import (
     BlockEntries,
     Cursor,
@@ -92,7 +92,7 @@ class Feed:
         block = read.block
         decoded, sequences = self._mapper.decode_steps(block)
         entries = BlockEntries(read, decoded, sequences)
-        closed = self._batcher.add(entries, block.records, _entry_bytes(block), now)
+        closed = self._batcher.add(entries, block.records, _entry_bytes(block, decoded), now)
         batches: list[Batch] = []
         for each in closed:
             try:
@@ -170,13 +170,15 @@ def _joined(model: str, name: str, tensors: list[Mapping[str, Array]]) -> Array:
     return np.concatenate(arrays)
 
 
-def _entry_bytes(block: Block) -> int | NDArray[np.int64]:
+def _entry_bytes(block: Block, decoded: DecodedBlock) -> int | NDArray[np.int64]:
     """Return the bytes of each entry.
 
     Text counts its length, media their decoded size, and failures the bytes that they keep.
     """
     if block.columns:
-        sizes = sum(c.nbytes for c in block.columns.values()) // max(len(block), 1)
+        # Files beside a JSON record are encoded.
+        arrays = decoded.tensors if block.data else block.columns
+        sizes = sum(array.nbytes for array in arrays.values()) // max(len(block), 1)
         return sizes if not block.failures else np.full(block.records, sizes, np.int64)
     sizes = block.ends - block.starts
     if not block.failures:

@@ -299,7 +299,7 @@ def json_decoder(
     if records.is_whole:
         spec = metadata.only_input("a JSON array")
         whole = records.columns[0] if records.columns else None
-        return JsonDecoder({spec.name: _json_field(spec, None, whole)}, select=select, encoding=encoding)
+        return JsonDecoder({spec.name: json_field(spec, None, whole)}, select=select, encoding=encoding)
     inputs = metadata.inputs or (metadata.only_input("JSON"),)
     if not all(i.name in records.names for i in inputs):
         raise ModelInputError(
@@ -307,16 +307,22 @@ def json_decoder(
             f"it takes {', '.join(i.name for i in inputs)}, but the records from {records.place} on "
             f"have the fields {', '.join(records.names)}: choose fields with --columns or --text-column",
         )
-    fields = {i.name: _json_field(i, i.name, records.column(i.name)) for i in inputs}
+    fields = {i.name: json_field(i, i.name, records.column(i.name)) for i in inputs}
     return JsonDecoder(fields, select=select, encoding=encoding)
 
 
-def _json_field(spec: TensorSpec, path: str | None, column: Column | None) -> JsonField:
-    """Return a field of the model's shape, with open sizes from the records."""
+def json_field(spec: TensorSpec, path: str | None, column: Column | None) -> JsonField:
+    """Return a field of the model's shape, with open sizes from the records.
+
+    `column` is None for a field within another one, whose sizes are those of the first record.
+    """
     shape = spec.shape[1:] if spec.shape is not None else (-1,)
-    if -1 in shape:
-        shape = column.shape if column is not None else ()
-    return JsonField(path, "text" if spec.datatype == "BYTES" else dtype_of(spec.datatype), shape)
+    dtype = "text" if spec.datatype == "BYTES" else dtype_of(spec.datatype)
+    if -1 not in shape:
+        return JsonField(path, dtype, shape)
+    if column is not None:
+        return JsonField(path, dtype, column.shape)
+    return JsonField(path, dtype, () if path is None else None)
 
 
 class _StackedFieldsDecoder(Decoder):

@@ -21,10 +21,10 @@ from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import JsonPath
 from headrace.formats.matrix import parse_number
 from headrace.formats.proto_messages import EXAMPLE, RECORD, MessageKind, feature_values, features
-from headrace.formats.read_options import V2
+from headrace.formats.read_options import V2, WEBDATASET
 from headrace.runs.schema import NUMERIC, Column, ColumnType, RecordSchema
 
-JSON_KINDS: Final = frozenset({"json", "jsonarray", "jsonl"})
+JSON_KINDS: Final = frozenset({"json", "jsonarray", "jsonl", WEBDATASET})
 """The formats of JSON text."""
 FRAMED_KINDS: Final[Mapping[str, MessageKind]] = {"recordio": RECORD, "tfrecord": EXAMPLE}
 """The formats of framed records, with the message type of their records."""
@@ -191,6 +191,15 @@ def infer_json(kind: str, blocks: Sequence[Block], path: JsonPath) -> RecordSche
         return RecordSchema(kind, (json_column(None, [v for v in values if not isinstance(v, dict)]),))
     names = dict.fromkeys(name for fields in objects for name in fields)
     return RecordSchema(kind, tuple(json_column(n, [fields.get(n) for fields in objects]) for n in names))
+
+
+def infer_webdataset(blocks: Sequence[Block], path: JsonPath) -> RecordSchema:
+    """Return the schema of WebDataset records: the fields of their JSON (see `infer_json`), and their files."""
+    records = infer_json(WEBDATASET, blocks, path)
+    counts = Counter(name for block in blocks for name in block.columns)
+    total = sum(map(len, blocks))
+    files = [Column(name, "bytes", nulls=total - count) for name, count in counts.items()]
+    return replace(records, columns=(*records.columns, *files))
 
 
 def json_column(name: str | None, values: Iterable[Any]) -> Column:

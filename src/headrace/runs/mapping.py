@@ -22,7 +22,7 @@ from headrace.formats.csv_dialect import CsvDialect
 from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
 from headrace.formats.read import csv_dialect, format_name
-from headrace.formats.read_options import TABLE_FORMATS, V2, ReadOptions
+from headrace.formats.read_options import TABLE_FORMATS, V2, WEBDATASET, ReadOptions
 from headrace.runs.field_mapping import TableMapping, framed_decoder, json_decoder
 from headrace.runs.infer import (
     FRAMED_KINDS,
@@ -32,6 +32,7 @@ from headrace.runs.infer import (
     infer_messages,
     infer_requests,
     infer_table,
+    infer_webdataset,
 )
 from headrace.runs.items import RecordSequences
 from headrace.runs.schema import RecordSchema, Schema
@@ -125,6 +126,8 @@ class Mapper:
                 finds_header=finds_header and self.read.header == "auto",
                 wanted=_column_names(self._metadata, self._mapping),
             )
+        elif kind == WEBDATASET:
+            records = infer_webdataset(blocks, self._filter)
         elif kind in JSON_KINDS:
             records = infer_json(kind, blocks, self._filter)
         elif kind == V2:
@@ -172,6 +175,8 @@ class Mapper:
         """Return the format of a block's records, and for CSV their dialect."""
         name = block.first.member or block.first.object
         kind = format_name(name, self.read) or "whole"
+        if kind == WEBDATASET:
+            return kind, None
         for column in _MEDIA_COLUMNS:
             if column in block.columns:
                 return column, None
@@ -182,12 +187,16 @@ class Mapper:
         self._check_filter(kind, block)
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
+        select = None if self._filter.is_root else self._filter.value
+        if kind == WEBDATASET:
+            from headrace.runs.webdataset_mapping import WebDatasetMapping  # noqa: PLC0415 - rare
+
+            return WebDatasetMapping(self._metadata, self._mapping, records, self.read).decoder(select)
         if self._mapping.whole_records and kind in _TEXTS and self._takes_text():
             return self._text_records(dialect)
         if dialect is not None:
             return CsvMapping(self._metadata, self._mapping, self._filter, records, dialect).decoder()
         if kind in JSON_KINDS:
-            select = None if self._filter.is_root else self._filter.value
             return json_decoder(self._metadata, self._mapping, select, records, self.read.encoding)
         if kind == V2:
             return self._requests()

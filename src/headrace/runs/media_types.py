@@ -84,6 +84,7 @@ Split = Literal[
     "avro",
     "tar",
     "zip",
+    "webdataset",
 ]
 SPLITS: Final = get_args(Split)
 COMPRESSIONS: Final = (AUTO, "none", "gzip", "bzip2", "zstd")
@@ -154,6 +155,7 @@ def read_options(
     - split "recordio", "tfrecord", "csv", "jsonl", "jsonarray", "v2", "parquet", "arrow", "orc", "avro": this
       format, regardless of the content type.
     - split "tar", "zip": objects are archives. The content type, or a member's name, selects its format.
+    - split "webdataset": objects are archives, and members with the same key are one record.
 
     Words are case-insensitive. Raises ConfigError for an unknown word or content type.
     """

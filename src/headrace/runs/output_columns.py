@@ -91,14 +91,14 @@ class WrittenColumns:
         if self._writes_columns:
             if not self._has_columns(records):
                 return
-            names = columns_names(records.columns)
+            names = columns_names(records.written_columns)
             self._check_kept(names)
             chosen = self._chosen_names(names, outputs).values() if outputs else ()
         elif outputs:
             self._check_known(outputs)
         if outputs:
             if self._has_columns(records):
-                self._check_partitions([*columns_names(records.columns), *outputs])
+                self._check_partitions([*columns_names(records.written_columns), *outputs])
             self._check_distinct(chosen, self._output_names(outputs).values())
 
     def _has_columns(self, records: RecordSchema) -> bool:
@@ -214,7 +214,7 @@ class WrittenColumns:
                 columns = [replace(column, type="text") for column in columns]
             return columns_of.CsvColumns(columns, self._csv_dialect, kept)
         if kind in JSON_KINDS and self._has_columns(records):
-            return columns_of.JsonColumns(records.columns, self.is_json, kept)
+            return columns_of.JsonColumns(records.written_columns, self.is_json, kept)
         return WholeRecords(has_bytes=kind not in JSON_KINDS)
 
     def _csv_dialect(self, block: Block) -> CsvDialect:

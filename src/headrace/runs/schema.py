@@ -17,8 +17,11 @@ from headrace.reports.markup import pluralize
 from headrace.runs.settings import RunSettings
 
 AnySettings = TypeVar("AnySettings", bound=RunSettings)
-ColumnType = Literal["boolean", "integer", "number", "text", "object", "null"]
-"""The type of a column's values. "object" is a nested JSON object; "null" means that all are missing."""
+ColumnType = Literal["boolean", "integer", "number", "text", "object", "null", "bytes"]
+"""The type of a column's values.
+
+"object" is a nested JSON object; "null" means that all are missing; "bytes" is a file, such as an image.
+"""
 NUMERIC: Final[frozenset[ColumnType]] = frozenset({"boolean", "integer", "number"})
 SCHEMA_VERSION: Final = 1
 _COLUMNS_SHOWN: Final = 12
@@ -70,6 +73,11 @@ class RecordSchema:
     def names(self) -> tuple[str, ...]:
         """The names of the columns; empty if they have none."""
         return tuple(column.name for column in self.columns if column.name is not None)
+
+    @property
+    def written_columns(self) -> tuple[Column, ...]:
+        """The columns that outputs may have: all but files."""
+        return tuple(column for column in self.columns if column.type != "bytes")
 
     @property
     def is_whole(self) -> bool:
