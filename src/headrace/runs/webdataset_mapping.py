@@ -26,13 +26,14 @@ from headrace.runs.settings import MappingOptions
 
 _ARRAY: Final = "npy"
 _IMAGE: Final = "image"
+_TEXT: Final = "text"
 
 
 class WebDatasetMapping:
     """The choice of the fields and the decoder of WebDataset records for one model.
 
     An input takes the field of `--columns` at its place, else the field of its name, else the only field of
-    its kind: text for an input of text, an image or a `.npy` array for an input of numbers.
+    its kind: text for an input of text, an image for numbers of three axes or more, else a `.npy` array.
     """
 
     def __init__(
@@ -77,26 +78,24 @@ class WebDatasetMapping:
         return [str(c) for c in (self._mapping.columns if text_column is None else (text_column,))]
 
     def _field_of(self, spec: TensorSpec) -> str:
-        """Return the field with the name of an input, or the only one of its kind."""
+        """Return the field with the name of an input, or the only one of the first kind that it takes."""
         if spec.name in self._records.names:
             return spec.name
-        candidates = [c.name for c in self._records.columns if c.name is not None and self._suits(spec, c)]
-        if len(candidates) != 1:
-            found = f"the fields {', '.join(candidates)}" if candidates else "no field"
-            raise self._misfit(
-                f"there is no field {spec.name!r}, and {found} could be this input: choose the fields of the "
-                "inputs, in their order, with --columns"
-            )
-        return candidates[0]
+        found: list[str] = []
+        for kind in _kinds(spec):
+            found = found or [c.name for c in self._records.columns if c.name and self._kind(c) == kind]
+        if len(found) == 1:
+            return found[0]
+        several = f"the fields {', '.join(found)}" if found else "no field"
+        raise self._misfit(
+            f"there is no field {spec.name!r}, and {several} could be this input: choose the fields of the "
+            "inputs, in their order, with --columns"
+        )
 
-    def _suits(self, spec: TensorSpec, column: Column) -> bool:
-        """Return True if a field is of the kind that an input takes."""
-        if spec.datatype == "BYTES":
-            return column.type == "text" and column.name != KEY
-        if column.type != "bytes":
-            return False
-        kind, axes = self._file_kind(column.name or ""), 0 if spec.shape is None else len(spec.shape)
-        return kind == _ARRAY or (kind == _IMAGE and axes not in (1, 2))
+    def _kind(self, column: Column) -> str:
+        if column.type == "text" and column.name != KEY:
+            return _TEXT
+        return self._file_kind(column.name or "") if column.type == "bytes" else ""
 
     def _file_kind(self, name: str) -> str:
         suffix = last_suffix(name)
@@ -131,6 +130,14 @@ class WebDatasetMapping:
         fields = ", ".join(f"{c.name} ({c.type})" for c in self._records.columns)
         place = self._records.place
         return ModelInputError(self._metadata.name, f"{why} (the records from {place} on have {fields})")
+
+
+def _kinds(spec: TensorSpec) -> tuple[str, ...]:
+    """Return the kinds of fields that an input takes: the first one before the others."""
+    if spec.datatype == "BYTES":
+        return (_TEXT,)
+    axes = 0 if spec.shape is None else len(spec.shape)
+    return (_ARRAY,) if axes in (1, 2) else (_IMAGE, _ARRAY)
 
 
 class _FileDecoder(Decoder):
