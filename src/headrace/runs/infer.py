@@ -194,7 +194,7 @@ def infer_json(kind: str, blocks: Sequence[Block], path: JsonPath) -> RecordSche
 
 
 def infer_webdataset(blocks: Sequence[Block], path: JsonPath) -> RecordSchema:
-    """Return the schema of WebDataset records: the fields of their JSON (see `infer_json`), and their files."""
+    """Return the schema of WebDataset records: the columns that `infer_json` finds, and their files."""
     records = infer_json(WEBDATASET, blocks, path)
     counts = Counter(name for block in blocks for name in block.columns)
     total = sum(map(len, blocks))

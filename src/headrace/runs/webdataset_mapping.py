@@ -110,8 +110,8 @@ class WebDatasetMapping:
         if kind == _ARRAY:
             return _FileDecoder(spec, name, lambda _, data: _array(spec, data))
         raise self._misfit(
-            f"input {spec.name!r} takes {spec.datatype}, but the field {name!r} is a file that is not decoded: "
-            "let the model take its bytes (an input of BYTES)"
+            f"input {spec.name!r} takes {spec.datatype}, but the field {name!r} is a file that is not "
+            "decoded: let the model take its bytes (an input of BYTES)"
         )
 
     def _image_decoder(self, spec: TensorSpec, name: str) -> Decoder:
