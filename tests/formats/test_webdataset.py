@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from formats.chunks import cut
 from headrace.core.block import FailureKind, Position
-from headrace.core.errors import ConfigError, EmptySourceError, TruncatedError
+from headrace.core.errors import ConfigError, CorruptError, EmptySourceError, TruncatedError
 from headrace.formats.read import make_format, read_object, read_zip
 from headrace.formats.read_options import ReadOptions
 from headrace.formats.webdataset import split_name
@@ -169,6 +169,15 @@ def test_cut_archive_gives_all_records_that_another_one_follows(size):
     complete = sum(size >= n * 2 * 1536 + 512 for n in (1, 2))
     assert found[:complete] == whole[:complete]
     assert len(found) == complete or size % 1536 == 0
+
+
+def test_damage_to_the_archive_is_named():
+    def chunks():
+        yield tar([("1.txt", b"x" * 2000)])[:1500]
+        raise CorruptError("the gzip stream is damaged", byte=7)
+
+    with pytest.raises(CorruptError, match="the gzip stream is damaged"):
+        read(b"", chunks=chunks())
 
 
 def test_reading_resumes_at_any_record():

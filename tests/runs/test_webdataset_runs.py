@@ -137,12 +137,15 @@ TEXT = TensorSpec("words", "BYTES", (-1,))
         ([TensorSpec("t", "BYTES", (-1,))], ("json.caption",), {"t": "picture 2"}),
         ([TensorSpec("b", "INT64", (-1, 2))], ("json.box",), {"b": {"shape": [2], "max": 2.0}}),
         ([TensorSpec("b", "INT64", (-1, -1))], ("json.box",), {"b": {"shape": [2], "max": 2.0}}),
+        ([TensorSpec("n", "INT64", (-1,))], ("de.cls",), {"n": 9}),
+        ([TensorSpec("sound", "BYTES", (-1,))], ("audio",), {"sound": "a name of a format"}),
         ([TEXT, TensorSpec("n", "FP32", (-1,))], ("txt", "cls"), {"words": "text 2", "n": 2.0}),
     ],
 )
 def test_fields_become_inputs(inputs, columns, expected):
     mapping = {"columns": columns}
-    stores, report = score(inputs, shard(record(2)), settings(read=SIZE, mapping=mapping))
+    data = shard(record(2, **{"de.cls": b"9", "audio": b"a name of a format"}))
+    stores, report = score(inputs, data, settings(read=SIZE, mapping=mapping))
     assert report.rows_out == 1
     (found,) = seen(stores)
     assert found == expected
@@ -216,6 +219,26 @@ def test_files_that_no_input_takes_are_not_decoded():
     data = shard(record(1, png=b"broken", npy=b"broken"), record(2))
     _, report = score([TEXT], data, settings())
     assert report.rows_out == 2
+
+
+def test_batches_are_bounded_by_decoded_bytes():
+    """An image has 108 bytes as an input, and fewer as PNG would be no reason for a larger batch."""
+    calls = []
+
+    class Counting(Recorder):
+        inputs = (PIXELS,)
+        max_batch_rows = 100
+
+        def predict(self, image):
+            calls.append(len(image))
+            return {"y": image[:, 0, 0, 0]}
+
+    stores = Stores()
+    put(stores, {"a.tar": shard(*(record(n, npy=None) for n in range(6)))})
+    used = settings(read=SIZE, flow={"batch_bytes_max": 216})
+    with engine(Counting()) as predictor:
+        transform(stores, predictor=predictor, settings=used)
+    assert calls == [2, 2, 2]
 
 
 # Outputs

@@ -187,7 +187,7 @@ def _array(spec: TensorSpec, data: bytes) -> Array:
 
 
 class _JoinedDecoder(Decoder):
-    """A decoder of the inputs of several decoders. A record that fails for one of them fails."""
+    """A decoder of the inputs of several decoders, for blocks of one record. The first failure is its own."""
 
     def __init__(self, parts: Sequence[Decoder]) -> None:
         self._parts = parts
@@ -195,20 +195,7 @@ class _JoinedDecoder(Decoder):
     @override
     def decode(self, block: Block) -> DecodedBlock:
         decoded = [part.decode(block) for part in self._parts]
-        rows = np.arange(len(block))
-        rows_of = [rows if each.rows is None else each.rows for each in decoded]
-        for some in rows_of:
-            rows = np.intersect1d(rows, some, assume_unique=True)
-        if not len(rows):
-            tensors: dict[str, Array] = {}
-        else:
-            pairs = zip(decoded, rows_of, strict=True)
-            tensors = {
-                name: data[np.searchsorted(some, rows)]
-                for each, some in pairs
-                for name, data in each.tensors.items()
-            }
-        failures = {f.position.record: f for each in reversed(decoded) for f in each.failures}
-        return DecodedBlock(
-            tensors, rows if failures else None, tuple(failures[record] for record in sorted(failures))
-        )
+        for each in decoded:
+            if each.failures:
+                return each
+        return DecodedBlock({name: data for each in decoded for name, data in each.tensors.items()})
