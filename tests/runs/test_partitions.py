@@ -87,13 +87,14 @@ FOLDERS = {
 }
 
 
-def settings(preset=TransformSettings, *, tasks=None, checkpoint_s=0.0, **output):
+def settings(preset=TransformSettings, *, tasks=None, flow=None, **output):
     return make_settings(
         read={"header": "names"},
         output={"partition_by": ("day",), **output},
         preset=preset,
         tasks=tasks,
-        checkpoint_s=checkpoint_s,
+        flow=flow,
+        checkpoint_s=0.0,
     )
 
 
@@ -258,6 +259,22 @@ def test_object_without_predictions_has_no_files(rate, format_, suffix):
     found, name = outputs(stores), f"day=2026-11-01/c.csv.out{suffix}"
     assert set(found) == {f"b.csv.out{suffix}.failed", name}
     assert report.out_bytes == len(found[name])
+
+
+@for_each("preset", [StreamSettings, TransformSettings])
+def test_places_of_failed_records_do_not_depend_on_batches(rate, preset):
+    """They count the bytes of all folders, and not the frames, which follow the batches."""
+    found = []
+    for rows_max in (3, 7):
+        stores = Stores()
+        put(stores, {"a.csv": csv(NUMBERS[:20]) + b"d,x,1\n" + csv(NUMBERS[20:])[8:] + b"d,x,1\n"})
+        used = settings(preset, flow={"batch_rows_max": rows_max})
+        transform(stores, predictor=rate, settings=used)
+        (failed,) = [data for name, data in outputs(stores).items() if ".failed" in name]
+        size = sum(len(data) for name, data in outputs(stores).items() if "=" in name)
+        found.append([(line["output_row"], line["output_byte"]) for line in failed_lines(failed)])
+        assert found[-1][-1] == (40, size)
+    assert found[0] == found[1]
 
 
 @for_each(

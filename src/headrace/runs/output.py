@@ -176,7 +176,7 @@ class RecordOutput(Generic[B]):
             self._add_rows(span, rows, slice(middle, part.stop), outputs, base)
 
     def _add_failure(self, failure: Failure) -> None:
-        record = FailedRecord(failure, self.counts.rows_out, self.out.nbytes)
+        record = FailedRecord(failure, self.counts.rows_out, self.out_bytes)
         # The line is copied, because the JSON writer allocates 4 KiB for each.
         self.failed.write(bytes(memoryview(failed_record_line(record))))
         self.entries += 1
