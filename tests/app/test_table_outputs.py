@@ -9,6 +9,7 @@ import orjson
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
@@ -342,3 +343,48 @@ def plain_type(kind):
 def plain(rows):
     """Return the rows with times in UTC, which libraries show in their own zones."""
     return [{k: v.astimezone(UTC) if isinstance(v, datetime) else v for k, v in row.items()} for row in rows]
+
+
+# Partitions
+
+CITIES = ["New York", "Genève", "a/b=c%d:e", None]
+
+
+def divided(tmp_path):
+    """Write a table that is divided by a day, a number and a text. Return its folder and its rows."""
+    rows = [
+        {"id": n, "day": MOMENT.date(), "shop": n % 2, "city": CITIES[n % 4], "x": n / 2} for n in range(12)
+    ]
+    stores = Stores()
+    stores.for_uri(IN).put(f"{IN}a.parquet", parquet(pa.Table.from_pylist(rows)))
+    output = OutputSettings(format="parquet", join="input", partition_by=("day", "shop", "city"))
+    out = tmp_path / "out"
+    transform_sync(IN, f"{out}/", model=Double, settings=TransformSettings(output=output), stores=stores)
+    return out, [row | {"y": row["x"] * 2} for row in rows]
+
+
+def test_polars_duckdb_pandas_and_pyarrow_read_partitions(tmp_path):
+    out, rows = divided(tmp_path)
+    files = f"{out}/**/*.parquet"
+    assert len(list(out.glob("day=2024-02-29/shop=[01]/city=*/a.parquet.out.parquet"))) == 4
+    frame = pl.scan_parquet(files, hive_partitioning=True, try_parse_hive_dates=True).collect().sort("id")
+    assert frame.select(list(rows[0])).to_dicts() == rows
+    types = {"day": pl.Date, "shop": pl.Int64, "city": pl.String, "id": pl.Int64, "y": pl.Float64}
+    assert {name: frame.schema[name] for name in types} == types
+    query = duckdb.sql(f"SELECT * FROM read_parquet('{files}', hive_partitioning = true) ORDER BY id")
+    found = {name: str(kind) for name, kind in zip(query.columns, query.types, strict=True)}
+    assert {name: found[name] for name in types} == {
+        "day": "DATE",
+        "shop": "BIGINT",
+        "city": "VARCHAR",
+        "id": "BIGINT",
+        "y": "DOUBLE",
+    }
+    assert query.select(", ".join(rows[0])).fetchall() == [tuple(row.values()) for row in rows]
+    days = pa.schema([("day", pa.date32()), ("shop", pa.int64()), ("city", pa.string())])
+    hive = pa.dataset.HivePartitioning(days, segment_encoding="uri")
+    table = pa.dataset.dataset(out, partitioning=hive, exclude_invalid_files=True).to_table()
+    assert table.sort_by("id").select(list(rows[0])).to_pylist() == rows
+    # Without the types of the folders, pyarrow unifies no dictionaries with nulls.
+    in_pandas = pd.read_parquet(out, partitioning=hive, dtype_backend="pyarrow").sort_values("id")
+    assert pa.Table.from_pandas(in_pandas, preserve_index=False).select(list(rows[0])).to_pylist() == rows
