@@ -158,9 +158,10 @@ class ParquetEncoder(Encoder):
 
     @override
     def finish(self) -> bytes:
-        data = self.end_row_group()
+        if self._held:
+            self._write_row_group()
         self._writer.close()
-        return data + self._buffer.take()
+        return self._buffer.take()
 
     def _make_schema(self) -> Any:
         of_records = [] if self._records is None else list(self._records.schema)
