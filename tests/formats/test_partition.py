@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.block import Position
 from headrace.core.errors import ConfigError, CorruptError, DataError
-from headrace.formats import partition
 from headrace.formats.contract import BlockSelection
 from headrace.formats.csv_encode import CsvEncoder
 from headrace.formats.encode import output_columns
@@ -47,7 +46,7 @@ def by_remainder(divisor):
 
 def text_encoder(divisor):
     return PartitionedTextEncoder(
-        CsvEncoder(output_columns({"y": np.zeros(1)}), header=True), by_remainder(divisor)
+        CsvEncoder(output_columns({"y": np.zeros(1)}), header=True), by_remainder(divisor), None
     )
 
 
@@ -165,18 +164,25 @@ def row_groups(data):
 
 
 @pytest.mark.parametrize("cuts", [(), (13,), (5, 16, 17)])
-def test_largest_table_ends_its_row_group_when_all_hold_too_much(monkeypatch, cuts):
-    """The sizes are compared after each eighth row of the output, so the batches make no difference."""
-    monkeypatch.setattr(partition, "HELD_BYTES_MAX", 70)
-    monkeypatch.setattr(partition, "_ROWS", 8)
+@pytest.mark.parametrize(
+    ("limits", "groups"),
+    [
+        # 8 rows of 8 bytes fit. After 16 rows, 12 are held by the first table and 4 by the second.
+        ({"rows_max": 8, "held_bytes_max": 70}, {"r=0/": [12, 6], "r=1/": [6]}),
+        ({"bytes_max": 60, "held_bytes_max": 70}, {"r=0/": [12, 6], "r=1/": [6]}),
+        ({"rows_max": 5, "held_bytes_max": 0}, {"r=0/": [4, 4, 4, 3, 3], "r=1/": [1, 1, 1, 2, 1]}),
+        ({"rows_max": 5}, {"r=0/": [18], "r=1/": [6]}),
+    ],
+)
+def test_largest_table_ends_its_row_group_when_all_hold_too_much(limits, groups, cuts):
     encoder = PartitionedTableEncoder(
         lambda: ParquetEncoder(output_columns({"y": np.zeros(1)})),
         lambda _, outputs: (["r=0/", "r=1/"], (outputs["y"] % 4 == 3).astype(np.int64)),
         None,
+        **limits,
     )
     found = files(encode(encoder, 24, cuts))
-    # 8 rows of 8 bytes fit. After 16 rows, 12 are held by the first table and 4 by the second.
-    assert {folder: row_groups(data) for folder, data in found.items()} == {"r=0/": [12, 6], "r=1/": [6]}
+    assert {folder: row_groups(data) for folder, data in found.items()} == groups
 
 
 def test_failure_in_one_partition_leaves_all_unchanged():

@@ -202,16 +202,15 @@ class ParquetEncoder(Encoder):
         cumulative = np.cumsum(sizes)
         at = 0
         while at < len(cumulative):
-            before = int(cumulative[at - 1]) if at else 0
-            filling = before + self._row_group_bytes_max - self._held_bytes
-            stop = min(
-                at + self._row_group_rows - self._held_rows,
-                int(np.searchsorted(cumulative, filling)) + 1,
-                len(cumulative),
+            stop, nbytes = filling_rows(
+                cumulative,
+                at,
+                self._row_group_rows - self._held_rows,
+                self._row_group_bytes_max - self._held_bytes,
             )
             self._held.append(batch.slice(at, stop - at))
             self._held_rows += stop - at
-            self._held_bytes += int(cumulative[stop - 1]) - before
+            self._held_bytes += nbytes
             at = stop
             if self._held_rows >= self._row_group_rows or self._held_bytes >= self._row_group_bytes_max:
                 self._write_row_group()
@@ -227,6 +226,17 @@ class ParquetEncoder(Encoder):
         With several chunks the page boundaries would follow the batches.
         """
         return self._pa.Table.from_batches(self._held, self._schema).combine_chunks()
+
+
+def filling_rows(cumulative: NDArray[np.int64], at: int, rows_left: int, bytes_left: int) -> tuple[int, int]:
+    """Return the end and the size of the next rows: up to `rows_left`, or with the row that fills `bytes_left`.
+
+    `cumulative` are the sums of the sizes of all rows, and `at` is the next one.
+    """
+    before = int(cumulative[at - 1]) if at else 0
+    filling = int(np.searchsorted(cumulative, before + bytes_left)) + 1
+    stop = min(at + rows_left, filling, len(cumulative))
+    return stop, int(cumulative[stop - 1]) - before
 
 
 def _load_pyarrow() -> tuple[Any, Any]:

@@ -19,18 +19,14 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, CorruptError, DataError
 from headrace.core.tensor import Array
 from headrace.formats.contract import BlockSelection, Encoder
-from headrace.formats.parquet import ParquetEncoder
+from headrace.formats.parquet import ParquetEncoder, filling_rows
 from headrace.formats.place import Arrange
 
 PARTITIONS_MAX: Final = 1_000
 """Limit of partitions of one output: of an object or a part."""
-HELD_BYTES_MAX: Final = 128 << 20
-"""Limit of the rows that the tables of all partitions of an output hold for their next row groups."""
 NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 _NAME_BYTES_MAX: Final = 200
 """Limit of a folder's name; file systems allow 255 bytes."""
-_ROWS: Final = 8192
-"""The rows of an output after which its tables check their size: the same rows, however they are batched."""
 _ESCAPED: Final = re.compile("[\x01-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
 _FRAME: Final = struct.Struct("<HQ")
 
@@ -56,10 +52,15 @@ class PartitionedEncoder(Encoder):
     """An encoder of an output of several partitions: a file for each folder, in frames.
 
     `encode` raises ConfigError for more than PARTITIONS_MAX folders.
+
+    Args:
+        find_folders: A function that returns the folders of rows.
+        arrange: The function that returns the columns to write, or None for all outputs.
     """
 
-    def __init__(self, find_folders: FindFolders) -> None:
+    def __init__(self, find_folders: FindFolders, arrange: Arrange | None) -> None:
         self._find_folders = find_folders
+        self._arrange = arrange
         self.sizes: dict[str, int] = {}
         """The size of each partition's file in bytes, by its folder."""
         self.framing_bytes = 0
@@ -74,6 +75,12 @@ class PartitionedEncoder(Encoder):
             )
         return folders, numbers
 
+    def _columns(
+        self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]
+    ) -> Mapping[str, Array]:
+        """Return the columns to write, found once for all partitions."""
+        return outputs if self._arrange is None else self._arrange(selections, outputs)
+
     def _frame(self, folder: str, data: bytes) -> bytes:
         """Return the data in a frame, and count it. Without data there is no frame."""
         self.sizes[folder] = self.sizes.get(folder, 0) + len(data)
@@ -87,90 +94,112 @@ class PartitionedEncoder(Encoder):
 class PartitionedTextEncoder(PartitionedEncoder):
     """An encoder of partitions of text. The encoder `inner` has no state between records."""
 
-    def __init__(self, inner: Encoder, find_folders: FindFolders) -> None:
-        super().__init__(find_folders)
+    def __init__(self, inner: Encoder, find_folders: FindFolders, arrange: Arrange | None) -> None:
+        super().__init__(find_folders, arrange)
         self._inner = inner
 
     @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
         folders, numbers = self._folders(selections, outputs)
-        encoded = [(folders[n], self._rows(selections, outputs, rows)) for n, rows in _groups(numbers)]
+        columns = self._columns(selections, outputs)
+        encoded = [(folders[n], self._rows(selections, columns, rows)) for n, rows in _groups(numbers)]
         return b"".join(
             self._frame(folder, data if folder in self.sizes else self._inner.begin() + data)
             for folder, data in encoded
         )
 
     def _rows(
-        self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array], rows: NDArray[np.int64]
+        self, selections: Sequence[BlockSelection], columns: Mapping[str, Array], rows: NDArray[np.int64]
     ) -> bytes:
         if len(rows) == sum(map(len, selections)):
-            return self._inner.encode(selections, outputs)
-        some = {name: data[rows] for name, data in outputs.items()}
+            return self._inner.encode(selections, columns)
+        some = {name: data[rows] for name, data in columns.items()}
         return self._inner.encode(_take(selections, rows), some)
 
 
 class PartitionedTableEncoder(PartitionedEncoder):
     """An encoder of partitions that are tables, each a file of `make_table`.
 
-    If all tables together hold HELD_BYTES_MAX, the largest one ends its row group.
-
-    Args:
-        make_table: A function that makes the encoder of a partition.
-        find_folders: A function that returns the folders of rows.
-        arrange: The function that returns the columns to write, or None for all outputs.
+    Rows are divided when there are `rows_max`, or with the row that fills `bytes_max`. If all tables then hold
+    more than `held_bytes_max`, the largest one ends its row group. So the bytes of the files do not depend on
+    the batches.
     """
 
     def __init__(
-        self, make_table: Callable[[], ParquetEncoder], find_folders: FindFolders, arrange: Arrange | None
+        self,
+        make_table: Callable[[], ParquetEncoder],
+        find_folders: FindFolders,
+        arrange: Arrange | None,
+        *,
+        rows_max: int = 8192,
+        bytes_max: int = 16 << 20,
+        held_bytes_max: int = 128 << 20,
     ) -> None:
-        super().__init__(find_folders)
+        super().__init__(find_folders, arrange)
         self._make_table = make_table
-        self._arrange = arrange
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._held_bytes_max = held_bytes_max
         self._layout = make_table()
         """A table without rows, which makes the batches of all partitions."""
         self._tables: dict[str, ParquetEncoder] = {}
-        self._rows = 0
+        self._numbers: dict[str, int] = {}
+        """The number of each folder."""
+        self._undivided: list[tuple[Any, NDArray[np.int64], NDArray[np.int64]]] = []
+        """Batches with the size and the folder of each row."""
+        self._rows = self._bytes = 0
 
     @override
     def encode(self, selections: Sequence[BlockSelection], outputs: Mapping[str, Array]) -> bytes:
         folders, numbers = self._folders(selections, outputs)
-        written = outputs if self._arrange is None else self._arrange(selections, outputs)
+        batches = self._layout.batches(selections, self._columns(selections, outputs))
+        numbers = np.array([self._numbers.setdefault(f, len(self._numbers)) for f in folders])[numbers]
         frames: list[bytes] = []
-        at = 0
-        for batch, sizes in self._layout.batches(selections, written):
-            some = numbers[at : at + len(sizes)]
-            at += len(sizes)
-            start = 0
-            while start < len(some):
-                stop = min(start + _ROWS - self._rows % _ROWS, len(some))
-                self._rows += stop - start
-                frames += self._hold(
-                    batch.slice(start, stop - start), sizes[start:stop], some[start:stop], folders
-                )
-                start = stop
+        first = 0
+        for batch, sizes in batches:
+            frames += self._add(batch, sizes, numbers[first : first + len(sizes)])
+            first += len(sizes)
         return b"".join(frames)
 
-    def _hold(
-        self, batch: Any, sizes: NDArray[np.int64], numbers: NDArray[np.int64], folders: Sequence[str]
-    ) -> Iterator[bytes]:
-        """Hold rows in their tables. Yield the frames of the row groups that they fill."""
-        for number, rows in _groups(numbers):
+    def _add(self, batch: Any, sizes: NDArray[np.int64], numbers: NDArray[np.int64]) -> Iterator[bytes]:
+        cumulative = np.cumsum(sizes)
+        at = 0
+        while at < len(sizes):
+            stop, nbytes = filling_rows(
+                cumulative, at, self._rows_max - self._rows, self._bytes_max - self._bytes
+            )
+            self._undivided.append((batch.slice(at, stop - at), sizes[at:stop], numbers[at:stop]))
+            self._rows += stop - at
+            self._bytes += nbytes
+            at = stop
+            if self._rows >= self._rows_max or self._bytes >= self._bytes_max:
+                yield from self._divide()
+
+    def _divide(self) -> Iterator[bytes]:
+        """Give the rows to their tables. Yield the frames of the row groups that they fill."""
+        if not self._undivided:
+            return
+        from headrace.formats.arrow import pyarrow  # noqa: PLC0415 - an optional dependency
+
+        batches, sizes, numbers = zip(*self._undivided, strict=True)
+        self._undivided, self._rows, self._bytes = [], 0, 0
+        batch = pyarrow.Table.from_batches(batches).combine_chunks().to_batches()[0]
+        sizes, folders = np.concatenate(sizes), list(self._numbers)
+        for number, rows in _groups(np.concatenate(numbers)):
             folder = folders[number]
             if folder not in self._tables:
                 self._tables[folder] = table = self._make_table()
                 yield self._frame(folder, table.begin())
             # The rows are copied: a slice would keep those of the other partitions in memory.
-            some = batch if len(rows) == len(numbers) else batch.take(rows)
-            yield self._frame(folder, self._tables[folder].hold(some, sizes[rows]))
-        if self._rows % _ROWS:
-            return
-        while sum(table.held_bytes for table in self._tables.values()) > HELD_BYTES_MAX:
+            yield self._frame(folder, self._tables[folder].hold(batch.take(rows), sizes[rows]))
+        while sum(table.held_bytes for table in self._tables.values()) > self._held_bytes_max:
             folder = max(self._tables, key=lambda folder: self._tables[folder].held_bytes)
             yield self._frame(folder, self._tables[folder].end_row_group())
 
     @override
     def finish(self) -> bytes:
-        return b"".join(self._frame(folder, table.finish()) for folder, table in self._tables.items())
+        frames = list(self._divide())
+        return b"".join([*frames, *(self._frame(folder, t.finish()) for folder, t in self._tables.items())])
 
 
 def split_frames(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:

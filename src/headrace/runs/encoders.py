@@ -64,9 +64,9 @@ class Encoders:
             make = partial(self._table, self._columns_of(columns), records)
             return PartitionedTableEncoder(make, find_folders, arrange)
         encoder = self._make(columns, block, records)
-        if arrange is not None:
-            encoder = ColumnsEncoder(encoder, arrange)
-        return encoder if find_folders is None else PartitionedTextEncoder(encoder, find_folders)
+        if find_folders is not None:
+            return PartitionedTextEncoder(encoder, find_folders, arrange)
+        return encoder if arrange is None else ColumnsEncoder(encoder, arrange)
 
     def _make(
         self, outputs: Mapping[str, Array], block: Block | None, records: RecordColumns | None
