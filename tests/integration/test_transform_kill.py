@@ -94,7 +94,7 @@ def kill_at_random(process: subprocess.Popen[bytes], output: Path, rng: random.R
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("isolation", "options"), [("thread", ()), ("process", ()), ("process", BY_DAY)])
+@pytest.mark.parametrize(("isolation", "options"), [("thread", ()), ("process", ()), ("thread", BY_DAY)])
 def test_killed_transform_writes_the_bytes_of_an_undisturbed_one(tmp_path, isolation, options):
     source = tmp_path / "in"
     make_source(source)
@@ -120,7 +120,7 @@ def test_killed_transform_writes_the_bytes_of_an_undisturbed_one(tmp_path, isola
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("options", [(), ("--sample", "60%"), BY_DAY])
+@pytest.mark.parametrize("options", [(), ("--sample", "60%", *BY_DAY)])
 def test_killed_stream_with_workers_writes_the_parts_of_an_undisturbed_one(tmp_path, options):
     source = tmp_path / "in"
     make_source(source)

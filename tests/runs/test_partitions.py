@@ -331,7 +331,7 @@ def test_images_have_no_columns_to_divide_by():
 # Interruptions
 
 
-OBJECTS = {f"{n}.csv": csv(NUMBERS[n * 10 : n * 10 + 10]) for n in range(4)}
+OBJECTS = {f"{n}.csv": csv(NUMBERS[n * 10 : n * 10 + 10]) for n in range(2)}
 KINDS = [
     settings(),
     settings(format="parquet"),
@@ -345,7 +345,7 @@ def test_broken_run_resumes_to_the_undisturbed_files(rate, used):
     whole = Stores()
     put(whole, OBJECTS)
     transform(whole, predictor=rate, settings=used)
-    for at in range(6):
+    for at in range(3):
         stores = Stores()
         put(stores, OBJECTS)
         with pytest.raises(InjectedError):

@@ -76,8 +76,8 @@ _RANDOM_ACCESS_REASON = (
     "unpack the file first, or exclude it from the source"
 )
 _WEBDATASET_REASON = (
-    "a WebDataset shard is an archive, but the name does not end in .tar, .tar.gz or .zip: rename the "
-    "object, or choose another format"
+    "a WebDataset shard is an archive, but the name does not end in .tar, .tar.gz or .zip: rename or "
+    "exclude the object, or choose another format"
 )
 _WEB_SCHEMES = ("http://", "https://")  # Names with these schemes end at a question mark.
 _NAMES_SHOWN = 5
