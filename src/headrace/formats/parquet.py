@@ -229,7 +229,7 @@ class ParquetEncoder(Encoder):
 
 
 def filling_rows(cumulative: NDArray[np.int64], at: int, rows_left: int, bytes_left: int) -> tuple[int, int]:
-    """Return the end and the size of the next rows: up to `rows_left`, or with the row that fills `bytes_left`.
+    """Return the end and the size of the next rows: `rows_left`, or with the row that fills `bytes_left`.
 
     `cumulative` are the sums of the sizes of all rows, and `at` is the next one.
     """

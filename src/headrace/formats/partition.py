@@ -120,9 +120,9 @@ class PartitionedTextEncoder(PartitionedEncoder):
 class PartitionedTableEncoder(PartitionedEncoder):
     """An encoder of partitions that are tables, each a file of `make_table`.
 
-    Rows are divided when there are `rows_max`, or with the row that fills `bytes_max`. If all tables then hold
-    more than `held_bytes_max`, the largest one ends its row group. So the bytes of the files do not depend on
-    the batches.
+    Rows are divided when there are `rows_max`, or with the row that fills `bytes_max`. If all tables then
+    hold more than `held_bytes_max`, the largest one ends its row group. So the bytes of the files do not
+    depend on the batches.
     """
 
     def __init__(

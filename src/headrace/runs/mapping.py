@@ -42,9 +42,9 @@ from headrace.runs.settings import MappingOptions
 SAMPLE_RECORDS: Final = 1000
 """The number of records that decide about the schema of a format."""
 _MEDIA_COLUMNS = ("image", "audio")
-_TEXTS = frozenset({"csv", *JSON_KINDS})
+_TEXTS = frozenset({"csv", *JSON_KINDS}) - {WEBDATASET}
 """The formats whose records a model may receive as text."""
-_FILTERED = _TEXTS | TABLE_FORMATS
+_FILTERED = _TEXTS | TABLE_FORMATS | {WEBDATASET}
 """The formats whose records an input filter supports."""
 
 
@@ -187,17 +187,12 @@ class Mapper:
         self._check_filter(kind, block)
         if kind in _MEDIA_COLUMNS:
             return self._media(kind)
-        select = None if self._filter.is_root else self._filter.value
-        if kind == WEBDATASET:
-            from headrace.runs.webdataset_mapping import WebDatasetMapping  # noqa: PLC0415 - rare
-
-            return WebDatasetMapping(self._metadata, self._mapping, records, self.read).decoder(select)
         if self._mapping.whole_records and kind in _TEXTS and self._takes_text():
             return self._text_records(dialect)
         if dialect is not None:
             return CsvMapping(self._metadata, self._mapping, self._filter, records, dialect).decoder()
         if kind in JSON_KINDS:
-            return json_decoder(self._metadata, self._mapping, select, records, self.read.encoding)
+            return self._json(records)
         if kind == V2:
             return self._requests()
         if kind == "line":
@@ -254,6 +249,14 @@ class Mapper:
         except orjson.JSONDecodeError as error:
             raise ValueError(f"not JSON: {error}") from None
         return self._filter.raw(record)
+
+    def _json(self, records: RecordSchema) -> Decoder:
+        select = None if self._filter.is_root else self._filter.value
+        if records.format == WEBDATASET:
+            from headrace.runs.webdataset_mapping import WebDatasetMapping  # noqa: PLC0415 - rare
+
+            return WebDatasetMapping(self._metadata, self._mapping, records, self.read).decoder(select)
+        return json_decoder(self._metadata, self._mapping, select, records, self.read.encoding)
 
     def _line(self) -> Decoder:
         spec = self._metadata.only_input("a line")
