@@ -135,7 +135,7 @@ def test_names_that_clash_mean_the_output():
         ({"rename": ("id=a",)}, r"--rename id: no output and no written column"),
         ({"rename": ("y=z",)}, r"two columns of the output have the name 'z'"),
         ({"keep": ("id",), "rename": ("id=y",)}, r"two columns of the output have the name 'y'"),
-        ({"drop": ("y", "z")}, r"leave no column to write"),
+        ({"drop": ("y", "z")}, r"--drop leaves no column to write"),
     ],
 )
 @for_each("format", ["csv", "jsonl", "parquet"])

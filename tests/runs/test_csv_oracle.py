@@ -13,9 +13,9 @@ from math import nan
 from random import Random
 
 import numpy as np
+import pytest
 
 import levels
-from cases import for_each
 from headrace.core.model import Model
 from headrace.core.tensor import TensorSpec
 from headrace.runs.settings import StreamSettings
@@ -210,12 +210,12 @@ def mapping_of(dialect: Dialect) -> dict:
 
 
 def runs() -> int:
-    """Return the number of runs: 1,500 files at the level all, 10,000 at the level soak."""
-    return levels.by_level(30, 150, 1000)
+    """Return the number of runs: 2,500 files at the level all, 10,000 at the level soak."""
+    return levels.by_level(30, 250, 1000)
 
 
-@for_each("joined", [False, True])
-@for_each("task_bytes", [None, 40])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("task_bytes", [None, 40])
 def test_transforms_write_what_plain_python_computes(joined, task_bytes, monkeypatch):
     """Tasks of a few bytes cut the objects into ranges."""
     if task_bytes is not None:

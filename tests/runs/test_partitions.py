@@ -15,7 +15,7 @@ import pytest
 from cases import for_each
 from formats.table_writers import write_parquet
 from headrace.core.errors import ConfigError, UnavailableError
-from headrace.core.model import Model
+from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
 from headrace.runs import partition_files
 from headrace.runs.retry import FailedRecordsRetry
@@ -431,8 +431,6 @@ class Picky(Rate):
         self.refused = {3.0, 4.0}
 
     def predict(self, a, b):
-        from headrace.core.model import RowError
-
         bad = {row: "refused" for row, value in enumerate(a.tolist()) if value in self.refused}
         if bad:
             raise RowError(bad)

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from cases import for_each
-from formats.test_webdataset import tar
 from headrace.core.errors import ConfigError, ModelInputError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import TensorSpec
@@ -25,6 +24,7 @@ from runs.support import (
     make_settings,
     outputs,
     put,
+    tar,
     transform,
 )
 
@@ -59,7 +59,7 @@ def record(number, **fields):
 
 
 def shard(*records):
-    return tar([member for one in records for member in one])
+    return tar(dict(member for one in records for member in one))
 
 
 class Recorder(Model):

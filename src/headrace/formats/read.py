@@ -71,14 +71,16 @@ _SIMPLE_FORMATS = {
     "whole": WholeFormat,
     "recordio": RecordIOFormat,
 }
-_RANDOM_ACCESS_REASON = (
-    "Parquet and ORC are read from their ends, so they can be neither compressed nor members of archives: "
-    "unpack the file first, or exclude it from the source"
-)
-_WEBDATASET_REASON = (
-    "a WebDataset shard is an archive, but the name does not end in .tar, .tar.gz or .zip: rename or "
-    "exclude the object, or choose another format"
-)
+_NOT_STREAMED: dict[str | None, str] = {
+    **dict.fromkeys(
+        RANDOM_ACCESS,
+        "Parquet and ORC are read from their ends, so they can be neither compressed nor members of "
+        "archives: unpack the file first, or exclude it from the source",
+    ),
+    WEBDATASET: "a WebDataset shard is an archive, but the name does not end in .tar, .tar.gz or .zip: "
+    "rename or exclude the object, or choose another format",
+}
+"""The formats that are not read from the chunks of one object or member, each with the reason."""
 _WEB_SCHEMES = ("http://", "https://")  # Names with these schemes end at a question mark.
 _NAMES_SHOWN = 5
 
@@ -207,10 +209,8 @@ def unreadable_reason(uri: str, options: ReadOptions) -> str:
     if layers.archive is not None and options.format not in RANDOM_ACCESS:
         return ""
     kind = format_name(uri, options)
-    if kind in RANDOM_ACCESS:
-        return f"{uri}: {_RANDOM_ACCESS_REASON}"
-    if kind == WEBDATASET:
-        return f"{uri}: {_WEBDATASET_REASON}"
+    if kind in _NOT_STREAMED:
+        return f"{uri}: {_NOT_STREAMED[kind]}"
     if kind is not None:
         return ""
     *others, last = get_args(FormatName)
@@ -249,7 +249,7 @@ def read_object(
             yield from _read_members(uri, tar.members(chunks, start_byte=start_byte), options, resume)
             return
         name = format_name(uri, options)
-        if name is None or name in (*RANDOM_ACCESS, WEBDATASET) or layers.archive is not None:
+        if name is None or name in _NOT_STREAMED or layers.archive is not None:
             raise ConfigError(unreadable_reason(uri, options))
         blocks = make_format(uri, name, options, columns=columns).blocks(
             _text_chunks(chunks, name, options), Position(uri)
@@ -322,10 +322,8 @@ def make_format(
         )
     if kind in _SIMPLE_FORMATS:
         return _SIMPLE_FORMATS[kind](record_bytes_max=limit)
-    if kind in RANDOM_ACCESS:
-        raise ConfigError(f"{name}: {_RANDOM_ACCESS_REASON}")
-    if kind == WEBDATASET:
-        raise ConfigError(f"{name}: {_WEBDATASET_REASON}")
+    if kind in _NOT_STREAMED:
+        raise ConfigError(f"{name}: {_NOT_STREAMED[kind]}")
     if kind == "arrow":
         from headrace.formats.arrow_read import ArrowFormat  # noqa: PLC0415 - an extra
 
@@ -387,11 +385,9 @@ def _read_members(
     selected = _selected_members(uri, members, options.members, 0 if resume is None else resume.member_byte)
     if options.format == WEBDATASET:
         blocks = record_blocks(selected, uri, record_bytes_max=options.record_bytes_max)
-        yield from _skip_member(blocks, resume)
-        return
-    for member in selected:
-        first = Position(uri, member.name, member_byte=member.header_byte)
-        yield from _skip_member(_read_member(member, first, options), resume)
+    else:
+        blocks = (block for member in selected for block in _read_member(uri, member, options))
+    yield from skip_records(blocks, resume)
 
 
 def _selected_members(
@@ -420,22 +416,14 @@ def _selected_members(
     raise EmptySourceError(uri, f"no member matches {wanted}; the members are {shown_names}{more}")
 
 
-def _skip_member(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:
-    """Yield the blocks without the first records of the member in which a run resumes."""
-    for block in blocks:
-        if resume is None or block.first.member_byte != resume.member_byte:
-            yield block
-        else:
-            yield from skip_records(iter((block,)), resume)
-
-
 def _matches(name: str, globs: tuple[str, ...]) -> bool:
     last = name.rsplit("/", 1)[-1]
     return not globs or any(fnmatch.fnmatchcase(name if "/" in glob else last, glob) for glob in globs)
 
 
-def _read_member(member: ArchiveMember, first: Position, options: ReadOptions) -> Iterator[Block]:
+def _read_member(uri: str, member: ArchiveMember, options: ReadOptions) -> Iterator[Block]:
     """Yield the blocks of a member, and a failure if the rest of the member cannot be read."""
+    first = Position(uri, member.name, member_byte=member.header_byte)
     last: Block | None = None
     archive_errors = _ArchiveErrors()
     try:
@@ -482,8 +470,8 @@ def _decode_member(
             "the name does not determine the format; choose it with --format (in a transform: --split), "
             "or select members with --members"
         )
-    elif kind in RANDOM_ACCESS:
-        reason = _RANDOM_ACCESS_REASON
+    elif kind in _NOT_STREAMED:
+        reason = _NOT_STREAMED[kind]
     if reason or kind is None:
         raise DataError(f"{member.name} in {first.object}: {reason}")
     chunks: Iterable[Buffer] = member.pieces
@@ -495,12 +483,13 @@ def _decode_member(
 
 
 def skip_records(blocks: Iterator[Block], resume: Position | None) -> Iterator[Block]:
-    """Yield the blocks without their first `resume.record` entries."""
+    """Yield the blocks without the first `resume.record` entries of the member, or object, of `resume`."""
     if resume is None or not resume.record:
         yield from blocks
         return
     for block in blocks:
-        skipped = resume.record - block.first.record
+        is_resumed = block.first.member_byte == resume.member_byte
+        skipped = resume.record - block.first.record if is_resumed else 0
         if skipped <= 0:
             yield block
         elif skipped < block.records:

@@ -43,10 +43,14 @@ def framed_decoder(metadata: ModelMetadata, mapping: MappingOptions, records: Re
     inputs = metadata.inputs or (TensorSpec("x", "FP32"),)
     chosen = mapping.columns if mapping.text_column is None else (mapping.text_column,)
     if len(inputs) == 1 and inputs[0].datatype == "BYTES" and not chosen:
-        as_column = inputs[0].shape is not None and len(inputs[0].shape) == 2
-        return RawDecoder(inputs[0].name, as_column_vector=as_column)
+        return RawDecoder(inputs[0].name, as_column_vector=takes_column_vector(inputs[0]))
     names = tuple(str(name) for name in chosen)
     return _FeatureChooser(metadata.name, names, records).decoder(inputs)
+
+
+def takes_column_vector(spec: TensorSpec) -> bool:
+    """Return True if an input of one value per record is [n, 1] rather than [n]."""
+    return spec.shape is not None and len(spec.shape) == 2
 
 
 class _FeatureChooser:

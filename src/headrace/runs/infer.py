@@ -25,7 +25,7 @@ from headrace.formats.read_options import V2, WEBDATASET
 from headrace.runs.schema import NUMERIC, Column, ColumnType, RecordSchema
 
 JSON_KINDS: Final = frozenset({"json", "jsonarray", "jsonl", WEBDATASET})
-"""The formats of JSON text."""
+"""The formats whose records are JSON text."""
 FRAMED_KINDS: Final[Mapping[str, MessageKind]] = {"recordio": RECORD, "tfrecord": EXAMPLE}
 """The formats of framed records, with the message type of their records."""
 _CELLS_MAX: Final = 100_000

@@ -23,7 +23,7 @@ from headrace.formats.json_path import ColumnSelection, JsonPath, compile_path
 from headrace.formats.line import RawDecoder
 from headrace.formats.read import csv_dialect, format_name
 from headrace.formats.read_options import TABLE_FORMATS, V2, WEBDATASET, ReadOptions
-from headrace.runs.field_mapping import TableMapping, framed_decoder, json_decoder
+from headrace.runs.field_mapping import TableMapping, framed_decoder, json_decoder, takes_column_vector
 from headrace.runs.infer import (
     FRAMED_KINDS,
     JSON_KINDS,
@@ -42,10 +42,10 @@ from headrace.runs.settings import MappingOptions
 SAMPLE_RECORDS: Final = 1000
 """The number of records that decide about the schema of a format."""
 _MEDIA_COLUMNS = ("image", "audio")
-_TEXTS = frozenset({"csv", *JSON_KINDS}) - {WEBDATASET}
-"""The formats whose records a model may receive as text."""
-_FILTERED = _TEXTS | TABLE_FORMATS | {WEBDATASET}
+_FILTERED = TABLE_FORMATS | {"csv", *JSON_KINDS}
 """The formats whose records an input filter supports."""
+_TEXTS = _FILTERED - TABLE_FORMATS - {WEBDATASET}
+"""The formats whose records a model may receive as text."""
 
 
 class Mapper:
@@ -227,7 +227,7 @@ class Mapper:
             spec.name,
             text=as_text,
             encoding=self.read.encoding,
-            as_column_vector=_takes_column_vector(spec),
+            as_column_vector=takes_column_vector(spec),
             select=select,
         )
 
@@ -271,7 +271,7 @@ class Mapper:
             spec.name,
             text=as_text,
             encoding=self.read.encoding,
-            as_column_vector=_takes_column_vector(spec),
+            as_column_vector=takes_column_vector(spec),
         )
 
     def _requests(self) -> Decoder:
@@ -282,11 +282,6 @@ class Mapper:
     def _media(self, kind: str) -> Decoder:
         spec = self._metadata.only_input(f"{kind} data")
         return ColumnDecoder(self._metadata.name, spec, kind, scale=self._mapping.image_scale)
-
-
-def _takes_column_vector(spec: TensorSpec) -> bool:
-    """Return True if an input of one value per record is [n, 1] rather than [n]."""
-    return spec.shape is not None and len(spec.shape) == 2
 
 
 class CsvMapping:

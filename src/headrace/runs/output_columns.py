@@ -271,10 +271,18 @@ class WrittenColumns:
                 f"two columns of the output have the name {clash!r}: rename or drop the output of the model "
                 f"(--rename {clash}=NEW, --drop {clash}), or choose the columns of the record with --keep"
             )
-        if not names and not self.joins_records and (self._output.drop or self._output.partition_by):
+        if not names and not self.joins_records:
+            self._check_left()
+
+    def _check_left(self) -> None:
+        """Raise ConfigError, for an output without columns, if options have removed them."""
+        removing = {"--drop": self._output.drop, "--partition-by": self._output.partition_by}
+        options = [option for option, names in removing.items() if names]
+        if options:
+            leave = "leaves" if len(options) == 1 else "leave"
             raise ConfigError(
-                "--drop and --partition-by leave no column to write: remove a name from them, or add columns "
-                "of the record (--keep, --join)"
+                f"{' and '.join(options)} {leave} no column to write: remove a name from "
+                f"{' or '.join(options)}, or write columns of the record (--keep)"
             )
 
     def is_json(self, block: Block) -> bool:

@@ -93,8 +93,8 @@ def _values(name: str, column: Any) -> tuple[Sequence[str | None], Array]:
         )
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
-    encoded = column.cast(pyarrow.string()).dictionary_encode()
-    texts: list[str] = encoded.dictionary.to_pylist()
+    encoded = column.dictionary_encode()
+    texts: list[str] = encoded.dictionary.cast(pyarrow.string()).to_pylist()
     if types.is_timestamp(kind):
         texts = [_WHOLE_SECOND.sub("", text) for text in texts]
     values = [*texts, None]

@@ -33,7 +33,7 @@ def publish_partitions(
         number: The number of the output: of its object, part or task.
         name: The name of the files in their folders.
         sizes: The size of each partition by its folder.
-        read: A function that returns the frames of the output. It is called for every 32 large files.
+        read: A function that returns the frames of the output. It is called once for each pass.
     """
     ledger.claim_files(number, [folder + name for folder in sizes])
     for some in _passes(sizes):
@@ -45,11 +45,12 @@ def _passes(sizes: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     some: dict[str, int] = {}
     held = 0
     for folder, nbytes in sorted(sizes.items()):
-        held += min(nbytes, _SMALL_BYTES)
-        if some and held > _PASS_BYTES:
+        held_by_file = min(nbytes, _SMALL_BYTES)
+        if some and held + held_by_file > _PASS_BYTES:
             yield some
-            some, held = {}, min(nbytes, _SMALL_BYTES)
+            some, held = {}, 0
         some[folder] = nbytes
+        held += held_by_file
     if some:
         yield some
 

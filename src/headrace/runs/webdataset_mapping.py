@@ -15,12 +15,12 @@ from headrace.core.block import Block, FailureKind
 from headrace.core.errors import ModelInputError
 from headrace.core.tensor import Array, ModelMetadata, TensorSpec, dtype_of, text_array
 from headrace.formats.column_decode import ColumnDecoder, shape_fits
-from headrace.formats.contract import DecodedBlock, Decoder, FailureReasons
+from headrace.formats.contract import DecodedBlock, Decoder
 from headrace.formats.json_decode import JsonDecoder
 from headrace.formats.read import format_name, make_format
 from headrace.formats.read_options import ReadOptions
 from headrace.formats.webdataset import KEY, last_suffix
-from headrace.runs.field_mapping import json_decoder, json_field
+from headrace.runs.field_mapping import json_decoder, json_field, takes_column_vector
 from headrace.runs.schema import Column, RecordSchema
 from headrace.runs.settings import MappingOptions
 
@@ -141,7 +141,10 @@ def _kinds(spec: TensorSpec) -> tuple[str, ...]:
 
 
 class _FileDecoder(Decoder):
-    """A decoder of the files of one field. `decode_file` returns one row, or raises ValueError."""
+    """A decoder of one field that is a file, for blocks of one record.
+
+    `decode_file` returns the row of the record, or raises ValueError.
+    """
 
     def __init__(self, spec: TensorSpec, name: str, decode_file: Callable[[Block, bytes], Any]) -> None:
         self._spec = spec
@@ -151,25 +154,21 @@ class _FileDecoder(Decoder):
     @override
     def decode(self, block: Block) -> DecodedBlock:
         files = block.columns.get(self._name)
-        values: list[Any] = []
-        reasons: FailureReasons = {}
-        for row in range(len(block)):
-            if files is None:
-                reasons[row] = (FailureKind.DECODE, f"the record has no field {self._name}")
-                continue
-            try:
-                values.append(self._decode_file(block, files[row].tobytes()))
-            except ValueError as error:
-                reasons[row] = (FailureKind.FORMAT, f"field {self._name}: {error}")
-        tensors = {self._spec.name: self._stack(values)} if values else {}
-        return DecodedBlock.with_failures(tensors, block, reasons)
+        if files is None:
+            why = f"the record has no field {self._name}"
+            return DecodedBlock.with_failures({}, block, {0: (FailureKind.DECODE, why)})
+        try:
+            row = self._decode_file(block, files[0].tobytes())
+        except ValueError as error:
+            why = f"field {self._name}: {error}"
+            return DecodedBlock.with_failures({}, block, {0: (FailureKind.FORMAT, why)})
+        return DecodedBlock({self._spec.name: self._tensor(row)})
 
-    def _stack(self, values: Sequence[Any]) -> Array:
+    def _tensor(self, row: Any) -> Array:
         if self._spec.datatype != "BYTES":
-            return np.stack(values)
-        texts = text_array(values)
-        is_column = self._spec.shape is not None and len(self._spec.shape) == 2
-        return texts[:, np.newaxis] if is_column else texts
+            return row[np.newaxis]
+        texts = text_array([row])
+        return texts[:, np.newaxis] if takes_column_vector(self._spec) else texts
 
 
 def _array(spec: TensorSpec, data: bytes) -> Array:
@@ -187,7 +186,10 @@ def _array(spec: TensorSpec, data: bytes) -> Array:
 
 
 class _JoinedDecoder(Decoder):
-    """A decoder of the inputs of several decoders, for blocks of one record. The first failure is its own."""
+    """A decoder of the inputs of several decoders, for blocks of one record.
+
+    The failure of the record is that of the first decoder that fails.
+    """
 
     def __init__(self, parts: Sequence[Decoder]) -> None:
         self._parts = parts
