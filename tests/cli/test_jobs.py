@@ -1,5 +1,7 @@
 """``headrace jobs`` against a real job API."""
 
+import hashlib
+
 import pytest
 
 from cli.job_commands import run_command, work_after_first_event
@@ -70,6 +72,24 @@ def test_result_is_printed_or_saved(served, tmp_path):
     unwritable = run_command(served, "jobs", "result", job_id, "-o", tmp_path / "no" / "x")
     assert unwritable.code == 1
     assert "cannot be written" in unwritable.error
+
+
+def test_published_results_are_verified(served):
+    job_id = submitted(served, "--output-uri", "s3://out", "--key", "k")
+    early = run_command(served, "jobs", "verify", job_id)
+    assert (early.code, "has published no result" in early.error) == (1, True)
+    run = served.claim()
+    served.complete(run, b"42")
+    uri = "memory://out/k.out"
+    digest = f"sha256:{hashlib.sha256(b'42').hexdigest()}"
+    assert served.ledger.mark_published(run.id, run.lease, uri, digest)
+    with served.stores.for_uri(uri).writer(uri, {"headracejob": "other"}) as writer:
+        writer.write(b"42")
+    done = run_command(served, "jobs", "verify", job_id)
+    assert (done.code, done.out) == (0, f"{job_id}  equal  {uri}  written by other\n")
+    served.stores.for_uri(uri).put(uri, b"43")
+    done = run_command(served, "jobs", "verify", job_id, "--json")
+    assert (done.code, done.lines[0]["status"], done.lines[0]["digest"]) == (1, "different", digest)
 
 
 def test_cancel_continues_after_a_failure(served):

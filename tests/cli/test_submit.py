@@ -82,6 +82,17 @@ def test_same_idempotency_key_returns_the_same_job(served):
     assert "was used for job" in other.error
 
 
+def test_second_job_of_a_key_is_refused_or_replaces(served):
+    named = ("submit", "-m", "m", "--input", "1", "--output-uri", "s3://out", "--key", "day 0.csv")
+    first = run_command(served, *named).out.strip()
+    refused = run_command(served, *named)
+    assert refused.code == 1
+    assert first in refused.error
+    assert run_command(served, *named, "--if-exists", "replace").code == 0
+    assert run_command(served, *named, "--if-exists", "version").code == 0
+    assert run_command(served, *named, "--if-exists", "rename").code == 2
+
+
 def test_wait_prints_or_saves_the_result(served, tmp_path, monkeypatch):
     def work(job):
         served.report_progress(job, JobProgress(1, 2, "rows"))

@@ -11,6 +11,7 @@ from headrace.core.errors import (
     JobNotFoundError,
     JobStateError,
     ModelNotFoundError,
+    OutputTakenError,
     QueueFullError,
 )
 from headrace.jobs.client import Client, ClientSettings
@@ -96,8 +97,19 @@ def test_result_of_an_object_is_published_below_the_output_prefix(client, s3_ser
     named = {"output_uri": f"s3://{bucket}/out/", "content_type": "text/csv"}
     good = client.submit("model", input_uri=f"s3://{bucket}/in/a.csv", key="a", **named)
     bad = client.submit("model", input_uri=f"s3://{bucket}/in/bad.csv", key="b", attempts_max=1, **named)
-    wait_completed(client, good.id)
+    done = wait_completed(client, good.id)
+    published = s3.get_object(Bucket=bucket, Key="out/a.out")
+    assert published["Body"].read() == client.result(good.id) == b"2.0\n4.0\n"
+    assert published["Metadata"] == {"headracejob": good.id, "headracedigest": done.result.digest}
+    with pytest.raises(OutputTakenError, match=good.id):
+        client.submit("model", input_uri=f"s3://{bucket}/in/a.csv", key="a", **named)
+    s3.put_object(Bucket=bucket, Key="out/a.out", Body=b"changed")
+    assert client.check_published(good.id)["status"] == "different"
     assert client.result(good.id) == b"2.0\n4.0\n"
+    again = client.submit("model", input_uri=f"s3://{bucket}/in/a.csv", key="a", if_exists="replace", **named)
+    wait_completed(client, again.id)
+    assert client.check_published(again.id)["status"] == "equal"
+    assert client.check_published(good.id)["found_job_id"] == again.id
     assert client.wait(bad.id, WAIT_S).state is JobState.FAILED
     assert wait_for_object(s3, bucket, "out/a.out") == b"2.0\n4.0\n"
     document = json.loads(wait_for_object(s3, bucket, "out/b.error"))

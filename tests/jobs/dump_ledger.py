@@ -42,11 +42,14 @@ def fill(path: Path) -> None:
             NewJob(id="failed", priority=1, idempotency_key="k", body_digest="d", options={"rows": 3}),
             NewJob(id="pending", priority=2),
             NewJob(id="running", priority=3),
+            NewJob(id="publishing", priority=4, output_uri="s3://box/out", key="K"),
+            NewJob(id="unpublished", priority=5, output_uri="s3://box/out", key="L"),
+            NewJob(id="published", priority=6, output_uri="s3://box/out", key="M"),
             NewJob(id="later", region="eu-east", delay_ms=60_000, deadline_s=3600.0, time_to_live_s=1800.0),
         ]
     )
-    claim = ClaimRequest("w", ("default",), 4, 60_000)
-    completed, failed, pending, running = ledger.settle_and_claim([], claim).claimed
+    claim = ClaimRequest("w", ("default",), 7, 60_000)
+    completed, failed, pending, running, *others = ledger.settle_and_claim([], claim).claimed
     failure = JobFailure(Cause.MODEL, "the model raised on it", "ValueError", "memory://error")
     ledger.settle_and_claim(
         [
@@ -55,7 +58,11 @@ def fill(path: Path) -> None:
             Settlement("pending", pending.lease, Failed(failure, retry_ms=0)),
         ]
     )
-    ledger.mark_published("completed", completed.lease, "s3://box/out")
+    ledger.settle_and_claim(
+        [Settlement(job.id, job.lease, Completed(ResultRef("memory://out"))) for job in others]
+    )
+    ledger.mark_publish_failed("unpublished", 1, failure, final=True)
+    ledger.mark_published("published", 1, "s3://box/out/M.out", "sha256:00")
     (pending,) = ledger.settle_and_claim([], claim).claimed
     ledger.settle_and_claim([Settlement("pending", pending.lease, Released({"chunk": 7}))])
     ledger.heartbeat("w", [Heartbeat("running", running.lease, JobProgress(3, 9, "records"))], 60_000)

@@ -6,7 +6,9 @@ import pytest
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError, QueueFullError
 from headrace.jobs import trigger as module
+from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import QueueSettings
+from headrace.jobs.paths import output_name
 from headrace.jobs.shared_calls import Submitter
 from headrace.jobs.trigger import EventSubmitter, Trigger, Triggers, job_from_event
 from headrace.protocols.object_events import ObjectEvent
@@ -57,6 +59,21 @@ def test_repeated_unordered_event_makes_one_job(event_submitter, ledger):
     assert [again[0].job_id, again[2].job_id] == [first[1].job_id, first[0].job_id]
     assert ledger.counts("q").due == 3
     assert event_submitter.submit([event("in/a.csv", etag="other")])[0].created
+
+
+def test_changed_object_replaces_its_result_under_its_own_name(event_submitter, ledger):
+    """Regression: `day 0.csv` was published as `day-0-csv~eecee….out`."""
+    first, second = (event_submitter.submit([event("in/day 0.csv", etag=etag)])[0] for etag in "ab")
+    jobs = [ledger.get(outcome.job_id) for outcome in (first, second)]
+    assert [output_name(job.spec) for job in jobs] == ["day 0.csv"] * 2
+    assert ledger.output_owner(jobs[0]).id == second.job_id
+
+
+def test_name_of_another_tenant_is_the_reason_for_no_job(event_submitter, ledger):
+    ledger.submit([NewJob(model="m", output_uri="s3://b/out/", key="a.csv", tenant="ann")])
+    (outcome,) = event_submitter.submit([event("in/a.csv")])
+    assert (outcome.job_id, outcome.created) == ("", False)
+    assert "another tenant" in outcome.reason
 
 
 def test_event_without_a_trigger_has_a_reason(event_submitter, ledger):

@@ -6,6 +6,7 @@ The operations are:
 - claims by several workers through two ledgers over the same jobs;
 - heartbeats and outcomes;
 - workers that crash, and workers that return late (zombies);
+- publications, their failures, and outputs whose names several jobs want;
 - cancellations, requeues, deletions and paused queues;
 - passing time.
 
@@ -54,6 +55,7 @@ from headrace.jobs.ledger import (
     QueueSettings,
     SubmitReply,
 )
+from headrace.jobs.paths import output_location, output_name
 from headrace.jobs.state import Cause, JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
 from jobs.ledger_fixtures import LEDGERS
@@ -114,6 +116,18 @@ new_jobs = st.builds(
     body_digest=st.sampled_from(("d1", "d1", "d2")),
     tenant=st.sampled_from(("", "t")),
     region=st.sampled_from(REGIONS),
+)
+published_jobs = st.builds(
+    NewJob,
+    model=st.just("m"),
+    queue=st.sampled_from(QUEUES),
+    kind=st.sampled_from(("infer", "infer", "transform")),
+    output_uri=st.sampled_from(("memory://out/", "memory://out", "memory://out/below/")),
+    key=st.sampled_from(("", "k", "k", "a/b", "a-b")),
+    if_exists=st.sampled_from(("fail", "replace", "version", "rename")),
+    idempotency_key=st.sampled_from(("", "", "k3")),
+    body_digest=st.sampled_from(("d1", "d1", "d2")),
+    tenant=st.sampled_from(("", "t")),
 )
 outcomes = st.one_of(
     st.builds(lambda n: Completed(ResultRef(f"memory://box/{n}", n)), st.integers(0, 9)),
@@ -190,6 +204,10 @@ class LedgerBesideReference(RuleBasedStateMachine):
 
     @rule(new_batch=st.lists(st.one_of(plain_jobs, timed_jobs), min_size=1, max_size=4))
     def submit_more(self, new_batch):
+        self.submit(new_batch, named=True)
+
+    @rule(new_batch=st.lists(published_jobs, min_size=1, max_size=4))
+    def submit_published(self, new_batch):
         self.submit(new_batch, named=True)
 
     @rule(ms=st.sampled_from((-600_000, -1, 600_000)))
@@ -298,8 +316,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
             settlement = Settlement(job.id, job.lease, Completed(ResultRef(f"memory://box/{n}", n)))
             accepted = self._settle_and_claim(worker, [settlement, settlement], None).accepted
             assert not accepted[1]
-            if late and accepted[0] and job is jobs[-1]:
-                assert self._decide("requeue", job.id, None)
+            if late and accepted[0] and job is jobs[-1] and self._decide("requeue", job.id, None):
                 self.requeued.add(job.id)
                 self.back.add(job.id)
             self.publish(self.zombies.index(job))
@@ -386,9 +403,30 @@ class LedgerBesideReference(RuleBasedStateMachine):
     def publish(self, which):
         job = self.zombies[which % len(self.zombies)]
         found, wanted = self._both(
-            lambda ledger: ledger.mark_published(job.id, job.lease, "memory://box/K.out")
+            lambda ledger: ledger.mark_published(job.id, job.lease, "memory://box/K.out", "sha256:0")
         )
         assert found == wanted
+
+    @precondition(lambda self: self.zombies)
+    @rule(which=pick, final=st.booleans())
+    def fail_to_publish(self, which, final):
+        job = self.zombies[which % len(self.zombies)]
+        found, wanted = self._both(
+            lambda ledger: ledger.mark_publish_failed(job.id, job.lease, failure, final=final)
+        )
+        assert found == wanted
+
+    @rule()
+    def claim_publications(self):
+        found, wanted = self._both(lambda ledger: ledger.claim_publications(LIMIT))
+        assert {job.id: job.publish_tries for job in found} == {job.id: job.publish_tries for job in wanted}
+
+    @precondition(lambda self: self.job_ids)
+    @rule(which=pick, tenant=st.sampled_from((None, None, "", "t")))
+    def republish(self, which, tenant):
+        job_id = self._pick_id(which)
+        if self._decide("republish", job_id, tenant):
+            self.back.add(job_id)
 
     @rule(ms=st.sampled_from((0, 1_000, 5_000, 30_000, LEASE_MS, 120_000)))
     def time_passes(self, ms):
@@ -437,9 +475,12 @@ class LedgerBesideReference(RuleBasedStateMachine):
         ended = sorted(job.id for job in self.seen.values() if job.state.ended and job.id in self.job_ids)
         if ended:
             job_id = ended[which % len(ended)]
-            assert self._decide("requeue", job_id, None)
-            self.requeued.add(job_id)
-            self.back.add(job_id)
+            keyed = self.reference.get(job_id).spec.key
+            if self._decide("requeue", job_id, None):
+                self.requeued.add(job_id)
+                self.back.add(job_id)
+            else:
+                assert keyed, "a job without a name that others may own was not requeued"
 
     @precondition(lambda self: self.job_ids)
     @rule(which=pick)
@@ -470,6 +511,16 @@ class LedgerBesideReference(RuleBasedStateMachine):
             requeued = job_id in self.requeued
             assert _view(found[job_id], job, requeued) == _view(job, job, requeued)
         self._check_invariants(found)
+
+    @invariant()
+    def ledgers_agree_on_owners(self):
+        owners = {}
+        for job in self.reference.get_many(sorted(self.job_ids)).values():
+            found, wanted = self._both(lambda ledger, job=job: ledger.output_owner(job))
+            assert (found and found.id) == (wanted and wanted.id)
+            if job.spec.output_uri and found is not None:
+                location = output_location(job.spec.output_uri, output_name(job.spec))
+                assert owners.setdefault(location, found.id) == found.id, "a name has two owners"
 
     @invariant()
     def ledgers_agree_on_queues(self):
@@ -512,7 +563,10 @@ class LedgerBesideReference(RuleBasedStateMachine):
             assert 0 <= job.attempt <= job.spec.attempts_max
             assert (job.state is JobState.RUNNING) == (job.lease_until_ms is not None)
             assert job.state.ended == (job.ended_at_ms is not None)
-            assert (job.state is JobState.COMPLETED) == (job.result is not None)
+            published = {JobState.PUBLISHING, JobState.COMPLETED, JobState.PUBLISH_FAILED}
+            assert (job.state in published) == (job.result is not None)
+            if job.state is JobState.COMPLETED and job.spec.kind == "infer":
+                assert bool(job.result.published_uri) == bool(job.spec.output_uri)
             assert job.state is not JobState.FAILED or job.failure is not None
             if was is None:
                 continue

@@ -9,18 +9,20 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError, ForbiddenError, HeadraceError
+from headrace.jobs.job import NewJob
 from headrace.jobs.outbound import OutboundPolicy, parse_network
 from headrace.jobs.paths import (
     KEY_NAME_BYTES_MAX,
     URI_CHARS_MAX,
     JobPaths,
     UriAllowList,
-    error_uri,
+    distinct_name,
     file_name,
     is_below,
     normalize_file_path,
     normalize_uri,
-    result_uri,
+    output_location,
+    output_name,
     without_query,
 )
 from headrace.storage.uri import KEY_BYTES_MAX, object_location
@@ -250,9 +252,10 @@ def test_layout_of_the_store():
     assert JobPaths("s3://b/jobs").input(JOB) == f"s3://b/jobs/inputs/{JOB}"
     assert JobPaths("/var/jobs/").attempt(JOB, 3) == f"/var/jobs/attempts/{JOB}/3/"
     assert JobPaths("s3://b/jobs").attempt(JOB, 12) == f"s3://b/jobs/attempts/{JOB}/12/"
-    assert result_uri("s3://b/out/", "row-1") == "s3://b/out/row-1.out"
-    assert error_uri("s3://b/out", "row-1") == "s3://b/out/row-1.error"
-    assert result_uri("/var/jobs/results/", JOB) == f"/var/jobs/results/{JOB}.out"
+    assert output_location("s3://b/out/", "row-1") == "s3://b/out/row-1"
+    assert output_location("s3://b/out", "row-1") == "s3://b/out/row-1"
+    assert output_location("/var/jobs/results/", JOB) == f"/var/jobs/results/{JOB}"
+    assert output_location("file:///var/jobs/results", JOB) == f"/var/jobs/results/{JOB}"
 
 
 @for_each("name", ["", ".", "..", "a/b", "../x.out", "a\0", "x" * 200, "a b"])
@@ -265,28 +268,51 @@ def test_job_id_with_unsafe_characters_is_refused(name):
 
 def test_too_long_result_uri_is_refused():
     with pytest.raises(ConfigError, match="longer than"):
-        result_uri("s3://b/" + "k" * (KEY_BYTES_MAX - 3), "row")
+        output_location("s3://b/" + "k" * (KEY_BYTES_MAX - 3), "row")
 
 
-@given(st.lists(st.text(min_size=1, max_size=200), min_size=2, max_size=20, unique=True))
-def test_every_key_has_a_safe_unique_name(keys):
-    names = [file_name(key) for key in keys]
-    assert len(set(names)) == len(keys)
-    for key, name in zip(keys, names, strict=True):
-        assert re.fullmatch(r"[A-Za-z0-9_~-][A-Za-z0-9._=~-]*", name)
-        assert len(name) <= KEY_NAME_BYTES_MAX
-        assert not name.endswith((".", ".out", ".error"))
-        assert normalize_uri(result_uri("s3://b/out", key)) == f"s3://b/out/{name}.out"
+@given(st.text(min_size=1, max_size=512))
+def test_every_key_has_a_name_that_clients_may_use(key):
+    name = file_name(key)
+    assert "/" not in name
+    assert len(name.encode()) <= KEY_NAME_BYTES_MAX
+    location = output_location("s3://b/out", name)
+    for suffix in (".out", ".out.failed", ".error"):
+        assert normalize_uri(location + suffix) == f"s3://b/out/{name}{suffix}"
+    # Keys with equal names are told apart.
+    assert distinct_name(name, key) != distinct_name(name, f"{key}x")
 
 
-@for_each("key", ["row-1", "a.csv", "2026=11", "_x", JOB])
-def test_plain_key_is_unchanged(key):
+@for_each(
+    "key",
+    [
+        "row-1", "a.csv", "2026=11", "_x", "day 0.csv", "ö+ä", ".hidden", "-rf", "..", "k.out", "k.error",
+        "a.", "a~b", "100%", " x ", "x" * 200,
+    ],
+)  # fmt: skip
+def test_key_keeps_its_name(key):
+    """Regression: the key `day 0.csv` was published as `day-0-csv~eecee….out`."""
     assert file_name(key) == key
 
 
-@for_each("key", [".hidden", "-rf", "a/b", "..", "k.out", "k.error", "a.", "x" * 129, "é", "a~b"])
-def test_other_keys_get_a_hash(key):
-    assert re.fullmatch(r"[A-Za-z0-9_-]*~[0-9a-f]{32}", file_name(key))
+@for_each(
+    ("key", "name"),
+    [("a/b", "a-b"), ("a\\b", "a-b"), ("a?b#c", "a-b-c"), ("%2E%2fx", "-2E-2fx"), ("\u202egpj", "-gpj")],
+)
+def test_characters_that_no_uri_may_have_become_dashes(key, name):
+    assert file_name(key) == name
+
+
+@for_each("key", ["x" * 201, "ö" * 101, JOB])
+def test_long_key_and_job_id_are_distinct(key):
+    assert re.fullmatch(r"[xö0-9a-f-]+~[0-9a-f]{16}", file_name(key))
+    assert len(file_name(key).encode()) <= KEY_NAME_BYTES_MAX
+
+
+def test_name_of_an_output_is_assigned_or_follows_from_the_key():
+    assert output_name(NewJob(id=JOB)) == JOB
+    assert output_name(NewJob(id=JOB, key="a/b")) == "a-b"
+    assert output_name(NewJob(id=JOB, key="a/b", output_name="a-b~1")) == "a-b~1"
 
 
 @for_each("key", ["", "\udcff"])
@@ -362,11 +388,6 @@ def test_store_with_a_common_name_prefix_is_foreign():
     paths = JobPaths("s3://bucket/jobs")
     assert paths.job_id_of(f"s3://bucket/jobs2/inputs/{JOB}") is None
     assert paths.job_id_of(f"s3://bucket/inputs/{JOB}") is None
-
-
-def test_ends_are_below_the_output_uri():
-    assert result_uri("s3://theirs/out", "KEY") == "s3://theirs/out/KEY.out"
-    assert error_uri("s3://theirs/out/", "KEY") == "s3://theirs/out/KEY.error"
 
 
 @for_each("job_id", ["../x", "", "a/b", ".."])

@@ -1,16 +1,24 @@
 """Publication of results and failures at the output URI, on a disk and on a real S3 server."""
 
+import hashlib
 import itertools
 import json
+import logging
 from dataclasses import replace
 
 import pytest
 
-from headrace.core.errors import AccessDeniedError, NotFoundError, StorageError
+from headrace.core.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    ResultGoneError,
+    StorageError,
+    UnavailableError,
+)
 from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.paths import JobPaths
-from headrace.jobs.payloads import Publication, error_document
+from headrace.jobs.payloads import PUBLISH_TRIES_MAX, Publication, error_document
 from headrace.jobs.state import Cause, JobState
 from headrace.storage.resolve import Stores
 from headrace.testing import ManualWallClock, MemoryJobLedger
@@ -80,14 +88,28 @@ def test_result_is_published_under_its_key_and_recorded(bench):
     uri = bench.publication.publish(job)
     assert uri == f"{bench.out}KEY.out"
     assert bench.objects == {"KEY.out": b"a" * 3_000_000, "KEY.out.failed": b"failed"}
-    assert bench.ledger.get(job.id).result.published_uri == uri
-    assert bench.ledger.list_unpublished(ended_before_ms=bench.wall.now_ms() + 1, limit=9) == []
+    ended = bench.ledger.get(job.id)
+    assert (ended.state, ended.result.published_uri) == (JobState.COMPLETED, uri)
+    assert ended.result.digest == f"sha256:{hashlib.sha256(b'a' * 3_000_000).hexdigest()}"
+    metadata = bench.stores.for_uri(uri).metadata(uri)
+    assert metadata == {"headracejob": job.id, "headracedigest": ended.result.digest}
+    bench.wall.advance(60_000)
+    assert bench.ledger.claim_publications(9) == []
+
+
+def test_large_result_is_published_in_parts(bench):
+    data = bytes(range(256)) * 80_000
+    job = bench.end(bench.job(), result=data)
+    uri = bench.publication.publish(job)
+    assert bench.objects == {"KEY.out": data}
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    assert bench.stores.for_uri(uri).metadata(uri)["headracedigest"] == digest
 
 
 @pytest.mark.parametrize("result", [b"", b"x"])
 def test_repeated_publication_is_harmless(bench, result):
     job = bench.end(bench.job(key=""), result=result)
-    assert bench.publication.publish(job) == bench.publication.publish(job)
+    assert bench.publication.publish(job) == bench.publication.publish(job) != ""
     assert bench.objects == {f"{job.id}.out": result}
 
 
@@ -120,38 +142,138 @@ def test_requeued_job_removes_its_earlier_end(bench):
     assert bench.objects == {"KEY.out": b"third"}
 
 
+def while_writing(bench, monkeypatch, do):
+    """Arrange that `do` runs when a publication is about to write its next object."""
+    store = bench.stores.for_uri(bench.out)
+    writer = store.writer
+
+    def interrupted(uri, metadata):
+        monkeypatch.setattr(store, "writer", writer)
+        do()
+        return writer(uri, metadata)
+
+    monkeypatch.setattr(store, "writer", interrupted)
+
+
 @pytest.mark.parametrize("failure", [None, OOPS])
-def test_last_end_stays_after_a_concurrent_requeue(bench, failure):
+def test_last_end_stays_after_a_concurrent_requeue(bench, failure, monkeypatch):
     """Regression: if an earlier end was published last, its objects stayed."""
     first = bench.end(bench.job(), result=b"first")
-    second = bench.end(bench.requeue(first), result=b"second", failure=failure)
-    bench.publication.publish(second)
-    bench.publication.publish(first)  # began before the second publication, and ends after it
-    assert bench.objects == ({"KEY.out": b"second"} if failure is None else bench.objects)
+    bench.publication.publish(first)
+
+    def end_again():
+        second = bench.end(bench.requeue(first), result=b"second", failure=failure)
+        bench.publication.publish(second)
+
+    while_writing(bench, monkeypatch, end_again)
+    bench.publication.publish(bench.ledger.get(first.id))
     assert set(bench.objects) == {"KEY.out" if failure is None else "KEY.error"}
-    assert bench.ledger.list_unpublished(ended_before_ms=bench.wall.now_ms() + 1, limit=9) == []
+    assert bench.objects.get("KEY.out", b"second") == b"second"
+    bench.wall.advance(60_000)
+    assert bench.ledger.claim_publications(9) == []
+
+
+@pytest.mark.parametrize("failure", [None, OOPS])
+def test_end_of_a_new_owner_stays_after_a_late_publication(bench, failure, monkeypatch):
+    first = bench.end(bench.job(), result=b"first", failed=b"failed")
+
+    def replace_owner():
+        second = bench.end(bench.job(if_exists="replace"), result=b"second", failure=failure)
+        bench.publication.publish(second)
+
+    while_writing(bench, monkeypatch, replace_owner)
+    assert bench.publication.publish(first) == ""
+    assert set(bench.objects) == {"KEY.out" if failure is None else "KEY.error"}
+    assert bench.objects.get("KEY.out", b"second") == b"second"
+    assert not bench.publication.publish_or_record(first)
+    replaced = bench.ledger.get(first.id)
+    assert (replaced.state, replaced.failure.error) == (JobState.PUBLISH_FAILED, "OutputTakenError")
+
+
+def test_failure_of_a_job_does_not_stay_beside_the_result_of_the_next(bench):
+    """Regression: `KEY.error` of a failed job remained beside `KEY.out` of another."""
+    bench.publication.publish(bench.end(bench.job(), failure=OOPS))
+    bench.publication.publish(bench.end(bench.job(), result=b"second"))
+    assert bench.objects == {"KEY.out": b"second"}
+    bench.publication.publish(bench.end(bench.job(if_exists="replace"), failure=OOPS))
+    assert set(bench.objects) == {"KEY.error"}
+
+
+def test_versions_are_published_side_by_side(bench):
+    bench.publication.publish(bench.end(bench.job(), result=b"first"))
+    second = bench.end(bench.job(if_exists="version"), result=b"second")
+    bench.publication.publish(second)
+    assert bench.objects == {"KEY.out": b"first", f"KEY~{second.id}.out": b"second"}
 
 
 def test_requeued_job_is_published_at_its_next_end(bench):
     first = bench.end(bench.job(), result=b"first")
-    back = bench.requeue(first)
     bench.publication.publish(first)
+    back = bench.requeue(first)
+    assert bench.publication.publish(first) == "", "a stale publication wrote an earlier end"
     assert bench.ledger.get(back.id).state is JobState.PENDING
     bench.publication.publish(bench.end(back, result=b"second"))
     assert bench.objects == {"KEY.out": b"second"}
 
 
-def test_concurrent_deletion_is_no_error(bench):
-    job = bench.end(bench.job())
+def test_deleted_job_is_not_published(bench):
+    job = bench.end(bench.job(), failure=OOPS)
     bench.ledger.delete(job.id)
-    assert bench.publication.publish(job) == f"{bench.out}KEY.out"
-
-
-def test_missing_result_is_given_up(bench):
-    job = bench.end(bench.job())
-    bench.stores.for_uri(job.result.uri).delete(job.result.uri)
     assert bench.publication.publish(job) == ""
     assert bench.objects == {}
+
+
+def test_missing_result_ends_the_publication(bench):
+    job = bench.end(bench.job())
+    bench.stores.for_uri(job.result.uri).delete(job.result.uri)
+    with pytest.raises(ResultGoneError):
+        bench.publication.publish(job)
+    assert not bench.publication.publish_or_record(job)
+    assert bench.ledger.get(job.id).state is JobState.PUBLISH_FAILED
+    assert bench.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (UnavailableError("s3://b", "away"), JobState.PUBLISHING),
+        (ZeroDivisionError(), JobState.PUBLISHING),
+        (AccessDeniedError("s3://b", "no"), JobState.PUBLISH_FAILED),
+    ],
+)
+def test_failure_is_recorded_and_retried_if_it_may_pass(bench, error, state, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL)
+    job = bench.end(bench.job())
+
+    def fail():
+        raise error
+
+    while_writing(bench, monkeypatch, fail)
+    assert not bench.publication.publish_or_record(job)
+    after = bench.ledger.get(job.id)
+    assert (after.state, after.failure.error) == (state, type(error).__name__)
+    assert after.failure.message.startswith("the result could not be published: ")
+    if state is JobState.PUBLISH_FAILED:
+        after = bench.ledger.republish(job.id)
+    assert bench.publication.publish_or_record(after)
+    assert (bench.ledger.get(job.id).state, bench.objects) == (JobState.COMPLETED, {"KEY.out": b"result"})
+
+
+def test_publication_fails_after_its_last_try(bench, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL)
+    job = bench.end(bench.job())
+
+    def fail(uri, metadata):
+        raise UnavailableError(uri, f"away from {bench.paths.store_uri}")
+
+    monkeypatch.setattr(bench.stores.for_uri(bench.out), "writer", fail)
+    publication = Publication(bench.ledger, bench.stores, hide=bench.paths.store_uri)
+    for tries in (PUBLISH_TRIES_MAX - 1, PUBLISH_TRIES_MAX):
+        assert bench.ledger.get(job.id).state is JobState.PUBLISHING
+        publication.publish_or_record(replace(job, publish_tries=tries))
+    ended = bench.ledger.get(job.id)
+    assert ended.state is JobState.PUBLISH_FAILED
+    assert "away from store:" in ended.failure.message
 
 
 @pytest.mark.parametrize(
@@ -204,7 +326,9 @@ def test_result_appears_last(tmp_path, monkeypatch):
         store = stores.for_uri(bench.out)
         writer = store.writer
         monkeypatch.setattr(
-            store, "writer", lambda uri: (order.append(uri.rpartition("/")[2]), writer(uri))[1]
+            store,
+            "writer",
+            lambda uri, metadata: (order.append(uri.rpartition("/")[2]), writer(uri, metadata))[1],
         )
         bench.publication.publish(job)
         assert order == ["KEY.out.failed", "KEY.out"]

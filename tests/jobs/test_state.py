@@ -14,6 +14,7 @@ TABLE = {
     "pending": {"claim": "running", "cancel": "cancelled", "expire": "expired"},
     "running": {
         "complete": "completed",
+        "publish": "publishing",
         "retry": "pending",
         "fail": "failed",
         "release": "pending",
@@ -21,6 +22,8 @@ TABLE = {
         "cancel": "cancelled",
         "expire": "expired",
     },
+    "publishing": {"complete": "completed", "give_up": "publish_failed"},
+    "publish_failed": {"republish": "publishing", "requeue": "pending"},
     "completed": {"requeue": "pending"},
     "failed": {"requeue": "pending"},
     "cancelled": {"requeue": "pending"},
@@ -39,20 +42,24 @@ def test_source_states_match_the_table(event: JobEvent):
     assert source_states(event), f"{event} can never happen"
 
 
-def test_ended_states_permit_requeue_only():
-    assert {state.value for state in ENDED} == {"completed", "failed", "cancelled", "expired"}
+def test_ended_states_permit_manual_events_only():
+    assert {state.value for state in ENDED} == {
+        "completed", "publish_failed", "failed", "cancelled", "expired",
+    }  # fmt: skip
     for state in JobState:
         assert state.ended == (state in ENDED)
         if state.ended:
-            assert [event for event in JobEvent if (state, event) in TRANSITIONS] == [JobEvent.REQUEUE]
+            events = {event for event in JobEvent if (state, event) in TRANSITIONS}
+            assert events - {JobEvent.REPUBLISH} == {JobEvent.REQUEUE}
     assert source_states(JobEvent.REQUEUE) == ENDED
 
 
-def test_only_a_claim_begins_and_only_a_running_job_completes():
+def test_only_a_claim_begins_and_only_a_run_or_publication_completes():
     into = {state: {event for (_, event), to in TRANSITIONS.items() if to is state} for state in JobState}
     assert into[JobState.RUNNING] == {JobEvent.CLAIM}
     assert into[JobState.COMPLETED] == {JobEvent.COMPLETE}
-    assert source_states(JobEvent.COMPLETE) == {JobState.RUNNING}
+    assert source_states(JobEvent.COMPLETE) == {JobState.RUNNING, JobState.PUBLISHING}
+    assert source_states(JobEvent.PUBLISH) == {JobState.RUNNING}
 
 
 def test_every_state_is_reachable_and_every_job_can_end():
@@ -64,7 +71,7 @@ def test_every_state_is_reachable_and_every_job_can_end():
 
 def test_docstring_diagram_names_every_state_and_event():
     diagram = (module.__doc__ or "").partition("::")[2]
-    words = set(re.findall(r"[A-Z]{4,}", diagram))
+    words = set(re.findall(r"[A-Z_]{4,}", diagram))
     assert words == {state.name for state in JobState} | {event.name for event in JobEvent}
 
 

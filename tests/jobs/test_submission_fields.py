@@ -20,6 +20,7 @@ GOOD = {
     "accept": ["application/json"],
     "output_uri": ["s3://b", "s3://b/x/"],
     "key": ["k", "a/b", "ö", "x" * 512],
+    "if_exists": ["fail", "replace", "version"],
     "region": ["eu-west-1", "hall.2_b", "x" * 63],
     "options": [{}, {"a": [1, None]}, {"a": "\\u0000"}],
     "priority": [0, 9],
@@ -33,6 +34,7 @@ GOOD = {
     "correlation_id": ["c", "x" * 255],
 }
 BAD = {
+    "if_exists": ["", "rename", None, 1, []],
     "model": ["", "a b", "../m", "ä", "e\u0301", "m@", "-m", "m\x00", 1, None, "x" * 129],
     "kind": ["", "INFER", None, 1, []],
     "queue": ["", "a/b", "x" * 129, 1],

@@ -276,7 +276,7 @@ class _Uploads:
         self.stored = stored
         self.parts_taken = parts_taken
 
-    def put_parts(self, key: str, parts, *, part_bytes: int, parts_at_once: int) -> None:
+    def put_parts(self, key: str, parts, *, part_bytes: int, parts_at_once: int, metadata) -> None:
         b"".join(itertools.islice(parts, self.parts_taken))
         raise NotFoundError(f"s3://box/{key}", "no such object")
 

@@ -4,6 +4,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import HeadraceError, UnavailableError
+from headrace.storage.contract import NO_METADATA
 from headrace.storage.resolve import MemoryStore
 from headrace.testing import STORE_CHECKS, check_reading
 
@@ -49,8 +50,13 @@ class IgnoresTheStart(MemoryStore):
 
 
 class WritesAtOnce(MemoryStore):
-    def writer(self, uri):
+    def writer(self, uri, metadata=NO_METADATA):
         self.put(uri, b"")
+        return super().writer(uri, metadata)
+
+
+class DropsMetadata(MemoryStore):
+    def writer(self, uri, metadata=NO_METADATA):
         return super().writer(uri)
 
 
@@ -78,6 +84,7 @@ def _fails(check, store):
         ),
         (ListsBackwards, {"check_list_by_string_prefix", "check_awkward_names"}),
         (MissesEtags, {"check_etags"}),
+        (DropsMetadata, {"check_metadata"}),
         (LastWriteWins, {"check_put_if_absent", "check_put_if_absent_race"}),
         (MissingIsEmpty, {"check_missing_objects", "check_delete", "check_writer"}),
         (IgnoresTheStart, {"check_ranges", "check_large_objects"}),

@@ -134,7 +134,7 @@ def open_job_components(
     ledger = open_ledger(locations.ledger_url)
     client = OutboundClient(used.outbound)
     stores, paths = JobStores(client), JobPaths(locations.store_uri)
-    publication = Publication(ledger, stores)
+    publication = Publication(ledger, stores, hide=paths.store_uri)
     dispatcher = open_wakeup_broker(locations.dispatcher_url) if locations.dispatcher_url else None
     sweeper = Sweeper(ledger, stores, paths, retention or Retention())
     maintenance = Maintenance(

@@ -261,4 +261,4 @@ class _ResultPublication:
             return
         job = self.ledger.get_many([attempt.job.id]).get(attempt.job.id)
         if job is not None and job.lease == settlement.lease:
-            self.publication.publish(job)
+            self.publication.publish_or_record(job)

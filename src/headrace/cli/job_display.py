@@ -25,7 +25,9 @@ from headrace.reports.report import one_line
 _COLOURS: Final = {
     JobState.PENDING: "yellow",
     JobState.RUNNING: "cyan",
+    JobState.PUBLISHING: "cyan",
     JobState.COMPLETED: "green",
+    JobState.PUBLISH_FAILED: "red",
     JobState.FAILED: "red",
     JobState.CANCELLED: "magenta",
     JobState.EXPIRED: "magenta",

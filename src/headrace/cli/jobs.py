@@ -11,7 +11,7 @@ import orjson
 from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, print_error, run_job_command
 from headrace.cli.job_display import exit_status, fetch_result, follow, print_job, print_job_json, print_jobs
 from headrace.cli.options import combined_options, name_value_pairs
-from headrace.cli.responses import plain_table, print_table
+from headrace.cli.responses import plain_table, print_table, printable
 from headrace.core.errors import HeadraceError
 from headrace.jobs.job import Job, history_document, job_document
 from headrace.jobs.state import JobState
@@ -30,6 +30,8 @@ Examples:
     headrace jobs retry 01a2007b-f2f8-7916-a901-e223a26ee99e
     headrace jobs requeue --queue night --dry-run
     headrace jobs requeue --queue night --yes
+  Check that a published result is still the one that its job wrote:
+    headrace jobs verify 01a2007b-f2f8-7916-a901-e223a26ee99e
   Print the ids of failed jobs, for a script:
     headrace jobs list --state failed --json | jq -r .id
 """
@@ -144,6 +146,28 @@ def result_command(job_id: str, output: Path | None, wait: bool, **params: Any) 
     run_job_command(params, call)
 
 
+@jobs_command.command("verify", epilog=examples("headrace jobs verify 01a2007b-f2f8-7916-a901-e223a26ee99e"))
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
+@JOB_SERVER_OPTIONS
+def verify_command(job_ids: tuple[str, ...], **params: Any) -> None:
+    """Compare published results with what their jobs wrote. Exit with status 1 for a difference.
+
+    The objects are read whole.
+    """
+
+    def call(client: Any) -> int:
+        checks = {job_id: client.check_published(job_id) for job_id in job_ids}
+        for job_id, check in checks.items():
+            writer = (
+                f"  written by {check['found_job_id']}" if check["found_job_id"] not in ("", job_id) else ""
+            )
+            line = f"{job_id}  {check['status']}  {printable(check['uri'])}{writer}"
+            click.echo(orjson.dumps({"id": job_id, **check}) if params["json_lines"] else line)
+        return int(any(check["status"] != "equal" for check in checks.values()))
+
+    run_job_command(params, call)
+
+
 @jobs_command.command("cancel", epilog=examples("headrace jobs cancel 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @JOB_SERVER_OPTIONS
@@ -159,7 +183,7 @@ def cancel_command(job_ids: tuple[str, ...], **params: Any) -> None:
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
 @JOB_SERVER_OPTIONS
 def retry_command(job_ids: tuple[str, ...], **params: Any) -> None:
-    """Retry jobs that ended without a result.
+    """Retry jobs that ended without a result, and publications that failed.
 
     Their count of attempts starts again.
     """

@@ -16,7 +16,7 @@ from headrace.cli.job_display import (
 )
 from headrace.cli.options import key_values, name_value_pairs
 from headrace.core.errors import ConfigError
-from headrace.jobs.job import Kind
+from headrace.jobs.job import IF_EXISTS, Kind
 from headrace.reports.report import one_line
 
 _EPILOG = """\b
@@ -29,6 +29,9 @@ Examples:
   Submit an object with the highest priority and publish its result below a prefix:
     headrace submit s3://bucket/day.csv --model churn --output-uri s3://bucket/scored/ \\
         --priority 0
+  Score a day again, and replace the result that the first job published:
+    headrace submit s3://bucket/day.csv --model churn --output-uri s3://bucket/scored/ \\
+        --key day --if-exists replace
   Prefer a worker in the region of the data:
     headrace submit s3://bucket-eu/day.csv --model churn --region eu-west-1
   Submit standard input, due in an hour, with a time limit of ten minutes:
@@ -48,6 +51,7 @@ _FIELDS = (
     "accept",
     "output_uri",
     "key",
+    "if_exists",
     "region",
     "priority",
     "delay_s",
@@ -73,6 +77,11 @@ _SECONDS = click.FloatRange(min=0)
 @click.option("--accept", help="Content type of the result.")
 @click.option("--output-uri", metavar="URI", help="Prefix below which the result is published as KEY.out.")
 @click.option("--key", help="KEY of the published result.  [default: the job id]")
+@click.option(
+    "--if-exists",
+    type=click.Choice(IF_EXISTS),
+    help="If another job owns KEY: fail, replace its result, or add a version to the name.  [default: fail]",
+)
 @click.option(
     "--region",
     metavar="LABEL",

@@ -53,6 +53,7 @@
     └── JobError                    a job or its queue refuses an operation
         ├── JobNotFoundError        no job has this id, or the client may not see it
         ├── JobStateError           the job's state does not allow the operation
+        ├── OutputTakenError        another job owns the name of the output
         ├── IdempotencyError        the key belongs to another submission
         ├── QueueFullError          too many jobs wait: retry later
         ├── QueueClosedError        the queue is draining and takes no jobs
@@ -475,6 +476,18 @@ class JobStateError(JobError):
         super().__init__(f"job {job_id} is {state}: {why}")
         self.job_id = job_id
         self.state = state
+
+
+class OutputTakenError(JobError):
+    """Another job owns the name under which the result is to be published.
+
+    `job_id` is that job, or "" if it belongs to another tenant.
+    """
+
+    def __init__(self, key: str, job_id: str, why: str) -> None:
+        super().__init__(f"output {key!r}: {why}")
+        self.key = key
+        self.job_id = job_id
 
 
 class IdempotencyError(JobError):

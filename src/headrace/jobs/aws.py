@@ -24,6 +24,7 @@ from headrace.jobs.notify import (
     COMPLETED,
     EXPIRED,
     FAILED,
+    PUBLISH_FAILED,
     Delivered,
     DeliveryResult,
     Notification,
@@ -62,7 +63,7 @@ HandleEvents = Callable[[Sequence[ObjectEvent]], None]
 SNS_RESPONSE_BYTES_MAX: Final = 128 << 10
 SUCCESS: Final = "success"
 ERROR: Final = "error"
-_TOPICS: Final = {COMPLETED: SUCCESS, FAILED: ERROR, EXPIRED: ERROR, CANCELLED: ERROR}
+_TOPICS: Final = {COMPLETED: SUCCESS, FAILED: ERROR, EXPIRED: ERROR, CANCELLED: ERROR, PUBLISH_FAILED: ERROR}
 _WRONG_REQUEST: Final = frozenset({"InvalidParameter", "ParameterValueInvalid", "ValidationException"})
 
 ReadResponse = Callable[[str, int], bytes | None]

@@ -30,6 +30,7 @@ from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.job import NewJob, new_job_id, wall_ms
 from headrace.jobs.kinds.runners import check_options
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, JobLedger, SubmitReply
+from headrace.jobs.paths import output_location, output_name
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload
 from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
 from headrace.jobs.submission import Submission, SubmissionLimits
@@ -83,13 +84,15 @@ def authorize_job(key: ApiKey, job: NewJob, *, trusted_output: bool = False) -> 
     """Return the job for this client's tenant, with normalized URIs.
 
     Raise ForbiddenError for a queue, model or URI that the key may not name, and ConfigError for a
-    URI that nobody may name.
+    URI that nobody may name, or a result's URI that is too long.
     """
     key.require_queue(job.queue)
     key.require_model(job.model)
     output_uri = job.output_uri
     if output_uri and not trusted_output:
         output_uri = key.require_output(output_uri)
+    if output_uri and job.key:
+        output_location(output_uri, output_name(job))
     return replace(
         job,
         tenant=key.tenant,
@@ -171,9 +174,10 @@ class JobIntake(Service):
 
         Raises, or completes the future with: ForbiddenError; ModelNotFoundError for a model that no
         worker of the queue has reported; QueueFullError for a queue or tenant with too many pending
-        jobs; QueueClosedError; IdempotencyError; UnavailableError if the payload cannot be stored;
-        JobLedgerUnavailableError. Except for the last, nothing was queued. A submission that is
-        repeated with its idempotency key is never queued twice.
+        jobs; QueueClosedError; IdempotencyError; OutputTakenError if another job owns the name of the
+        output; UnavailableError if the payload cannot be stored; JobLedgerUnavailableError. Except
+        for the last, nothing was queued. A submission that is repeated with its idempotency key is
+        never queued twice.
         """
         key.require(Scope.SUBMIT)
         if submission.payload is not None:

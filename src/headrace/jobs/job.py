@@ -10,14 +10,14 @@ import secrets
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 import orjson
 
-from headrace.jobs.state import Cause, JobState
+from headrace.jobs.state import WITH_RESULT, Cause, JobState
 
 PRIORITY_FIRST: Final = 0
 PRIORITY_LAST: Final = 9
@@ -29,6 +29,16 @@ QUEUE_DEFAULT: Final = "default"
 
 Kind = Literal["infer", "transform", "stream"]
 KINDS: Final[tuple[Kind, ...]] = ("infer", "transform", "stream")
+IfExists = Literal["fail", "replace", "version", "rename"]
+"""The treatment of an output name that another job owns:
+
+``fail``: the submission is refused.
+``replace``: the new job takes the name over; the tenant of both jobs must be the same.
+``version``: the new job gets a name with its id; the tenant of both jobs must be the same.
+``rename``: as ``version``, for any tenant; only for outputs that the server's operator configured.
+"""
+IF_EXISTS: Final[tuple[IfExists, ...]] = ("fail", "replace", "version")
+"""The values that clients may request."""
 
 _JOB_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -92,6 +102,11 @@ class NewJob:
     """
     key: str = ""
     """The KEY in ``KEY.out`` and ``KEY.error``; "" uses the job's id."""
+    if_exists: IfExists = "fail"
+    output_name: str = ""
+    """The name in ``NAME.out`` and ``NAME.error`` if it differs from the KEY's; the ledger assigns
+    it.
+    """
     options: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     """Options of the kind; JSON."""
     priority: int = PRIORITY_DEFAULT
@@ -141,13 +156,15 @@ class JobProgress:
 class ResultRef:
     """The reference to a job's result.
 
-    `published_uri` is the requested URI, once the result is there too.
+    `published_uri` is the requested URI, once the result is there too. `digest` is then
+    ``sha256:`` and the hexadecimal hash of its bytes.
     """
 
     uri: str
     size_bytes: int | None = None
     content_type: str = ""
     published_uri: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +210,18 @@ class Job:
     """The position at which the next attempt resumes, as its kind wrote it; JSON."""
     result: ResultRef | None = None
     failure: JobFailure | None = None
-    """The failure of a failed job; of a pending one, that of the last attempt."""
+    """The failure of a failed job; of a pending or publishing one, that of the last attempt."""
+    publish_tries: int = 0
+    """How often maintenance tried to publish the job's end."""
     warnings: tuple[str, ...] = field(default=(), compare=False)
     """Reasons why the job may wait for long; only in the reply to its submission."""
 
     @property
     def needs_publication(self) -> bool:
-        """True if the publisher must write the job's end below its `output_uri`."""
-        if not self.spec.output_uri or not self.state.ended:
+        """True if the result, or the reason of another end, must still be written to `output_uri`."""
+        if not self.spec.output_uri:
             return False
-        return self.spec.kind == "infer" or self.state is not JobState.COMPLETED
+        return self.state is JobState.PUBLISHING or (self.state.ended and self.state not in WITH_RESULT)
 
     @property
     def across_regions(self) -> bool:
@@ -280,6 +299,7 @@ class HistoryEvent(StrEnum):
     RELEASED = "released"
     CANCEL_REQUESTED = "cancel_requested"
     REQUEUED = "requeued"
+    REPUBLISHED = "republished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +407,7 @@ def _read_progress(document: Mapping[str, Any]) -> JobProgress:
 
 
 def _read_result(document: Mapping[str, Any]) -> ResultRef:
-    return ResultRef(**document)
+    return ResultRef(**{f.name: document[f.name] for f in fields(ResultRef) if f.name in document})
 
 
 def _read_failure(document: Mapping[str, Any]) -> JobFailure:

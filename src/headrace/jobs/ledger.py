@@ -11,6 +11,8 @@ Every implementation guarantees the following; `headrace.testing.check_job_ledge
   when they begin, so that a job that kills its worker also ends.
 - Time is the database's own: the clocks of two hosts are never compared.
 - The end of a job and the notifications about it are written in the same transaction.
+- A name below an output prefix has at most one owner: a job, or, once that job is deleted, its tenant
+  for `OUTPUT_NAMES_KEPT_DAYS`.
 - States change only along the transitions of `headrace.jobs.job`.
 
 All operations block and may be called from any thread. They raise `JobLedgerUnavailableError` if
@@ -24,11 +26,19 @@ from typing import Annotated, Any, Final, Protocol
 
 from headrace.core.predictor import Service
 from headrace.core.settings import Setting
-from headrace.jobs.job import HistoryEntry, Job, JobProgress, NewJob, Settlement
+from headrace.jobs.job import HistoryEntry, Job, JobFailure, JobProgress, NewJob, Settlement
 from headrace.jobs.state import JobState
 
 REPORTED_MODELS_KEPT_DAYS: Final = 30
 """Days for which a ledger keeps a worker's report of its models."""
+
+OUTPUT_NAMES_KEPT_DAYS: Final = 365
+"""Days for which a ledger keeps an output name for the tenant of its deleted owner."""
+PUBLISH_FIRST_MS: Final = 10_000
+"""The time in which a worker publishes the ends of its own jobs, before `claim_publications`."""
+PUBLISH_DELAY_MS: Final = 30_000
+"""The first delay between two tries of `claim_publications`; each further one is twice as long."""
+PUBLISH_DELAY_MAX_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +238,14 @@ class JobLedger(Service, Protocol):
 
         A refused job has an error in place of its reply; the others are queued all the same.
         IdempotencyError: the key stands for another digest. QueueClosedError: the queue is
-        draining. QueueFullError: the queue already has `pending_max` pending jobs. Two jobs of one
-        call may share a key. Unknown queues are created.
+        draining. QueueFullError: the queue already has `pending_max` pending jobs. OutputTakenError:
+        another job owns the name of the output, and `NewJob.if_exists` does not permit another way.
+        Two jobs of one call may share a key. Unknown queues are created.
+
+        A job with an `output_uri` owns the name ``output_uri/NAME`` from then on. NAME is the file
+        name of its key. If the owner of that name has another key, or `if_exists` requires it,
+        NAME gets a suffix (`NewJob.output_name`). An owner that ended without a result gives way
+        to jobs of its tenant.
         """
         ...
 
@@ -251,14 +267,36 @@ class JobLedger(Service, Protocol):
         """Extend leases to `lease_ms` from now, and record their progress and cursors."""
         ...
 
-    def mark_published(self, job_id: str, lease: int, uri: str) -> bool:
-        """Record that a job's result, or its failure, was written to `uri`.
+    def mark_published(self, job_id: str, lease: int, uri: str, digest: str = "") -> bool:
+        """Record that a job's result, or its failure, was written to `uri` with `digest`.
 
-        The object is below the job's `output_uri`.
+        A publishing job is completed by this. The notifications of another end are released.
 
-        This releases the notifications of the job's end. "" records that publication is impossible.
-        Return True if the job has ended and `lease` is its last lease; otherwise record nothing.
+        Return False, and record nothing, unless `lease` is the job's last lease, its end is to be
+        published or was, and no other job owns the name of its output.
         """
+        ...
+
+    def mark_publish_failed(self, job_id: str, lease: int, failure: JobFailure, *, final: bool) -> bool:
+        """Record that a job's result, or its failure, could not be published.
+
+        A publishing job has this `failure` from now on. With `final` it ends as `publish_failed`,
+        and the notifications of another end are released. Return False, and record nothing, unless
+        `lease` is the job's last lease and its end is still to be published.
+        """
+        ...
+
+    def claim_publications(self, limit: int) -> list[Job]:
+        """Return jobs whose end is to be published and due for it, the longest due first.
+
+        An end is due `PUBLISH_FIRST_MS` after the last attempt. Each return counts as a try and
+        makes the end due again after a delay, which begins with `PUBLISH_DELAY_MS` and doubles up to
+        `PUBLISH_DELAY_MAX_MS`. Two concurrent calls never return the same job.
+        """
+        ...
+
+    def output_owner(self, job: Job) -> Job | None:
+        """Return the job that owns the name of this job's output: usually itself. None if it is deleted."""
         ...
 
     def cancel_requests(self, worker: str) -> frozenset[str]:
@@ -273,14 +311,6 @@ class JobLedger(Service, Protocol):
 
         A worker uses it after an error of `settle_and_claim`, to find out whether the transaction
         was committed.
-        """
-        ...
-
-    def list_unpublished(self, *, ended_before_ms: int, limit: int) -> list[Job]:
-        """Return jobs that ended before `ended_before_ms` and are not published yet, oldest first.
-
-        Only jobs with an `output_uri` are published. Completed jobs of kind `transform` and
-        `stream` write their output themselves and are not returned.
         """
         ...
 
@@ -338,7 +368,15 @@ class JobLedger(Service, Protocol):
         Its result and failure are deleted.
 
         Its time to live and deadline start anew. Raise JobStateError for a job that has not ended,
-        and JobNotFoundError.
+        JobNotFoundError, and OutputTakenError if another job owns the name of its output by now.
+        """
+        ...
+
+    def republish(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
+        """Publish the result of a job that is `publish_failed` again: due now, with all its tries.
+
+        Raise JobStateError for another state, JobNotFoundError, and OutputTakenError if another job
+        owns the name of its output by now.
         """
         ...
 

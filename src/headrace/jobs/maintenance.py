@@ -25,7 +25,7 @@ from headrace.jobs.job import Job, is_job_id
 from headrace.jobs.ledger import JobFilter, JobLedger
 from headrace.jobs.paths import JobPaths
 from headrace.jobs.payloads import Publication
-from headrace.jobs.state import JobState
+from headrace.jobs.state import WITH_RESULT, JobState
 from headrace.storage.local import LocalStore, prune_folder, remove_folder
 from headrace.storage.resolve import Stores
 from headrace.storage.uri import parse
@@ -37,14 +37,6 @@ _PAGE_JOBS: Final = 500
 SWEPT_JOBS_MAX: Final = 200
 ORPHANS_ROUND: Final = 1000
 PUBLISHED_JOBS_MAX: Final = 100
-PUBLISH_AFTER_MS: Final = 10_000
-"""The time in which a worker publishes the ends of its own jobs."""
-FAILING_MAX: Final = 10_000
-"""The number of unpublishable jobs that are remembered and skipped."""
-GIVE_UP_MS: Final = 86_400_000
-"""The time after its end for which publication is retried; then notifications are released."""
-_RETRY_S: Final = 30.0
-_RETRY_MAX_S: Final = 3600.0
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -340,82 +332,33 @@ class Sweeper:
         lease = self._paths.lease_of(uri)
         if lease is None or not job.state.ended:
             return False
-        return lease != job.lease or job.state is not JobState.COMPLETED
-
-
-@dataclass(slots=True)
-class _Failing:
-    tries: int
-    retry_s: float
+        return lease != job.lease or job.state not in WITH_RESULT
 
 
 class ResultPublisher:
-    """A publisher of unpublished ends. Any number may run, because each writes the same bytes.
+    """A maintenance task that publishes the ends of jobs which their workers did not publish.
 
-    A job that cannot be published is retried for a day, after a delay that doubles up to an hour.
-    Other jobs are published meanwhile. Use it in one thread.
+    Any number may run. The ledger decides when an end is tried again, so that ends which cannot be
+    published do not delay the others.
     """
 
     def __init__(
-        self,
-        ledger: JobLedger,
-        publication: Publication,
-        *,
-        publish_after_ms: int = PUBLISH_AFTER_MS,
-        round_jobs: int = PUBLISHED_JOBS_MAX,
-        clock: Clock | None = None,
+        self, ledger: JobLedger, publication: Publication, *, round_jobs: int = PUBLISHED_JOBS_MAX
     ) -> None:
         self._ledger = ledger
         self._publication = publication
-        self._publish_after_ms = publish_after_ms
-        self._clock = clock or SystemClock()
-        self._failing: dict[str, _Failing] = {}
         self.round_jobs = round_jobs
 
     def tick(self) -> int:
-        """Run one round. Return the number of published ends."""
-        now_ms = self._ledger.now_ms()
-        before_ms = now_ms - self._publish_after_ms
-        limit = self.round_jobs + len(self._failing)
-        jobs = self._ledger.list_unpublished(ended_before_ms=before_ms, limit=limit)
-        # Missing jobs were deleted, requeued, or published by another process.
-        remaining = {job.id for job in jobs}
-        self._failing = {job_id: f for job_id, f in self._failing.items() if job_id in remaining}
+        """Run one round. Return the number of jobs in it."""
+        jobs = self._ledger.claim_publications(self.round_jobs)
+        # An unavailable location is tried once per round.
         away: set[str] = set()
-        return sum(self._publish(job, away, now_ms) for job in jobs if self._is_due(job))
-
-    def _is_due(self, job: Job) -> bool:
-        failing = self._failing.get(job.id)
-        return failing is None or failing.retry_s <= self._clock.now()
-
-    def _publish(self, job: Job, away: set[str], now_ms: int) -> bool:
-        """Return True if the end was published; `away` are the locations that failed in this round."""
-        location = _location(job)
-        if location in away:
-            return False
-        try:
-            if self._publication.publish(job):
-                self._failing.pop(job.id, None)
-                return True
-        except JobLedgerUnavailableError:
-            raise
-        except HeadraceError as error:
-            away.add(location)
-            _log.warning("a job's end could not be published: %s", error, extra={"job": job.id})
-            if (job.ended_at_ms or 0) < now_ms - GIVE_UP_MS:
-                self._publication.give_up(job)
-        except Exception:  # noqa: BLE001 - the others must be published
-            _log.exception("a job's end could not be published", extra={"job": job.id})
-        self._failed(job.id)
-        return False
-
-    def _failed(self, job_id: str) -> None:
-        known = self._failing.get(job_id)
-        if known is None and len(self._failing) >= FAILING_MAX:
-            return
-        tries = 1 if known is None else known.tries + 1
-        delay_s = min(_RETRY_S * 2 ** min(tries - 1, 16), _RETRY_MAX_S)
-        self._failing[job_id] = _Failing(tries, self._clock.now() + delay_s)
+        for job in jobs:
+            location = _location(job)
+            if location not in away and not self._publication.publish_or_record(job):
+                away.add(location)
+        return len(jobs)
 
 
 def _location(job: Job) -> str:

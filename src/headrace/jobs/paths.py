@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.core.errors import ConfigError, ForbiddenError
+from headrace.jobs.job import NewJob, is_job_id
 from headrace.jobs.outbound import OutboundPolicy, parse_url
 from headrace.storage.uri import CLOUD_SCHEMES, KEY_BYTES_MAX, join, object_location, parse, require_text
 
 URI_CHARS_MAX: Final = 2048
-KEY_NAME_BYTES_MAX: Final = 128
-"""The longest KEY that is used unchanged in ``KEY.out``."""
+KEY_NAME_BYTES_MAX: Final = 200
+"""The longest name in ``NAME.out``: files have 255 bytes, and ``.out.failed`` follows."""
 RESULT_SUFFIX: Final = ".out"
+FAILED_RECORDS_SUFFIX: Final = ".out.failed"
 ERROR_SUFFIX: Final = ".error"
 
 _SHOWN_CHARS: Final = 80
@@ -30,6 +32,8 @@ _LISTED_MAX: Final = 5
 _BUCKET: Final = re.compile(r"[a-z0-9$][a-z0-9._-]{0,221}")
 # Bidirectional overrides and zero-width characters: a displayed URI must not deceive.
 _INVISIBLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_UNSAFE: Final = re.compile(rf"[/\\\\?#]|%(?=2[ef]|5c|00)|{_INVISIBLE.pattern}", re.IGNORECASE)
+"""The characters of a KEY that `normalize_uri` would refuse in a URI."""
 _USER: Final = re.compile(r"//[^/]*@")
 _QUERY: Final = re.compile(r"\?.*", re.DOTALL)
 _HIDDEN_SLASH: Final = re.compile("%(2f|5c|00)", re.IGNORECASE)
@@ -37,9 +41,9 @@ _HIDDEN_DOT: Final = re.compile("%2e", re.IGNORECASE)
 _WEB: Final = re.compile("https?://", re.IGNORECASE)
 _PARAMETER: Final = re.compile("(;|%3b).*", re.IGNORECASE)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=-]*")
+_NAME_CHARS_MAX: Final = 128
 _LEASE: Final = re.compile(r"0|[1-9][0-9]{0,17}")
-_HASH_CHARS: Final = 32
-_STEM_CHARS: Final = 64
+_HASH_CHARS: Final = 16
 
 
 def normalize_uri(uri: str) -> str:
@@ -228,42 +232,55 @@ def is_below(location: str, prefix: str) -> bool:
     return location == prefix or location.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 
-def result_uri(output_uri: str, key: str) -> str:
-    """Return ``KEY.out`` below the output prefix; `file_name` encodes KEY.
+def output_location(output_uri: str, name: str) -> str:
+    """Return the location below the output prefix whose objects are ``.out`` and ``.error``.
 
-    Raise ConfigError if it is too long.
+    All spellings of a folder have one location. Raise ConfigError if the objects' names are too long.
     """
-    return _object(join(output_uri, file_name(key) + RESULT_SUFFIX))
-
-
-def error_uri(output_uri: str, key: str) -> str:
-    """Return ``KEY.error`` below the output prefix; `file_name` encodes KEY.
-
-    Raise ConfigError if it is too long.
-    """
-    return _object(join(output_uri, file_name(key) + ERROR_SUFFIX))
+    uri = join(output_uri, name)
+    location = parse(uri)
+    if location.scheme in CLOUD_SCHEMES:
+        object_location(uri + FAILED_RECORDS_SUFFIX)
+    return uri if location.bucket else location.key
 
 
 def file_name(key: str) -> str:
-    """Return a job's KEY as one safe path segment that no other key has.
+    """Return the name of a job's objects for its KEY: the KEY itself, as far as stores accept it.
 
-    A key of letters, digits and ``._=-`` is unchanged, unless it is ambiguous: with a dot, dash or
-    ``=`` first, with a suffix of headrace's, or too long. Any other key becomes its safe
-    characters, ``~`` and a hash; ``~`` occurs in no unchanged key.
+    A slash or backslash, a query's or fragment's sign, an encoded dot or slash, and invisible
+    characters become dashes. Different keys may therefore have one name; `distinct_name` tells them
+    apart. A long key is shortened and always distinct, and so is one like a job's id, which is the
+    name of a job without a KEY.
 
     Raises ConfigError for an empty key and for text that is not UTF-8.
     """
     require_text(key)
     if not key:
         raise ConfigError("key: must not be empty; leave it out to use the job's id")
-    if _is_name(key) and not key.endswith((RESULT_SUFFIX, ERROR_SUFFIX)):
-        return key
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", key).strip("-")[:_STEM_CHARS]
-    return f"{stem}~{hashlib.sha256(key.encode()).hexdigest()[:_HASH_CHARS]}"
+    name = _UNSAFE.sub("-", key)
+    if len(name.encode()) > KEY_NAME_BYTES_MAX or is_job_id(key):
+        return distinct_name(name, key)
+    return name
+
+
+def output_name(spec: NewJob) -> str:
+    """Return the name of the job's objects below its output prefix."""
+    return spec.output_name or (file_name(spec.key) if spec.key else spec.id)
+
+
+def distinct_name(name: str, text: str) -> str:
+    """Return the name with a suffix that no other text has: ``~`` and a part of its hash."""
+    return versioned_name(name, hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS])
+
+
+def versioned_name(name: str, version: str) -> str:
+    """Return the name, shortened if necessary, with the suffix ``~`` and `version`."""
+    suffix = f"~{version}"
+    return name.encode()[: KEY_NAME_BYTES_MAX - len(suffix)].decode(errors="ignore") + suffix
 
 
 def _is_name(text: str) -> bool:
-    return len(text) <= KEY_NAME_BYTES_MAX and not text.endswith(".") and bool(_NAME.fullmatch(text))
+    return len(text) <= _NAME_CHARS_MAX and not text.endswith(".") and bool(_NAME.fullmatch(text))
 
 
 def _segment(name: str) -> str:
@@ -271,12 +288,6 @@ def _segment(name: str) -> str:
     if not _is_name(name):
         raise ConfigError(f"{_shown(name)} cannot be part of an object name")
     return name
-
-
-def _object(uri: str) -> str:
-    if parse(uri).scheme in CLOUD_SCHEMES:
-        object_location(uri)
-    return uri
 
 
 def _is_file(uri: str) -> bool:

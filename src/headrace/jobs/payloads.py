@@ -3,18 +3,19 @@
 All functions block, stream, and use bounded memory.
 
 Publication writes a job's end as ``KEY.out``, or as ``KEY.error`` with the reason. An attempt
-writes under its lease number, and the ledger decides whose result counts. Only then is it copied to
-the public name. Readers of that name therefore never see a result that does not count, and
-repeating the publication is harmless.
+writes under its lease number, and the ledger decides whose result counts, and which job owns the
+public name. Only then is the result copied to that name. Readers of it therefore never see a result
+that does not count, and repeating the publication is harmless. The API itself always reads the
+object of the attempt, which no client can replace.
 """
 
 import hashlib
 import logging
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import orjson
 
@@ -22,22 +23,42 @@ from headrace.core.errors import (
     AccessDeniedError,
     ConfigError,
     DataError,
+    HeadraceError,
+    JobLedgerUnavailableError,
     JobStateError,
     LimitError,
     NotFoundError,
+    OutputTakenError,
     ResultGoneError,
     StorageError,
     UnavailableError,
 )
-from headrace.jobs.job import Job, is_job_id, new_job_id
+from headrace.jobs.job import Job, JobFailure, is_job_id, new_job_id
+from headrace.jobs.kinds import client_message
 from headrace.jobs.ledger import JobLedger
-from headrace.jobs.paths import JobPaths, error_uri, is_below, result_uri, without_query
-from headrace.jobs.state import JobState
+from headrace.jobs.paths import (
+    ERROR_SUFFIX,
+    RESULT_SUFFIX,
+    JobPaths,
+    is_below,
+    output_location,
+    output_name,
+    without_query,
+)
+from headrace.jobs.state import RULES, WITH_RESULT, JobState, cause_of
 from headrace.storage import ObjectInfo, Stores, UrlSigner, Writer
 
 _log = logging.getLogger("headrace.jobs")
 
 FAILED_SUFFIX: Final = ".failed"
+JOB_METADATA: Final = "headracejob"
+"""The name of the metadata of published objects that has the job's id."""
+DIGEST_METADATA: Final = "headracedigest"
+"""The name of the metadata of published objects that has their digest."""
+PUBLISH_TRIES_MAX: Final = 30
+"""Tries of `JobLedger.claim_publications`, about a day, after which a publication fails for good."""
+_IN_MEMORY_BYTES: Final = 8 << 20
+"""Smaller results are read once: for their digest and to be copied."""
 _TIMES_MAX: Final = 10
 """How often a job may be requeued and end during its publication; then the maintenance task
 publishes it.
@@ -70,6 +91,21 @@ class ResultStream:
     start: int
     pieces: Iterator[bytes]
     """The chunks; iteration raises UnavailableError."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedCheck:
+    """The comparison of the object at a job's published name with the job's result.
+
+    `status` is ``equal``, ``different`` or ``missing``. `found_job_id` is the job that wrote the
+    object by its metadata, "" if unknown.
+    """
+
+    status: Literal["equal", "different", "missing"]
+    uri: str
+    digest: str
+    found_digest: str = ""
+    found_job_id: str = ""
 
 
 class BoundedWriter:
@@ -157,7 +193,7 @@ class Payloads:
         return uri
 
     def open_result(self, job: Job, start: int = 0, *, etag: str | None = None) -> ResultStream:
-        """Open a completed job's result: the published object, or else the one of the attempt.
+        """Open a completed job's result: the object of the attempt, never the published one.
 
         The stream begins at byte `start` if `etag` is this result's, and at 0 otherwise. Raise
         JobStateError for a job without a result, ResultGoneError and UnavailableError.
@@ -189,13 +225,32 @@ class Payloads:
             if is_below(uri, self._paths.store_uri):
                 self.delete_payload(uri)
 
+    def check_published(self, job: Job) -> PublishedCheck:
+        """Compare the published object with the result, by reading all of it.
+
+        Raise JobStateError for a job without a published result, and UnavailableError.
+        """
+        result = job.result
+        if result is None or not result.published_uri or not result.digest:
+            raise JobStateError(job.id, job.state.value, "headrace has published no result of it")
+        uri = result.published_uri
+        store = self._stores.for_uri(uri)
+        with _transfer("the published result"):
+            try:
+                found = digest_of_pieces(store.stream(uri))
+                found_job_id = store.metadata(uri).get(JOB_METADATA, "")
+            except NotFoundError:
+                return PublishedCheck("missing", uri, result.digest)
+        status: Literal["equal", "different"] = "equal" if found == result.digest else "different"
+        return PublishedCheck(status, uri, result.digest, found, found_job_id)
+
     def _find_object(self, job: Job) -> ObjectInfo:
-        if job.state is not JobState.COMPLETED or job.result is None:
+        if job.state not in WITH_RESULT or job.result is None:
             raise JobStateError(job.id, job.state.value, _no_result(job))
-        for uri in filter(None, (job.result.published_uri, job.result.uri)):
-            # The owner may have moved the object, or revoked the permission to read it.
-            with _transfer("the result"), suppress(NotFoundError, AccessDeniedError):
-                return self._stores.for_uri(uri).head(uri)
+        uri = job.result.uri
+        # The store's owner may have deleted the object, or revoked the permission to read it.
+        with _transfer("the result"), suppress(NotFoundError, AccessDeniedError):
+            return self._stores.for_uri(uri).head(uri)
         raise ResultGoneError(job.id)
 
     def _signed(self, method: str, uri: str, expires_s: float) -> str:
@@ -211,84 +266,109 @@ class Payloads:
 
 
 class Publication:
-    """A publisher of ended jobs. Thread-safe."""
+    """A publisher of the ends of jobs. Thread-safe. `hide` is a URI prefix to hide in messages."""
 
-    def __init__(self, ledger: JobLedger, stores: Stores) -> None:
+    def __init__(self, ledger: JobLedger, stores: Stores, *, hide: str = "") -> None:
         self._ledger = ledger
         self._stores = stores
+        self._hide = hide
 
     def publish(self, job: Job) -> str:
-        """Publish a job's end and record it in the ledger.
+        """Publish a job's end and record it in the ledger. Return the object's URI, "" if there is none.
 
-        Return the object's URI, "" if there is none.
+        The last writer of a name reads its owner from the ledger after writing. If that is another
+        job by now, or the same job after another attempt, the owner's end is published instead, so
+        that the end of the owner stays. The objects of an earlier end at this name are removed.
 
-        If the job was requeued and ended again meanwhile, its latest end is published. The last
-        writer reads the ledger after writing, so that the last end stays. If the job was requeued
-        earlier, the output of its earlier end is removed.
-
-        Publication releases the notifications of the end. A result that no longer exists is given
-        up, with a log message.
-
-        Raises ConfigError for an invalid location, storage errors, and JobLedgerUnavailableError;
-        the call may then be repeated.
+        Raises OutputTakenError for a job that no longer owns its name, ResultGoneError for a result
+        that no longer exists, ConfigError for an invalid location, storage errors, and
+        JobLedgerUnavailableError. Except for the first two, the call may be repeated.
         """
-        uri = ""
+        owner = self._ledger.output_owner(job)
+        if owner is not None and owner.id != job.id:
+            raise OutputTakenError(job.spec.key, owner.id, f"job {owner.id} owns this key by now")
         for _ in range(_TIMES_MAX):
-            if not job.needs_publication:
+            if owner is None or not _publishes(owner):
                 return ""
-            uri = self._result(job) if job.state is JobState.COMPLETED else self._error(job)
-            if self._ledger.mark_published(job.id, job.lease, uri):
-                return uri
-            _log.warning("a job was requeued while its end was published", extra={"job": job.id, "uri": uri})
-            now = self._ledger.get_many([job.id]).get(job.id)
-            if now is None:
-                return uri
-            job = now
-        return uri
+            uri, digest = self._result(owner) if owner.result is not None else self._error(owner)
+            if self._ledger.mark_published(owner.id, owner.lease, uri, digest):
+                return uri if owner.id == job.id else ""
+            _log.warning("an output got another end meanwhile", extra={"job": job.id, "uri": uri})
+            owner = self._ledger.output_owner(job)
+        return ""
 
-    def give_up(self, job: Job) -> None:
-        """Record that publication is impossible. This releases the notifications of the end."""
-        _log.error("a job's end is not published, giving up", extra={"job": job.id})
-        self._ledger.mark_published(job.id, job.lease, "")
+    def publish_or_record(self, job: Job) -> bool:
+        """Publish a job's end, or record the failure in the ledger. Return True if it was published.
 
-    def _result(self, job: Job) -> str:
-        assert job.result is not None, "completed jobs have one"
-        uri = result_uri(job.spec.output_uri, job.spec.key or job.id)
-        if not self._exists(job.result.uri):
-            _log.error("a job's result no longer exists", extra={"job": job.id, "uri": job.result.uri})
-            return ""
-        # The result is written last: a reader that waits for it finds the other objects complete.
-        failed = job.result.uri + FAILED_SUFFIX
-        if self._exists(failed):
-            self._copy(failed, uri + FAILED_SUFFIX)
-        elif _was_requeued(job):
-            self._remove(uri + FAILED_SUFFIX)
-        if _was_requeued(job):
-            self._remove(error_uri(job.spec.output_uri, job.spec.key or job.id))
-        self._copy(job.result.uri, uri)
-        return uri
-
-    def _error(self, job: Job) -> str:
-        key = job.spec.key or job.id
-        uri = error_uri(job.spec.output_uri, key)
-        if _was_requeued(job) and job.spec.kind == "infer":
-            result = result_uri(job.spec.output_uri, key)
-            self._remove(result)
-            self._remove(result + FAILED_SUFFIX)
-        self._stores.for_uri(uri).put(uri, orjson.dumps(error_document(job), option=orjson.OPT_INDENT_2))
-        return uri
-
-    def _exists(self, uri: str) -> bool:
+        A failure is final if a retry is pointless, such as a missing permission, and after
+        `PUBLISH_TRIES_MAX` tries. Raise JobLedgerUnavailableError.
+        """
         try:
-            self._stores.for_uri(uri).head(uri)
-        except NotFoundError:
+            return bool(self.publish(job))
+        except JobLedgerUnavailableError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every failure is recorded
+            cause = cause_of(error)
+            final = RULES[cause] is None or job.publish_tries >= PUBLISH_TRIES_MAX
+            _log.warning(
+                "a job's end could not be published, %s: %s",
+                "giving up" if final else "retrying",
+                error,
+                extra={"job": job.id},
+                exc_info=None if isinstance(error, HeadraceError) else error,
+            )
+            message = f"the result could not be published: {client_message(error, self._hide)}"
+            failure = JobFailure(cause, message, type(error).__name__)
+            self._ledger.mark_publish_failed(job.id, job.lease, failure, final=final)
             return False
-        return True
 
-    def _copy(self, source: str, target: str) -> None:
-        with self._stores.for_uri(target).writer(target) as writer:
-            for piece in self._stores.for_uri(source).stream(source):
+    def _result(self, job: Job) -> tuple[str, str]:
+        assert job.result is not None, "the caller checks it"
+        location, source = self._location(job), self._head(job.result.uri)
+        if source is None:
+            raise ResultGoneError(job.id)
+        uri = location + RESULT_SUFFIX
+        # The result is written last: a reader that waits for it finds the other objects complete.
+        if (failed := self._head(source.uri + FAILED_SUFFIX)) is not None:
+            self._copy(job, failed, uri + FAILED_SUFFIX)
+        elif _had_earlier_end(job):
+            self._remove(uri + FAILED_SUFFIX)
+        if _had_earlier_end(job):
+            self._remove(location + ERROR_SUFFIX)
+        return uri, self._copy(job, source, uri)
+
+    def _error(self, job: Job) -> tuple[str, str]:
+        location = self._location(job)
+        if _had_earlier_end(job) and job.spec.kind == "infer":
+            self._remove(location + RESULT_SUFFIX)
+            self._remove(location + RESULT_SUFFIX + FAILED_SUFFIX)
+        data = orjson.dumps(error_document(job), option=orjson.OPT_INDENT_2)
+        uri = location + ERROR_SUFFIX
+        return uri, self._write(job, uri, digest_of_pieces([data]), [data])
+
+    def _location(self, job: Job) -> str:
+        return output_location(job.spec.output_uri, output_name(job.spec))
+
+    def _head(self, uri: str) -> ObjectInfo | None:
+        with suppress(NotFoundError):
+            return self._stores.for_uri(uri).head(uri)
+        return None
+
+    def _copy(self, job: Job, source: ObjectInfo, target: str) -> str:
+        """Copy an object and return its digest. The metadata of the copy, which goes first, has it."""
+        store = self._stores.for_uri(source.uri)
+        if source.size_bytes is not None and source.size_bytes <= _IN_MEMORY_BYTES:
+            data = store.get(source.uri)
+            return self._write(job, target, digest_of_pieces([data]), [data])
+        digest = digest_of_pieces(store.stream(source.uri, etag=source.etag))
+        return self._write(job, target, digest, store.stream(source.uri, etag=source.etag))
+
+    def _write(self, job: Job, uri: str, digest: str, pieces: Iterable[bytes]) -> str:
+        metadata = {JOB_METADATA: job.id, DIGEST_METADATA: digest}
+        with self._stores.for_uri(uri).writer(uri, metadata) as writer:
+            for piece in pieces:
                 writer.write(piece)
+        return digest
 
     def _remove(self, uri: str) -> None:
         """Delete an object if permitted.
@@ -299,12 +379,28 @@ class Publication:
             self._stores.for_uri(uri).delete(uri)
 
 
-def _was_requeued(job: Job) -> bool:
-    """Return True if the job was due more than once and may have ended before.
+def digest_of_pieces(pieces: Iterable[bytes]) -> str:
+    """Return ``sha256:`` and the hexadecimal hash of the bytes."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return f"sha256:{digest.hexdigest()}"
 
-    For most jobs this is False and saves requests to the store.
+
+def _publishes(job: Job) -> bool:
+    """Return True if headrace writes the job's result, or the reason of its end, to its output."""
+    return job.needs_publication or (
+        job.state is JobState.COMPLETED and job.spec.kind == "infer" and bool(job.spec.output_uri)
+    )
+
+
+def _had_earlier_end(job: Job) -> bool:
+    """Return True if the job, or another owner of its name, may have published another end before.
+
+    A job with a key may follow another owner; a job that was due more than once may have been
+    requeued. For other jobs this is False and saves requests to the store.
     """
-    return job.due_at_ms != job.created_at_ms + job.spec.delay_ms
+    return bool(job.spec.key) or job.due_at_ms != job.created_at_ms + job.spec.delay_ms
 
 
 def error_document(job: Job) -> dict[str, Any]:

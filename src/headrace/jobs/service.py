@@ -19,7 +19,7 @@ from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.intake import JobIntake, JobServiceSettings
 from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job
 from headrace.jobs.ledger import JobFilter, Page, QueueCounts, QueueSettings
-from headrace.jobs.payloads import ResultStream
+from headrace.jobs.payloads import PublishedCheck, ResultStream
 from headrace.jobs.shared_calls import JobCondition, JobWaiter
 from headrace.jobs.state import JobState
 
@@ -125,12 +125,15 @@ class JobService(JobIntake):
         return self._ledger.cancel(job_id, tenant=key.visible_tenant, by=key.name)
 
     def retry(self, key: ApiKey, job_id: str) -> Job:
-        """Requeue a job that ended without a result.
+        """Requeue a job that ended without a result; publish again a result that is not published.
 
-        Raise JobStateError if it has one or has not ended.
+        Raise JobStateError for a completed job and one that has not ended, and OutputTakenError if
+        another job owns the name of its output by now.
         """
         key.require(*CHANGE_SCOPES)
         job = self._ledger.get(job_id, tenant=key.visible_tenant)
+        if job.state is JobState.PUBLISH_FAILED:
+            return self._ledger.republish(job_id, tenant=key.visible_tenant, by=key.name)
         if job.state is JobState.COMPLETED:
             raise JobStateError(
                 job_id, job.state.value, "it has a result; submit it again to repeat the work"
@@ -152,12 +155,16 @@ class JobService(JobIntake):
     def open_result(
         self, key: ApiKey, job_id: str, start: int = 0, *, etag: str | None = None
     ) -> ResultStream:
-        """Open a completed job's result, as `Payloads.open_result` does."""
+        """Open a job's result, as `Payloads.open_result` does."""
         return self._payloads.open_result(self.get(key, job_id), start, etag=etag)
 
     def result_url(self, key: ApiKey, job_id: str) -> str:
         """Return a temporary address of the result that needs no key, or ""."""
         return self._payloads.result_url(self.get(key, job_id), self.settings.upload_expires_s)
+
+    def check_published(self, key: ApiKey, job_id: str) -> PublishedCheck:
+        """Compare a job's published object with its result, as `Payloads.check_published` does."""
+        return self._payloads.check_published(self.get(key, job_id))
 
     # Queues
 

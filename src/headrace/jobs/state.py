@@ -6,10 +6,16 @@ Every change of a state is defined here::
                   │                      ▼                          │
                   └──────────────▶   PENDING  ───── CLAIM ─────▶ RUNNING
                                      │  │  ▲                    │  │  │ │
-                             CANCEL ─┘  │  └─── REQUEUE ───┐    │  │  │ └─ COMPLETE ─▶ COMPLETED
-                                 EXPIRE ┘                  │    │  │  └─── FAIL ─────▶ FAILED
-                                                        (ended) │  └────── EXPIRE ───▶ EXPIRED
+                             CANCEL ─┘  │  └─── REQUEUE ───┐    │  │  │ ├─ COMPLETE ─▶ COMPLETED
+                                 EXPIRE ┘                  │    │  │  │ └─ PUBLISH ──▶ PUBLISHING
+                                                        (ended) │  │  └─── FAIL ─────▶ FAILED
+                                                                │  └────── EXPIRE ───▶ EXPIRED
                                                                 └───────── CANCEL ───▶ CANCELLED
+
+    PUBLISHING ─── COMPLETE ─────▶ COMPLETED
+     │    ▲
+     │    └─────── REPUBLISH ───┐
+     └──────────── GIVE_UP ────▶ PUBLISH_FAILED
 
 An ended job stays ended, unless it is requeued manually. The history records each requeue.
 
@@ -49,8 +55,12 @@ class JobState(StrEnum):
     """In its queue, due now or later. A job that will be retried is pending too."""
     RUNNING = "running"
     """Claimed by a worker under a valid lease."""
+    PUBLISHING = "publishing"
+    """The last attempt completed. Its result is not yet at the requested place."""
     COMPLETED = "completed"
-    """The job has a result, and the ledger has its URI."""
+    """The job has a result, and the ledger has its URI. It is also at the requested place, if any."""
+    PUBLISH_FAILED = "publish_failed"
+    """The job has a result, which could not be written to the requested place."""
     FAILED = "failed"
     """The job failed: no attempt is left, or a retry would be pointless."""
     CANCELLED = "cancelled"
@@ -70,6 +80,13 @@ class JobEvent(StrEnum):
     CLAIM = "claim"
     """A worker claims the job: an attempt begins, and the lease number grows."""
     COMPLETE = "complete"
+    """The result is where the client requested it."""
+    PUBLISH = "publish"
+    """The attempt completed, and its result is to be written to the requested place."""
+    GIVE_UP = "give_up"
+    """The result could not be written to the requested place."""
+    REPUBLISH = "republish"
+    """The publication is tried again manually."""
     RETRY = "retry"
     """The attempt failed, and another one follows at a later due time."""
     FAIL = "fail"
@@ -83,19 +100,33 @@ class JobEvent(StrEnum):
     """An ended job is requeued manually."""
 
 
-ENDED: Final = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
+ENDED: Final = frozenset(
+    {
+        JobState.COMPLETED,
+        JobState.PUBLISH_FAILED,
+        JobState.FAILED,
+        JobState.CANCELLED,
+        JobState.EXPIRED,
+    }
+)
+WITH_RESULT: Final = frozenset({JobState.COMPLETED, JobState.PUBLISH_FAILED})
+"""The ended states of a job whose result can be read."""
 
 TRANSITIONS: Final[Mapping[tuple[JobState, JobEvent], JobState]] = {
     (JobState.PENDING, JobEvent.CLAIM): JobState.RUNNING,
     (JobState.PENDING, JobEvent.CANCEL): JobState.CANCELLED,
     (JobState.PENDING, JobEvent.EXPIRE): JobState.EXPIRED,
     (JobState.RUNNING, JobEvent.COMPLETE): JobState.COMPLETED,
+    (JobState.RUNNING, JobEvent.PUBLISH): JobState.PUBLISHING,
     (JobState.RUNNING, JobEvent.RETRY): JobState.PENDING,
     (JobState.RUNNING, JobEvent.FAIL): JobState.FAILED,
     (JobState.RUNNING, JobEvent.RELEASE): JobState.PENDING,
     (JobState.RUNNING, JobEvent.LOSE): JobState.PENDING,
     (JobState.RUNNING, JobEvent.CANCEL): JobState.CANCELLED,
     (JobState.RUNNING, JobEvent.EXPIRE): JobState.EXPIRED,
+    (JobState.PUBLISHING, JobEvent.COMPLETE): JobState.COMPLETED,
+    (JobState.PUBLISHING, JobEvent.GIVE_UP): JobState.PUBLISH_FAILED,
+    (JobState.PUBLISH_FAILED, JobEvent.REPUBLISH): JobState.PUBLISHING,
 } | {(state, JobEvent.REQUEUE): JobState.PENDING for state in sorted(ENDED)}
 """The state after each event that is possible in a state."""
 
@@ -191,6 +222,7 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
     e.JobError: Cause.DEFECT,
     e.JobNotFoundError: Cause.DEFECT,
     e.JobStateError: Cause.DEFECT,
+    e.OutputTakenError: Cause.INPUT,
     e.ResultGoneError: Cause.INPUT,
     e.IdempotencyError: Cause.INPUT,
     e.QueueFullError: Cause.OVERLOADED,

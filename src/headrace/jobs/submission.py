@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.errors import ConfigError, DataError, LimitError
-from headrace.jobs.job import KINDS, PRIORITY_FIRST, PRIORITY_LAST, NewJob
+from headrace.jobs.job import IF_EXISTS, KINDS, PRIORITY_FIRST, PRIORITY_LAST, NewJob
 from headrace.runs.media_types import bare_type
 from headrace.storage.regions import require_region
 from headrace.storage.uri import parse
@@ -269,10 +269,13 @@ def _matching(pattern: re.Pattern[str], what: str) -> Read:
     return read
 
 
-def _kind(name: str, value: Any, _limits: SubmissionLimits) -> str:
-    if value not in KINDS:
-        raise _wrong(name, f"one of {', '.join(KINDS)}", value)
-    return value
+def _one_of(known: Sequence[str]) -> Read:
+    def read(name: str, value: Any, _limits: SubmissionLimits) -> str:
+        if value not in known:
+            raise _wrong(name, f"one of {', '.join(known)}", value)
+        return value
+
+    return read
 
 
 def _uri(name: str, value: Any, _limits: SubmissionLimits) -> str:
@@ -381,13 +384,14 @@ _period = _seconds(lambda limits: limits.seconds_max)
 
 FIELDS: Final[Mapping[str, Read]] = {
     "model": _matching(_MODEL, "a model's name, optionally with @ and a version"),
-    "kind": _kind,
+    "kind": _one_of(KINDS),
     "queue": _name,
     "input_uri": _uri,
     "content_type": _media,
     "accept": _media,
     "output_uri": _uri,
     "key": _key,
+    "if_exists": _one_of(IF_EXISTS),
     "region": _region,
     "options": _options,
     "priority": _whole(PRIORITY_FIRST, lambda _: PRIORITY_LAST),

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, cast
 
 import orjson
 
-from headrace.core.errors import ConfigError, IdempotencyError, JobLedgerUnavailableError
+from headrace.core.errors import ConfigError, IdempotencyError, JobLedgerUnavailableError, OutputTakenError
 from headrace.core.settings import Setting
 from headrace.core.settings_reader import read_settings
 from headrace.jobs.job import KINDS, Kind, NewJob
@@ -270,6 +270,8 @@ def job_from_event(event: ObjectEvent, trigger: Trigger) -> NewJob:
         input_uri=event.uri,
         output_uri=output_uri if trigger.kind == "infer" else join(output_uri, f"{name}/"),
         key=name,
+        # A new object of the same name has a new result.
+        if_exists="replace",
         options=trigger.options,
         idempotency_key=idempotency_key(event),
         body_digest=hashlib.sha256(what.encode()).hexdigest(),
@@ -285,6 +287,8 @@ def _outcome(event: ObjectEvent, reason: str, future: "Future[SubmitReply] | Non
     except IdempotencyError as error:
         # Another trigger, changed since, has created a job for this event.
         return EventOutcome(event.uri, error.job_id, created=False)
+    except OutputTakenError as error:
+        return EventOutcome(event.uri, reason=str(error))
     except TimeoutError:
         raise JobLedgerUnavailableError(
             f"the ledger did not respond within {WAIT_S:g} s: report these objects again"

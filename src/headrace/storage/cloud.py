@@ -40,6 +40,7 @@ from headrace.storage.cloud_credentials import (
     sdk_session,
     uses_plain_http,
 )
+from headrace.storage.contract import NO_METADATA
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -49,6 +50,17 @@ LIST_PAGE_ENTRIES = 1_000
 WHOLE_CHUNK_BYTES = 1 << 20
 SDK_CREDENTIALS_TTL = timedelta(minutes=5)
 """The age at which credentials are requested again. The SDK renews them 10 minutes early."""
+_STANDARD_ATTRIBUTES = frozenset(
+    {
+        "Cache-Control",
+        "Content-Disposition",
+        "Content-Encoding",
+        "Content-Language",
+        "Content-Type",
+        "Storage-Class",
+    }
+)
+"""Attributes of the protocol, which servers may set themselves."""
 _UPLOAD_TIMEOUT = timedelta(minutes=5)
 
 
@@ -163,17 +175,25 @@ class Bucket:
         if at != size_bytes:
             raise TransientFault(f"received {at} of {size_bytes} bytes")
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
         """Write an object in one request."""
         with self._errors(key):
-            obstore.put(self._writes, key, data, use_multipart=False)
+            obstore.put(self._writes, key, data, use_multipart=False, attributes=_attributes(metadata))
 
     def create(self, key: str, data: bytes) -> None:
         """Write an object in one request. Raises AlreadyExistsError if the key exists."""
         with self._errors(key):
             obstore.put(self._writes, key, data, mode="create", use_multipart=False)
 
-    def put_parts(self, key: str, parts: Iterator[bytes], *, part_bytes: int, parts_at_once: int) -> None:
+    def put_parts(
+        self,
+        key: str,
+        parts: Iterator[bytes],
+        *,
+        part_bytes: int,
+        parts_at_once: int,
+        metadata: Mapping[str, str] = NO_METADATA,
+    ) -> None:
         """Write an object in parts. The client itself retries each part for `retry_s` seconds.
 
         An exception from `parts` aborts the upload and propagates.
@@ -186,7 +206,14 @@ class Bucket:
                 use_multipart=True,
                 chunk_size=part_bytes,
                 max_concurrency=parts_at_once,
+                attributes=_attributes(metadata),
             )
+
+    def metadata(self, key: str) -> Mapping[str, str]:
+        """Return the metadata that the object was written with."""
+        with self._errors(key):
+            found: Any = obstore.get(self._reads, key, options={"head": True}).attributes
+        return {str(name): str(value) for name, value in found.items() if name not in _STANDARD_ATTRIBUTES}
 
     def head(self, key: str) -> Entry:
         """Return the metadata of an object."""
@@ -284,6 +311,11 @@ class Bucket:
         except (exceptions.BaseError, FileNotFoundError, ValueError) as error:
             uri = f"{self.uri}/{key}" if key else self.uri
             raise translate_error(self.uri, uri, type(error).__name__, str(error)) from error
+
+
+def _attributes(metadata: Mapping[str, str]) -> Any:
+    """Return the client's attributes of an object; None without metadata."""
+    return dict(metadata) or None
 
 
 def _entry(meta: Any) -> Entry:

@@ -8,7 +8,7 @@ import heapq
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import IO, Literal
@@ -25,7 +25,7 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.storage.cloud import Bucket, Entry, RangeIgnoredError
-from headrace.storage.contract import ObjectInfo, Store, UrlSigner, Writer
+from headrace.storage.contract import NO_METADATA, ObjectInfo, Store, UrlSigner, Writer
 from headrace.storage.multipart import PartWriter
 from headrace.storage.retry import Retrier
 from headrace.storage.uri import Location, object_location, prefix_location
@@ -131,17 +131,21 @@ class CloudStore(Store, UrlSigner):
         self._retrier.run(uri, "writing", attempt)
 
     @override
-    def writer(self, uri: str) -> Writer:
+    def writer(self, uri: str, metadata: Mapping[str, str] = NO_METADATA) -> Writer:
         bucket, key = self._object(uri)
 
         def whole(data: bytes) -> None:
-            self._retrier.run(uri, "writing", lambda: bucket.put(key, data))
+            self._retrier.run(uri, "writing", lambda: bucket.put(key, data, metadata))
 
         def upload(parts: Iterator[bytes]) -> None:
             sent = _Checksum()
             try:
                 bucket.put_parts(
-                    key, sent.update_from(parts), part_bytes=PART_BYTES, parts_at_once=PARTS_AT_ONCE
+                    key,
+                    sent.update_from(parts),
+                    part_bytes=PART_BYTES,
+                    parts_at_once=PARTS_AT_ONCE,
+                    metadata=metadata,
                 )
             except TransientFault as fault:
                 # The client has already retried each part, and earlier parts are no longer in
@@ -157,6 +161,11 @@ class CloudStore(Store, UrlSigner):
                     raise StorageError(uri, why) from error
 
         return PartWriter(uri, PART_BYTES, whole, upload)
+
+    @override
+    def metadata(self, uri: str) -> Mapping[str, str]:
+        bucket, key = self._object(uri)
+        return self._retrier.run(uri, "reading the metadata", lambda: bucket.metadata(key))
 
     @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:

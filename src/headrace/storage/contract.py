@@ -1,12 +1,14 @@
-"""The contracts of object stores: nine blocking operations, callable from any thread.
+"""The contracts of object stores: ten blocking operations, callable from any thread.
 
 They block because the asynchronous API of the cloud client aborts the interpreter at exit.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Protocol, Self, runtime_checkable
+from types import MappingProxyType, TracebackType
+from typing import Final, Literal, Protocol, Self, runtime_checkable
+
+NO_METADATA: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +112,20 @@ class Store(Protocol):
         """
         ...
 
-    def writer(self, uri: str) -> Writer:
+    def writer(self, uri: str, metadata: Mapping[str, str] = NO_METADATA) -> Writer:
         """Return a writer for a large object.
 
-        The object is written in parts where the store supports multipart uploads.
+        The object is written in parts where the store supports multipart uploads. `metadata` is
+        stored with it; names are letters and digits, because Azure accepts no others, and values
+        are printable ASCII. Local files keep it in extended attributes, where the file system has
+        them.
+        """
+        ...
+
+    def metadata(self, uri: str) -> Mapping[str, str]:
+        """Return the metadata that an object was written with; none for an object of other programs.
+
+        Raises NotFoundError if it does not exist.
         """
         ...
 

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from headrace.core.clock import TransientFault, retry_after_s
 from headrace.core.errors import AccessDeniedError, ChangedError, ConfigError, NotFoundError, StorageError
-from headrace.storage.contract import ObjectInfo, Store, Writer
+from headrace.storage.contract import NO_METADATA, ObjectInfo, Store, Writer
 from headrace.storage.retry import Retrier
 from headrace.storage.uri import parse
 
@@ -219,8 +219,14 @@ class HttpStore(Store):
         _read_only(uri)
 
     @override
-    def writer(self, uri: str) -> Writer:
+    def writer(self, uri: str, metadata: Mapping[str, str] = NO_METADATA) -> Writer:
         _read_only(uri)
+
+    @override
+    def metadata(self, uri: str) -> Mapping[str, str]:
+        """Return none, because plain HTTP servers keep none."""
+        self.head(uri)
+        return NO_METADATA
 
     @override
     def delete(self, uri: str) -> None:

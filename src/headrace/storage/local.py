@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn, Self
 
@@ -29,13 +29,15 @@ from headrace.core.errors import (
     NotFoundError,
     StorageError,
 )
-from headrace.storage.contract import ObjectInfo, Store, Writer
+from headrace.storage.contract import NO_METADATA, ObjectInfo, Store, Writer
 from headrace.storage.uri import parse, require_text
 
 CHUNK_BYTES = 1 << 20
 TEMPORARY_PREFIX = ".headrace-"
 TEMPORARY_SUFFIX = ".tmp"
 STALE_S = 24 * 3600.0
+_ATTRIBUTE = "user."
+"""The namespace of extended attributes that users may set."""
 
 
 class LocalStore(Store):
@@ -122,10 +124,22 @@ class LocalStore(Store):
                 raise AlreadyExistsError(uri, "exists already with other bytes")
 
     @override
-    def writer(self, uri: str) -> Writer:
+    def writer(self, uri: str, metadata: Mapping[str, str] = NO_METADATA) -> Writer:
         path = _target_path(uri)
         with translate_os_errors(uri):
-            return _LocalWriter(uri, path)
+            return _LocalWriter(uri, path, metadata)
+
+    @override
+    def metadata(self, uri: str) -> Mapping[str, str]:
+        """Return the extended attributes that headrace set; none where they are not supported."""
+        self.head(uri)
+        path = parse(uri).key
+        found: dict[str, str] = {}
+        with contextlib.suppress(AttributeError, OSError):
+            for name in os.listxattr(path):
+                if name.startswith(_ATTRIBUTE):
+                    found[name.removeprefix(_ATTRIBUTE)] = os.getxattr(path, name).decode()
+        return found
 
     @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -287,6 +301,12 @@ class _TemporaryFile:
     def _open(self) -> int:
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
+    def set_attributes(self, metadata: Mapping[str, str]) -> None:
+        """Set extended attributes, where the operating system and the file system have them."""
+        for name, value in metadata.items():
+            with contextlib.suppress(AttributeError, OSError):
+                os.setxattr(self._file, _ATTRIBUTE + name, value.encode())
+
     def write(self, data: bytes) -> None:
         rest = memoryview(data).cast("B")
         while rest:
@@ -365,10 +385,11 @@ def flush_folder(path: str) -> None:
 
 
 class _LocalWriter(Writer):
-    def __init__(self, uri: str, path: str) -> None:
+    def __init__(self, uri: str, path: str, metadata: Mapping[str, str]) -> None:
         self._uri = uri
         self._path = path
         self._temporary: _TemporaryFile | None = _TemporaryFile(path)
+        self._temporary.set_attributes(metadata)
 
     def write(self, data: bytes) -> None:
         if self._temporary is None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from headrace.core.clock import Clock, RetryPolicy, SystemClock
 from headrace.core.errors import AlreadyExistsError, ChangedError, NotFoundError
-from headrace.storage.contract import ObjectInfo, Store, Writer
+from headrace.storage.contract import NO_METADATA, ObjectInfo, Store, Writer
 from headrace.storage.http import HttpStore
 from headrace.storage.local import LocalStore
 from headrace.storage.retry import Retrier
@@ -112,6 +112,7 @@ class _StoredObject:
     data: bytes
     etag: str
     modified_s: float
+    metadata: Mapping[str, str]
 
 
 class MemoryStore(Store):
@@ -142,10 +143,10 @@ class MemoryStore(Store):
         return self._lookup(uri, etag).data[start : start + length]
 
     @override
-    def put(self, uri: str, data: bytes) -> None:
+    def put(self, uri: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
         object_location(uri)
         with self._lock:
-            self._set(uri, data)
+            self._set(uri, data, metadata)
 
     @override
     def put_if_absent(self, uri: str, data: bytes) -> None:
@@ -158,9 +159,13 @@ class MemoryStore(Store):
                 raise AlreadyExistsError(uri, "exists already with other bytes")
 
     @override
-    def writer(self, uri: str) -> Writer:
+    def writer(self, uri: str, metadata: Mapping[str, str] = NO_METADATA) -> Writer:
         object_location(uri)
-        return _MemoryWriter(self, uri)
+        return _MemoryWriter(self, uri, metadata)
+
+    @override
+    def metadata(self, uri: str) -> Mapping[str, str]:
+        return self._lookup(uri).metadata
 
     @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -190,10 +195,10 @@ class MemoryStore(Store):
             raise ChangedError(uri, f"has changed (ETag {stored.etag}, expected {etag})")
         return stored
 
-    def _set(self, uri: str, data: bytes) -> None:
+    def _set(self, uri: str, data: bytes, metadata: Mapping[str, str] = NO_METADATA) -> None:
         """Store the bytes under a new ETag. Call with the lock held."""
         self._writes += 1
-        self._objects[uri] = _StoredObject(bytes(data), f'"{self._writes}"', time.time())
+        self._objects[uri] = _StoredObject(bytes(data), f'"{self._writes}"', time.time(), dict(metadata))
 
 
 def _info(uri: str, stored: _StoredObject) -> ObjectInfo:
@@ -201,9 +206,10 @@ def _info(uri: str, stored: _StoredObject) -> ObjectInfo:
 
 
 class _MemoryWriter(Writer):
-    def __init__(self, store: MemoryStore, uri: str) -> None:
+    def __init__(self, store: MemoryStore, uri: str, metadata: Mapping[str, str]) -> None:
         self._store = store
         self._uri = uri
+        self._metadata = metadata
         self._parts: list[bytes] | None = []
 
     @override
@@ -217,7 +223,7 @@ class _MemoryWriter(Writer):
         if self._parts is None:
             return
         data, self._parts = b"".join(self._parts), None
-        self._store.put(self._uri, data)
+        self._store.put(self._uri, data, self._metadata)
 
     @override
     def abort(self) -> None:

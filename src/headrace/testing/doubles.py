@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from typing_extensions import override
 
@@ -10,7 +10,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import UnavailableError
 from headrace.core.model import Model, RowError
 from headrace.core.tensor import Array
-from headrace.storage.contract import ObjectInfo, Store, Writer
+from headrace.storage.contract import NO_METADATA, ObjectInfo, Store, Writer
 
 _POLL_S = 0.002
 """Interval in real seconds at which a sleep reads its event; no result depends on it."""
@@ -248,9 +248,14 @@ class FlakyStore(Store):
         self._inner.put_if_absent(uri, data)
 
     @override
-    def writer(self, uri: str) -> Writer:
+    def writer(self, uri: str, metadata: Mapping[str, str] = NO_METADATA) -> Writer:
         self._maybe_fail(uri)
-        return self._inner.writer(uri)
+        return self._inner.writer(uri, metadata)
+
+    @override
+    def metadata(self, uri: str) -> Mapping[str, str]:
+        self._maybe_fail(uri)
+        return self._inner.metadata(uri)
 
     @override
     def list(self, prefix: str) -> Iterator[ObjectInfo]:

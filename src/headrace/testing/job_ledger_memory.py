@@ -10,12 +10,15 @@ from typing import Final
 from typing_extensions import override
 
 from headrace.core.errors import (
+    HeadraceError,
     IdempotencyError,
     QueueClosedError,
     QueueFullError,
 )
-from headrace.jobs.job import HistoryEvent, Job, NewJob, Settlement, new_job_id
+from headrace.jobs.job import HistoryEvent, Job, JobFailure, NewJob, Settlement, new_job_id
 from headrace.jobs.ledger import (
+    PUBLISH_DELAY_MAX_MS,
+    PUBLISH_DELAY_MS,
     ClaimRequest,
     Heartbeat,
     HeartbeatReply,
@@ -33,7 +36,7 @@ from headrace.testing.job_rules import (
     matches_region,
     needs_publication,
     past_deadline,
-    set_published_uri,
+    publish_job,
     settle_job,
 )
 from headrace.testing.memory_jobs import MemoryJobs
@@ -67,6 +70,10 @@ class MemoryJobLedger(MemoryJobs):
             return QueueFullError(why, retry_after_s=_RETRY_AFTER_S)
         table.queues.setdefault(queue.name, queue)
         job = create_job(new, new.id or new_job_id(self.now_ms()), self.now_ms())
+        try:
+            job = self._claim_name(job, job.spec.if_exists)
+        except HeadraceError as error:
+            return error
         table.histories[job.id] = []
         if new.idempotency_key:
             table.keys[new.tenant, new.idempotency_key] = job.id
@@ -165,15 +172,56 @@ class MemoryJobLedger(MemoryJobs):
             self._notify(None)
 
     @override
-    def mark_published(self, job_id: str, lease: int, uri: str) -> bool:
-        with self._locked() as table:
-            job = table.jobs.get(job_id)
-            if job is None or not job.state.ended or job.lease != lease:
+    def mark_published(self, job_id: str, lease: int, uri: str, digest: str = "") -> bool:
+        with self._locked():
+            job = self._published(job_id, lease)
+            owner = None if job is None else self.output_owner(job)
+            if job is None or job.state is JobState.PUBLISH_FAILED:
                 return False
-            table.jobs[job_id] = set_published_uri(job, uri)
-            table.published.add(job_id)
-            self._notify(None)
+            if owner is not None and owner.id != job_id:
+                return False
+            if needs_publication(job):
+                self._end_publication(publish_job(job, uri, digest, self.now_ms()))
             return True
+
+    @override
+    def mark_publish_failed(self, job_id: str, lease: int, failure: JobFailure, *, final: bool) -> bool:
+        with self._locked():
+            job = self._published(job_id, lease)
+            if job is None or not needs_publication(job):
+                return False
+            if job.state is not JobState.PUBLISHING:
+                if final:
+                    self._end_publication(publish_job(job, "", "", self.now_ms()))
+            elif final:
+                self._store(apply_event(job, JobEvent.GIVE_UP, self.now_ms(), failure=failure))
+            else:
+                self._table.jobs[job_id] = replace(job, failure=failure)
+                self._notify(None)
+            return True
+
+    def _published(self, job_id: str, lease: int) -> Job | None:
+        job = self._table.jobs.get(job_id)
+        if job is None or job.lease != lease or not job.spec.output_uri:
+            return None
+        return job if job.state.ended or job.state is JobState.PUBLISHING else None
+
+    def _end_publication(self, job: Job) -> None:
+        self._table.jobs[job.id] = job
+        self._table.publish_at_ms.pop(job.id, None)
+        self._notify(None)
+
+    @override
+    def claim_publications(self, limit: int) -> list[Job]:
+        with self._locked() as table:
+            due = sorted((at_ms, job_id) for job_id, at_ms in table.publish_at_ms.items())
+            claimed = [job_id for at_ms, job_id in due if at_ms <= self.now_ms()][:limit]
+            for job_id in claimed:
+                job = table.jobs[job_id]
+                delay_ms = min(PUBLISH_DELAY_MS * 2**job.publish_tries, PUBLISH_DELAY_MAX_MS)
+                table.publish_at_ms[job_id] = self.now_ms() + delay_ms
+                table.jobs[job_id] = replace(job, publish_tries=job.publish_tries + 1)
+            return [table.jobs[job_id] for job_id in claimed]
 
     @override
     def cancel_requests(self, worker: str) -> frozenset[str]:
@@ -184,17 +232,6 @@ class MemoryJobLedger(MemoryJobs):
         with self._locked() as table:
             jobs = table.jobs.values()
             return [job for job in jobs if job.state is JobState.RUNNING and job.worker == worker]
-
-    @override
-    def list_unpublished(self, *, ended_before_ms: int, limit: int) -> list[Job]:
-        with self._locked() as table:
-            found = [
-                job
-                for job in table.jobs.values()
-                if job.id not in table.published and job.spec.output_uri and needs_publication(job)
-                if job.ended_at_ms is not None and job.ended_at_ms < ended_before_ms
-            ]
-        return sorted(found, key=lambda job: (job.ended_at_ms, job.id))[:limit]
 
     @override
     def maintain(self, limit: int) -> MaintenanceCounts:

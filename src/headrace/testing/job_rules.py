@@ -4,9 +4,11 @@ The reference ledger in memory uses them. They share no code with any other ledg
 independent implementations of the contract can be compared.
 """
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
+from headrace.core.errors import OutputTakenError
 from headrace.jobs.job import (
     CRASHES_TOGETHER_MAX,
     Cancelled,
@@ -36,6 +38,7 @@ def apply_event(job: Job, event: JobEvent, at_ms: int, **changes: Any) -> Job:
     if state is not JobState.RUNNING:
         changes["lease_until_ms"] = None
     changes["ended_at_ms"] = at_ms if state.ended else None
+    changes["publish_tries"] = 0
     return replace(job, state=state, **changes)
 
 
@@ -103,7 +106,9 @@ def settle_job(job: Job, outcome: Outcome, at_ms: int) -> tuple[Job, HistoryEven
     """Return the running job after `outcome` of its attempt, and the event for its history."""
     match outcome:
         case Completed():
-            return apply_event(job, JobEvent.COMPLETE, at_ms, result=outcome.result, failure=None), None
+            publishes = job.spec.kind == "infer" and bool(job.spec.output_uri)
+            event = JobEvent.PUBLISH if publishes else JobEvent.COMPLETE
+            return apply_event(job, event, at_ms, result=outcome.result, failure=None), None
         case Cancelled():
             return apply_event(job, JobEvent.CANCEL, at_ms), None
         case Expired():
@@ -202,21 +207,44 @@ def matches_filter(job: Job, job_filter: JobFilter) -> bool:
     )
 
 
+def settle_name(
+    job: Job, owner: Job | None, key: str, tenant: str, if_exists: str
+) -> OutputTakenError | str | None:
+    """Return the result of a job's claim of a name that belongs to a key of a tenant.
+
+    None: the job takes the name over. A text: the job gets another name, with this suffix.
+    """
+    if if_exists == "rename":
+        return job.id
+    if key != job.spec.key:
+        return hashlib.sha256(job.spec.key.encode()).hexdigest()[:16]
+    if tenant != job.spec.tenant:
+        return OutputTakenError(job.spec.key, "", "it belongs to another tenant")
+    without_result = (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
+    if owner is None or if_exists == "replace" or owner.state in without_result:
+        return None
+    if if_exists == "version":
+        return job.id
+    return OutputTakenError(job.spec.key, owner.id, f"it belongs to job {owner.id}")
+
+
 def _later(at_ms: int, seconds: float | None) -> int | None:
     return None if seconds is None else at_ms + round(seconds * 1000)
 
 
 def needs_publication(job: Job) -> bool:
-    """Return True if the end of a job is published by the ledger's maintenance.
+    """Return True if the job's result, or the reason of its end, is to be published.
 
     Completed transforms and streams publish their output themselves.
     """
-    return job.state.ended and (job.spec.kind == "infer" or job.state is not JobState.COMPLETED)
+    without_result = {JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}
+    return bool(job.spec.output_uri) and (job.state is JobState.PUBLISHING or job.state in without_result)
 
 
-def set_published_uri(job: Job, uri: str) -> Job:
-    """Return the ended job with `uri` as the location of its published result or failure."""
-    if job.result is not None and job.state is JobState.COMPLETED:
-        return replace(job, result=replace(job.result, published_uri=uri))
+def publish_job(job: Job, uri: str, digest: str, at_ms: int) -> Job:
+    """Return the job with `uri` as the location of its published result or failure."""
+    if job.result is not None and job.state is JobState.PUBLISHING:
+        result = replace(job.result, published_uri=uri, digest=digest)
+        return apply_event(job, JobEvent.COMPLETE, at_ms, result=result, failure=None)
     failure = job.failure or JobFailure(Cause(job.state.value), f"the job was {job.state.value}")
-    return replace(job, failure=replace(failure, uri=uri))
+    return replace(job, failure=replace(failure, uri=uri or failure.uri))

@@ -21,6 +21,8 @@ from headrace.core.errors import (
 )
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
 from headrace.jobs.ledger import (
+    OUTPUT_NAMES_KEPT_DAYS,
+    PUBLISH_FIRST_MS,
     REPORTED_MODELS_KEPT_DAYS,
     JobFilter,
     JobLedger,
@@ -29,12 +31,15 @@ from headrace.jobs.ledger import (
     QueueSettings,
     Wakeup,
 )
+from headrace.jobs.paths import output_location, output_name
 from headrace.jobs.state import JobEvent, JobState
 from headrace.testing.doubles import ManualWallClock
 from headrace.testing.job_rules import (
     apply_event,
     matches_filter,
+    needs_publication,
     requeue_job,
+    settle_name,
 )
 
 _LOST_DELAY_MAX_MS: Final = 60_000
@@ -64,6 +69,16 @@ class _Listener(Wakeup):
         self._close(self)
 
 
+@dataclass(frozen=True, slots=True)
+class _OutputName:
+    """The owner of an output name. Its job may be deleted, at `freed_at_ms`."""
+
+    key: str
+    tenant: str
+    job_id: str
+    freed_at_ms: int | None = None
+
+
 @dataclass(slots=True)
 class _Table:
     """The state shared by all ledgers over the same jobs."""
@@ -74,7 +89,10 @@ class _Table:
     queues: dict[str, QueueSettings] = field(default_factory=dict[str, QueueSettings])
     keys: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     asleep: set[str] = field(default_factory=set[str])
-    published: set[str] = field(default_factory=set[str])
+    publish_at_ms: dict[str, int] = field(default_factory=dict[str, int])
+    """The times at which ends are due to be published, by job."""
+    names: dict[str, "_OutputName"] = field(default_factory=dict[str, "_OutputName"])
+    """The owners of output names, by location."""
     listeners: list[_Listener] = field(default_factory=list[_Listener])
     reported: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """The time of the last report of each queue and model."""
@@ -191,10 +209,28 @@ class MemoryJobs(JobLedger, ABC):
     def requeue(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
         with self._locked() as table:
             job = self._ended(job_id, tenant, "only a job that has ended can be put back")
-            self._store(requeue_job(job, self.now_ms()))
-            table.published.discard(job_id)
+            self._store(requeue_job(self._claim_name(job, "fail"), self.now_ms()))
             self._record(job, HistoryEvent.REQUEUED, by=by)
             return table.jobs[job_id]
+
+    @override
+    def republish(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
+        with self._locked() as table:
+            job = self.get(job_id, tenant=tenant)
+            if job.state is not JobState.PUBLISH_FAILED:
+                raise JobStateError(job_id, job.state.value, "only a failed publication can be repeated")
+            self._claim_name(job, "fail")
+            self._store(apply_event(job, JobEvent.REPUBLISH, self.now_ms()))
+            table.publish_at_ms[job_id] = self.now_ms()
+            self._record(job, HistoryEvent.REPUBLISHED, by=by)
+            return table.jobs[job_id]
+
+    @override
+    def output_owner(self, job: Job) -> Job | None:
+        with self._locked() as table:
+            has_name = job.spec.output_uri and job.spec.key
+            name = table.names.get(_location(job)) if has_name else None
+            return table.jobs.get(name.job_id if name else job.id)
 
     @override
     def delete(self, job_id: str, *, tenant: str | None = None) -> Job:
@@ -294,6 +330,10 @@ class MemoryJobs(JobLedger, ABC):
         """Store a job after a change of state, and wake its listeners."""
         table = self._table
         table.jobs[job.id] = job
+        if needs_publication(job):
+            table.publish_at_ms[job.id] = self.now_ms() + PUBLISH_FIRST_MS
+        else:
+            table.publish_at_ms.pop(job.id, None)
         pending = job.state is JobState.PENDING
         if pending and job.due_at_ms > self.now_ms():
             table.asleep.add(job.id)
@@ -345,12 +385,42 @@ class MemoryJobs(JobLedger, ABC):
         entry = HistoryEntry(self.now_ms(), event, job.attempt, job.lease, worker, cause, message, by)
         self._table.histories[job.id].append(entry)
 
+    def _claim_name(self, job: Job, if_exists: str) -> Job:
+        """Return the job as the owner of its output name, or of another one; raise OutputTakenError."""
+        table = self._table
+        if not (job.spec.output_uri and job.spec.key):
+            return job
+        while (name := self._name(_location(job))) is not None and name.job_id != job.id:
+            settled = settle_name(job, table.jobs.get(name.job_id), name.key, name.tenant, if_exists)
+            if isinstance(settled, Exception):
+                raise settled
+            if settled is None:
+                break
+            spec = replace(job.spec, output_name=f"{output_name(job.spec)}~{settled}")
+            job = replace(job, spec=spec)
+        table.names[_location(job)] = _OutputName(job.spec.key, job.spec.tenant, job.id)
+        return job
+
+    def _name(self, location: str) -> _OutputName | None:
+        name = self._table.names.get(location)
+        kept_ms = OUTPUT_NAMES_KEPT_DAYS * 86_400_000
+        if name and name.freed_at_ms is not None and name.freed_at_ms < self.now_ms() - kept_ms:
+            return None
+        return name
+
     def _remove(self, job: Job) -> None:
         table = self._table
         del table.jobs[job.id], table.histories[job.id]
-        table.published.discard(job.id)
+        table.publish_at_ms.pop(job.id, None)
+        for location, name in table.names.items():
+            if name.job_id == job.id:
+                table.names[location] = replace(name, freed_at_ms=self.now_ms())
         if job.spec.idempotency_key:
             del table.keys[job.spec.tenant, job.spec.idempotency_key]
+
+
+def _location(job: Job) -> str:
+    return output_location(job.spec.output_uri, output_name(job.spec))
 
 
 def _sort_key(job: Job) -> str:

@@ -19,6 +19,7 @@ from headrace.core.errors import (
     NotFoundError,
 )
 from headrace.storage.contract import Store
+from headrace.storage.local import LocalStore
 from headrace.storage.uri import join
 from headrace.testing.expect import equal, raises, true
 
@@ -253,6 +254,26 @@ def check_writer_aborts(store: Store, prefix: str) -> None:
     equal(_listed(store, prefix), [], "a listing after abort")
 
 
+def check_metadata(store: Store, prefix: str) -> None:
+    """Check that an object keeps the metadata of its writer until it is replaced.
+
+    A file system without extended attributes keeps none.
+    """
+    metadata = {"headracejob": "01939f00", "headracedigest": "sha256:00ff"}
+    for size in (10, LARGE_BYTES):
+        uri = join(prefix, f"described-{size}")
+        with store.writer(uri, metadata) as writer:
+            writer.write(bytes(size))
+        found = dict(store.metadata(uri))
+        true(
+            found == metadata or (not found and isinstance(store, LocalStore)),
+            f"the metadata of an object of {size} bytes is {found}, not {metadata}",
+        )
+        store.put(uri, b"other")
+        equal(dict(store.metadata(uri)), {}, "the metadata after a replacement without any")
+    raises(NotFoundError, lambda: store.metadata(join(prefix, "missing")), "the metadata of a missing object")
+
+
 def check_large_objects(store: Store, prefix: str) -> None:
     """Check that `LARGE_BYTES` written in uneven pieces are read back unchanged.
 
@@ -314,6 +335,7 @@ STORE_CHECKS: tuple[StoreCheck, ...] = (
     check_writer,
     check_writer_replaces,
     check_writer_aborts,
+    check_metadata,
     check_large_objects,
     check_awkward_names,
     check_threads,

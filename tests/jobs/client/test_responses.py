@@ -18,6 +18,7 @@ from headrace.server.errors import LEDGER_UNAVAILABLE, error_body, error_headers
         errors.ForbiddenError("f"),
         errors.JobNotFoundError("j"),
         errors.JobStateError("j", "running", "no"),
+        errors.OutputTakenError("k", "j", "no"),
         errors.ResultGoneError("j"),
         errors.IdempotencyError("k", "j"),
         errors.QueueFullError("full", retry_after_s=1.5),

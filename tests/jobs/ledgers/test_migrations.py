@@ -62,7 +62,10 @@ def test_every_version_has_a_stored_database():
 def test_jobs_of_earlier_versions_are_readable(old):
     completed, failed, pending = (old.get(name) for name in ("completed", "failed", "pending"))
     assert completed.state is JobState.COMPLETED
-    assert completed.result == ResultRef("memory://out", 3, "text/csv", "s3://box/out")
+    # Databases of later versions do not publish jobs without an output.
+    published_uri = completed.result.published_uri
+    assert published_uri in {"", "s3://box/out"}
+    assert completed.result == ResultRef("memory://out", 3, "text/csv", published_uri)
     assert completed.spec.tags == {"team": "blue"}
     assert completed.spec.notify == ({"webhook": "https://example.com"},)
     assert failed.state is JobState.FAILED
@@ -81,6 +84,33 @@ def test_jobs_of_earlier_versions_can_be_run(old):
     claimed = old.settle_and_claim([], ClaimRequest("w", ("default",), 10, 1_000)).claimed
     assert {job.id: job.lease for job in claimed}["pending"] == 3
     assert old.submit([NewJob(idempotency_key="k", body_digest="d")])[0].created is False
+
+
+def test_unpublished_ends_of_earlier_versions_are_published(tmp_path):
+    path = tmp_path / "jobs.db"
+    with sqlite3.connect(path) as connection:
+        connection.executescript((DATA / "ledger-3.sql").read_text())
+        connection.execute(
+            "UPDATE headrace_job SET unpublished = 1, published_uri = '', "
+            """spec = '{"output_uri": "s3://box/out", "key": "K"}' WHERE id IN ('completed', 'failed')"""
+        )
+        connection.execute(
+            "INSERT INTO headrace_notification (id, job_id, endpoint_id, event_id, type, at_ms, data, state, "
+            "due_at_ms) VALUES ('n', 'completed', 'e', 'evt', 'job.completed', 0, '{}', 'held', 0)"
+        )
+    connection.close()
+    ledger = SqliteJobLedger(path, wall_ms=ManualWallClock(1_800_000_100_000).now_ms)
+    ledger.start()
+    try:
+        assert {job.id: job.state for job in ledger.claim_publications(9)} == {
+            "completed": JobState.PUBLISHING,
+            "failed": JobState.FAILED,
+        }
+        assert "n" not in {held.delivery_id for held in ledger.outbox.deliveries_of("completed")}
+        assert ledger.mark_published("completed", 1, "s3://box/out/K.out")
+        assert ledger.get("completed").state is JobState.COMPLETED
+    finally:
+        ledger.stop()
 
 
 def test_migrations_are_applied_once_and_in_order(opened, monkeypatch):

@@ -13,7 +13,7 @@ from headrace.jobs.ledgers.database import sa
 from headrace.jobs.ledgers.outbox import _INSERT, SqlOutbox
 from headrace.jobs.notify import WebhookTarget
 from headrace.jobs.notify.delivery import HEALTHY, DeliveryDecision, Done
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from headrace.testing import OUTBOX_CHECKS, LedgerBench
 from headrace.testing.job_checks.bench import LEASE_MS, OOPS
 from headrace.testing.outbox import OutboxBench
@@ -170,9 +170,26 @@ def test_notification_waits_for_publication(bench):
 def test_unpublishable_end_is_notified(bench):
     job = bench.submit_running(notify=(HOOK,), output_uri="memory://gone/")
     bench.settle(job, Failed(OOPS))
-    assert bench.ledger.mark_published(job.id, job.lease, "")
+    failed = JobFailure(Cause.INPUT, "no such bucket")
+    assert bench.ledger.mark_publish_failed(job.id, job.lease, failed, final=False)
+    assert deliver(bench) == []
+    assert bench.ledger.mark_publish_failed(job.id, job.lease, failed, final=True)
     (notification,) = deliver(bench)
+    assert (notification.type, notification.data["reason"]) == ("job.failed", OOPS.message)
     assert "failure_uri" not in notification.data
+
+
+def test_unpublished_result_is_notified_as_such(bench):
+    job = bench.submit_running(notify=(HOOK,), output_uri="memory://gone/")
+    bench.settle(job, Completed(ResultRef("memory://box/1")))
+    failed = JobFailure(Cause.INPUT, "no such bucket")
+    assert bench.ledger.mark_publish_failed(job.id, job.lease, failed, final=True)
+    (notification,) = deliver(bench)
+    assert (notification.type, notification.data["reason"]) == ("job.publish_failed", "no such bucket")
+    bench.ledger.republish(job.id)
+    assert bench.ledger.mark_published(job.id, job.lease, "memory://out/K.out")
+    (notification,) = deliver(bench)
+    assert (notification.type, notification.data["output_uri"]) == ("job.completed", "memory://out/K.out")
 
 
 def test_requeued_job_notifies_its_next_end_with_a_new_id(bench):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError, StorageError
-from headrace.jobs.job import is_job_id, new_job_id
+from headrace.jobs.job import JobFailure, is_job_id, new_job_id
 from headrace.jobs.maintenance import Retention, Sweeper
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from headrace.storage.resolve import Stores
 from jobs.maintenance.bench import DAY_S, Bench
 
@@ -105,6 +105,15 @@ def test_output_of_a_failed_job_is_deleted(bench):
     assert sweeper(bench).orphans() == 1
     assert bench.objects == set()
     assert bench.ledger.get(job.id).state is JobState.FAILED
+
+
+def test_result_that_could_not_be_published_stays(bench):
+    job = bench.end(bench.submit(output_uri="memory://out/"))
+    for _ in range(2):
+        bench.later(DAY_S + 60)
+        assert sweeper(bench).orphans() == 0
+        bench.ledger.mark_publish_failed(job.id, job.lease, JobFailure(Cause.INPUT, "no"), final=True)
+    assert bench.ledger.get(job.id).state is JobState.PUBLISH_FAILED
 
 
 def test_undeletable_objects_become_orphans(bench, monkeypatch):

@@ -123,14 +123,18 @@ SPEC = NewJob(
 
 
 def test_end_data_has_uris_without_credentials():
-    done = Job("j", JobState.COMPLETED, SPEC, result=ResultRef("s3://own/x", 3, "text/csv"))
-    data = end_event_data(done, "s3://b/out/j.out")
+    result = ResultRef("s3://own/x", 3, "text/csv", "s3://b/out/j.out")
+    data = end_event_data(Job("j", JobState.COMPLETED, SPEC, result=result))
     assert (data["state"], data["output_uri"], data["output_bytes"]) == ("completed", "s3://b/out/j.out", 3)
     assert data["input_uri"] == "https://h.example/in"
     failed = Job("j", JobState.FAILED, SPEC, failure=JobFailure(Cause.INPUT, "bad row"))
     data = end_event_data(failed, "s3://b/out/j.error")
     assert (data["failure_uri"], data["reason"], data["cause"]) == ("s3://b/out/j.error", "bad row", "input")
     assert end_event_data(Job("j", JobState.CANCELLED, SPEC))["reason"] == "the job was cancelled"
+    unpublished = JobFailure(Cause.STORAGE, "the result could not be published: full")
+    data = end_event_data(Job("j", JobState.PUBLISH_FAILED, SPEC, result=result, failure=unpublished))
+    assert (data["state"], data["reason"]) == ("publish_failed", unpublished.message)
+    assert "output_uri" not in data
 
 
 def test_internal_payload_is_not_in_the_data():

@@ -73,9 +73,9 @@ class LoopBench:
     def submit(self, count: int = 1, **spec) -> list[str]:
         return [s.job.id for s in self.ledger.submit([NewJob(**spec)] * count)]
 
-    def claim(self, count: int = 1) -> list[Attempt]:
+    def claim(self, count: int = 1, **spec) -> list[Attempt]:
         """Return attempts at new jobs, as if an earlier round of the loop had claimed the jobs."""
-        self.submit(count)
+        self.submit(count, **spec)
         jobs = self.ledger.settle_and_claim([], ClaimRequest("w1", ("default",), count, 60_000)).claimed
         self.ledger.log.clear()
         attempts = [Attempt(job) for job in jobs]
@@ -267,13 +267,14 @@ def test_closed_loop_resolves_a_claim_without_a_reply(bench):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_settlement_counts_once_despite_a_lost_reply(bench, when):
-    (one,) = bench.claim(1)
+@pytest.mark.parametrize("output_uri", ["", "memory://out/"])
+def test_settlement_counts_once_despite_a_lost_reply(bench, when, output_uri):
+    (one,) = bench.claim(1, output_uri=output_uri)
     setattr(bench.ledger, when, Times(1, cut))
     done = bench.settle(one)
     bench.last()
     assert bench.settled == [(done, True)]
-    assert bench.state(one) is JobState.COMPLETED
+    assert bench.state(one) is (JobState.PUBLISHING if output_uri else JobState.COMPLETED)
 
 
 def test_settlement_of_a_lost_lease_does_not_count(bench):

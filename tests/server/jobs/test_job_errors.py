@@ -51,6 +51,7 @@ def test_nul_characters_reach_no_database(http):
     [
         (errors.JobNotFoundError("j"), 404, {"job_id": "j"}),
         (errors.JobStateError("j", "running", "no"), 409, {"job_id": "j", "state": "running"}),
+        (errors.OutputTakenError("k", "j", "no"), 409, {"key": "k", "job_id": "j"}),
         (errors.ResultGoneError("j"), 410, {"job_id": "j"}),
         (errors.IdempotencyError("k", "j"), 422, {"key": "k", "job_id": "j"}),
         (errors.QueueFullError("full", retry_after_s=1.2), 429, {"retry_after_s": 1.2}),

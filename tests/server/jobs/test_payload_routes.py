@@ -137,19 +137,12 @@ def test_range_request_with_etag_returns_the_rest(served, http):
         assert (whole.status_code, len(whole.content)) == (200, len(BIG))
 
 
-def test_result_is_read_from_the_published_or_own_location(served, http):
+def test_result_is_read_from_the_own_location(served, http):
     submit(http)
     run = served.claim()
     uri = served.complete(run, b"ours")
-    published = "memory://out/k.out"
-    assert served.ledger.mark_published(run.id, run.lease, published)
-    store = served.stores.for_uri(published)
     assert http.get(f"/v1/jobs/{run.id}/result").content == b"ours"
-    store.put(published, b"theirs")
-    assert http.get(f"/v1/jobs/{run.id}/result").content == b"theirs"
-    store.delete(uri)
-    assert http.get(f"/v1/jobs/{run.id}/result").content == b"theirs"
-    store.delete(published)
+    served.stores.for_uri(uri).delete(uri)
     missing = http.get(f"/v1/jobs/{run.id}/result")
     assert (missing.status_code, missing.json()["type"]) == (410, "ResultGoneError")
     assert "memory://" not in missing.text

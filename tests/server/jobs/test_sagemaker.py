@@ -66,10 +66,22 @@ def test_invocation_makes_a_job_and_returns_its_locations(served):
     assert (spec.time_to_live_s, spec.time_limit_s) == (60, 3600)
     assert spec.tags == {"custom_attributes": "a=b, c"}
     assert not spec.options
-    assert response["OutputLocation"].startswith("s3://out/async/id-1~")
-    assert response["OutputLocation"].removesuffix(".out") == response["FailureLocation"].removesuffix(
-        ".error"
+    assert response["OutputLocation"] == "s3://out/async/id 1.out"
+    assert response["FailureLocation"] == "s3://out/async/id 1.error"
+
+
+def test_equal_inference_ids_have_locations_of_their_own(served):
+    """Regression: the second job replaced the object of the first, also of another key."""
+    first, second = (
+        runtime(served.url).invoke_endpoint_async(
+            EndpointName="churn", InputLocation="s3://in/k", InferenceId="same"
+        )
+        for _ in range(2)
     )
+    newest, _ = served.ledger.find(JobFilter()).jobs
+    assert first["OutputLocation"] == "s3://out/async/same.out"
+    assert second["OutputLocation"] == f"s3://out/async/same~{newest.id}.out"
+    assert second["FailureLocation"] == f"s3://out/async/same~{newest.id}.error"
 
 
 def test_omitted_settings_have_sagemakers_defaults(served):

@@ -143,12 +143,20 @@ class Client:
         finally:
             saving.close()
 
+    def check_published(self, job_id: str) -> dict[str, Any]:
+        """Compare the object at a job's published name with its result, by reading all of it.
+
+        Return its ``status`` (equal, different or missing), ``uri``, ``digest``, ``found_digest`` and
+        ``found_job_id``. Raise JobStateError for a job without a published result.
+        """
+        return run(self._api.check_published(job_id))
+
     def cancel(self, job_id: str) -> Job:
         """Cancel a job: a pending one at once, a running one soon. A second call does nothing."""
         return run(self._api.cancel(job_id))
 
     def retry(self, job_id: str) -> Job:
-        """Requeue a job that ended without a result."""
+        """Requeue a job that ended without a result, or publish again a result that is not published."""
         return run(self._api.retry(job_id))
 
     def delete(self, job_id: str) -> None:

@@ -173,12 +173,16 @@ class ApiOperations:
         response = await self._request(ApiCall("GET", f"{_path(job_id)}/history"))
         return [read_history(entry) for entry in read_document(response)["history"]]
 
+    async def check_published(self, job_id: str) -> dict[str, Any]:
+        """Compare a job's published object with its result. Raises as `Client.check_published` does."""
+        return read_document(await self._request(ApiCall("GET", f"{_path(job_id)}/published")))
+
     async def cancel(self, job_id: str) -> Job:
         """Cancel a job: a pending one at once, a running one soon. A second call does nothing."""
         return _job(await self._request(ApiCall("POST", f"{_path(job_id)}/cancel")))
 
     async def retry(self, job_id: str) -> Job:
-        """Requeue a job that ended without a result.
+        """Requeue a job that ended without a result, or publish again a result that is not published.
 
         Not repeated if the first request may have arrived: the second would be refused.
         """

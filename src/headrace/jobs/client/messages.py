@@ -49,6 +49,7 @@ _ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
         e.JobStateError,
         e.LimitError,
         e.ModelNotFoundError,
+        e.OutputTakenError,
         e.OverloadedError,
         e.QueueClosedError,
         e.QueueFullError,
@@ -88,6 +89,10 @@ class SubmitOptions(TypedDict, total=False):
     """A prefix below which the result is published as ``KEY.out``."""
     key: str
     """The KEY; the job's id by default."""
+    if_exists: str
+    """If another job of the tenant owns the KEY: "fail" (refuse the job, the default), "replace" (take
+    the KEY over) or "version" (publish under a name with the job's id).
+    """
     region: str
     """The data's region; workers of that region claim the job first."""
     options: Mapping[str, Any]

@@ -353,7 +353,7 @@ def outcome_of_error(
     if cause is Cause.CANCELLED:
         # A request was abandoned, but the job was not cancelled.
         cause = Cause.DEFECT
-    failure = JobFailure(cause, _message(error, hide), type(error).__name__)
+    failure = JobFailure(cause, client_message(error, hide), type(error).__name__)
     return _failed(attempt, failure, share, getattr(error, "retry_after_s", None))
 
 
@@ -366,7 +366,7 @@ def _failed(attempt: Attempt, failure: JobFailure, share: float, retry_after_s: 
     return Failed(failure, decision.delay_ms, crashed, decision.counts)
 
 
-def _message(error: BaseException, hide: str) -> str:
+def client_message(error: BaseException, hide: str) -> str:
     """Return a message for the client: headrace's own errors verbatim, others as an internal error."""
     if not isinstance(error, HeadraceError):
         return "headrace itself failed; see its log for this job's id"

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from headrace.core.errors import (
     DataError,
+    HeadraceError,
     IdempotencyError,
     JobLedgerUnavailableError,
     JobNotFoundError,
@@ -29,6 +30,7 @@ from headrace.jobs.ledgers.database import (
     writing,
     writing_once,
 )
+from headrace.jobs.ledgers.output_names import claim_name, claim_names
 from headrace.jobs.ledgers.rows import (
     Change,
     Note,
@@ -177,7 +179,22 @@ class ClientOperations(DatabaseOperations, JobLedger):
         self, transaction: Transaction, job_id: str, *, tenant: str | None = None, by: str = ""
     ) -> Job:
         job = _read_ended(transaction, job_id, tenant, "only an ended job can be requeued")
+        job = claim_name(transaction, job, "fail")
         return write_changes(transaction, [requeue_change(job, by)])[job_id]
+
+    @override
+    @writing_once
+    def republish(
+        self, transaction: Transaction, job_id: str, *, tenant: str | None = None, by: str = ""
+    ) -> Job:
+        job = _read_visible(transaction, job_id, tenant, lock=True)
+        if job.state not in source_states(JobEvent.REPUBLISH):
+            raise JobStateError(job_id, job.state.value, "its result is not to be published again")
+        job = claim_name(transaction, job, "fail")
+        note = Note(HistoryEvent.REPUBLISHED, by=by)
+        return write_changes(transaction, [change(job, JobEvent.REPUBLISH, note=note, publish_in_ms=0)])[
+            job_id
+        ]
 
     @override
     @writing_once
@@ -204,7 +221,11 @@ class _Submissions:
             first.setdefault(_identity(jobs[index]), index)
         ahead = {index: jobs[index] for index in first.values()}
         inserted = _insert(self.transaction, list(ahead.values()))
-        missing = {index: new for index, new in ahead.items() if new.id not in inserted}
+        taken = self._claim_names(inserted)
+        replies |= {index: taken[new.id] for index, new in ahead.items() if new.id in taken}
+        missing = {
+            index: new for index, new in ahead.items() if new.id not in inserted and new.id not in taken
+        }
         replies |= {
             index: SubmitReply(inserted[new.id], True) for index, new in ahead.items() if new.id in inserted
         }
@@ -221,6 +242,8 @@ class _Submissions:
             leading = replies.get(leader)
             if index != leader and isinstance(leading, SubmitReply):
                 replies[index] = _existing_reply(jobs[index], leading.job, set())
+            elif jobs[leader].id in taken:
+                replies[index] = taken[jobs[leader].id]
         if not refused:
             return
         queues = sorted({new.queue for new in refused.values()})
@@ -229,6 +252,18 @@ class _Submissions:
         # whole pass yields nothing do the queues give the reason.
         if not created and len(refused) == len(ahead):
             self._refuse(remaining)
+
+    def _claim_names(self, inserted: dict[str, Job]) -> dict[str, HeadraceError]:
+        """Claim the output names of the inserted jobs. Remove and return those that are refused."""
+        refused: dict[str, HeadraceError] = {}
+        for job_id, claimed in claim_names(self.transaction, list(inserted.values())).items():
+            if isinstance(claimed, Job):
+                inserted[job_id] = claimed
+            else:
+                del inserted[job_id]
+                refused[job_id] = claimed
+        delete_jobs(self.transaction, list(refused))
+        return refused
 
     def _refuse(self, remaining: Sequence[int]) -> None:
         queues = {queue.name: queue for queue in read_queues(self.transaction)}

@@ -75,6 +75,7 @@ JOB_COLUMNS: Final = (
     "result",
     "published_uri",
     "failure",
+    "publish_tries",
 )
 """The columns of a job, in the order in which `rows.job_of` reads them."""
 

@@ -12,6 +12,7 @@ import orjson
 
 from headrace.core.errors import DataError
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
+from headrace.jobs.ledger import OUTPUT_NAMES_KEPT_DAYS, PUBLISH_FIRST_MS
 from headrace.jobs.ledgers.database import (
     JOB_COLUMNS,
     SPEC_COLUMNS,
@@ -27,6 +28,10 @@ _BY_KEY: Final = read_statement("jobs_by_key")
 _CHANGE: Final = read_statement("change_jobs")
 _INSERT_HISTORY: Final = read_statement("insert_history")
 _DELETES: Final = tuple(map(read_statement, ("delete_jobs", "delete_history", "delete_tags")))
+
+_FREE_OUTPUTS: Final = read_statement("free_outputs")
+_DELETE_OUTPUTS: Final = read_statement("delete_outputs")
+_OUTPUTS_KEPT_MS: Final = OUTPUT_NAMES_KEPT_DAYS * 86_400_000
 
 _AT: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _spec_values: Final = itemgetter(*(_AT[name] for name in SPEC_COLUMNS))
@@ -62,6 +67,8 @@ class Change:
     due_in_ms: int | None = None
     restart_times: bool = False
     note: Note | None = None
+    publish_in_ms: int = PUBLISH_FIRST_MS
+    """The time until maintenance publishes the job's end, if that is to be published."""
 
 
 def change(
@@ -71,6 +78,7 @@ def change(
     due_in_ms: int | None = None,
     restart_times: bool = False,
     note: Note | None = None,
+    publish_in_ms: int = PUBLISH_FIRST_MS,
     **values: Any,
 ) -> Change:
     """Return the change for `event`, with other new values.
@@ -80,7 +88,8 @@ def change(
     state = TRANSITIONS.get((job.state, event))
     if state is None:
         raise AssertionError(f"job {job.id}: {event.value} is impossible in state {job.state.value}")
-    return Change(job, event, replace(job, state=state, **values), due_in_ms, restart_times, note)
+    then = replace(job, state=state, **values)
+    return Change(job, event, then, due_in_ms, restart_times, note, publish_in_ms)
 
 
 def read_jobs(transaction: Transaction, statement: Statement, **values: Any) -> list[Job]:
@@ -126,11 +135,13 @@ def write_notes(transaction: Transaction, notes: Sequence[tuple[Job, Note]]) -> 
 
 
 def delete_jobs(transaction: Transaction, job_ids: Sequence[str]) -> None:
-    """Delete jobs with their histories, tags and notifications."""
+    """Delete jobs with their histories, tags and notifications. Their tenants keep the output names."""
     if not job_ids:
         return
     for statement in _DELETES:
         transaction.run(statement, [{"deleted_id": job_id} for job_id in job_ids])
+    transaction.run(_FREE_OUTPUTS, [{"deleted_id": job_id} for job_id in job_ids])
+    transaction.run(_DELETE_OUTPUTS, kept_ms=_OUTPUTS_KEPT_MS)
     transaction.outbox.jobs_deleted(transaction, job_ids)
 
 
@@ -158,7 +169,8 @@ def dump_result(result: ResultRef | None) -> str | None:
     """Return a result as JSON, without its published URI, which has a column."""
     if result is None:
         return None
-    return dump({"uri": result.uri, "size_bytes": result.size_bytes, "content_type": result.content_type})
+    values = {"uri": result.uri, "size_bytes": result.size_bytes, "content_type": result.content_type}
+    return dump({**values, "digest": result.digest} if result.digest else values)
 
 
 def dump_spec(new: NewJob) -> str:
@@ -202,6 +214,7 @@ def job_of(row: Sequence[Any]) -> Job:
         cursor=None if cursor is None else orjson.loads(cursor),
         result=None if result is None else _result_of(result, row[_AT["published_uri"]]),
         failure=None if failure is None else _failure_of(failure),
+        publish_tries=row[_AT["publish_tries"]],
     )
 
 
@@ -236,7 +249,7 @@ def _record(each: Change) -> dict[str, Any]:
         "new_cursor": dump(then.cursor),
         "new_result": dump_result(then.result),
         "new_published_uri": clean(then.result.published_uri) if then.result else "",
-        "new_unpublished": then.needs_publication,
+        "publish_in_ms": each.publish_in_ms if then.needs_publication else None,
         "new_failure": dump(then.failure),
     }
 

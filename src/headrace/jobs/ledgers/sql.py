@@ -225,7 +225,12 @@ def _statements(script: str) -> tuple[str, ...]:
     return tuple(statement.strip() for statement in script.split(";\n") if statement.strip())
 
 
-STEPS: Final = (read_step(1, min_reader=1), read_step(2, min_reader=1), read_step(3, min_reader=1))
+STEPS: Final = (
+    read_step(1, min_reader=1),
+    read_step(2, min_reader=1),
+    read_step(3, min_reader=1),
+    read_step(4, min_reader=4),
+)
 
 _SCHEMA: Final = """
 CREATE TABLE headrace_schema (

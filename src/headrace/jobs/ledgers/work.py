@@ -6,6 +6,7 @@ end: its row is read and locked before, and written after.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil, log2
 from typing import Any, Final
 
 from typing_extensions import override
@@ -23,6 +24,8 @@ from headrace.jobs.job import (
     Settlement,
 )
 from headrace.jobs.ledger import (
+    PUBLISH_DELAY_MAX_MS,
+    PUBLISH_DELAY_MS,
     ClaimRequest,
     Heartbeat,
     HeartbeatReply,
@@ -38,6 +41,7 @@ from headrace.jobs.ledgers.database import (
     writing,
     writing_once,
 )
+from headrace.jobs.ledgers.output_names import owns_name, read_owner
 from headrace.jobs.ledgers.rows import (
     Change,
     Note,
@@ -69,7 +73,9 @@ _PAST_DEADLINE: Final = read_statement("past_deadline")
 _WAKE: Final = read_statement("wake_jobs")
 _OF_WORKER: Final = read_statement("jobs_of_worker")
 _CANCEL_REQUESTS: Final = read_statement("cancel_requests")
-_UNPUBLISHED: Final = read_statement("unpublished_jobs")
+_CLAIM_PUBLICATIONS: Final = read_statement("claim_publications")
+_RECORD_PUBLISH_FAILURE: Final = read_statement("record_publish_failure")
+_DOUBLINGS_MAX: Final = ceil(log2(PUBLISH_DELAY_MAX_MS / PUBLISH_DELAY_MS))
 _ENDED: Final = read_statement("ended_jobs")
 
 
@@ -133,19 +139,35 @@ class WorkOperations(DatabaseOperations, JobLedger):
 
     @override
     @writing
-    def mark_published(self, transaction: Transaction, job_id: str, lease: int, uri: str) -> bool:
-        job = read_by_id(transaction, [job_id], lock=True).get(job_id)
-        if job is None or not job.state.ended or job.lease != lease:
+    def mark_published(
+        self, transaction: Transaction, job_id: str, lease: int, uri: str, digest: str = ""
+    ) -> bool:
+        job = _read_published(transaction, job_id, lease)
+        if job is None or job.state is JobState.PUBLISH_FAILED or not owns_name(transaction, job):
             return False
-        completed = job.state is JobState.COMPLETED
-        transaction.run(
-            _MARK_PUBLISHED,
-            id=job_id,
-            published_uri=clean(uri) if completed else "",
-            failure=dump(job.failure if completed else _failure_with_uri(job, uri)),
-        )
-        transaction.outbox.job_published(transaction, job, uri)
-        transaction.notice.changed = True
+        if job.state is JobState.PUBLISHING and job.result is not None:
+            result = replace(job.result, published_uri=uri, digest=digest)
+            write_changes(transaction, [change(job, JobEvent.COMPLETE, result=result, failure=None)])
+        elif job.needs_publication:
+            _end_publication(transaction, job, uri)
+        return True
+
+    @override
+    @writing
+    def mark_publish_failed(
+        self, transaction: Transaction, job_id: str, lease: int, failure: JobFailure, *, final: bool
+    ) -> bool:
+        job = _read_published(transaction, job_id, lease)
+        if job is None or not job.needs_publication:
+            return False
+        if job.state is not JobState.PUBLISHING:
+            if final:
+                _end_publication(transaction, job, "")
+        elif final:
+            write_changes(transaction, [change(job, JobEvent.GIVE_UP, failure=failure)])
+        else:
+            transaction.run(_RECORD_PUBLISH_FAILURE, id=job_id, failure=dump(failure))
+            transaction.notice.changed = True
         return True
 
     @override
@@ -180,9 +202,21 @@ class WorkOperations(DatabaseOperations, JobLedger):
         return frozenset(row[0] for row in transaction.run(_CANCEL_REQUESTS, worker=clean(worker)))
 
     @override
+    @writing
+    def claim_publications(self, transaction: Transaction, limit: int) -> list[Job]:
+        return read_jobs(
+            transaction,
+            _CLAIM_PUBLICATIONS,
+            row_limit=max(limit, 0),
+            doublings_max=_DOUBLINGS_MAX,
+            delay_ms=PUBLISH_DELAY_MS,
+            delay_max_ms=PUBLISH_DELAY_MAX_MS,
+        )
+
+    @override
     @reading
-    def list_unpublished(self, transaction: Transaction, *, ended_before_ms: int, limit: int) -> list[Job]:
-        return read_jobs(transaction, _UNPUBLISHED, before_ms=ended_before_ms, row_limit=limit)
+    def output_owner(self, transaction: Transaction, job: Job) -> Job | None:
+        return read_owner(transaction, job)
 
     @override
     @reading
@@ -255,24 +289,40 @@ def _next_is_alone(transaction: Transaction, claim: ClaimRequest, queue: str, *,
     return any(row[0] for row in rows)
 
 
-def _failure_with_uri(job: Job, uri: str) -> JobFailure:
-    """Return the reason of an end without a result, with the URI of the object that explains it."""
+def _read_published(transaction: Transaction, job_id: str, lease: int) -> Job | None:
+    """Return the locked job if it has an output and `lease` is that of its last attempt, which is over."""
+    job = read_by_id(transaction, [job_id], lock=True).get(job_id)
+    if job is None or job.lease != lease or not job.spec.output_uri:
+        return None
+    return job if job.state.ended or job.state is JobState.PUBLISHING else None
+
+
+def _end_publication(transaction: Transaction, job: Job, uri: str) -> None:
+    """Record the URI of the object that explains an end without a result, and release notifications."""
     failure = job.failure or JobFailure(Cause(job.state.value), f"the job was {job.state.value}")
-    return replace(failure, uri=clean(uri))
+    # A later process may fail to write an object that an earlier one has written.
+    uri = uri or failure.uri
+    transaction.run(_MARK_PUBLISHED, id=job.id, failure=dump(replace(failure, uri=clean(uri))))
+    transaction.outbox.job_published(transaction, job, uri)
+    transaction.notice.changed = True
 
 
 def settlement_change(job: Job, settlement: Settlement) -> Change:
     """Return the change that an outcome makes to its running job.
 
-    A completed job stays completed even if a cancellation was requested meanwhile: the first record
-    counts. An attempt that would be retried is cancelled instead.
+    The result of an `infer` job with an output is published before the job is completed. Other kinds
+    write their output themselves. A completed job stays completed even if a cancellation was
+    requested meanwhile: the first record counts. An attempt that would be retried is cancelled
+    instead.
     """
     outcome = settlement.outcome
     if settlement.progress is not None:
         job = replace(job, progress=settlement.progress)
     match outcome:
         case Completed():
-            return change(job, JobEvent.COMPLETE, result=outcome.result, failure=None)
+            publishes = job.spec.kind == "infer" and bool(job.spec.output_uri)
+            event = JobEvent.PUBLISH if publishes else JobEvent.COMPLETE
+            return change(job, event, result=outcome.result, failure=None)
         case Cancelled():
             return change(job, JobEvent.CANCEL)
         case Expired():

@@ -32,6 +32,7 @@ COMPLETED: Final = "job.completed"
 FAILED: Final = "job.failed"
 CANCELLED: Final = "job.cancelled"
 EXPIRED: Final = "job.expired"
+PUBLISH_FAILED: Final = "job.publish_failed"
 PROGRESS: Final = "job.progress"
 
 _EVENT_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")

@@ -8,7 +8,7 @@
     {"email": ["a@example.com"]}
     {"endpoint": "billing"}                    # an endpoint of the server's operator, by name
 
-``events`` are any of completed, failed, cancelled, expired and progress; by default all but
+``events`` are any of completed, publish_failed, failed, cancelled, expired and progress; by default all but
 progress.
 """
 
@@ -161,15 +161,15 @@ def wants_progress(entries: Sequence[Mapping[str, Any]]) -> bool:
     return any(PROGRESS in (entry.get("events") or ()) for entry in entries)
 
 
-def end_event_data(job: Job, output_uri: str = "") -> dict[str, Any]:
-    """Return the event data of an ended job; `output_uri` is the published object."""
+def end_event_data(job: Job, failure_uri: str = "") -> dict[str, Any]:
+    """Return the event data of an ended job; `failure_uri` is the object that explains its failure."""
     data = _job_data(job)
     if job.state is JobState.COMPLETED and job.result is not None:
-        data["output_uri"] = output_uri or (job.result.uri if job.spec.output_uri else "")
+        data["output_uri"] = job.result.published_uri or (job.result.uri if job.spec.output_uri else "")
         data["output_content_type"] = job.result.content_type
         data["output_bytes"] = job.result.size_bytes
     else:
-        data["failure_uri"] = output_uri
+        data["failure_uri"] = failure_uri
         data["reason"] = job.failure.message if job.failure else f"the job was {job.state.value}"
         data["cause"] = job.failure.cause.value if job.failure else job.state.value
     return {key: value for key, value in data.items() if value not in ("", None)}

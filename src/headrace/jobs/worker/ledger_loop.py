@@ -15,7 +15,7 @@ from headrace.core.clock import Clock, RetryPolicy
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, Settlement
 from headrace.jobs.ledger import ClaimRequest, JobLedger, SettleAndClaimReply
-from headrace.jobs.state import Cause, JobState
+from headrace.jobs.state import WITH_RESULT, Cause, JobState
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.running_jobs import LeaseKey, RunningJobs
 
@@ -342,7 +342,7 @@ def _counted(job: Job, settlement: Settlement) -> bool:
     if not isinstance(settlement.outcome, Completed):
         return True
     return (
-        job.state is JobState.COMPLETED
+        job.state in {JobState.PUBLISHING, *WITH_RESULT}
         and job.result is not None
         and job.result.uri == settlement.outcome.result.uri
     )

@@ -40,6 +40,10 @@ class SubmissionDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     output_uri: str | None = None
     """The prefix under which the result is published as `KEY.out`."""
     key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    if_exists: Literal["fail", "replace", "version"] = "fail"
+    """If another job of the tenant owns the name of the output: refuse the job, take the name over,
+    or publish under a name with the job's id.
+    """
     region: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
     """The region of the data: its workers claim the job first. By default the server's rules decide."""
     options: dict[str, Any] = {}
@@ -73,6 +77,22 @@ class ResultDocument(Struct, kw_only=True):
     size_bytes: int | None
     content_type: str
     published_uri: str
+    """The address of the published object; empty without one."""
+    digest: str
+    """`sha256:` and the hash of the published object; empty without one."""
+
+
+class PublishedCheckDocument(Struct, kw_only=True):
+    """A comparison of a published object with the result of its job."""
+
+    status: Literal["equal", "different", "missing"]
+    uri: str
+    digest: str
+    """The digest of the result."""
+    found_digest: str
+    """The digest of the object; empty if it is missing."""
+    found_job_id: str
+    """The job that wrote the object, by its metadata; empty if unknown."""
 
 
 class FailureDocument(Struct, kw_only=True):

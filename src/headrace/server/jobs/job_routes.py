@@ -42,6 +42,7 @@ from headrace.server.jobs.documents import (
     JobDocument,
     JobsQuery,
     PageDocument,
+    PublishedCheckDocument,
     QueueChangeDocument,
     QueueDocument,
     QueuesDocument,
@@ -105,14 +106,15 @@ class JobHandlers:
         request_content=BINARY,
         status=202,
         alternatives={200: (JobDocument, "The job of an earlier submission with the same idempotency key.")},
-        errors=(*ERRORS, 404, 408, 413, 422),
+        errors=(*ERRORS, 404, 408, 409, 413, 422),
     )
     async def submit(self, exchange: Exchange) -> None:
         """Submit a job.
 
         `Location` is the URL of the job. The status is 200 instead of 202 if an earlier submission
         with the same idempotency key made the job. `warnings` of the job say why it may wait: no
-        worker serves its queue. A model that no worker of the queue has is refused with 404.
+        worker serves its queue. A model that no worker of the queue has is refused with 404. A `key`
+        below `output_uri` that another job owns is refused with 409, unless `if_exists` says otherwise.
         """
         limits = self._service.settings.submission_limits
         body = await exchange.body(limits.inline_bytes_max + DOCUMENT_BYTES_MAX)
@@ -154,6 +156,12 @@ class JobHandlers:
         entries = await self._run(self._service.history, exchange.client, job_id_of(exchange))
         await respond_json(exchange, {"history": list(map(history_document, entries))})
 
+    @route("GET", f"{_PATH}/published", _READ, PublishedCheckDocument, errors=(*ERRORS, 404, 409))
+    async def check_published(self, exchange: Exchange) -> None:
+        """Compare the object at the job's published name with its result. The object is read whole."""
+        check = await self._run(self._service.check_published, exchange.client, job_id_of(exchange))
+        await respond_json(exchange, asdict(check))
+
     @route("POST", f"{_PATH}/cancel", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
     async def cancel(self, exchange: Exchange) -> None:
         """Cancel a job: a pending job at once, a running job as soon as its worker has stopped it.
@@ -167,7 +175,8 @@ class JobHandlers:
     async def retry(self, exchange: Exchange) -> None:
         """Return a job that ended without a result to its queue.
 
-        It is due now, with a new count of attempts.
+        It is due now, with a new count of attempts. A job that is `publish_failed` does not run again:
+        only its publication is repeated.
         """
         job = await self._run(self._service.retry, exchange.client, job_id_of(exchange))
         await respond_json(exchange, job_document(job))

@@ -15,9 +15,9 @@ import orjson
 
 from headrace.core.errors import AccessError, ConfigError, DataError, LimitError
 from headrace.core.settings import Setting
-from headrace.jobs import paths
 from headrace.jobs.access import Scope
 from headrace.jobs.job import QUEUE_DEFAULT, NewJob
+from headrace.jobs.paths import ERROR_SUFFIX, RESULT_SUFFIX, output_location, output_name
 from headrace.jobs.submission import Submission, digest_of
 from headrace.server.errors import ErrorStatus
 from headrace.server.http import Exchange, Headers
@@ -58,11 +58,10 @@ def sagemaker_routes(api: Api, settings: SageMakerSettings) -> list[Route]:
         }
         submission = read_invocation(exchange.arguments["name"], headers, body, settings)
         spec = (await api.submit(exchange.client, submission, trusted_output=True)).job.spec
-        result_uri = paths.result_uri(spec.output_uri, spec.key)
-        error_uri = paths.error_uri(spec.output_uri, spec.key)
+        location = output_location(spec.output_uri, output_name(spec))
         locations = [
-            (f"{_HEADER}outputlocation".encode(), result_uri.encode("latin-1")),
-            (f"{_HEADER}failurelocation".encode(), error_uri.encode("latin-1")),
+            (f"{_HEADER}outputlocation".encode(), (location + RESULT_SUFFIX).encode()),
+            (f"{_HEADER}failurelocation".encode(), (location + ERROR_SUFFIX).encode()),
         ]
         await respond_json(exchange, {"InferenceId": spec.correlation_id}, 202, locations)
 
@@ -109,6 +108,8 @@ def read_invocation(
         accept=fields.text("accept", _PRINTABLE, 1024),
         output_uri=_output(settings.output_uri, extension),
         key=filename or correlation_id,
+        # The client learns the location from the response, so an equal id or name gets another one.
+        if_exists="rename",
         # The model does not receive these attributes. The job and its notifications have them.
         tags={"custom_attributes": attributes} if attributes else {},
         time_to_live_s=fields.number("requestttlseconds", 60, 21_600, 21_600),
@@ -136,8 +137,8 @@ class _Headers:
 
     def text(self, name: str, pattern: re.Pattern[str], chars_max: int) -> str:
         value = self._headers.get(_HEADER + name, "")
-        if value and (len(value) > chars_max or not pattern.fullmatch(value)):
-            raise DataError(f"{name}: at most {chars_max} characters that fit {pattern.pattern}")
+        if value and not (len(value) <= chars_max and value.isascii() and pattern.fullmatch(value)):
+            raise DataError(f"{name}: at most {chars_max} ASCII characters that fit {pattern.pattern}")
         return value
 
     def number(self, name: str, first: int, last: int, default: int) -> float:

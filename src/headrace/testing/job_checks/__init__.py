@@ -26,6 +26,7 @@ from headrace.testing.job_checks import (
     job_actions,
     listing,
     maintenance,
+    publishing,
     regions,
     settling,
     submitting,
@@ -35,7 +36,17 @@ from headrace.testing.job_checks.bench import LedgerBench, NewLedgers
 
 JobLedgerCheck = Callable[[LedgerBench], None]
 
-_SUBJECTS: Final = (submitting, claiming, regions, settling, maintenance, job_actions, listing, wakeups)
+_SUBJECTS: Final = (
+    submitting,
+    claiming,
+    regions,
+    settling,
+    publishing,
+    maintenance,
+    job_actions,
+    listing,
+    wakeups,
+)
 JOB_LEDGER_CHECKS: Final[tuple[JobLedgerCheck, ...]] = tuple(
     found
     for module in _SUBJECTS

@@ -134,6 +134,10 @@ class LedgerBench:
             job = self.submit(**{"time_to_live_s": 1.0, **spec})
             self.advance(1_001)
             self.maintain()
+        elif state is JobState.PUBLISH_FAILED:
+            job = self.submit_running(**{"output_uri": "memory://out/", **spec})
+            self.settle(job, done())
+            self.ledger.mark_publish_failed(job.id, job.lease, OOPS, final=True)
         else:
             job = self.submit_running(**spec)
             self.settle(job, done() if state is JobState.COMPLETED else Failed(OOPS))

@@ -299,55 +299,6 @@ def check_cancel_requests(bench: LedgerBench) -> None:
     equal(bench.reload(first).state, JobState.RUNNING, "a job without a cancellation")
 
 
-def check_list_unpublished(bench: LedgerBench) -> None:
-    """Check that unpublished ends are listed, oldest first, until they are published.
-
-    A requeued job is listed again after its next end.
-    """
-    wanted: list[Job] = []
-    for outcome in (done("memory://box/1"), Failed(OOPS), done("memory://box/3")):
-        wanted.append(_submit_and_claim(bench, output_uri="memory://out/"))
-        bench.settle(wanted[-1], outcome)
-        bench.advance(1_000)
-    bench.settle(_submit_and_claim(bench), done("memory://box/x"))
-    bench.settle(
-        _submit_and_claim(bench, output_uri="memory://out/", kind="transform"),
-        done("memory://out/_report.json"),
-    )
-    bench.settle(_submit_and_claim(bench, output_uri="memory://out/", kind="stream"), Failed(OOPS))
-    last = bench.submit(output_uri="memory://out/")
-    bench.ledger.cancel(last.id)
-    bench.advance(1_000)
-    now_ms = bench.clock.now_ms()
-    found = bench.ledger.list_unpublished(ended_before_ms=now_ms, limit=100)
-    equal(ids(found[:3]), ids(wanted), "unpublished ends, oldest first")
-    equal(len(found), 5, "the number of unpublished ends (with a failed stream and a cancelled job)")
-    equal(
-        ids(bench.ledger.list_unpublished(ended_before_ms=now_ms, limit=2)), ids(wanted[:2]), "the first two"
-    )
-    earlier = bench.reload(wanted[1]).ended_at_ms
-    assert earlier is not None, "it has ended"
-    equal(
-        ids(bench.ledger.list_unpublished(ended_before_ms=earlier, limit=9)),
-        [wanted[0].id],
-        "the ends before the second",
-    )
-    for job in found:
-        true(
-            bench.ledger.mark_published(job.id, job.lease, "memory://out/x"), "an end could not be published"
-        )
-    equal(
-        bench.ledger.list_unpublished(ended_before_ms=now_ms, limit=9),
-        [],
-        "unpublished ends after publishing",
-    )
-    bench.ledger.requeue(wanted[0].id)
-    bench.settle(bench.claim_one(), done("memory://box/again"))
-    bench.advance(1_000)
-    again = bench.ledger.list_unpublished(ended_before_ms=bench.clock.now_ms(), limit=9)
-    equal(ids(again), [wanted[0].id], "unpublished ends after a requeued job ended again")
-
-
 def _submit_and_claim(bench: LedgerBench, worker: str = "w", **spec: Any) -> Job:
     """Submit a job and claim it for `worker`. No other job may be due."""
     bench.submit(**spec)

@@ -63,37 +63,6 @@ def check_completing(bench: LedgerBench) -> None:
     equal(bench.claim(5), (), "the claimed jobs, with only a completed job")
 
 
-def check_publishing(bench: LedgerBench) -> None:
-    """Check that a published location is recorded only for the lease that ended the job."""
-    job = bench.submit_running()
-    publish = bench.ledger.mark_published
-    equal(publish(job.id, job.lease, "memory://x"), False, "publishing the result of a running job")
-    bench.settle(job, done("memory://box/1"))
-    equal(publish(job.id, job.lease - 1, "memory://x"), False, "publishing for another lease")
-    equal(publish("unknown", 1, "memory://x"), False, "publishing for an unknown job")
-    equal(bench.reload(job).result, done("memory://box/1").result, "the result after refused publishing")
-    for _ in range(2):
-        equal(
-            publish(job.id, job.lease, "memory://box/K.out"),
-            True,
-            "publishing for the completing lease",
-        )
-    wanted = replace(done("memory://box/1").result, published_uri="memory://box/K.out")
-    equal(bench.reload(job).result, wanted, "the published result")
-    bench.ledger.requeue(job.id)
-    equal(publish(job.id, job.lease, "memory://x"), False, "publishing after requeuing")
-    for state in (JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED):
-        ended = bench.submit_ended(state, queue=state.value)
-        where = f"memory://box/{state.value}.error"
-        equal(
-            publish(ended.id, ended.lease, where),
-            True,
-            f"publishing the failure of a job that is {state.value}",
-        )
-        failure = bench.reload(ended).failure
-        equal(failure and failure.uri, where, f"the published location of a job that is {state.value}")
-
-
 def check_retrying(bench: LedgerBench) -> None:
     """Check that a failed attempt with a retry leaves the job pending and due later.
 

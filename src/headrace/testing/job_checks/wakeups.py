@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from headrace.core.errors import HeadraceError, JobLedgerUnavailableError, StoppedError
-from headrace.jobs.job import Failed, JobProgress, NewJob, Released, Settlement
+from headrace.jobs.job import Failed, Job, JobProgress, NewJob, Released, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, JobLedger, QueueSettings, Wakeup
 from headrace.jobs.state import JobState
 from headrace.testing.expect import equal, true
@@ -213,6 +213,10 @@ def _operations(ledger: JobLedger, job_id: str) -> dict[str, Callable[[], object
         "settle_and_claim": lambda: ledger.settle_and_claim([], ClaimRequest("w", ("default",), 1, LEASE_MS)),
         "heartbeat": lambda: ledger.heartbeat("w", [Heartbeat(job_id, 1)], LEASE_MS),
         "mark_published": lambda: ledger.mark_published(job_id, 1, "memory://x"),
+        "mark_publish_failed": lambda: ledger.mark_publish_failed(job_id, 1, OOPS, final=True),
+        "claim_publications": lambda: ledger.claim_publications(1),
+        "output_owner": lambda: ledger.output_owner(Job(job_id, JobState.PENDING, NewJob())),
+        "republish": lambda: ledger.republish(job_id),
         "maintain": lambda: ledger.maintain(1),
         "get": lambda: ledger.get(job_id),
         "get_many": lambda: ledger.get_many([job_id]),

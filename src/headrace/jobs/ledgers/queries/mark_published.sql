@@ -1,2 +1,3 @@
-UPDATE headrace_job SET unpublished = FALSE, published_uri = :published_uri, failure = :failure
+-- Record that a job's end needs no further publication.
+UPDATE headrace_job SET publish_at_ms = NULL, failure = :failure
 WHERE id = :id

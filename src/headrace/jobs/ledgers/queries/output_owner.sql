@@ -1,0 +1,3 @@
+SELECT owner_id
+FROM headrace_output
+WHERE location = :location

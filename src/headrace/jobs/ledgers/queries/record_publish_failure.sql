@@ -1,0 +1,2 @@
+UPDATE headrace_job SET failure = :failure
+WHERE id = :id

@@ -1,0 +1,2 @@
+UPDATE headrace_job SET spec = :spec
+WHERE id = :id
