@@ -185,7 +185,7 @@ def test_end_of_a_new_owner_stays_after_a_late_publication(bench, failure, monke
     assert bench.publication.publish(first) == ""
     assert set(bench.objects) == {"KEY.out" if failure is None else "KEY.error"}
     assert bench.objects.get("KEY.out", b"second") == b"second"
-    assert not bench.publication.publish_or_record(first)
+    assert bench.publication.publish_or_record(first), "a retry is pointless"
     replaced = bench.ledger.get(first.id)
     assert (replaced.state, replaced.failure.error) == (JobState.PUBLISH_FAILED, "OutputTakenError")
 
@@ -228,7 +228,7 @@ def test_missing_result_ends_the_publication(bench):
     bench.stores.for_uri(job.result.uri).delete(job.result.uri)
     with pytest.raises(ResultGoneError):
         bench.publication.publish(job)
-    assert not bench.publication.publish_or_record(job)
+    assert bench.publication.publish_or_record(job), "a retry is pointless"
     assert bench.ledger.get(job.id).state is JobState.PUBLISH_FAILED
     assert bench.objects == {}
 
@@ -249,7 +249,7 @@ def test_failure_is_recorded_and_retried_if_it_may_pass(bench, error, state, mon
         raise error
 
     while_writing(bench, monkeypatch, fail)
-    assert not bench.publication.publish_or_record(job)
+    assert bench.publication.publish_or_record(job) == state.ended
     after = bench.ledger.get(job.id)
     assert (after.state, after.failure.error) == (state, type(error).__name__)
     assert after.failure.message.startswith("the result could not be published: ")

@@ -240,7 +240,8 @@ class JobLedger(Service, Protocol):
         IdempotencyError: the key stands for another digest. QueueClosedError: the queue is
         draining. QueueFullError: the queue already has `pending_max` pending jobs. OutputTakenError:
         another job owns the name of the output, and `NewJob.if_exists` does not permit another way.
-        Two jobs of one call may share a key. Unknown queues are created.
+        Two jobs of one call may share a key; the second is refused like the first if the name of that
+        one's output is taken. Unknown queues are created.
 
         A job with an `output_uri` owns the name ``output_uri/NAME`` from then on. NAME is the file
         name of its key. If the owner of that name has another key, or `if_exists` requires it,
@@ -287,7 +288,7 @@ class JobLedger(Service, Protocol):
         ...
 
     def claim_publications(self, limit: int) -> list[Job]:
-        """Return jobs whose end is to be published and due for it, the longest due first.
+        """Return jobs whose end is to be published and due for it: those that are due the longest.
 
         An end is due `PUBLISH_FIRST_MS` after the last attempt. Each return counts as a try and
         makes the end due again after a delay, which begins with `PUBLISH_DELAY_MS` and doubles up to

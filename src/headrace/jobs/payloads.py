@@ -298,13 +298,13 @@ class Publication:
         return ""
 
     def publish_or_record(self, job: Job) -> bool:
-        """Publish a job's end, or record the failure in the ledger. Return True if it was published.
+        """Publish a job's end, or record the failure in the ledger. Return False if it is to be retried.
 
         A failure is final if a retry is pointless, such as a missing permission, and after
         `PUBLISH_TRIES_MAX` tries. Raise JobLedgerUnavailableError.
         """
         try:
-            return bool(self.publish(job))
+            self.publish(job)
         except JobLedgerUnavailableError:
             raise
         except Exception as error:  # noqa: BLE001 - every failure is recorded
@@ -320,7 +320,8 @@ class Publication:
             message = f"the result could not be published: {client_message(error, self._hide)}"
             failure = JobFailure(cause, message, type(error).__name__)
             self._ledger.mark_publish_failed(job.id, job.lease, failure, final=final)
-            return False
+            return final
+        return True
 
     def _result(self, job: Job) -> tuple[str, str]:
         assert job.result is not None, "the caller checks it"

@@ -12,6 +12,7 @@ from typing_extensions import override
 from headrace.core.errors import (
     HeadraceError,
     IdempotencyError,
+    OutputTakenError,
     QueueClosedError,
     QueueFullError,
 )
@@ -51,8 +52,16 @@ class MemoryJobLedger(MemoryJobs):
 
     @override
     def submit(self, jobs: Sequence[NewJob]) -> list[SubmitReply | Exception]:
+        replies: list[SubmitReply | Exception] = []
+        taken: dict[tuple[str, str], OutputTakenError] = {}
         with self._locked():
-            return [self._submit(new) for new in jobs]
+            for new in jobs:
+                identity = (new.tenant, new.idempotency_key or new.id)
+                reply = taken.get(identity) or self._submit(new)
+                if isinstance(reply, OutputTakenError) and identity[1]:
+                    taken[identity] = reply
+                replies.append(reply)
+        return replies
 
     def _submit(self, new: NewJob) -> SubmitReply | Exception:
         table = self._table

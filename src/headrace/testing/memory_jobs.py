@@ -195,8 +195,8 @@ class MemoryJobs(JobLedger, ABC):
             job = self.get(job_id, tenant=tenant)
             if job.state is JobState.CANCELLED or (job.cancel_requested and not job.state.ended):
                 return job
-            if job.state.ended:
-                raise JobStateError(job_id, job.state.value, "it has ended, so it cannot be cancelled")
+            if job.state not in {JobState.PENDING, JobState.RUNNING}:
+                raise JobStateError(job_id, job.state.value, "its work is done, so it cannot be cancelled")
             self._record(job, HistoryEvent.CANCEL_REQUESTED, by=by)
             if job.state is JobState.PENDING:
                 self._store(apply_event(job, JobEvent.CANCEL, self.now_ms()))

@@ -163,7 +163,8 @@ class ClientOperations(DatabaseOperations, JobLedger):
         if job.state is JobState.CANCELLED or (job.cancel_requested and not job.state.ended):
             return job
         if job.state not in source_states(JobEvent.CANCEL):
-            raise JobStateError(job_id, job.state.value, "an ended job cannot be cancelled")
+            why = "an ended job cannot be cancelled" if job.state.ended else "its work is done"
+            raise JobStateError(job_id, job.state.value, why)
         note = Note(HistoryEvent.CANCEL_REQUESTED, by=by)
         if job.state is JobState.PENDING:
             return write_changes(transaction, [change(job, JobEvent.CANCEL, note=note)])[job_id]
@@ -221,7 +222,7 @@ class _Submissions:
             first.setdefault(_identity(jobs[index]), index)
         ahead = {index: jobs[index] for index in first.values()}
         inserted = _insert(self.transaction, list(ahead.values()))
-        taken = self._claim_names(inserted)
+        taken = self._claim_names(inserted, [new.id for new in ahead.values() if new.id in inserted])
         replies |= {index: taken[new.id] for index, new in ahead.items() if new.id in taken}
         missing = {
             index: new for index, new in ahead.items() if new.id not in inserted and new.id not in taken
@@ -253,10 +254,14 @@ class _Submissions:
         if not created and len(refused) == len(ahead):
             self._refuse(remaining)
 
-    def _claim_names(self, inserted: dict[str, Job]) -> dict[str, HeadraceError]:
-        """Claim the output names of the inserted jobs. Remove and return those that are refused."""
+    def _claim_names(self, inserted: dict[str, Job], job_ids: Sequence[str]) -> dict[str, HeadraceError]:
+        """Claim the output names of the inserted jobs, in the order of their ids here.
+
+        Remove and return those that are refused.
+        """
         refused: dict[str, HeadraceError] = {}
-        for job_id, claimed in claim_names(self.transaction, list(inserted.values())).items():
+        jobs = [inserted[job_id] for job_id in job_ids]
+        for job_id, claimed in claim_names(self.transaction, jobs).items():
             if isinstance(claimed, Job):
                 inserted[job_id] = claimed
             else:

@@ -61,6 +61,7 @@ def other_name(job: Job, owner: NameOwner, if_exists: IfExists) -> str | None:
 
 def claim_names(transaction: Transaction, jobs: Sequence[Job]) -> dict[str, Job | HeadraceError]:
     """Claim the output names of new jobs. Return the jobs with another name, and refusals, by id."""
+    order = {job.id: number for number, job in enumerate(jobs)}
     wanted: dict[str, Job] = {}
     waiting: list[Job] = []
     changed: dict[str, Job | HeadraceError] = {}
@@ -78,8 +79,9 @@ def claim_names(transaction: Transaction, jobs: Sequence[Job]) -> dict[str, Job 
         return changed
     records = [_record(location, job) for location, job in sorted(wanted.items())]
     inserted = {row[0] for row in transaction.run(_INSERT, records)}
-    waiting = [job for location, job in wanted.items() if location not in inserted] + waiting
-    for job in waiting:
+    waiting += [job for location, job in wanted.items() if location not in inserted]
+    # Concurrent transactions lock the names in one order. Jobs of one name keep theirs.
+    for job in sorted(waiting, key=lambda job: (_location(job), order[job.id])):
         try:
             claimed = claim_name(transaction, job, job.spec.if_exists)
         except HeadraceError as error:

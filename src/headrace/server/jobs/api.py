@@ -46,6 +46,10 @@ class ApiSettings:
     upload_s_max: float = 6 * 3600.0
     uploads_max: int = 64
     """The maximum number of concurrent uploads through the API."""
+    checks_max: int = 4
+    """The maximum number of concurrent comparisons of published objects, each of which occupies a
+    thread.
+    """
     heartbeat_s: float = 15.0
     """The interval in seconds of the heartbeats of an event stream without events."""
     stream_s_max: float = 3600.0
@@ -105,6 +109,7 @@ class Api:
         self.settings = settings or ApiSettings()
         self.thread_pool = thread_pool or BoundedThreadPool()
         self.uploads = asyncio.Semaphore(self.settings.uploads_max)
+        self.checks = asyncio.Semaphore(self.settings.checks_max)
 
     async def submit(
         self, key: ApiKey, submission: Submission, *, trusted_output: bool = False

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final, cast
 
 import orjson
@@ -32,6 +32,7 @@ from headrace.server.jobs.api import (
 from headrace.server.jobs.documents import (
     EventOutcomesDocument,
     HealthDocument,
+    PublishedCheckDocument,
     ResultQuery,
     UploadDocument,
     UploadedDocument,
@@ -211,6 +212,21 @@ class PayloadHandlers:
         first = next(stream.pieces, b"")
         is_whole = stream.start + len(first) == stream.size_bytes and next(stream.pieces, None) is None
         return stream, first, is_whole
+
+    @route(
+        "GET",
+        "/v1/jobs/{job_id}/published",
+        (Scope.READ,),
+        PublishedCheckDocument,
+        errors=(*ERRORS, 404, 409),
+    )
+    async def check_published(self, exchange: Exchange) -> None:
+        """Compare the object at the job's published name with its result. The object is read whole."""
+        if self._api.checks.locked():
+            raise OverloadedError("too many published results are being read", retry_after_s=RETRY_AFTER_S)
+        async with self._api.checks:
+            check = await self._run(self._service.check_published, exchange.client, job_id_of(exchange))
+        await respond_json(exchange, asdict(check))
 
     @route("POST", "/v1/uploads", (Scope.SUBMIT,), UploadDocument, status=201, errors=ERRORS)
     async def begin_upload(self, exchange: Exchange) -> None:

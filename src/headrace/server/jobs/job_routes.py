@@ -42,7 +42,6 @@ from headrace.server.jobs.documents import (
     JobDocument,
     JobsQuery,
     PageDocument,
-    PublishedCheckDocument,
     QueueChangeDocument,
     QueueDocument,
     QueuesDocument,
@@ -155,12 +154,6 @@ class JobHandlers:
         """List the failures and the manual changes of a job, oldest first."""
         entries = await self._run(self._service.history, exchange.client, job_id_of(exchange))
         await respond_json(exchange, {"history": list(map(history_document, entries))})
-
-    @route("GET", f"{_PATH}/published", _READ, PublishedCheckDocument, errors=(*ERRORS, 404, 409))
-    async def check_published(self, exchange: Exchange) -> None:
-        """Compare the object at the job's published name with its result. The object is read whole."""
-        check = await self._run(self._service.check_published, exchange.client, job_id_of(exchange))
-        await respond_json(exchange, asdict(check))
 
     @route("POST", f"{_PATH}/cancel", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
     async def cancel(self, exchange: Exchange) -> None:
