@@ -120,6 +120,15 @@ def test_trusted_output_is_not_checked_against_the_key():
     assert authorize_job(key, NewJob(model="m", tenant="other")).tenant == "a"
 
 
+def test_too_long_name_of_a_result_is_refused_at_submission():
+    with pytest.raises(ConfigError, match="longer than 1024 bytes"):
+        authorize_job(
+            ApiKey("a", "a", frozenset({Scope.SUBMIT})),
+            NewJob(model="m", output_uri="s3://out/" + "k" * 1010, key="day 0.csv"),
+            trusted_output=True,
+        )
+
+
 def test_model_that_no_worker_reported_is_refused_before_anything_is_stored(service, ledger, stores):
     job = NewJob(model="old", owned_input=True, idempotency_key="k", body_digest="d")
     first = service.submit(TEST_KEY, Submission(job, b"payload")).result(WAIT_S)

@@ -254,6 +254,8 @@ def exit_status(job: Job) -> int:
     if job.state is JobState.COMPLETED:
         return 0
     why = "" if job.failure is None else f": {job.failure.cause.value}: {one_line(job.failure.message)}"
+    if job.state is JobState.PUBLISH_FAILED:
+        why += f"; publish it again with headrace jobs retry {job.id}, or use headrace jobs result"
     click.echo(
         f"{click.style('error:', fg='red', bold=True)} job {job.id} is {job.state.value}{why}", err=True
     )

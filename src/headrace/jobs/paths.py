@@ -32,7 +32,7 @@ _LISTED_MAX: Final = 5
 _BUCKET: Final = re.compile(r"[a-z0-9$][a-z0-9._-]{0,221}")
 # Bidirectional overrides and zero-width characters: a displayed URI must not deceive.
 _INVISIBLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-_UNSAFE: Final = re.compile(rf"[/\\\\?#]|%(?=2[ef]|5c|00)|{_INVISIBLE.pattern}", re.IGNORECASE)
+_UNSAFE: Final = re.compile(rf"[/\\?#]|%(?=2[ef]|5c|00)|{_INVISIBLE.pattern}", re.IGNORECASE)
 """The characters of a KEY that `normalize_uri` would refuse in a URI."""
 _USER: Final = re.compile(r"//[^/]*@")
 _QUERY: Final = re.compile(r"\?.*", re.DOTALL)

@@ -1,6 +1,7 @@
 """SNS on moto's server. A queue that subscribes to the topic receives the messages."""
 
 import base64
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -89,9 +90,11 @@ def test_success_message_has_sagemakers_format(listener, notifier):
     ]
 
 
-def test_failure_message_has_its_reason(listener, notifier):
+@pytest.mark.parametrize("event", ["job.failed", "job.publish_failed"])
+def test_failure_message_has_its_reason(listener, notifier, event):
     arn = listener.topic("error")
-    notifier.send(FAILED, SnsTarget("t", success_topic="arn:other", error_topic=arn))
+    failed = replace(FAILED, type=event)
+    notifier.send(failed, SnsTarget("t", success_topic="arn:other", error_topic=arn))
     (message,) = listener.messages()
     assert (message["invocationStatus"], message["failureReason"]) == ("Failed", "row 3 has no label")
     assert "responseParameters" not in message
