@@ -11,6 +11,7 @@ import pytest
 from headrace.core.errors import (
     AccessDeniedError,
     NotFoundError,
+    OutputTakenError,
     ResultGoneError,
     StorageError,
     UnavailableError,
@@ -182,12 +183,24 @@ def test_end_of_a_new_owner_stays_after_a_late_publication(bench, failure, monke
         bench.publication.publish(second)
 
     while_writing(bench, monkeypatch, replace_owner)
-    assert bench.publication.publish(first) == ""
+    with pytest.raises(OutputTakenError):
+        bench.publication.publish(first)
     assert set(bench.objects) == {"KEY.out" if failure is None else "KEY.error"}
     assert bench.objects.get("KEY.out", b"second") == b"second"
     assert bench.publication.publish_or_record(first), "a retry is pointless"
     replaced = bench.ledger.get(first.id)
     assert (replaced.state, replaced.failure.error) == (JobState.PUBLISH_FAILED, "OutputTakenError")
+
+
+def test_object_of_a_killed_publisher_is_repaired(bench):
+    first = bench.end(bench.job(), result=b"first")
+    bench.publication.publish(bench.end(bench.job(if_exists="replace"), result=b"second"))
+    bench.put(f"{bench.out}KEY.out", b"first")  # written late; then the publisher was killed
+    bench.wall.advance(60_000)
+    (due,) = bench.ledger.claim_publications(9)
+    bench.publication.publish_or_record(due)
+    assert bench.objects == {"KEY.out": b"second"}
+    assert (due.id, bench.ledger.get(first.id).state) == (first.id, JobState.PUBLISH_FAILED)
 
 
 def test_failure_of_a_job_does_not_stay_beside_the_result_of_the_next(bench):

@@ -278,24 +278,27 @@ class Publication:
 
         The last writer of a name reads its owner from the ledger after writing. If that is another
         job by now, or the same job after another attempt, the owner's end is published instead, so
-        that the end of the owner stays. The objects of an earlier end at this name are removed.
+        that the end of the owner stays. So it is if another job owns the name from the beginning: a
+        publisher that was killed may have written this job's end after the owner's. The objects of
+        an earlier end at this name are removed.
 
         Raises OutputTakenError for a job that no longer owns its name, ResultGoneError for a result
         that no longer exists, ConfigError for an invalid location, storage errors, and
         JobLedgerUnavailableError. Except for the first two, the call may be repeated.
         """
-        owner = self._ledger.output_owner(job)
+        for _ in range(_TIMES_MAX):
+            owner = self._ledger.output_owner(job)
+            uri, digest = "", ""
+            if owner is not None and _publishes(owner):
+                uri, digest = self._result(owner) if owner.result is not None else self._error(owner)
+            if owner is None or not uri or self._ledger.mark_published(owner.id, owner.lease, uri, digest):
+                break
+            _log.warning("an output got another end meanwhile", extra={"job": job.id, "uri": uri})
+        else:
+            return ""
         if owner is not None and owner.id != job.id:
             raise OutputTakenError(job.spec.key, owner.id, f"job {owner.id} owns this key by now")
-        for _ in range(_TIMES_MAX):
-            if owner is None or not _publishes(owner):
-                return ""
-            uri, digest = self._result(owner) if owner.result is not None else self._error(owner)
-            if self._ledger.mark_published(owner.id, owner.lease, uri, digest):
-                return uri if owner.id == job.id else ""
-            _log.warning("an output got another end meanwhile", extra={"job": job.id, "uri": uri})
-            owner = self._ledger.output_owner(job)
-        return ""
+        return uri
 
     def publish_or_record(self, job: Job) -> bool:
         """Publish a job's end, or record the failure in the ledger. Return False if it is to be retried.
