@@ -41,6 +41,7 @@ def check_publishing(bench: LedgerBench) -> None:
     after = bench.reload(job)
     equal((after.state, after.ended_at_ms), (JobState.COMPLETED, now_ms), "the state and end")
     equal((after.result, after.failure), (wanted, None), "the published result")
+    equal(_refuse(bench, key="K").job_id, job.id, "the owner, once it is completed")
     bench.ledger.requeue(job.id)
     equal(publish(job.id, job.lease, "memory://x"), False, "publishing after requeuing")
 
@@ -81,6 +82,7 @@ def check_publication_failures(bench: LedgerBench) -> None:
     after = bench.reload(job)
     equal((after.state, after.failure), (JobState.PUBLISH_FAILED, OOPS), "the job after the final failure")
     equal((after.result, after.ended_at_ms), (done().result, now_ms), "its result and end")
+    equal(_refuse(bench, key="K").job_id, job.id, "the owner, although its publication failed")
     bench.advance(PUBLISH_DELAY_MAX_MS)
     equal(bench.ledger.claim_publications(9), [], "the publications after the final failure")
     equal(record(job.id, job.lease, AWAY, final=False), False, "a failure after the final one")
