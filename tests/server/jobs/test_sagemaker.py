@@ -12,7 +12,7 @@ from cases import for_each
 from headrace.core.errors import DataError
 from headrace.jobs.access import Scope
 from headrace.jobs.ledger import JobFilter
-from headrace.jobs.paths import UriAllowList
+from headrace.jobs.paths import UriAllowList, output_name
 from headrace.server.jobs.sagemaker import BODY_BYTES_MAX, SageMakerSettings, read_invocation
 from jobs.service_support import key_of, served_jobs
 
@@ -78,7 +78,9 @@ def test_equal_inference_ids_have_locations_of_their_own(served):
         )
         for _ in range(2)
     )
-    newest, _ = served.ledger.find(JobFilter()).jobs
+    # Both were submitted in one millisecond of the ledger's clock, so their order is random.
+    first_job, newest = sorted(served.ledger.find(JobFilter()).jobs, key=lambda job: job.spec.output_name)
+    assert output_name(first_job.spec) == "same"
     assert first["OutputLocation"] == "s3://out/async/same.out"
     assert second["OutputLocation"] == f"s3://out/async/same~{newest.id}.out"
     assert second["FailureLocation"] == f"s3://out/async/same~{newest.id}.error"
