@@ -55,7 +55,7 @@ from headrace.jobs.ledger import (
     QueueSettings,
     SubmitReply,
 )
-from headrace.jobs.paths import output_location, output_name
+from headrace.jobs.paths import output_location
 from headrace.jobs.state import Cause, JobState
 from headrace.testing import ManualWallClock, MemoryJobLedger
 from jobs.ledger_fixtures import LEDGERS
@@ -547,7 +547,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
             found, wanted = self._both(lambda ledger, job=job: ledger.output_owner(job))
             assert (found and found.id) == (wanted and wanted.id)
             if found is not None:
-                location = output_location(job.spec.output_uri, output_name(job.spec))
+                location = output_location(job.spec)
                 assert owners.setdefault(location, found.id) == found.id, "a name has two owners"
 
     @invariant()

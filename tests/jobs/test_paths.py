@@ -248,14 +248,19 @@ def test_bucket_uri_is_no_file_path():
         normalize_file_path("s3://b/k")
 
 
+def located(output_uri, name):
+    """Return the location of a job's objects by the name that the ledger assigned."""
+    return output_location(NewJob(output_uri=output_uri, output_name=name))
+
+
 def test_layout_of_the_store():
     assert JobPaths("s3://b/jobs").input(JOB) == f"s3://b/jobs/inputs/{JOB}"
     assert JobPaths("/var/jobs/").attempt(JOB, 3) == f"/var/jobs/attempts/{JOB}/3/"
     assert JobPaths("s3://b/jobs").attempt(JOB, 12) == f"s3://b/jobs/attempts/{JOB}/12/"
-    assert output_location("s3://b/out/", "row-1") == "s3://b/out/row-1"
-    assert output_location("s3://b/out", "row-1") == "s3://b/out/row-1"
-    assert output_location("/var/jobs/results/", JOB) == f"/var/jobs/results/{JOB}"
-    assert output_location("file:///var/jobs/results", JOB) == f"/var/jobs/results/{JOB}"
+    assert located("s3://b/out/", "row-1") == "s3://b/out/row-1"
+    assert located("s3://b/out", "row-1") == "s3://b/out/row-1"
+    assert located("/var/jobs/results/", JOB) == f"/var/jobs/results/{JOB}"
+    assert located("file:///var/jobs/results", JOB) == f"/var/jobs/results/{JOB}"
 
 
 @for_each("name", ["", ".", "..", "a/b", "../x.out", "a\0", "x" * 200, "a b"])
@@ -268,7 +273,7 @@ def test_job_id_with_unsafe_characters_is_refused(name):
 
 def test_too_long_result_uri_is_refused():
     with pytest.raises(ConfigError, match="longer than"):
-        output_location("s3://b/" + "k" * (KEY_BYTES_MAX - 3), "row")
+        located("s3://b/" + "k" * (KEY_BYTES_MAX - 3), "row")
 
 
 @given(st.text(min_size=1, max_size=512))
@@ -276,7 +281,7 @@ def test_every_key_has_a_name_that_clients_may_use(key):
     name = file_name(key)
     assert "/" not in name
     assert len(name.encode()) <= KEY_NAME_BYTES_MAX
-    location = output_location("s3://b/out", name)
+    location = located("s3://b/out", name)
     for suffix in (".out", ".out.failed", ".error"):
         assert normalize_uri(location + suffix) == f"s3://b/out/{name}{suffix}"
     # Keys with equal names are told apart.

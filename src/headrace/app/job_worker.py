@@ -26,7 +26,6 @@ from headrace.jobs.intake import listed
 from headrace.jobs.job import Completed, Kind, Settlement
 from headrace.jobs.kinds import Attempt, KindRunner, Models
 from headrace.jobs.kinds.runners import InferKind, RunJobs, stream_settings, transform_settings
-from headrace.jobs.ledger import JobLedger
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.paths import JobPaths
 from headrace.jobs.payloads import Publication
@@ -180,7 +179,7 @@ def join_worker(components: JobComponents, repository: ModelRepository, settings
         models=_model_names(repository),
         listen=None if components.dispatcher is None else components.dispatcher.listener,
         secure=_DurableResults(components.stores, components.paths).secure,
-        ended=_ResultPublication(components.ledger, components.publication).ended,
+        ended=_ResultPublication(components.publication).ended,
         hide=components.paths.store_uri,
     )
 
@@ -249,16 +248,10 @@ class _DurableResults:
 
 @dataclass(frozen=True, slots=True)
 class _ResultPublication:
-    """Publishes the result of a job that ended in this worker to its output URI."""
+    """Publishes the end of a job that ended in this worker, as the ledger has it by now."""
 
-    ledger: JobLedger
     publication: Publication
 
-    def ended(self, attempt: Attempt, settlement: Settlement) -> None:
-        if not attempt.job.spec.output_uri or (
-            isinstance(settlement.outcome, Completed) and attempt.job.spec.kind != "infer"
-        ):
-            return
-        job = self.ledger.get_many([attempt.job.id]).get(attempt.job.id)
-        if job is not None and job.lease == settlement.lease:
-            self.publication.publish_or_record(job)
+    def ended(self, attempt: Attempt, _settlement: Settlement) -> None:
+        if attempt.job.spec.output_uri:
+            self.publication.publish_or_record(attempt.job)

@@ -30,7 +30,7 @@ from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.job import NewJob, new_job_id, wall_ms
 from headrace.jobs.kinds.runners import check_options
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, JobLedger, SubmitReply
-from headrace.jobs.paths import output_location, output_name
+from headrace.jobs.paths import output_location
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload
 from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
 from headrace.jobs.submission import Submission, SubmissionLimits
@@ -91,14 +91,15 @@ def authorize_job(key: ApiKey, job: NewJob, *, trusted_output: bool = False) -> 
     output_uri = job.output_uri
     if output_uri and not trusted_output:
         output_uri = key.require_output(output_uri)
-    if output_uri and job.key:
-        output_location(output_uri, output_name(job))
-    return replace(
+    authorized = replace(
         job,
         tenant=key.tenant,
         input_uri=key.require_input(job.input_uri) if job.input_uri else "",
         output_uri=output_uri,
     )
+    if output_uri and job.key:
+        output_location(authorized)
+    return authorized
 
 
 class JobIntake(Service):

@@ -139,6 +139,11 @@ class NewJob:
     owned_input: bool = False
     """True if the payload was stored for this job alone and is deleted with it."""
 
+    @property
+    def publishes_result(self) -> bool:
+        """True if headrace copies the result to `output_uri`; other kinds write there themselves."""
+        return self.kind == "infer" and bool(self.output_uri)
+
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
@@ -218,7 +223,7 @@ class Job:
 
     @property
     def needs_publication(self) -> bool:
-        """True if the result, or the reason of another end, must still be written to `output_uri`."""
+        """True while a result is published, and for each end without one: its reason is, too."""
         if not self.spec.output_uri:
             return False
         return self.state is JobState.PUBLISHING or (self.state.ended and self.state not in WITH_RESULT)

@@ -23,7 +23,8 @@ URI_CHARS_MAX: Final = 2048
 KEY_NAME_BYTES_MAX: Final = 200
 """The longest name in ``NAME.out``: files have 255 bytes, and ``.out.failed`` follows."""
 RESULT_SUFFIX: Final = ".out"
-FAILED_RECORDS_SUFFIX: Final = ".out.failed"
+FAILED_SUFFIX: Final = ".failed"
+"""Ends the name of a result's failed records."""
 ERROR_SUFFIX: Final = ".error"
 
 _SHOWN_CHARS: Final = 80
@@ -232,15 +233,15 @@ def is_below(location: str, prefix: str) -> bool:
     return location == prefix or location.startswith(prefix if prefix.endswith("/") else f"{prefix}/")
 
 
-def output_location(output_uri: str, name: str) -> str:
-    """Return the location below the output prefix whose objects are ``.out`` and ``.error``.
+def output_location(spec: NewJob) -> str:
+    """Return ``output_uri/NAME`` of a job: with a suffix, the URI of its result or its failure.
 
     All spellings of a folder have one location. Raise ConfigError if the objects' names are too long.
     """
-    uri = join(output_uri, name)
+    uri = join(spec.output_uri, output_name(spec))
     location = parse(uri)
     if location.scheme in CLOUD_SCHEMES:
-        object_location(uri + FAILED_RECORDS_SUFFIX)
+        object_location(uri + RESULT_SUFFIX + FAILED_SUFFIX)
     return uri if location.bucket else location.key
 
 

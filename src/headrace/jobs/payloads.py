@@ -33,16 +33,17 @@ from headrace.core.errors import (
     StorageError,
     UnavailableError,
 )
+from headrace.jobs.access import format_digest
 from headrace.jobs.job import Job, JobFailure, is_job_id, new_job_id
 from headrace.jobs.kinds import client_message
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.paths import (
     ERROR_SUFFIX,
+    FAILED_SUFFIX,
     RESULT_SUFFIX,
     JobPaths,
     is_below,
     output_location,
-    output_name,
     without_query,
 )
 from headrace.jobs.state import RULES, WITH_RESULT, JobState, cause_of
@@ -50,7 +51,6 @@ from headrace.storage import ObjectInfo, Stores, UrlSigner, Writer
 
 _log = logging.getLogger("headrace.jobs")
 
-FAILED_SUFFIX: Final = ".failed"
 JOB_METADATA: Final = "headracejob"
 """The name of the metadata of published objects that has the job's id."""
 DIGEST_METADATA: Final = "headracedigest"
@@ -286,16 +286,15 @@ class Publication:
         that no longer exists, ConfigError for an invalid location, storage errors, and
         JobLedgerUnavailableError. Except for the first two, the call may be repeated.
         """
+        owner, uri = self._ledger.output_owner(job), ""
         for _ in range(_TIMES_MAX):
-            owner = self._ledger.output_owner(job)
-            uri, digest = "", ""
-            if owner is not None and _publishes(owner):
-                uri, digest = self._result(owner) if owner.result is not None else self._error(owner)
-            if owner is None or not uri or self._ledger.mark_published(owner.id, owner.lease, uri, digest):
+            if owner is None or not _publishes(owner):
+                break
+            uri, digest = self._result(owner) if owner.result is not None else self._error(owner)
+            if self._ledger.mark_published(owner.id, owner.lease, uri, digest):
                 break
             _log.warning("an output got another end meanwhile", extra={"job": job.id, "uri": uri})
-        else:
-            return ""
+            owner, uri = self._ledger.output_owner(job), ""
         if owner is not None and owner.id != job.id:
             raise OutputTakenError(job.spec.key, owner.id, f"job {owner.id} owns this key by now")
         return uri
@@ -328,7 +327,7 @@ class Publication:
 
     def _result(self, job: Job) -> tuple[str, str]:
         assert job.result is not None, "the caller checks it"
-        location, source = self._location(job), self._head(job.result.uri)
+        location, source = output_location(job.spec), self._head(job.result.uri)
         if source is None:
             raise ResultGoneError(job.id)
         uri = location + RESULT_SUFFIX
@@ -342,16 +341,13 @@ class Publication:
         return uri, self._copy(job, source, uri)
 
     def _error(self, job: Job) -> tuple[str, str]:
-        location = self._location(job)
+        location = output_location(job.spec)
         if _had_earlier_end(job) and job.spec.kind == "infer":
             self._remove(location + RESULT_SUFFIX)
             self._remove(location + RESULT_SUFFIX + FAILED_SUFFIX)
         data = orjson.dumps(error_document(job), option=orjson.OPT_INDENT_2)
         uri = location + ERROR_SUFFIX
         return uri, self._write(job, uri, digest_of_pieces([data]), [data])
-
-    def _location(self, job: Job) -> str:
-        return output_location(job.spec.output_uri, output_name(job.spec))
 
     def _head(self, uri: str) -> ObjectInfo | None:
         with suppress(NotFoundError):
@@ -388,14 +384,12 @@ def digest_of_pieces(pieces: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
-    return f"sha256:{digest.hexdigest()}"
+    return format_digest(digest.digest())
 
 
 def _publishes(job: Job) -> bool:
     """Return True if headrace writes the job's result, or the reason of its end, to its output."""
-    return job.needs_publication or (
-        job.state is JobState.COMPLETED and job.spec.kind == "infer" and bool(job.spec.output_uri)
-    )
+    return job.needs_publication or (job.state is JobState.COMPLETED and job.spec.publishes_result)
 
 
 def _had_earlier_end(job: Job) -> bool:

@@ -184,9 +184,9 @@ class MemoryJobLedger(MemoryJobs):
     def mark_published(self, job_id: str, lease: int, uri: str, digest: str = "") -> bool:
         with self._locked():
             job = self._published(job_id, lease)
-            owner = None if job is None else self.output_owner(job)
             if job is None or job.state is JobState.PUBLISH_FAILED:
                 return False
+            owner = self.output_owner(job)
             if owner is not None and owner.id != job_id:
                 return False
             if needs_publication(job):

@@ -229,7 +229,7 @@ class MemoryJobs(JobLedger, ABC):
     def output_owner(self, job: Job) -> Job | None:
         with self._locked() as table:
             has_name = job.spec.output_uri and job.spec.key
-            name = table.names.get(_location(job)) if has_name else None
+            name = table.names.get(output_location(job.spec)) if has_name else None
             return table.jobs.get(name.job_id if name else job.id)
 
     @override
@@ -390,7 +390,7 @@ class MemoryJobs(JobLedger, ABC):
         table = self._table
         if not (job.spec.output_uri and job.spec.key):
             return job
-        while (name := self._name(_location(job))) is not None and name.job_id != job.id:
+        while (name := self._name(output_location(job.spec))) is not None and name.job_id != job.id:
             settled = settle_name(job, table.jobs.get(name.job_id), name.key, name.tenant, if_exists)
             if isinstance(settled, Exception):
                 raise settled
@@ -398,7 +398,7 @@ class MemoryJobs(JobLedger, ABC):
                 break
             spec = replace(job.spec, output_name=f"{output_name(job.spec)}~{settled}")
             job = replace(job, spec=spec)
-        table.names[_location(job)] = _OutputName(job.spec.key, job.spec.tenant, job.id)
+        table.names[output_location(job.spec)] = _OutputName(job.spec.key, job.spec.tenant, job.id)
         return job
 
     def _name(self, location: str) -> _OutputName | None:
@@ -417,10 +417,6 @@ class MemoryJobs(JobLedger, ABC):
                 table.names[location] = replace(name, freed_at_ms=self.now_ms())
         if job.spec.idempotency_key:
             del table.keys[job.spec.tenant, job.spec.idempotency_key]
-
-
-def _location(job: Job) -> str:
-    return output_location(job.spec.output_uri, output_name(job.spec))
 
 
 def _sort_key(job: Job) -> str:

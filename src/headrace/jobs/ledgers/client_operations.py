@@ -190,7 +190,7 @@ class ClientOperations(DatabaseOperations, JobLedger):
     ) -> Job:
         job = _read_visible(transaction, job_id, tenant, lock=True)
         if job.state not in source_states(JobEvent.REPUBLISH):
-            raise JobStateError(job_id, job.state.value, "its result is not to be published again")
+            raise JobStateError(job_id, job.state.value, "only a failed publication can be repeated")
         job = claim_name(transaction, job, "fail")
         note = Note(HistoryEvent.REPUBLISHED, by=by)
         return write_changes(transaction, [change(job, JobEvent.REPUBLISH, note=note, publish_in_ms=0)])[

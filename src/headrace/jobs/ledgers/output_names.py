@@ -5,6 +5,7 @@ A row is locked before its owner's state is read, so that two jobs cannot take o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Final
 
 from headrace.core.errors import HeadraceError, OutputTakenError
@@ -61,27 +62,19 @@ def other_name(job: Job, owner: NameOwner, if_exists: IfExists) -> str | None:
 
 def claim_names(transaction: Transaction, jobs: Sequence[Job]) -> dict[str, Job | HeadraceError]:
     """Claim the output names of new jobs. Return the jobs with another name, and refusals, by id."""
-    order = {job.id: number for number, job in enumerate(jobs)}
-    wanted: dict[str, Job] = {}
-    waiting: list[Job] = []
+    located: list[tuple[str, Job]] = []
     changed: dict[str, Job | HeadraceError] = {}
-    for job in jobs:
-        if not _has_name(job):
-            continue
+    for job in filter(_has_name, jobs):
         try:
-            location = _location(job)
+            located.append((output_location(job.spec), job))
         except HeadraceError as error:
             changed[job.id] = error
-            continue
-        if wanted.setdefault(location, job) is not job:
-            waiting.append(job)
-    if not wanted:
-        return changed
-    records = [_record(location, job) for location, job in sorted(wanted.items())]
-    inserted = {row[0] for row in transaction.run(_INSERT, records)}
-    waiting += [job for location, job in wanted.items() if location not in inserted]
+    first = dict(reversed(located))
+    records = [_record(location, job) for location, job in sorted(first.items())]
+    inserted = {row[0] for row in transaction.run(_INSERT, records)} if records else set[str]()
+    contested = [pair for pair in located if first[pair[0]] is not pair[1] or pair[0] not in inserted]
     # Concurrent transactions lock the names in one order. Jobs of one name keep theirs.
-    for job in sorted(waiting, key=lambda job: (_location(job), order[job.id])):
+    for _, job in sorted(contested, key=itemgetter(0)):
         try:
             claimed = claim_name(transaction, job, job.spec.if_exists)
         except HeadraceError as error:
@@ -114,27 +107,27 @@ def claim_name(transaction: Transaction, job: Job, if_exists: IfExists) -> Job:
 
 def owns_name(transaction: Transaction, job: Job) -> bool:
     """Return True if no other job owns the name of the job's output."""
-    owner = read_owner(transaction, job)
-    return owner is None or owner.id == job.id
+    return _owner_id(transaction, job) in (None, job.id)
 
 
 def read_owner(transaction: Transaction, job: Job) -> Job | None:
-    """Return the job that owns the name of this job's output; None if that is deleted.
+    """Return the job that owns the name of this job's output; None if that is deleted."""
+    owner_id = _owner_id(transaction, job)
+    return read_by_id(transaction, [owner_id]).get(owner_id) if owner_id else None
+
+
+def _owner_id(transaction: Transaction, job: Job) -> str | None:
+    """Return the id of the name's owner, None if that is deleted.
 
     A job owns its name if nobody else does: jobs of earlier versions have no row.
     """
-    rows = transaction.run(_OWNER, location=_location(job)) if _has_name(job) else ()
-    owner_id = rows[0][0] if rows else job.id
-    return read_by_id(transaction, [owner_id]).get(owner_id) if owner_id else None
+    rows = transaction.run(_OWNER, location=output_location(job.spec)) if _has_name(job) else ()
+    return rows[0][0] if rows else job.id
 
 
 def _has_name(job: Job) -> bool:
     """Return True if another job could have the name; no other job has the name of an id."""
     return bool(job.spec.output_uri and job.spec.key)
-
-
-def _location(job: Job) -> str:
-    return output_location(job.spec.output_uri, output_name(job.spec))
 
 
 def _record(location: str, job: Job) -> dict[str, str]:
@@ -148,7 +141,7 @@ def _record(location: str, job: Job) -> dict[str, str]:
 
 def _lock_or_insert(transaction: Transaction, job: Job) -> NameOwner | None:
     """Lock the name's row and return its owner; or claim a name that nobody owns and return None."""
-    location = _location(job)
+    location = output_location(job.spec)
     if transaction.run(_INSERT, [_record(location, job)]):
         return None
     key, tenant, owner_id = transaction.run(_LOCKED, location=location)[0]
@@ -159,7 +152,7 @@ def _lock_or_insert(transaction: Transaction, job: Job) -> NameOwner | None:
 def _take(transaction: Transaction, job: Job) -> None:
     transaction.run(
         _TAKE,
-        location=_location(job),
+        location=output_location(job.spec),
         owner_key=job.spec.key,
         owner_tenant=job.spec.tenant,
         owner_id=job.id,

@@ -320,8 +320,7 @@ def settlement_change(job: Job, settlement: Settlement) -> Change:
         job = replace(job, progress=settlement.progress)
     match outcome:
         case Completed():
-            publishes = job.spec.kind == "infer" and bool(job.spec.output_uri)
-            event = JobEvent.PUBLISH if publishes else JobEvent.COMPLETE
+            event = JobEvent.PUBLISH if job.spec.publishes_result else JobEvent.COMPLETE
             return change(job, event, result=outcome.result, failure=None)
         case Cancelled():
             return change(job, JobEvent.CANCEL)

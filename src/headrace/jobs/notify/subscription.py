@@ -8,8 +8,8 @@
     {"email": ["a@example.com"]}
     {"endpoint": "billing"}                    # an endpoint of the server's operator, by name
 
-``events`` are any of completed, publish_failed, failed, cancelled, expired and progress; by default all but
-progress.
+``events`` are any of completed, publish_failed, failed, cancelled, expired and progress; by default
+all but progress.
 """
 
 import hashlib

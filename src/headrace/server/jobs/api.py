@@ -24,6 +24,8 @@ DOCUMENT_BYTES_MAX: Final = 1 << 20
 """The maximum size of a submission in addition to its payload."""
 THREADS: Final = 16
 CALLS_MAX: Final = 2_000
+CHECKS_MAX: Final = 4
+"""The number of concurrent comparisons of published objects, each of which occupies a thread."""
 RETRY_AFTER_S: Final = 1.0
 _JOB_ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _QUEUE: Final = re.compile(QUEUE_NAME)
@@ -46,10 +48,6 @@ class ApiSettings:
     upload_s_max: float = 6 * 3600.0
     uploads_max: int = 64
     """The maximum number of concurrent uploads through the API."""
-    checks_max: int = 4
-    """The maximum number of concurrent comparisons of published objects, each of which occupies a
-    thread.
-    """
     heartbeat_s: float = 15.0
     """The interval in seconds of the heartbeats of an event stream without events."""
     stream_s_max: float = 3600.0
@@ -109,7 +107,7 @@ class Api:
         self.settings = settings or ApiSettings()
         self.thread_pool = thread_pool or BoundedThreadPool()
         self.uploads = asyncio.Semaphore(self.settings.uploads_max)
-        self.checks = asyncio.Semaphore(self.settings.checks_max)
+        self.checks = asyncio.Semaphore(CHECKS_MAX)
 
     async def submit(
         self, key: ApiKey, submission: Submission, *, trusted_output: bool = False

@@ -17,7 +17,7 @@ from headrace.core.errors import AccessError, ConfigError, DataError, LimitError
 from headrace.core.settings import Setting
 from headrace.jobs.access import Scope
 from headrace.jobs.job import QUEUE_DEFAULT, NewJob
-from headrace.jobs.paths import ERROR_SUFFIX, RESULT_SUFFIX, output_location, output_name
+from headrace.jobs.paths import ERROR_SUFFIX, RESULT_SUFFIX, output_location
 from headrace.jobs.submission import Submission, digest_of
 from headrace.server.errors import ErrorStatus
 from headrace.server.http import Exchange, Headers
@@ -58,7 +58,7 @@ def sagemaker_routes(api: Api, settings: SageMakerSettings) -> list[Route]:
         }
         submission = read_invocation(exchange.arguments["name"], headers, body, settings)
         spec = (await api.submit(exchange.client, submission, trusted_output=True)).job.spec
-        location = output_location(spec.output_uri, output_name(spec))
+        location = output_location(spec)
         locations = [
             (f"{_HEADER}outputlocation".encode(), (location + RESULT_SUFFIX).encode()),
             (f"{_HEADER}failurelocation".encode(), (location + ERROR_SUFFIX).encode()),
