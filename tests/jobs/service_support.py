@@ -58,6 +58,11 @@ class Served:
             base_url=self.url, headers=headers, timeout=WAIT_S, trust_env=False, verify=False, **options
         )
 
+    def payload(self, job_id: str) -> bytes:
+        """Return the stored payload of a job."""
+        uri = self.ledger.get(job_id).spec.input_uri
+        return self.stores.for_uri(uri).get(uri)
+
     # Steps of a worker
 
     def claim(self, *queues: str) -> Job:

@@ -171,7 +171,7 @@ def test_notify_is_checked_before_anything_is_stored(ledger, stores):
         checked.append(subscription)
         raise DataError("notify: no")
 
-    service = JobService(ledger, stores, JobServiceSettings("memory://s"), check_notify=check)
+    service = JobService(ledger, stores, JobServiceSettings("memory://s"), prepare_notify=check)
     service.start()
     with pytest.raises(DataError):
         service.submit(TEST_KEY, Submission(NewJob(model="m", notify=({"kind": "webhook"},)), b"x"))

@@ -7,7 +7,6 @@ import pytest
 from cases import for_each
 from headrace.core import errors
 from headrace.server.errors import (
-    LEDGER_UNAVAILABLE,
     MESSAGE_CHARS_MAX,
     GrpcCode,
     grpc_status,
@@ -146,7 +145,9 @@ def test_every_error_has_a_status_and_its_text(kind):
     status = status_of(error)
     expected = next((EXPECTED[k] for k in kind.__mro__ if k in EXPECTED), (500, GrpcCode.INTERNAL))
     assert (status.http, status.grpc) == expected
-    assert status.why == (LEDGER_UNAVAILABLE if kind is errors.JobLedgerUnavailableError else str(error))
+    assert status.why == (
+        errors.LEDGER_UNAVAILABLE if kind is errors.JobLedgerUnavailableError else str(error)
+    )
 
 
 @for_each(

@@ -15,6 +15,7 @@ from headrace.core.clock import RetryPolicy, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Service
 from headrace.jobs.brokers import WakeupBroker, open_wakeup_broker
+from headrace.jobs.encryption import EncryptionKey, create_key_file
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.ledgers.outbox import SqlOutbox
 from headrace.jobs.ledgers.sql import SqlJobLedger
@@ -81,6 +82,7 @@ class JobComponents:
     paths: JobPaths
     publication: Publication
     client: OutboundClient
+    encryption_key: EncryptionKey | None
     dispatcher: WakeupBroker | None
     services: tuple[Service, ...]
     """The maintenance of the ledger and, optionally, the notification deliverer."""
@@ -101,7 +103,7 @@ class JobComponents:
                 # stays paused.
                 self.ledger.set_queue(replace(self.ledger.queue(name), **changes))
             for target in self.file.endpoints:
-                self.ledger.outbox.register(target)
+                self.ledger.outbox.register(_with_encrypted_secrets(target, self.encryption_key))
             components = [self.dispatcher] if self.dispatcher is not None else []
             for service in (*components, *self.services):
                 service.start()
@@ -131,6 +133,9 @@ def open_job_components(
     """
     used = file or JobsFile()
     locations.make_folders()
+    encryption_key = _load_encryption_key(locations)
+    for target in used.endpoints:
+        _with_encrypted_secrets(target, encryption_key)  # An error stops the server before its start.
     ledger = open_ledger(locations.ledger_url)
     client = OutboundClient(used.outbound)
     stores, paths = JobStores(client), JobPaths(locations.store_uri)
@@ -143,8 +148,37 @@ def open_job_components(
     )
     services: list[Service] = [maintenance]
     if deliver:
-        services.append(open_deliverer(ledger.outbox, client, stores, smtp=used.smtp))
-    return JobComponents(used, ledger, stores, paths, publication, client, dispatcher, tuple(services))
+        services.append(
+            open_deliverer(ledger.outbox, client, stores, smtp=used.smtp, encryption_key=encryption_key)
+        )
+    return JobComponents(
+        used, ledger, stores, paths, publication, client, encryption_key, dispatcher, tuple(services)
+    )
+
+
+def _load_encryption_key(locations: JobLocations) -> EncryptionKey | None:
+    """Return the encryption key, or None without a key file.
+
+    The one in the data folder is created if it is missing. A file that the operator names must exist,
+    because all processes of one ledger need the same key.
+    """
+    if locations.key_file is None:
+        return None
+    if locations.encryption_key is None:
+        create_key_file(locations.key_file)
+    return EncryptionKey.load(locations.key_file)
+
+
+def _with_encrypted_secrets(target: Target, encryption_key: EncryptionKey | None) -> Target:
+    if not isinstance(target, WebhookTarget) or not target.secrets:
+        return target
+    if encryption_key is None:
+        raise ConfigError(
+            f"endpoints.{target.endpoint_id}: the ledger keeps its secret encrypted: "
+            "start the server with --encryption-key FILE"
+        )
+    secrets = tuple(encryption_key.encrypt(secret, target.url) for secret in target.secrets)
+    return replace(target, secrets=secrets)
 
 
 def _maintenance_tasks(
@@ -175,12 +209,17 @@ def open_deliverer(
     stores: Stores,
     *,
     smtp: SmtpSettings | None = None,
+    encryption_key: EncryptionKey | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Deliverer:
     """Return a deliverer for the outbox, not started. The caller keeps ownership of `client`."""
     by_kind: dict[type[Target], Notifier] = {
         # Sign with the database's time: all clocks of headrace follow it.
-        WebhookTarget: WebhookNotifier(client, wall_s=lambda: outbox.now_ms() / 1000),
+        WebhookTarget: WebhookNotifier(
+            client,
+            wall_s=lambda: outbox.now_ms() / 1000,
+            decrypt=None if encryption_key is None else encryption_key.decrypt,
+        ),
         SnsTarget: LazySnsNotifier(stores, os.environ if environ is None else environ),
     }
     if smtp is not None:

@@ -156,7 +156,8 @@ def open_worker(
         maintain_s=worker_settings.maintain_s,
         hold_off_s=worker_settings.lease_s,
         retention=retention,
-        deliver=file is not None,
+        # Without the key, webhooks would be tried in vain.
+        deliver=file is not None and locations.key_file is not None,
     )
     return OpenedWorker(join_worker(components, repository, worker_settings), repository, components)
 

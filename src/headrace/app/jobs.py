@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from secrets import token_bytes
 from typing import Any
 
 import headrace
@@ -19,8 +20,9 @@ from headrace.core.predictor import Service
 from headrace.engine.repository import ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import Access
-from headrace.jobs.intake import RegionOf
-from headrace.jobs.notify import EmailTarget
+from headrace.jobs.encryption import EncryptionKey
+from headrace.jobs.intake import PrepareNotify, RegionOf
+from headrace.jobs.notify import EmailTarget, WebhookTarget
 from headrace.jobs.notify.subscription import read_subscriptions
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.trigger import EventSubmitter
@@ -34,6 +36,7 @@ from headrace.server.listener import DrainSettings, Listener, Serving
 from headrace.server.openapi import documentation_routes
 from headrace.server.rest import model_app
 from headrace.server.routes import Route
+from headrace.server.sessions import Sessions, session_routes
 from headrace.storage.regions import RegionResolver
 
 _log = logging.getLogger("headrace.jobs")
@@ -130,7 +133,7 @@ def open_jobs(
         components.stores,
         service_settings,
         announce=announce,
-        check_notify=_notify_check(file),
+        prepare_notify=_notify_preparation(file, components.encryption_key),
         region_of=_region_resolver(file),
     )
     event_submitter = (
@@ -141,11 +144,14 @@ def open_jobs(
     if options.events_queue_url:
         services.append(_open_event_source(options.events_queue_url, event_submitter))
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=False)
-    guard = Guard(file.access, bound_to=options.host, allow_hosts=options.allow_hosts)
+    # Without a key file, sessions end with the process.
+    key = components.encryption_key
+    sessions = Sessions(file.access, token_bytes() if key is None else key.derive("sessions"))
+    guard = Guard(file.access, bound_to=options.host, allow_hosts=options.allow_hosts, sessions=sessions)
     thread_pool = BoundedThreadPool()
     routes = job_routes(
         service, thread_pool=thread_pool, sagemaker=file.sagemaker, event_submitter=event_submitter
-    )
+    ) + session_routes(sessions, file.access)
     listeners = _open_listeners(options, guard, routes, dataplane if models else None)
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
     server = Serving(
@@ -184,15 +190,15 @@ def _region_resolver(file: JobsFile) -> RegionOf | None:
     return RegionResolver(rules).resolve if rules.rules or rules.ask_buckets else None
 
 
-def _notify_check(file: JobsFile) -> Callable[[Mapping[str, Any]], None]:
-    """Return a function that validates one ``notify`` entry of a submission.
+def _notify_preparation(file: JobsFile, encryption_key: EncryptionKey | None) -> PrepareNotify:
+    """Return a function that validates one ``notify`` entry of a submission, and encrypts its secret.
 
-    It raises ConfigError for malformed entries, refused addresses, unknown endpoints, and e-mail
-    without a configured mail server.
+    It raises ConfigError for malformed entries, refused addresses, unknown endpoints, e-mail without
+    a configured mail server, and a secret without an encryption key.
     """
     known = {target.endpoint_id for target in file.endpoints}
 
-    def check(entry: Mapping[str, Any]) -> None:
+    def prepare(entry: Mapping[str, Any]) -> Mapping[str, Any]:
         (subscription,) = read_subscriptions([entry], file.outbound)
         if subscription.target is None and subscription.endpoint_id not in known:
             raise ConfigError(
@@ -200,8 +206,15 @@ def _notify_check(file: JobsFile) -> Callable[[Mapping[str, Any]], None]:
             )
         if isinstance(subscription.target, EmailTarget) and file.smtp is None:
             raise ConfigError("notify: e-mail needs a mail server: declare [smtp] in the file of --config")
+        if not isinstance(subscription.target, WebhookTarget) or not subscription.target.secrets:
+            return entry
+        if encryption_key is None:
+            raise ConfigError(
+                "notify: this server cannot keep the secret of a webhook: start it with --encryption-key FILE"
+            )
+        return {**entry, "secret": encryption_key.encrypt(entry["secret"], subscription.target.url)}
 
-    return check
+    return prepare
 
 
 def _read_config(options: JobsOptions, locations: JobLocations) -> JobsFile:

@@ -3,6 +3,7 @@
 Importing them needs no optional dependency, unlike `headrace.app.serving` and `headrace.app.jobs`.
 """
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -18,7 +19,12 @@ GrpcCarrier = Literal["grpcio", "asgi"]
 API_PORT: Final = 8090
 DATA_FOLDER: Final = "headrace-data"
 LEDGER_NAME: Final = "jobs.db"
+ENCRYPTION_KEY_NAME: Final = "encryption.key"
+_PRIVATE: Final = 0o700
+_OTHERS: Final = 0o077
+"""The permissions of a file for everyone but its owner."""
 _PORT_MAX: Final = 65535
+_log = logging.getLogger("headrace.jobs")
 _AllowHosts = Annotated[
     tuple[str, ...],
     Setting(
@@ -100,33 +106,76 @@ class JobLocations:
             metavar="URL",
         ),
     ] = ""
+    encryption_key: Annotated[
+        Path | None,
+        Setting(
+            "File with the key that encrypts webhook secrets and signs sessions; see docs/jobs.md.",
+            default="encryption.key in --data",
+        ),
+    ] = None
+    data_folder: Path | None = None
+    """The folder that only headrace uses, if there is one."""
 
     @classmethod
     def folder(cls, path: str | Path = DATA_FOLDER) -> "JobLocations":
         """Return the default locations: a folder with an SQLite file and an ``objects`` folder."""
         base = Path(path).absolute()
-        return cls(f"sqlite:///{base / LEDGER_NAME}", f"{base / 'objects'}/")
+        return cls(f"sqlite:///{base / LEDGER_NAME}", f"{base / 'objects'}/", data_folder=base)
 
     @property
     def reserved_uris(self) -> tuple[str, ...]:
         """The URIs that no submission may name as an input or output.
 
-        They hold the payloads, results and jobs of all tenants. The limits of keys do not change
-        that.
+        They hold the payloads, results and jobs of all tenants, and the encryption key. The limits of
+        keys do not change that.
         """
-        scheme, _, path = self.ledger_url.partition(":///")
-        if scheme != "sqlite":
-            return (self.store_uri,)
-        file = str(Path(path).absolute())
-        return (self.store_uri, *(file + suffix for suffix in ("", "-wal", "-shm", "-journal")))
-
-    def make_folders(self) -> None:
-        """Create the folders of an SQLite ledger and of a local store."""
+        reserved = [self.store_uri]
         scheme, _, path = self.ledger_url.partition(":///")
         if scheme == "sqlite":
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            file = str(Path(path).absolute())
+            reserved += [file + suffix for suffix in ("", "-wal", "-shm", "-journal")]
+        if self.key_file is not None:
+            reserved.append(str(self.key_file.absolute()))
+        return tuple(reserved)
+
+    @property
+    def key_file(self) -> Path | None:
+        """The file of the encryption key, or None if there is no place for one."""
+        if self.encryption_key is not None or self.data_folder is None:
+            return self.encryption_key
+        return self.data_folder / ENCRYPTION_KEY_NAME
+
+    def make_folders(self) -> None:
+        """Create the folders of an SQLite ledger and of a local store, for the user of the process alone.
+
+        An existing data folder is closed to other users. Other existing folders, which may hold more
+        than jobs, keep their permissions.
+        """
+        scheme, _, path = self.ledger_url.partition(":///")
+        if self.data_folder is not None:
+            _make_private(self.data_folder)
+            _close_to_others(self.data_folder)
+        if scheme == "sqlite":
+            _make_private(Path(path).parent)
         if "://" not in self.store_uri:
-            Path(self.store_uri).mkdir(parents=True, exist_ok=True)
+            _make_private(Path(self.store_uri))
+
+
+def _make_private(folder: Path) -> None:
+    """Create a folder for its owner alone; missing parents get the usual permissions."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=_PRIVATE, exist_ok=True)
+
+
+def _close_to_others(folder: Path) -> None:
+    if not folder.stat().st_mode & _OTHERS:
+        return
+    try:
+        folder.chmod(_PRIVATE)
+    except PermissionError:
+        _log.warning("%s is open to other users, and only its owner can change that: chmod 700", folder)
+    else:
+        _log.warning("%s was open to other users: its permissions are 700 from now on", folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def open_server(
     listeners, counters = open_listeners(rest, dataplane, options, guard, observation.observers)
     metrics: dict[str, Listener] = {}
     if options.metrics_port is not None:
-        app = MetricsApp(Metrics(dataplane, counters))
+        app = MetricsApp(Metrics(dataplane, counters), guard)
         metrics["metrics"] = HttpListener(app, options.host, options.metrics_port, options.tls)
     serving = Serving(
         repository,

@@ -203,7 +203,7 @@ def _regions(job: Job) -> str:
 
 def _result(result: Any) -> str:
     size = "" if result.size_bytes is None else f" ({decimal(result.size_bytes)})"
-    return f"{result.published_uri or result.uri}{size}"
+    return f"{result.published_uri or result.uri or 'kept by headrace'}{size}"
 
 
 def _failure_text(job: Job) -> str:

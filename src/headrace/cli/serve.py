@@ -195,7 +195,10 @@ def job_locations(params: dict[str, Any]) -> JobLocations:
     """Return the locations that the options name. Raise ConfigError for --ledger without --store."""
     if (params["ledger"] is None) != (params["store"] is None):
         raise ConfigError("--ledger and --store must be given together, or use --data")
-    return replace(JobLocations.folder(params["data"]), **given_values(JobLocations, params))
+    given = given_values(JobLocations, params)
+    if "ledger_url" in given:
+        return JobLocations(**given)
+    return replace(JobLocations.folder(params["data"]), **given)
 
 
 def worker_settings(params: dict[str, Any]) -> WorkerSettings:
@@ -339,6 +342,7 @@ _JOBS: Final = (
     "python_multipart",
     "httpx",
     "httpcore",
+    "cryptography",
 )
 _SERVE: Final = (
     "grpc",

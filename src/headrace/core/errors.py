@@ -67,10 +67,17 @@ single rows, is in `headrace.core.model`: it becomes a `Failure`, not an error.
 
 from typing import Any, ClassVar, Final, Literal
 
+from typing_extensions import override
+
 from headrace.core.model_traceback import ModelTraceback
 
 WINDOWS_REFUSAL: Final = "headrace runs on Linux, and on macOS for development: on Windows, run it in WSL"
 """The message of the ImportError, and of the command line, on Windows."""
+LEDGER_UNAVAILABLE: Final = (
+    "the job ledger does not respond: retry later; a submission with an idempotency key is queued once, "
+    "however often it is sent"
+)
+"""What clients are told of a `JobLedgerUnavailableError`; the log has its message."""
 
 DeathCause = Literal["crash", "oom", "killed", "timeout", "exit", "unrecoverable"]
 """How a model process died; see `InstanceLostError`."""
@@ -78,6 +85,11 @@ DeathCause = Literal["crash", "oom", "killed", "timeout", "exit", "unrecoverable
 
 class HeadraceError(Exception):
     """The base class of every error that headrace raises on purpose."""
+
+    @property
+    def public_message(self) -> str:
+        """The message for clients of a server: without the addresses of its database and its stores."""
+        return str(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what pickle needs: the class, the message and the attributes.
@@ -179,12 +191,24 @@ class TruncatedError(CorruptError):
 
 
 class StorageError(HeadraceError):
-    """An object store refused or failed. `uri` is the object, prefix or bucket."""
+    """An object store refused or failed. `uri` is the object, prefix or bucket.
 
-    def __init__(self, uri: str, why: str) -> None:
-        super().__init__(f"{uri}: {why}")
+    `detail` is the message of the store or of its client, which may name addresses: it is for the
+    operator, and clients do not receive it.
+    """
+
+    def __init__(self, uri: str, why: str, detail: str = "") -> None:
+        super().__init__(f"{uri}: {why}: {detail}" if detail else f"{uri}: {why}")
         self.uri = uri
         self.why = why
+        self.detail = detail
+
+    @property
+    @override
+    def public_message(self) -> str:
+        # The client chose a web address itself, and the messages of the guarded client suit it.
+        is_web = self.uri.startswith(("http://", "https://"))
+        return str(self) if is_web or not self.detail else f"{self.uri}: {self.why}"
 
 
 class NotFoundError(StorageError):
@@ -522,6 +546,11 @@ class JobLedgerUnavailableError(JobError):
 
     Unless the message says otherwise, it is unknown if the last write was applied.
     """
+
+    @property
+    @override
+    def public_message(self) -> str:
+        return LEDGER_UNAVAILABLE
 
 
 class ResultGoneError(JobError):

@@ -231,11 +231,20 @@ class Access:
             UnauthenticatedError: The header has no known key. The message never quotes the key.
             ForbiddenError: The key has none of the scopes.
         """
-        key = self._anonymous if self.open else self._find(authorization)
+        key = self._anonymous if self.open else self.identify(authorization)[1]
         key.require(*scopes)
         return key
 
-    def _find(self, authorization: str | None) -> ApiKey:
+    def find(self, digest: bytes) -> ApiKey | None:
+        """Return the key with this digest, or None."""
+        found = self._keys.get(digest)
+        return None if found is None else found[1]
+
+    def identify(self, authorization: str | None) -> tuple[bytes, ApiKey]:
+        """Return the digest and the key of an ``Authorization`` header, ``Bearer KEY``.
+
+        Raise UnauthenticatedError as `check` does, also without keys.
+        """
         if not authorization:
             raise UnauthenticatedError("the API key is missing: send it as Authorization: Bearer KEY")
         scheme, _, key = authorization.partition(" ")
@@ -246,7 +255,7 @@ class Access:
         found = self._keys.get(digest)
         if found is None or not hmac.compare_digest(found[0], digest):
             raise UnauthenticatedError("unknown API key")
-        return found[1]
+        return found
 
 
 def parse_keys(text: str, where: str, *, reserved: Iterable[str] = ()) -> dict[bytes, ApiKey]:

@@ -49,9 +49,9 @@ _RECENTLY: Final = f"in the last {REPORTED_MODELS_KEPT_DAYS} days"
 Reports = Mapping[str, frozenset[str]]
 """The reported models of each queue."""
 
-CheckNotify = Callable[[Mapping[str, Any]], None]
-"""Raises DataError, ConfigError or ForbiddenError for a target that cannot, or may not, be
-notified.
+PrepareNotify = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Returns an entry of ``notify`` for the ledger, with its secret encrypted. It raises DataError,
+ConfigError or ForbiddenError for a target that cannot, or may not, be notified.
 """
 
 RegionOf = Callable[[str], str | None]
@@ -114,7 +114,7 @@ class JobIntake(Service):
         stores: Stores,
         settings: JobServiceSettings,
         *,
-        check_notify: CheckNotify | None = None,
+        prepare_notify: PrepareNotify | None = None,
         announce: Announce | None = None,
         region_of: RegionOf | None = None,
         now_ms: Callable[[], int] = wall_ms,
@@ -122,7 +122,7 @@ class JobIntake(Service):
         self.settings = settings
         # Used for ids, which sort by it; no decision depends on it.
         self._now_ms = now_ms
-        self._check_notify = check_notify
+        self._prepare_notify = prepare_notify
         self._region_of = region_of
         self._ledger = ledger
         self._payloads = Payloads(
@@ -184,8 +184,7 @@ class JobIntake(Service):
         if submission.payload is not None:
             key.require_inline(len(submission.payload))
         check_options(submission.job)
-        self._check_notified(submission.job)
-        job = authorize_job(key, submission.job, trusted_output=trusted_output)
+        job = authorize_job(key, self._with_notify(submission.job), trusted_output=trusted_output)
         try:
             warnings = self._known_models.check(job, key)
             self._admit(key)
@@ -231,13 +230,13 @@ class JobIntake(Service):
             future.set_result(SubmitReply(found, created=False))
         return future
 
-    def _check_notified(self, job: NewJob) -> None:
+    def _with_notify(self, job: NewJob) -> NewJob:
+        """Return the job with its ``notify`` entries as the ledger has them."""
         if not job.notify:
-            return
-        if self._check_notify is None:
+            return job
+        if self._prepare_notify is None:
             raise DataError("notify: this server has no notifications; leave it out and poll the job")
-        for target in job.notify:
-            self._check_notify(target)
+        return replace(job, notify=tuple(map(self._prepare_notify, job.notify)))
 
     def submit_internal(self, job: NewJob) -> "Future[SubmitReply]":
         """Queue a job on behalf of the server's operator, such as one that a trigger creates.

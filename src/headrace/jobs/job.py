@@ -322,8 +322,20 @@ class HistoryEntry:
     """The key that made a manual change."""
 
 
-def job_document(job: Job) -> Document:
-    """Return a job as JSON. Its notification targets are left out because they contain secrets."""
+def job_document(job: Job, *, hide: str = "") -> Document:
+    """Return a job as JSON. Its notification targets are left out because they contain secrets.
+
+    Addresses below the prefix `hide`, the server's own store, are empty.
+    """
+    document = _document(job)
+    places = (document, "input_uri"), (document["result"], "uri"), (document["failure"], "uri")
+    for holder, name in places:
+        if hide and holder is not None and holder[name].startswith(hide):
+            holder[name] = ""
+    return document
+
+
+def _document(job: Job) -> Document:
     spec = job.spec
     return {
         "id": job.id,

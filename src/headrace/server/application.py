@@ -14,7 +14,7 @@ from secrets import token_hex
 from typing import Final
 
 from headrace.core.errors import ConfigError, ForbiddenError
-from headrace.jobs.access import Access
+from headrace.jobs.access import Access, ApiKey, Scope
 from headrace.server.errors import (
     INTERNAL_ERROR,
     METHOD_NOT_ALLOWED,
@@ -47,6 +47,7 @@ from headrace.server.observation import (
     observed_error_status,
 )
 from headrace.server.routes import Route
+from headrace.server.sessions import Sessions
 
 _log = logging.getLogger("headrace.server")
 
@@ -161,7 +162,7 @@ class WebApp:
         self._guard.check_source(exchange.method, exchange.headers, public=not route.scopes)
         if not route.scopes:
             return
-        key = exchange.key = self._guard.access.check(exchange.header(b"authorization"), *route.scopes)
+        key = exchange.key = self._guard.authenticate(exchange.method, exchange.headers, *route.scopes)
         if exchange.observation is not None:
             exchange.observation.client = key.name
         if key.models is not None and (model := exchange.arguments.get("model_name")) is not None:
@@ -214,6 +215,7 @@ class Guard:
         bound_to: The address that the server listens on; empty for an application without a server.
         allow_hosts: The names that the operator permits in ``Host`` and ``Origin``; ``*`` permits
             every Host.
+        sessions: The sessions of browsers; None accepts no cookies.
 
     A server that is bound to a loopback address accepts loopback names and IP addresses as ``Host``,
     and the allowed names. A page whose own name resolves to this machine cannot call it, because the
@@ -222,9 +224,15 @@ class Guard:
     """
 
     def __init__(
-        self, access: Access | None = None, *, bound_to: str = "", allow_hosts: Iterable[str] = ()
+        self,
+        access: Access | None = None,
+        *,
+        bound_to: str = "",
+        allow_hosts: Iterable[str] = (),
+        sessions: Sessions | None = None,
     ) -> None:
         self.access = access or Access()
+        self.sessions = sessions
         names = {name.lower().rstrip(".") for name in allow_hosts}
         self._allowed = frozenset(names - {"*"})
         self._checks_hosts = "*" not in names and (bool(names) or is_local(bound_to))
@@ -232,17 +240,19 @@ class Guard:
         """Accepted ``Host`` headers. Requests without the header do not come from browsers."""
 
     def is_plain(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return True if `check_source` would accept any request with these headers."""
+        """Return True if `check_source` would accept any request with these headers, without a cookie."""
         return (
             b"sec-fetch-site" not in headers
             and b"origin" not in headers
+            and (self.sessions is None or b"cookie" not in headers)
             and (not self._checks_hosts or headers.get(b"host", b"") in self._known_hosts)
         )
 
     def check_source(self, method: str, headers: Mapping[bytes, bytes], *, public: bool) -> None:
         """Check the headers by which a browser says where a request comes from.
 
-        `public` is true for routes that need no key. Links of other sites to them are allowed.
+        `public` is true for routes that need no key. Links of other sites to them are allowed. A page
+        of the same host and another port, or of another subdomain, is another site here.
 
         Raises:
             ForbiddenError: The ``Host`` is not a name of this server, or a page of another site sent
@@ -252,18 +262,42 @@ class Guard:
         if self._checks_hosts and host not in self._known_hosts:
             self._check_host(host)
         reads = method in SAFE_METHODS
-        if headers.get(b"sec-fetch-site") == b"cross-site" and not (public and reads):
+        site = headers.get(b"sec-fetch-site")
+        if site == b"cross-site" and not (public and reads):
             raise ForbiddenError("cross-site browser requests are refused")
-        origin = headers.get(b"origin")
-        if origin is None or reads:
-            return
-        address = origin.partition(b"://")[2].lower()
-        if address != host.lower() and _host_name(address) not in self._allowed:
+        origin = headers.get(b"origin", b"another port or subdomain" if site == b"same-site" else b"")
+        is_checked = site == b"same-site" or not reads
+        if origin and is_checked and not (public and reads) and not self._is_own_origin(origin, host):
             shown = origin[:80].decode("latin-1")
             raise ForbiddenError(
                 f"a page of the origin {shown!r} may not send this request: call the server under the "
                 "page's own host, or start the server with --allow-host and the name of that host"
             )
+
+    def authenticate(self, method: str, headers: Mapping[bytes, bytes], *scopes: Scope) -> ApiKey:
+        """Return the API key of a request that `check_source` accepted: of its header, else of its cookie.
+
+        Raises:
+            UnauthenticatedError: The request has no known key, or its session has ended.
+            ForbiddenError: The key has none of the scopes; or the request changes something, has a
+                cookie, and lacks the headers that prove its origin.
+        """
+        authorization = headers.get(b"authorization")
+        if authorization is None and self.sessions is not None and not self.access.open:
+            session = self.sessions.find(headers)
+            if session is not None:
+                if method not in SAFE_METHODS and not _names_origin(headers):
+                    raise ForbiddenError(
+                        "a change with a session needs the Origin header that browsers send: "
+                        "other clients send Authorization: Bearer KEY"
+                    )
+                session.key.require(*scopes)
+                return session.key
+        return self.access.check(None if authorization is None else authorization.decode("latin-1"), *scopes)
+
+    def _is_own_origin(self, origin: bytes, host: bytes) -> bool:
+        address = origin.partition(b"://")[2].lower()
+        return address == host.lower() or _host_name(address) in self._allowed
 
     def _check_host(self, host: bytes) -> None:
         name = _host_name(host)
@@ -275,6 +309,10 @@ class Guard:
         if len(self._known_hosts) >= HOSTS_MAX:
             self._known_hosts = {b""}
         self._known_hosts.add(host)
+
+
+def _names_origin(headers: Mapping[bytes, bytes]) -> bool:
+    return b"origin" in headers or headers.get(b"sec-fetch-site") == b"same-origin"
 
 
 def _host_name(host: bytes) -> str:

@@ -54,10 +54,6 @@ MESSAGE_CHARS_MAX: Final = 4000
 INTERNAL: Final = "internal error"
 STOPPING: Final = "the server is stopping"
 """The error of a stream that the server cuts off."""
-LEDGER_UNAVAILABLE: Final = (
-    "the job ledger does not respond: retry later; a submission with an idempotency key is queued once, "
-    "however often it is sent"
-)
 INTERNAL_ERROR: Final = 500
 NOT_FOUND: Final = 404
 METHOD_NOT_ALLOWED: Final = 405
@@ -189,7 +185,7 @@ def is_fault(status: int | str) -> bool:
 def status_of(error: BaseException) -> ErrorStatus:
     """Return the status of an error. Log it if it is unexpected."""
     status = quiet_status_of(error)
-    if status.why is LEDGER_UNAVAILABLE:
+    if isinstance(error, e.HeadraceError) and error.public_message != str(error):
         _log.warning("%s", error)
     if status.why is INTERNAL:
         _log.error("unexpected error in a request", exc_info=error)
@@ -201,9 +197,8 @@ def quiet_status_of(error: BaseException) -> ErrorStatus:
     found = next(((http, grpc) for kind, http, grpc in _TABLE if isinstance(error, kind)), None)
     if found is None:
         return ErrorStatus(INTERNAL_ERROR, GrpcCode.INTERNAL, INTERNAL, type="InternalError")
-    # The log, not the client, gets the address and the message of the database.
-    away = isinstance(error, e.JobLedgerUnavailableError)
-    why = LEDGER_UNAVAILABLE if away else str(error)[:MESSAGE_CHARS_MAX]
+    assert isinstance(error, e.HeadraceError)
+    why = error.public_message[:MESSAGE_CHARS_MAX]
     facts = {name: getattr(error, name) for name in _FACTS if hasattr(error, name)}
     return ErrorStatus(*found, why, _retry_after_s(error), kind_of(error), type(error).__name__, facts)
 

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Final, Literal
 
 from headrace.core.errors import (
+    ForbiddenError,
     MissingExtraError,
     ModelNotFoundError,
     SequenceFullError,
@@ -25,8 +26,9 @@ from headrace.core.errors import (
 )
 from headrace.core.sequence import SequenceEnd
 from headrace.core.statistics import Histogram, ModelStatistics, SequenceStatistics
+from headrace.server.application import Guard
 from headrace.server.dataplane import Dataplane
-from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND
+from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND, status_of
 from headrace.server.http import AsgiReceive, AsgiScope, AsgiSend, Headers
 from headrace.server.observation import ResponseCounters
 
@@ -365,11 +367,12 @@ class MetricsApp:
     """An ASGI application for ``GET /metrics``.
 
     The text format or OpenMetrics is selected by ``Accept``, gzip by ``Accept-Encoding``. Scrapes
-    run one at a time in a thread, so that requests proceed meanwhile.
+    run one at a time in a thread, so that requests proceed meanwhile. `guard` checks the ``Host``.
     """
 
-    def __init__(self, metrics: Collector) -> None:
+    def __init__(self, metrics: Collector, guard: Guard | None = None) -> None:
         self._metrics = metrics
+        self._guard = guard or Guard()
         self._scraping = asyncio.Lock()
 
     async def __call__(self, scope: AsgiScope, _receive: AsgiReceive, send: AsgiSend) -> None:
@@ -380,6 +383,11 @@ class MetricsApp:
             await _respond(send, NOT_FOUND, b"metrics are at /metrics\n", _PLAIN)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        try:
+            self._guard.check_source(scope["method"], headers, public=True)
+        except ForbiddenError as error:
+            await _respond(send, status_of(error).http, f"{error}\n".encode(), _PLAIN)
+            return
         accept = headers.get(b"accept", b"").decode("latin-1")
         compressed = b"gzip" in headers.get(b"accept-encoding", b"")
         try:

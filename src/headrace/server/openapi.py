@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
 from math import prod
@@ -20,6 +20,7 @@ from headrace.server.errors import STATUS_DESCRIPTIONS
 from headrace.server.http import Exchange
 from headrace.server.model_documents import ErrorDocument, InferenceRequestDocument
 from headrace.server.routes import JSON, QUEUE_NAME, Json, Operation, Route
+from headrace.server.sessions import cookie_name
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _EXAMPLE_VALUES_MAX: Final = 64
@@ -50,13 +51,16 @@ def documentation_routes(
 
     def visible_models(exchange: Exchange) -> Sequence[ModelMetadata]:
         try:
-            key = guard.access.check(exchange.header(b"authorization"), Scope.INFER)
+            key = guard.authenticate(exchange.method, exchange.headers, Scope.INFER)
         except AccessError:
             return ()
         return [model for model in ready_models() if key.permits_model(model.name)]
 
     async def document(exchange: Exchange) -> None:
-        found = openapi_document(routes, version, visible_models(exchange), guarded=not guard.access.open)
+        schemes = {} if guard.access.open else {"key": {"type": "http", "scheme": "bearer"}}
+        if schemes and guard.sessions is not None:
+            schemes["session"] = {"type": "apiKey", "in": "cookie", "name": cookie_name(exchange.headers)}
+        found = openapi_document(routes, version, visible_models(exchange), security_schemes=schemes)
         await exchange.respond(200, orjson.dumps(found))
 
     async def page(exchange: Exchange) -> None:
@@ -76,12 +80,17 @@ def documentation_routes(
 
 
 def openapi_document(
-    routes: Iterable[Route], version: str, models: Sequence[ModelMetadata] = (), *, guarded: bool = False
+    routes: Iterable[Route],
+    version: str,
+    models: Sequence[ModelMetadata] = (),
+    *,
+    security_schemes: Mapping[str, Json] | None = None,
 ) -> Json:
     """Return the OpenAPI 3.1 document of the described routes, with an example for each of `models`.
 
-    With `guarded`, the document says which routes need a key.
+    With `security_schemes`, the ways to send a key, the document says which routes need one.
     """
+    guarded = bool(security_schemes)
     described = [(route, route.operation) for route in routes if route.operation is not None]
     references, schemas = _schemas(_documents(operation for _, operation in described))
     known = {
@@ -107,9 +116,9 @@ def openapi_document(
         "paths": paths,
         "components": components,
     }
-    if guarded:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
+    if security_schemes:
+        components["securitySchemes"] = dict(security_schemes)
+        document["security"] = [{name: []} for name in security_schemes]
     return document
 
 

@@ -379,7 +379,7 @@ def _sdk_credentials(uri: str, profile: str) -> Any:
         raise
     except Exception as error:  # botocore raises dozens of types
         raise AccessDeniedError(
-            uri, f"the AWS SDK found no credentials in profile {profile!r}: {error}"
+            uri, f"the AWS SDK found no credentials in profile {profile!r}", str(error)
         ) from error
 
 
@@ -458,15 +458,13 @@ def _parse_error(kind: str, text: str) -> _ErrorDetails:
 
 def _access_error(uri: str, details: _ErrorDetails) -> Exception | None:
     if details.code in _REGION_CODES or "without LOCATION" in details.text or 300 <= details.status < 400:
-        return StorageError(uri, f"the bucket is in another region: set AWS_REGION ({details.why})")
+        return StorageError(uri, "the bucket is in another region: set AWS_REGION", details.why)
     denied = details.kind in {"PermissionDeniedError", "UnauthenticatedError"} or details.status in {401, 403}
     if denied or details.code in _DENIED_CODES:
-        return AccessDeniedError(
-            uri, f"the credentials are wrong or do not allow this operation: {details.why}"
-        )
+        return AccessDeniedError(uri, "the credentials are wrong or do not allow this operation", details.why)
     if any(address in details.text for address in _METADATA_ADDRESSES):
         return AccessDeniedError(
-            uri, f"the metadata address of this machine returned no credentials: {details.why}"
+            uri, "the metadata address of this machine returned no credentials", details.why
         )
     return None
 
@@ -487,8 +485,8 @@ def _usage_error(uri: str, details: _ErrorDetails) -> Exception | None:
     if details.kind in {"ValueError", "InvalidPathError"} or "path segment" in details.text:
         return StorageError(
             uri,
-            "a key has an empty, '.' or '..' segment or a control character, which is not supported: "
-            f"{details.why}",
+            "a key has an empty, '.' or '..' segment or a control character, which is not supported",
+            details.why,
         )
     if "builder error" in details.text or details.kind == "UnknownConfigurationKeyError":
         return ConfigError(f"{uri}: {details.why}")
@@ -496,5 +494,5 @@ def _usage_error(uri: str, details: _ErrorDetails) -> Exception | None:
         return ConfigError(f"{uri}: {details.why}")
     is_client_error = 400 <= details.status < 500 or details.status == http.HTTPStatus.NOT_IMPLEMENTED
     if is_client_error and details.status not in _TRANSIENT_STATUSES and details.code not in _TRANSIENT_CODES:
-        return StorageError(uri, f"the server refused the request: {details.why}")
+        return StorageError(uri, "the server refused the request", details.why)
     return None

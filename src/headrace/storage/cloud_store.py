@@ -151,7 +151,7 @@ class CloudStore(Store, UrlSigner):
                 # The client has already retried each part, and earlier parts are no longer in
                 # memory.
                 raise UnavailableError(
-                    uri, f"a part of the upload still fails after every retry: {fault}"
+                    uri, "a part of the upload still fails after every retry", str(fault)
                 ) from fault
             except NotFoundError as error:
                 if error.uri == bucket.uri:

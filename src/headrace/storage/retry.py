@@ -92,12 +92,12 @@ class Attempts:
         )
         tries = f"{self._count} attempts over {elapsed_s:.1f} s"
         if delay_s is None:
-            why = f"{self._verb} still fails after {tries}: {fault}. Is the server up and the endpoint right?"
-            raise UnavailableError(self._uri, why) from fault
+            detail = f"{fault}. Is the server up and the endpoint right?"
+            raise UnavailableError(self._uri, f"{self._verb} still fails after {tries}", detail) from fault
         # The first failure is a warning; repetitions appear only in a detailed log.
         level = logging.WARNING if self._count == 1 else logging.INFO
         _log.log(level, "%s: %s failed, retrying in %.1f s: %s", self._uri, self._verb, delay_s, fault)
         if retrier.clock.sleep(delay_s, retrier.wake):
             raise UnavailableError(
-                self._uri, f"{self._verb} was abandoned after {tries}, on closing: {fault}"
+                self._uri, f"{self._verb} was abandoned after {tries}, on closing", str(fault)
             ) from fault

@@ -5,7 +5,7 @@ import orjson
 from cases import for_each
 from headrace.core import errors
 from headrace.jobs.client.messages import ApiResponse, error_from_response
-from headrace.server.errors import LEDGER_UNAVAILABLE, error_body, error_headers, status_of
+from headrace.server.errors import error_body, error_headers, status_of
 
 
 @for_each(
@@ -24,7 +24,7 @@ from headrace.server.errors import LEDGER_UNAVAILABLE, error_body, error_headers
         errors.QueueFullError("full", retry_after_s=1.5),
         errors.OverloadedError("busy", retry_after_s=2.5),
         errors.QueueClosedError("closed"),
-        errors.JobLedgerUnavailableError(LEDGER_UNAVAILABLE),
+        errors.JobLedgerUnavailableError(errors.LEDGER_UNAVAILABLE),
         errors.StoppedError("down"),
         errors.UnavailableError("the store", "failed"),
         errors.UnsupportedError("no"),

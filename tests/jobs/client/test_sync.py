@@ -108,16 +108,16 @@ def test_payload_arrives_unchanged(served, client, source, content_type, payload
         2,
     )
     assert spec.content_type == content_type
-    assert served.stores.for_uri(spec.input_uri).get(spec.input_uri) == payload
+    assert served.payload(job.id) == payload
     assert job.due_at_ms == job.created_at_ms + 500
 
 
 def test_small_and_large_files_are_payloads(served, client, tmp_path):
     for name, data in (("a.csv", b"1,2\n"), ("b.parquet", BIG)):
         (tmp_path / name).write_bytes(data)
-        spec = client.submit("m", tmp_path / name).spec
-        assert served.stores.for_uri(spec.input_uri).get(spec.input_uri) == data
-        assert spec.content_type == {"a.csv": "text/csv", "b.parquet": "application/x-parquet"}[name]
+        job = client.submit("m", tmp_path / name)
+        assert served.payload(job.id) == data
+        assert job.spec.content_type == {"a.csv": "text/csv", "b.parquet": "application/x-parquet"}[name]
     with pytest.raises(errors.ConfigError, match="the file does not exist"):
         client.submit("m", tmp_path / "none.csv")
 

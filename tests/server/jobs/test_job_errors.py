@@ -2,7 +2,7 @@
 
 from cases import for_each
 from headrace.core import errors
-from headrace.server.errors import LEDGER_UNAVAILABLE, error_body, error_headers, status_of
+from headrace.server.errors import error_body, error_headers, status_of
 from server.jobs.test_job_routes import UNKNOWN
 
 
@@ -56,7 +56,7 @@ def test_nul_characters_reach_no_database(http):
         (errors.IdempotencyError("k", "j"), 422, {"key": "k", "job_id": "j"}),
         (errors.QueueFullError("full", retry_after_s=1.2), 429, {"retry_after_s": 1.2}),
         (errors.QueueClosedError("closed"), 503, {}),
-        (errors.JobLedgerUnavailableError(LEDGER_UNAVAILABLE), 503, {}),
+        (errors.JobLedgerUnavailableError(errors.LEDGER_UNAVAILABLE), 503, {}),
     ],
 )
 def test_error_facts_are_in_the_response(error, status, facts):

@@ -25,7 +25,7 @@ def test_upload_becomes_the_payload_of_one_job(served, http):
     named = {"model": "m", "upload": upload.json()["id"], "content_type": "x/y"}
     job = http.post("/v1/jobs", json=named)
     assert (job.status_code, job.json()["id"]) == (202, upload.json()["id"])
-    assert served.stores.for_uri(job.json()["input_uri"]).get(job.json()["input_uri"]) == BIG
+    assert served.payload(job.json()["id"]) == BIG
     assert http.post("/v1/jobs", json=named).status_code == 200
     assert http.post("/v1/jobs", json={**named, "model": "n"}).status_code == 422
     assert http.put(upload.json()["url"], content=b"other").status_code == 409
@@ -198,7 +198,7 @@ def test_signing_store_receives_uploads_directly(bucket):
         httpx.put(upload["url"], content=BIG, trust_env=False).raise_for_status()
         named = {"model": "m", "upload": upload["id"], "content_type": "x/y"}
         job = http.post("/v1/jobs", json=named).json()
-        assert made.stores.for_uri(job["input_uri"]).get(job["input_uri"]) == BIG
+        assert made.payload(job["id"]) == BIG
         run = made.claim()
         uri = f"s3://jobs/headrace/attempts/{run.id}/1/result.out"
         made.stores.for_uri(uri).put(uri, BIG)

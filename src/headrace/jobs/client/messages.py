@@ -350,7 +350,7 @@ def _remade(kind: type[HeadraceError], why: str, document: Mapping[str, Any]) ->
         value = document.get(name, default)
         setattr(error, name, value if isinstance(value, type(default)) else default)
     if isinstance(error, e.StorageError):
-        error.uri, error.why = "", why
+        error.uri, error.why, error.detail = "", why, ""
     if isinstance(error, e.ModelError):
         error.model, error.why = "", why
     return error

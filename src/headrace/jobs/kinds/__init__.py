@@ -304,6 +304,8 @@ class AttemptRunner:
     def outcome_of(self, attempt: Attempt, error: BaseException) -> Outcome | None:
         """Return the outcome of an attempt that raised; None if it does not count. Never raise."""
         try:
+            if isinstance(error, HeadraceError) and error.public_message != str(error):
+                _log.warning("an attempt failed: %s", error, extra={"job": attempt.job.id})
             return outcome_of_error(attempt, error, share=self._share(), hide=self._hide)
         except Exception:  # noqa: BLE001 - as above
             _log.exception("the outcome of an error could not be determined", extra={"job": attempt.job.id})
@@ -370,7 +372,7 @@ def client_message(error: BaseException, hide: str) -> str:
     """Return a message for the client: headrace's own errors verbatim, others as an internal error."""
     if not isinstance(error, HeadraceError):
         return "headrace itself failed; see its log for this job's id"
-    text = str(error)
+    text = error.public_message
     if hide:
         text = text.replace(hide, "store:")
     return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"

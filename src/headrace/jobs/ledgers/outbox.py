@@ -234,7 +234,7 @@ class SqlOutbox(DatabaseOperations, Outbox):
 
 
 def dump_target(target: Target) -> str:
-    """Return a target as JSON. It contains secrets: a reader of the database can sign."""
+    """Return a target as JSON, with its secrets as they are: encrypted, except in tests."""
     (kind,) = (name for name, cls in _KINDS.items() if isinstance(target, cls))
     values: dict[str, Any] = asdict(target)
     if isinstance(target, SnsTarget):

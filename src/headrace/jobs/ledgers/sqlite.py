@@ -1,10 +1,12 @@
 """The job ledger in an SQLite file: durable, without a server, for all processes of one host."""
 
+import os
 import random
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,6 +31,7 @@ BUSY_S: Final = 15.0
 BUSY_STEP_S: Final = (0.0005, 0.003)
 READERS: Final = 4
 READER_WAIT_S: Final = 15.0
+_PRIVATE: Final = 0o600
 POLL_S: Final = 0.01
 """Seconds between reads of the file's change counter by a waiter."""
 _VERSION_MIN: Final = (3, 35)
@@ -70,7 +73,19 @@ class SqliteJobLedger(SqlJobLedger):
             )
         if not self.path.parent.is_dir():
             raise ConfigError(f"{self.path.parent} is no folder: create it for the job ledger")
+        self._close_to_others()
         super()._begin()
+
+    def _close_to_others(self) -> None:
+        """Create the file for its owner alone; SQLite gives its other files the same permissions.
+
+        An existing file is closed to other users, unless it belongs to one of them.
+        """
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, _PRIVATE))
+        with suppress(PermissionError, FileNotFoundError):
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{self.path}{suffix}").chmod(_PRIVATE)
 
     @override
     def _run_exclusively(self, engine: sa.Engine, work: Callable[[sa.Connection], bool]) -> bool:

@@ -40,6 +40,8 @@ _TYPE: Final = re.compile(r"[a-z0-9_]+(?:\.[a-z0-9_]+)*")
 _TYPE_CHARS_MAX: Final = 64
 _JOB_ID_CHARS_MAX: Final = 256
 
+ENCRYPTED_PREFIX: Final = "encrypted:v1:"
+"""The prefix of a secret as the ledger has it, encrypted by `headrace.jobs.encryption`."""
 WHSEC_PREFIX: Final = "whsec_"
 SECRET_BYTES: Final = 32
 SECRET_BYTES_MIN: Final = 24
@@ -141,7 +143,8 @@ DeliveryResult = Delivered | RetryLater | Disabled | Refused
 class WebhookTarget:
     """A URL that accepts POST requests.
 
-    All `secrets` sign each request, the newest first; there are two while a secret is replaced.
+    All `secrets` sign each request, the newest first; there are two while a secret is replaced. The
+    ledger has them encrypted.
     `format` is ``standard``, ``cloudevents-structured`` or ``cloudevents-binary``.
     """
 

@@ -9,7 +9,7 @@ import re
 import smtplib
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import EmailMessage
@@ -25,6 +25,7 @@ from headrace.core.clock import retry_after_s
 from headrace.core.errors import ConfigError, RefusedAddressError
 from headrace.core.settings import Setting, check
 from headrace.jobs.notify import (
+    ENCRYPTED_PREFIX,
     Delivered,
     DeliveryResult,
     Disabled,
@@ -80,6 +81,7 @@ class WebhookNotifier(Notifier):
         source: The source of CloudEvents, a URI reference; (source, id) is unique.
         wall_s: Returns the signed time, in seconds since the epoch. Receivers refuse times that are
             minutes off: on hosts without synchronised clocks, pass the database's.
+        decrypt: Returns a secret of a URL, which may be encrypted, as plain text; raises ConfigError.
     """
 
     def __init__(
@@ -88,17 +90,24 @@ class WebhookNotifier(Notifier):
         *,
         source: str = "/headrace/jobs",
         wall_s: Callable[[], float] = time.time,
+        decrypt: Callable[[str, str], str] | None = None,
     ) -> None:
         self._client = client
         self._source = source
         self._wall_s = wall_s
+        self._decrypt = decrypt or _require_plain
 
     @override
     def send(self, notification: Notification, target: Target) -> DeliveryResult:
         if not isinstance(target, WebhookTarget):
             return Refused("not a webhook")
         try:
-            keys = _keys(target)
+            secrets = [self._decrypt(secret, target.url) for secret in target.secrets]
+        except ConfigError as error:
+            # Another process, or this one after a restart, may have the right key.
+            return RetryLater(f"the webhook's secret cannot be decrypted: {error}")
+        try:
+            keys = _keys(target.format, secrets)
             body, headers = encode_webhook(notification, target.format, self._source)
         except ConfigError as error:
             return Refused(str(error))
@@ -160,12 +169,18 @@ def _has_it(response: OutboundResponse) -> bool:
     return HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES
 
 
-def _keys(target: WebhookTarget) -> list[bytes]:
-    if not target.secrets and target.format == STANDARD:
+def _require_plain(secret: str, _url: str) -> str:
+    if secret.startswith(ENCRYPTED_PREFIX):
+        raise ConfigError("this process has no encryption key: start it with --encryption-key FILE")
+    return secret
+
+
+def _keys(format: str, secrets: Sequence[str]) -> list[bytes]:
+    if not secrets and format == STANDARD:
         raise ConfigError("a standard webhook needs a secret for its signature")
-    if len(target.secrets) > KEYS_MAX:
-        raise ConfigError(f"the webhook has {len(target.secrets)} secrets; the limit is {KEYS_MAX}")
-    return [decode_secret(secret) for secret in target.secrets]
+    if len(secrets) > KEYS_MAX:
+        raise ConfigError(f"the webhook has {len(secrets)} secrets; the limit is {KEYS_MAX}")
+    return [decode_secret(secret) for secret in secrets]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 ::
 
     {"webhook": "https://example.com/hook", "secret": "whsec_…", "format": "standard",
-     "events": ["completed", "failed"]}
+     "events": ["completed", "failed"]}    # the ledger has the secret encrypted
     {"sns": {"success_topic": "arn:…", "error_topic": "arn:…", "include_response": ["success"]}}
     {"email": ["a@example.com"]}
     {"endpoint": "billing"}                    # an endpoint of the server's operator, by name
@@ -22,7 +22,14 @@ import orjson
 from headrace.core.errors import ConfigError
 from headrace.jobs import paths
 from headrace.jobs.job import Job, JobProgress
-from headrace.jobs.notify import EmailTarget, SnsTarget, Target, WebhookTarget, decode_secret
+from headrace.jobs.notify import (
+    ENCRYPTED_PREFIX,
+    EmailTarget,
+    SnsTarget,
+    Target,
+    WebhookTarget,
+    decode_secret,
+)
 from headrace.jobs.notify.notifiers import FORMATS, STANDARD, require_mailbox
 from headrace.jobs.outbound import OutboundPolicy, parse_url
 from headrace.jobs.state import JobState
@@ -51,7 +58,7 @@ def read_subscriptions(
 ) -> tuple[Subscription, ...]:
     """Read the ``notify`` list of a submission; `policy` checks the URLs of webhooks, if given.
 
-    Raise ConfigError with the entry's number for invalid entries, and RefusedAddressError for a URL
+    Without a policy the list comes from the ledger, and secrets may be encrypted. Raise ConfigError with the entry's number for invalid entries, and RefusedAddressError for a URL
     that is not permitted.
     """
     if len(entries) > SUBSCRIPTIONS_MAX:
@@ -82,6 +89,8 @@ def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Su
         # Not for jobs that are in the ledger already: they become visible dead letters.
         if entry.get("format", STANDARD) == STANDARD and not entry.get("secret"):
             raise ConfigError("a standard webhook needs a secret (whsec_…); give one, or another format")
+        if str(entry.get("secret")).startswith(ENCRYPTED_PREFIX):
+            raise ConfigError("secret must be a string that begins with whsec_")
     target = read(entry)
     return Subscription(target.endpoint_id, target, events)
 
@@ -117,7 +126,8 @@ def _webhook(entry: Mapping[str, Any]) -> WebhookTarget:
     if secret is not None:
         if not isinstance(secret, str):
             raise ConfigError("secret must be a string that begins with whsec_")
-        decode_secret(secret)
+        if not secret.startswith(ENCRYPTED_PREFIX):
+            decode_secret(secret)
     url = _text(entry, "webhook")
     return WebhookTarget(_id_of(entry, "webhook"), url, (secret,) if secret else (), form)
 

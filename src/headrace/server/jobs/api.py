@@ -13,7 +13,7 @@ import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import ApiKey
-from headrace.jobs.job import Job
+from headrace.jobs.job import Document, Job, job_document
 from headrace.jobs.ledger import SubmitReply
 from headrace.jobs.service import JobService
 from headrace.jobs.submission import Submission
@@ -108,6 +108,10 @@ class Api:
         self.thread_pool = thread_pool or BoundedThreadPool()
         self.uploads = asyncio.Semaphore(self.settings.uploads_max)
         self.checks = asyncio.Semaphore(CHECKS_MAX)
+
+    def document(self, job: Job) -> Document:
+        """Return a job as JSON, without addresses in the server's own store."""
+        return job_document(job, hide=self.service.settings.store_uri.rstrip("/") + "/")
 
     async def submit(
         self, key: ApiKey, submission: Submission, *, trusted_output: bool = False

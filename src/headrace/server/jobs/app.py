@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import asdict, replace
+from secrets import token_bytes
 from typing import Any, Final, cast
 
 import orjson
@@ -41,6 +42,7 @@ from headrace.server.jobs.job_routes import JobHandlers, QueueHandlers
 from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
 from headrace.server.openapi import documentation_routes
 from headrace.server.routes import BINARY, Json, Route, read_query, route, routes_of
+from headrace.server.sessions import Sessions, session_routes
 
 UPLOAD_CHUNK_BYTES: Final = 1 << 20
 """The size of the chunks that uploads write to the store. A thread call per packet would cost more
@@ -99,14 +101,16 @@ def jobs_app(
     event_submitter: EventSubmitter | None = None,
 ) -> WebApp:
     """Return an application with the job API alone; see `job_routes`."""
-    settings, guard = settings or ApiSettings(), Guard(access)
+    settings = settings or ApiSettings()
+    sessions = Sessions(access, token_bytes())
+    guard = Guard(access, sessions=sessions)
     routes = job_routes(
         service,
         settings=settings,
         thread_pool=thread_pool,
         sagemaker=sagemaker,
         event_submitter=event_submitter,
-    )
+    ) + session_routes(sessions, access)
     documentation = documentation_routes(routes, guard, version=version)
     return WebApp([*routes, *documentation], guard, body_s_max=settings.body_s_max)
 

@@ -74,6 +74,7 @@ class ResultDocument(Struct, kw_only=True):
     """The location of a result."""
 
     uri: str
+    """The address below the job's output; empty in headrace's own store."""
     size_bytes: int | None
     content_type: str
     published_uri: str
@@ -113,6 +114,7 @@ class JobDocument(Struct, kw_only=True):
     kind: KindName
     queue: str
     input_uri: str
+    """Empty for a payload in headrace's own store."""
     content_type: str
     accept: str
     output_uri: str

@@ -15,7 +15,7 @@ import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import Scope
-from headrace.jobs.job import Job, change_tag, history_document, job_document, same_state
+from headrace.jobs.job import Job, change_tag, history_document, same_state
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.service import CHANGE_SCOPES, queue_document
 from headrace.jobs.submission import (
@@ -120,7 +120,7 @@ class JobHandlers:
         submission = await self._run(_read, exchange, body, limits)
         reply = await self._api.submit(exchange.client, submission)
         location = [(b"location", f"/v1/jobs/{reply.job.id}".encode())]
-        await respond_json(exchange, job_document(reply.job), 202 if reply.created else 200, location)
+        await respond_json(exchange, self._api.document(reply.job), 202 if reply.created else 200, location)
 
     @route("GET", "/v1/jobs", _READ, PageDocument, query=JobsQuery, errors=(*ERRORS, 413))
     async def find(self, exchange: Exchange) -> None:
@@ -139,7 +139,7 @@ class JobHandlers:
         )
         key = exchange.client
         page = await self._run(self._service.find, key, wanted, after=query.after, limit=query.limit)
-        document = {"jobs": list(map(job_document, page.jobs)), "next_after": page.next_after}
+        document = {"jobs": list(map(self._api.document, page.jobs)), "next_after": page.next_after}
         await respond_json(exchange, document)
 
     @route("GET", _PATH, _READ, JobDocument, query=WaitQuery, errors=(*ERRORS, 404))
@@ -147,7 +147,7 @@ class JobHandlers:
         """Return a job. With `wait`, respond when the job has ended or the time has passed."""
         wait_s = read_query(WaitQuery, exchange.query).wait
         job = await self._api.wait_for_job(exchange.client, job_id_of(exchange), wait_s)
-        await respond_json(exchange, job_document(job))
+        await respond_json(exchange, self._api.document(job))
 
     @route("GET", f"{_PATH}/history", _READ, HistoryDocument, errors=(*ERRORS, 404))
     async def history(self, exchange: Exchange) -> None:
@@ -162,7 +162,7 @@ class JobHandlers:
         Repeating the request has no further effect.
         """
         job = await self._run(self._service.cancel, exchange.client, job_id_of(exchange))
-        await respond_json(exchange, job_document(job))
+        await respond_json(exchange, self._api.document(job))
 
     @route("POST", f"{_PATH}/retry", CHANGE_SCOPES, JobDocument, errors=(*ERRORS, 404, 409))
     async def retry(self, exchange: Exchange) -> None:
@@ -172,7 +172,7 @@ class JobHandlers:
         only its publication is repeated.
         """
         job = await self._run(self._service.retry, exchange.client, job_id_of(exchange))
-        await respond_json(exchange, job_document(job))
+        await respond_json(exchange, self._api.document(job))
 
     @route("DELETE", _PATH, _SUBMIT, JobDocument, errors=(*ERRORS, 404, 409))
     async def delete(self, exchange: Exchange) -> None:
@@ -182,7 +182,7 @@ class JobHandlers:
         other key needs `admin`.
         """
         job = await self._run(self._service.delete, exchange.client, job_id_of(exchange))
-        await respond_json(exchange, job_document(job))
+        await respond_json(exchange, self._api.document(job))
 
     @route(
         "GET",
@@ -297,7 +297,7 @@ async def _event_stream(api: Api, job: Job, last_tag: str) -> AsyncGenerator[byt
     while True:
         tag = change_tag(job)
         if tag != last_tag:
-            yield _event(job, tag, last_tag)
+            yield _event(api, job, tag, last_tag)
             last_tag = tag
         if job.state.ended or loop.time() >= ends_s:
             return
@@ -327,7 +327,7 @@ async def _next_change(api: Api, job_id: str, last_tag: str) -> Job | None:
         follower.leave(waiter)
 
 
-def _event(job: Job, tag: str, last_tag: str) -> bytes:
+def _event(api: Api, job: Job, tag: str, last_tag: str) -> bytes:
     name = b"progress" if same_state(tag, last_tag) else b"state"
-    data = orjson.dumps(job_document(job))
+    data = orjson.dumps(api.document(job))
     return b"".join((b"id: ", tag.encode(), b"\nevent: ", name, b"\ndata: ", data, b"\n\n"))
