@@ -1,14 +1,18 @@
 """Components of job processes: locations, reserved URIs, start and stop."""
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.app.job_components import JobLocations, open_job_components
 from headrace.config.jobs_file import JobsFile
-from headrace.core.errors import RefusedAddressError
+from headrace.core.errors import ConfigError, RefusedAddressError
+from headrace.jobs.encryption import EncryptionKey
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import WebhookTarget
 from headrace.jobs.outbound.client import InputStore
 
+SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 INTERVALS = {"maintain_s": 1.0, "hold_off_s": 0.0}
 
 
@@ -19,10 +23,79 @@ def test_default_locations_are_a_folder_with_ledger_and_objects(tmp_path):
     assert (tmp_path / "data" / "objects").is_dir()
 
 
-def test_store_and_ledger_files_are_reserved(tmp_path):
+def mode_of(path):
+    return oct(path.stat().st_mode & 0o777)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_data_folder_and_its_files_are_for_one_user(tmp_path, exists):
+    """Before, the folder had mode 755 and the database mode 644."""
+    data = tmp_path / "above" / "data"
+    if exists:
+        data.mkdir(parents=True)
+        data.chmod(0o755)
+        (data / "jobs.db").touch(0o644)
+    components = open_job_components(JobLocations.folder(data), **INTERVALS)
+    components.start()
+    components.ledger.set_queue(QueueSettings("q"))
+    files = sorted(path.name for path in data.iterdir() if path.is_file())
+    assert files == ["encryption.key", "jobs.db", "jobs.db-shm", "jobs.db-wal"]
+    assert {name: mode_of(data / name) for name in files} == dict.fromkeys(files, "0o600")
+    assert (mode_of(data), mode_of(data / "objects")) == ("0o700", "0o700")
+    assert mode_of(data.parent) != "0o700"
+    components.stop()
+
+
+def test_existing_folders_of_separate_locations_keep_their_permissions(tmp_path):
+    for name in ("ledger", "store"):
+        (tmp_path / name).mkdir(0o755)
+    locations = JobLocations(f"sqlite:///{tmp_path}/ledger/jobs.db", f"{tmp_path}/store/")
+    components = open_job_components(locations, **INTERVALS)
+    components.start()
+    assert [mode_of(tmp_path / name) for name in ("ledger", "store", "ledger/jobs.db")] == [
+        "0o755",
+        "0o755",
+        "0o600",
+    ]
+    components.stop()
+
+
+def test_secret_of_an_endpoint_is_encrypted_in_the_ledger(tmp_path):
+    target = WebhookTarget("billing", "https://h.example/", (SECRET,))
+    locations = JobLocations.folder(tmp_path)
+    components = open_job_components(locations, JobsFile(endpoints=(target,)), **INTERVALS)
+    components.start()
+    (kept,) = components.ledger.outbox.endpoint("billing").target.secrets
+    components.stop()
+    assert kept.startswith("encrypted:v1:")
+    assert EncryptionKey.load(locations.key_file).decrypt(kept, target.url) == SECRET
+    assert not [
+        path for path in tmp_path.iterdir() if path.is_file() and SECRET.encode() in path.read_bytes()
+    ]
+
+
+def test_secret_without_an_encryption_key_stops_the_server(tmp_path):
+    locations = JobLocations(f"sqlite:///{tmp_path}/jobs.db", f"{tmp_path}/objects/")
+    file = JobsFile(endpoints=(WebhookTarget("billing", "https://h.example/", (SECRET,)),))
+    with pytest.raises(ConfigError, match=r"endpoints\.billing.*--encryption-key FILE"):
+        open_job_components(locations, file, **INTERVALS)
+
+
+def test_named_key_file_must_exist(tmp_path):
+    locations = replace(JobLocations.folder(tmp_path), encryption_key=tmp_path / "other.key")
+    with pytest.raises(ConfigError, match="openssl rand"):
+        open_job_components(locations, **INTERVALS)
+
+
+def test_store_ledger_and_key_files_are_reserved(tmp_path):
     locations = JobLocations.folder(tmp_path)
     database = f"{tmp_path}/jobs.db"
-    assert set(locations.reserved_uris) >= {locations.store_uri, database, f"{database}-wal"}
+    assert set(locations.reserved_uris) >= {
+        locations.store_uri,
+        database,
+        f"{database}-wal",
+        f"{tmp_path}/encryption.key",
+    }
     assert JobLocations("postgresql://h/d", "s3://b/jobs/").reserved_uris == ("s3://b/jobs/",)
 
 

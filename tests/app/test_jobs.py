@@ -106,6 +106,45 @@ def test_keys_of_the_file_protect_grpc(server, keys):
         assert b"headrace" in metadata_of_server(b"", metadata=key, timeout=WAIT_S)
 
 
+def test_foreign_hosts_and_pages_can_neither_read_nor_submit_jobs(tmp_path):
+    """Before, a page with the name evil.example got 200 for GET and 202 for POST on loopback."""
+    job = json.dumps({"model": "m", "input": 1}).encode()
+    locations = JobLocations.folder(tmp_path / "data")
+    with running(lambda: open_jobs([], locations, JobsOptions(port=0))) as opened:
+        url = opened.addresses["jobs"]
+        port = urlsplit(url).port
+        page = {"Host": f"localhost:{port}", "Origin": f"http://localhost:{port + 1}"}
+        for headers in (
+            {"Host": f"evil.example:{port}"},
+            {"Sec-Fetch-Site": "cross-site"},
+            {"Sec-Fetch-Site": "same-site"},
+            {"Sec-Fetch-Site": "same-site", **page},
+        ):
+            assert call(url, "GET", "/v1/jobs", **headers)[0] == 403, headers
+            assert call(url, "POST", "/v1/jobs", job, **headers)[0] == 403, headers
+        assert call(url, "POST", "/v1/jobs", job, **page)[0] == 403
+        assert call(url, "GET", "/v1/jobs")[1]["jobs"] == []
+        own = {"Sec-Fetch-Site": "same-origin", "Host": page["Host"], "Origin": f"http://{page['Host']}"}
+        assert call(url, "POST", "/v1/jobs", job, **own)[0] == 202
+
+
+def test_session_of_a_browser_calls_jobs_and_models(server, keys):
+    for listener in ("jobs", "rest"):
+        url = server.addresses[listener]
+        address = urlsplit(url)
+        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=WAIT_S)
+        connection.request("POST", "/v1/session", headers=keys["web"])
+        response = connection.getresponse()
+        assert json.loads(response.read())["name"] == "web"
+        cookie = response.headers["set-cookie"].partition(";")[0]
+        connection.close()
+        page = {"Cookie": cookie, "Origin": f"http://{address.netloc}"}
+        status, document = call(url, "POST", "/v2/models/twice/infer", BODY, **page)
+        assert (status, document["outputs"][0]["data"]) == (200, [4.0])
+        assert call(url, "GET", "/v1/jobs", Cookie=cookie)[0] == 403, "the key may not read jobs"
+        assert call(url, "POST", "/v2/models/twice/infer", BODY, Cookie=cookie)[0] == 403
+
+
 def test_foreign_host_is_refused_by_all_routes(server, keys):
     for listener in ("jobs", "rest"):
         for path in ("/v1/health/live", "/v2/health/live", "/docs"):

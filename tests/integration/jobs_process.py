@@ -47,6 +47,7 @@ class CommandProcess:
         environ: Mapping[str, str] | None = None,
         program: Sequence[str] = (sys.executable, "-m", "headrace"),
     ) -> None:
+        self.folder = folder
         self.log: list[str] = []
         self.urls: dict[str, str] = {}
         self._ready = threading.Event()

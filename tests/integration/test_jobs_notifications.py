@@ -126,6 +126,16 @@ def test_webhook_is_signed_and_names_the_result(client, receiver, moto_server, b
     assert s3.get_object(Bucket=bucket, Key="out/hook.out")["Body"].read() == b"2.0\n"
 
 
+def test_secrets_are_encrypted_in_the_data_folder(up, client, receiver):
+    """Before, a copy of the database could sign as the operator."""
+    job = client.submit("model", request(1), notify=[{"webhook": receiver.url, "secret": SECRET}])
+    (sent,) = wait_for_request(receiver, job.id)
+    assert Webhook(SECRET).verify(sent.body, sent.headers)["type"] == "job.completed"
+    files = [path for path in (up.folder / "headrace-data").rglob("*") if path.is_file()]
+    assert any(b"encrypted:v1:" in path.read_bytes() for path in files)
+    assert not [path for path in files if b"whsec_" in path.read_bytes()]
+
+
 def test_named_endpoint_gets_only_its_events(client, receiver):
     notify = [{"endpoint": "billing", "events": ["failed"]}]
     good = client.submit("model", request(1), notify=notify)

@@ -247,11 +247,25 @@ def test_accepted_hosts_are_remembered_within_a_limit(monkeypatch):
         ("POST", {"origin": "http://app.example:81", "host": "app.example"}, False),
         ("POST", {"origin": "http://evil.example", "host": "app.example"}, False),
         ("POST", {"origin": "null", "host": "app.example"}, False),
+        ("POST", {"origin": "null"}, False),
         ("POST", {"origin": "https://front.example", "host": "app.example"}, True),
         ("GET", {"origin": "http://evil.example", "host": "app.example"}, True),
         ("GET", {"sec-fetch-site": "cross-site"}, False),
         ("POST", {"sec-fetch-site": "cross-site"}, False),
         ("POST", {"sec-fetch-site": "same-origin"}, True),
+        ("GET", {"sec-fetch-site": "none"}, True),
+        ("GET", {"sec-fetch-site": "same-site", "host": "app.example"}, False),
+        ("POST", {"sec-fetch-site": "same-site", "host": "app.example"}, False),
+        (
+            "GET",
+            {"sec-fetch-site": "same-site", "origin": "http://app.example:81", "host": "app.example"},
+            False,
+        ),
+        (
+            "GET",
+            {"sec-fetch-site": "same-site", "origin": "https://front.example", "host": "app.example"},
+            True,
+        ),
     ],
 )
 def test_pages_of_other_sites_are_refused(method, headers, accepted):
@@ -265,10 +279,11 @@ def test_pages_of_other_sites_are_refused(method, headers, accepted):
         guard.check_source(method, sent, public=False)
 
 
-def test_link_of_another_site_opens_the_documentation():
-    Guard().check_source("GET", {b"sec-fetch-site": b"cross-site"}, public=True)
+@for_each("site", [b"cross-site", b"same-site"])
+def test_link_of_another_site_opens_the_documentation(site):
+    Guard().check_source("GET", {b"sec-fetch-site": site}, public=True)
     with pytest.raises(ForbiddenError):
-        Guard().check_source("POST", {b"sec-fetch-site": b"cross-site"}, public=True)
+        Guard().check_source("POST", {b"sec-fetch-site": site}, public=True)
 
 
 @for_each("direct", [True, False])

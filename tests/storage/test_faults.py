@@ -7,6 +7,7 @@ from headrace.core.errors import (
     AlreadyExistsError,
     ChangedError,
     ConfigError,
+    HeadraceError,
     NotFoundError,
     StorageError,
 )
@@ -57,7 +58,10 @@ def _message(status: int, code: str = "") -> str:
     ],
 )
 def test_client_error_is_translated(kind, text, becomes):
-    assert type(translate_error("s3://b", "s3://b/k", kind, text)) is becomes
+    error = translate_error("s3://b", "s3://b/k", kind, text)
+    assert type(error) is becomes
+    if isinstance(error, HeadraceError):
+        assert "http://" not in error.public_message, "the address of the store is for the operator"
 
 
 @for_each("key", ["LOCATION", "NotPartial", "MissingValues", "169.254.169.254"])

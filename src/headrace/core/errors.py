@@ -84,12 +84,18 @@ DeathCause = Literal["crash", "oom", "killed", "timeout", "exit", "unrecoverable
 
 
 class HeadraceError(Exception):
-    """The base class of every error that headrace raises on purpose."""
+    """The base class of every error that headrace raises on purpose.
+
+    `detail` is the end of the message after a colon: the text of a store or of its client, which may
+    name addresses. It is for the operator, and clients of a server do not receive it.
+    """
+
+    detail: str = ""
 
     @property
     def public_message(self) -> str:
         """The message for clients of a server: without the addresses of its database and its stores."""
-        return str(self)
+        return str(self).removesuffix(f": {self.detail}") if self.detail else str(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what pickle needs: the class, the message and the attributes.
@@ -109,6 +115,10 @@ def _rebuild(
 
 class ConfigError(HeadraceError):
     """An invalid setting or argument: an unknown scheme, a bad option, contradicting options."""
+
+    def __init__(self, why: str, detail: str = "") -> None:
+        super().__init__(f"{why}: {detail}" if detail else why)
+        self.detail = detail
 
 
 class MissingExtraError(ConfigError):
@@ -191,11 +201,7 @@ class TruncatedError(CorruptError):
 
 
 class StorageError(HeadraceError):
-    """An object store refused or failed. `uri` is the object, prefix or bucket.
-
-    `detail` is the message of the store or of its client, which may name addresses: it is for the
-    operator, and clients do not receive it.
-    """
+    """An object store refused or failed. `uri` is the object, prefix or bucket."""
 
     def __init__(self, uri: str, why: str, detail: str = "") -> None:
         super().__init__(f"{uri}: {why}: {detail}" if detail else f"{uri}: {why}")
@@ -208,7 +214,7 @@ class StorageError(HeadraceError):
     def public_message(self) -> str:
         # The client chose a web address itself, and the messages of the guarded client suit it.
         is_web = self.uri.startswith(("http://", "https://"))
-        return str(self) if is_web or not self.detail else f"{self.uri}: {self.why}"
+        return str(self) if is_web else super().public_message
 
 
 class NotFoundError(StorageError):

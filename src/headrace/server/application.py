@@ -297,7 +297,7 @@ class Guard:
 
     def _is_own_origin(self, origin: bytes, host: bytes) -> bool:
         address = origin.partition(b"://")[2].lower()
-        return address == host.lower() or _host_name(address) in self._allowed
+        return bool(address) and (address == host.lower() or _host_name(address) in self._allowed)
 
     def _check_host(self, host: bytes) -> None:
         name = _host_name(host)

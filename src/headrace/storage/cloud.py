@@ -488,10 +488,9 @@ def _usage_error(uri: str, details: _ErrorDetails) -> Exception | None:
             "a key has an empty, '.' or '..' segment or a control character, which is not supported",
             details.why,
         )
-    if "builder error" in details.text or details.kind == "UnknownConfigurationKeyError":
-        return ConfigError(f"{uri}: {details.why}")
-    if not details.status and re.search(r"\bMissing[A-Z]|must be specified", details.text):
-        return ConfigError(f"{uri}: {details.why}")
+    is_incomplete = not details.status and re.search(r"\bMissing[A-Z]|must be specified", details.text)
+    if is_incomplete or "builder error" in details.text or details.kind == "UnknownConfigurationKeyError":
+        return ConfigError(f"{uri}: the settings of the store are invalid", details.why)
     is_client_error = 400 <= details.status < 500 or details.status == http.HTTPStatus.NOT_IMPLEMENTED
     if is_client_error and details.status not in _TRANSIENT_STATUSES and details.code not in _TRANSIENT_CODES:
         return StorageError(uri, "the server refused the request", details.why)

@@ -96,6 +96,30 @@ def test_internal_error_shows_no_details():
     assert "secret" not in outcome_for(RuntimeError("secret")).failure.message
 
 
+@for_each(
+    ("error", "message"),
+    [
+        (
+            e.UnavailableError("s3://in/k", "reading still fails after 3 attempts", "http://10.0.0.5:9000"),
+            "s3://in/k: reading still fails after 3 attempts",
+        ),
+        (
+            e.ConfigError("s3://in/k: the settings are invalid", "http://10.0.0.5:9000"),
+            "s3://in/k: the settings",
+        ),
+        (e.JobLedgerUnavailableError("at postgresql://ledger@10.0.0.5"), "the job ledger does not respond"),
+        # The client chose this address, and needs the reason.
+        (e.UnavailableError("https://h.example/k", "reading still fails", "HTTP 503"), "HTTP 503"),
+    ],
+)
+def test_addresses_of_stores_and_ledgers_are_for_the_log_only(error, message, caplog):
+    """Today's behaviour before: the error of a store named its endpoint."""
+    shown = outcome_for(error).failure.message
+    assert message in shown
+    assert "10.0.0.5" not in shown
+    assert "10.0.0.5" in str(error) or "h.example" in shown
+
+
 @given(text=st.text(max_size=MESSAGE_CHARS_MAX * 2), hide=st.sampled_from(["", "s3://ours/"]))
 def test_messages_have_a_limit(text, hide):
     message = outcome_for(e.DataError(text), hide=hide).failure.message
