@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import shutil
 import threading
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -81,6 +82,51 @@ def test_both_addresses_serve_models_and_jobs_with_the_same_keys(server, keys):
         assert (status, refused["type"]) == (403, "ForbiddenError")
         paths = call(url, "GET", "/openapi.json")[1]["paths"]
         assert {"/v1/jobs", "/v2/models/{model_name}/infer"} <= paths.keys()
+
+
+def test_no_response_names_the_store_or_the_database(tmp_path):
+    """Before, jobs showed the addresses of their payloads and results in headrace's own store."""
+    (tmp_path / "twice.py").write_text(MODEL)
+    locations = JobLocations.folder(tmp_path / "data")
+    good, bad = {"inputs": [TENSOR]}, {"inputs": [{**TENSOR, "name": "unknown"}]}
+    bodies = []
+    with running(
+        lambda: open_jobs([str(tmp_path / "twice.py")], locations, JobsOptions(port=0), isolation="thread")
+    ) as opened:
+        url = opened.addresses["jobs"]
+
+        def ask(method, path, document=None):
+            body = None if document is None else json.dumps(document).encode()
+            status, found = call(url, method, path, body)
+            bodies.append(json.dumps(found))
+            return status, found
+
+        upload = ask("POST", "/v1/uploads")[1]
+        assert ask("PUT", upload["url"], good)[0] == 201
+        submissions = [
+            {"input": good},
+            {"input": bad, "attempts_max": 1},
+            {"upload": upload["id"], "content_type": "application/json"},
+        ]
+        ids = [ask("POST", "/v1/jobs", {"model": "twice", **each})[1]["id"] for each in submissions]
+        states = [ask("GET", f"/v1/jobs/{job_id}?wait=20")[1]["state"] for job_id in ids]
+        assert states == ["completed", "failed", "completed"]
+        shutil.rmtree(tmp_path / "data" / "objects" / "attempts")
+        assert ask("GET", f"/v1/jobs/{ids[0]}/result")[0] == 410
+        assert ask("GET", f"/v1/jobs/{ids[1]}/result")[0] == 409
+        for path in ("history", "published"):
+            ask("GET", f"/v1/jobs/{ids[1]}/{path}")
+        for path in (
+            "/v1/jobs",
+            "/v1/queues",
+            "/v1/queues/default/scale",
+            "/v1/health/ready",
+            "/openapi.json",
+        ):
+            ask("GET", path)
+        ask("DELETE", f"/v1/jobs/{ids[0]}")
+    assert len(bodies) > 12
+    assert [body for body in bodies if str(tmp_path) in body or "jobs.db" in body] == []
 
 
 def test_stop_ends_the_threads_of_the_job_api(tmp_path):
