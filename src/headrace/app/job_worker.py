@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from headrace.app.job_components import JobComponents, open_job_components
 from headrace.app.models import ServedModel, open_repository
 from headrace.app.server_options import JobLocations
 from headrace.config.jobs_file import JobsFile
-from headrace.core.errors import HeadraceError, ModelNotFoundError
+from headrace.core.errors import HeadraceError, ModelNotFoundError, ModelNotReadyError
 from headrace.core.model import Isolation
 from headrace.engine.engine import Engine
 from headrace.engine.repository import ModelDefinition, ModelRepository
@@ -32,6 +33,7 @@ from headrace.jobs.payloads import Publication
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.ledger_loop import not_durable
 from headrace.jobs.worker.worker import Worker
+from headrace.server.exit_deadline import SECOND_SIGNAL_S, ExitDeadline
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
@@ -57,13 +59,16 @@ class ServedModels(Models):
     def predictor(self, model: str) -> Engine:
         name, _, version = model.partition("@")
         try:
-            return self._repository.engine(name, version)
+            engine = self._repository.engine(name, version)
         except ModelNotFoundError as error:
             names = {entry.name for entry in self._repository.index()}
             if name in names:
                 raise
             why = f"this worker has no such model (it has {listed(names)})"
             raise ModelNotFoundError(name, why) from error
+        if engine.lost_reason is not None:
+            raise ModelNotReadyError(name, "no instance of it is left on this worker")
+        return engine
 
     @override
     def identity(self, model: str) -> str:
@@ -105,14 +110,20 @@ class OpenedWorker:
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
         """Work until SIGTERM or SIGINT, then drain; block meanwhile. Call it in the main thread.
 
-        A second signal returns all running jobs to their queues at once.
+        A second signal returns all running jobs to their queues at once. The process ends at the latest
+        `Worker.stop_s_max` seconds after the first signal, and `SECOND_SIGNAL_S` after a second.
         """
+        deadline = ExitDeadline()
+
+        def leave(*, at_once: bool) -> None:
+            deadline.begin(SECOND_SIGNAL_S if at_once else self.worker.stop_s_max)
+            if at_once:
+                self.worker.stop(drain=False)
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
-            if self._stopping.is_set():
-                # A separate thread: `stop` may wait for a lock that the interrupted main thread
-                # holds.
-                threading.Thread(target=lambda: self.worker.stop(drain=False), daemon=True).start()
+            # A separate thread: the interrupted main thread may hold a lock that this needs.
+            at_once = self._stopping.is_set()
+            threading.Thread(target=partial(leave, at_once=at_once), daemon=True).start()
             self._stopping.set()
 
         previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -125,6 +136,7 @@ class OpenedWorker:
             finally:
                 self.stop()
         finally:
+            deadline.cancel()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 

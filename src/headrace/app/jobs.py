@@ -126,7 +126,11 @@ def open_jobs(
         hold_off_s=settings.lease_s,
         retention=options.retention,
     )
-    service_settings = JobServiceSettings(locations.store_uri, slots_per_worker=settings.concurrency)
+    service_settings = JobServiceSettings(
+        locations.store_uri,
+        slots_per_worker=settings.concurrency,
+        default_deadline_s=options.default_deadline_s,
+    )
     announce = None if components.dispatcher is None else components.dispatcher.announce
     service = JobService(
         components.ledger,

@@ -5,10 +5,12 @@ Importing them needs no optional dependency, unlike `headrace.app.serving` and `
 
 import logging
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from headrace.core.settings import Setting, check
+from headrace.jobs.intake import DEADLINE_S_DEFAULT
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker import WorkerSettings
 from headrace.server.listener import DrainSettings, RestLimits, StreamDialect, TlsFiles
@@ -219,6 +221,14 @@ class JobsOptions:
         str,
         Setting("SQS queue of object events that start triggers.", name="events_queue", metavar="URL"),
     ] = ""
+    default_deadline_s: Annotated[
+        float,
+        Setting(
+            "Deadline in seconds of jobs that name none, from the end of their delay; inf gives none.",
+            above=0,
+            most=inf,
+        ),
+    ] = DEADLINE_S_DEFAULT
     model_server: ServerOptions | None = None
     """The listeners that serve the models over the Open Inference Protocol; None opens none."""
     worker: WorkerSettings = field(default_factory=WorkerSettings)

@@ -34,6 +34,7 @@ from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker import DAY_S, WorkerSettings
+from headrace.server.exit_deadline import INTERPRETER_S, ExitDeadline
 
 _SERVE_EPILOG = """\b
 Examples:
@@ -131,6 +132,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
             model_options=model_options(params),
         )
         server.run(lambda: _print_addresses(server.addresses, 9))
+        ExitDeadline().begin(INTERPRETER_S)
 
 
 def _tls_files(params: dict[str, Any]) -> TlsFiles | None:
@@ -259,6 +261,7 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
             isolation=params["isolation"],
         )
         opened.run(lambda: _print_addresses(opened.addresses, 5))
+        ExitDeadline().begin(INTERPRETER_S)
 
 
 def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
@@ -332,6 +335,7 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
             else read_jobs_file(config, store_uri=at.store_uri, reserved=at.reserved_uris),
         )
         worker.run(lambda: click.echo(f"ready: {worker.worker.settings.name}", err=True))
+        ExitDeadline().begin(INTERPRETER_S)
 
 
 _JOBS: Final = (

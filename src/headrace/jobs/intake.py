@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
+from math import isinf
 from typing import Any, Final
 
 from typing_extensions import override
@@ -39,6 +40,7 @@ from headrace.storage import Stores
 _log = logging.getLogger("headrace.jobs")
 
 CLEANUPS_MAX: Final = 1_000
+DEADLINE_S_DEFAULT: Final = 7 * 86_400.0
 CACHED_S: Final = 5.0
 """Seconds for which reports of models are cached. A submission that they do not permit reads them
 again.
@@ -75,6 +77,10 @@ class JobServiceSettings:
     sign: bool = True
     """Send clients to the object store itself if it can sign addresses. False if clients cannot
     reach it.
+    """
+    default_deadline_s: float = DEADLINE_S_DEFAULT
+    """The deadline of jobs that name none, after their delay. Infinity gives them none, and a job
+    whose store stays unavailable is then retried forever.
     """
     submissions_waiting_max: int = WAITING_MAX
     followers_max: int = FOLLOWERS_MAX
@@ -206,7 +212,8 @@ class JobIntake(Service):
                 stored = self._payloads.store_payload(job_id, submission.payload)
                 job = replace(job, id=job_id, input_uri=stored)
             # An inline payload is small and may be processed in any region.
-            future = self._submitter.submit(job if stored else self._with_region(job), warnings)
+            job = self._with_deadline(job if stored else self._with_region(job))
+            future = self._submitter.submit(job, warnings)
         except BaseException:
             self._arrived(key)
             if stored:
@@ -254,7 +261,14 @@ class JobIntake(Service):
                 warning,
                 extra={"correlation_id": job.correlation_id},
             )
-        return self._submitter.submit(self._with_region(job), warnings)
+        return self._submitter.submit(self._with_deadline(self._with_region(job)), warnings)
+
+    def _with_deadline(self, job: NewJob) -> NewJob:
+        """Return the job with its deadline: the submitted one, else the default after its delay."""
+        default_s = self.settings.default_deadline_s
+        if job.deadline_s is not None or isinf(default_s):
+            return job
+        return replace(job, deadline_s=default_s + job.delay_ms / 1000)
 
     def _with_region(self, job: NewJob) -> NewJob:
         """Return the job with its region: the submitted one, else the region of its input."""

@@ -182,6 +182,8 @@ class JobFailure:
     """The class name of the raised error."""
     uri: str = ""
     """The object with details, if one was written (``KEY.error``)."""
+    times: int = 1
+    """Failures of this cause in a row, with this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +430,8 @@ def _read_result(document: Mapping[str, Any]) -> ResultRef:
 
 
 def _read_failure(document: Mapping[str, Any]) -> JobFailure:
-    return JobFailure(Cause(document["cause"]), document["message"], document["error"], document["uri"])
+    values = (document[name] for name in ("message", "error", "uri"))
+    return JobFailure(Cause(document["cause"]), *values, times=document.get("times", 1))
 
 
 def _maybe(document: Any, read: Any) -> Any:

@@ -63,6 +63,8 @@ class ClaimRequest:
     A worker without a `region` receives jobs of all regions. A worker with a region receives the
     jobs of this region and those without one, in the order of the queue. With `other_regions` it
     also receives jobs of other regions, if no queue has a job of the first two sorts.
+
+    Jobs of the models in `without_models`, as jobs name them, stay in their queues for other workers.
     """
 
     worker: str
@@ -71,6 +73,7 @@ class ClaimRequest:
     lease_ms: int
     region: str = ""
     other_regions: bool = False
+    without_models: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ timeout, model, storage,       may be the reason
 defect
 unavailable, overloaded,       retry without counting the attempt: the job is not the reason, and
 drained                        the outage may be long; the deadline or a cancellation ends it
+no_model                       the same, for another worker, up to `NO_MODEL_TIMES_MAX` times in a
+                               row
 =============================  ==================================================================
 """
 
@@ -46,6 +48,8 @@ from headrace.core.clock import RetryPolicy
 
 RETRY_AFTER_MAX_S: Final = 3600.0
 """The longest delay, whatever a server requests."""
+NO_MODEL_TIMES_MAX: Final = 10
+"""The number of workers in a row without a job's model after which the job fails."""
 
 
 class JobState(StrEnum):
@@ -145,7 +149,7 @@ class Cause(StrEnum):
     INPUT = "input"
     """The submission is invalid: its payload, its settings, or a URI that it names."""
     MODEL = "model"
-    """The model raised, did not load, or returned an invalid output."""
+    """The model raised, or returned an invalid output."""
     WORKER_LOST = "worker_lost"
     """The lease expired: the worker died or was unreachable."""
     CRASH = "crash"
@@ -155,7 +159,9 @@ class Cause(StrEnum):
     TIMEOUT = "timeout"
     """The attempt, or a call of the model, exceeded its time limit."""
     UNAVAILABLE = "unavailable"
-    """A required store, endpoint or loading model is unavailable."""
+    """A required store or endpoint is unavailable."""
+    NO_MODEL = "no_model"
+    """The worker does not have the job's model, or cannot load it; another worker may."""
     OVERLOADED = "overloaded"
     """A required service is overloaded."""
     STORAGE = "storage"
@@ -193,10 +199,10 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
     e.UnauthenticatedError: Cause.INPUT,
     e.ForbiddenError: Cause.INPUT,
     e.ModelError: Cause.MODEL,
-    e.ModelNotFoundError: Cause.INPUT,
-    e.ModelNotReadyError: Cause.UNAVAILABLE,
+    e.ModelNotFoundError: Cause.NO_MODEL,
+    e.ModelNotReadyError: Cause.NO_MODEL,
     e.InstanceLostError: Cause.CRASH,
-    e.ModelLoadError: Cause.MODEL,
+    e.ModelLoadError: Cause.NO_MODEL,
     e.ModelInputError: Cause.INPUT,
     e.RefusedRowsError: Cause.INPUT,
     e.ModelContractError: Cause.MODEL,
@@ -259,19 +265,19 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 @dataclass(frozen=True, slots=True)
 class RetryRule:
-    """The delays between attempts that failed of one cause. `counts`: a failed attempt is used up."""
+    """The delays between attempts that failed of one cause. `counts`: a failed attempt is used up.
+
+    After `times_max` failures in a row of this cause, the job fails.
+    """
 
     counts: bool
     first_delay_s: float
     delay_max_s: float
+    times_max: int | None = None
 
-    def delay_ms(self, attempt: int, share: float = 1.0, retry_after_s: float | None = None) -> int:
-        """Return the delay before the next attempt; `RetryPolicy.delay_s` defines it.
-
-        An attempt that does not count does not increase the delay.
-        """
+    def delay_ms(self, nth: int, share: float = 1.0, retry_after_s: float | None = None) -> int:
+        """Return the delay after the n-th failure; `RetryPolicy.delay_s` defines it."""
         policy = RetryPolicy(RETRY_AFTER_MAX_S, self.first_delay_s, self.delay_max_s)
-        nth = attempt if self.counts else 1
         delay_s = policy.delay_s(nth, RETRY_AFTER_MAX_S, share, retry_after_s=retry_after_s)
         return ceil((delay_s or 0.0) * 1000)
 
@@ -294,6 +300,9 @@ RULES: Final[Mapping[Cause, RetryRule | None]] = {
     Cause.STORAGE: _FAILED,
     Cause.DEFECT: _FAILED,
     Cause.UNAVAILABLE: RetryRule(counts=False, first_delay_s=60.0, delay_max_s=60.0),
+    Cause.NO_MODEL: RetryRule(
+        counts=False, first_delay_s=1.0, delay_max_s=60.0, times_max=NO_MODEL_TIMES_MAX
+    ),
     Cause.OVERLOADED: RetryRule(counts=False, first_delay_s=10.0, delay_max_s=10.0),
     Cause.DRAINED: RetryRule(counts=False, first_delay_s=0.0, delay_max_s=0.0),
 }
@@ -319,7 +328,13 @@ class GiveUp:
 
 
 def decide(
-    cause: Cause, attempt: int, attempts_max: int, share: float, retry_after_s: float | None = None
+    cause: Cause,
+    attempt: int,
+    attempts_max: int,
+    share: float,
+    retry_after_s: float | None = None,
+    *,
+    times: int = 1,
 ) -> RetryAttempt | GiveUp:
     """Return whether and when a failed attempt is followed by another.
 
@@ -329,10 +344,14 @@ def decide(
         attempts_max: The job's limit of attempts.
         share: The jitter's position from 0 to 1, drawn by the caller: half to all of the delay.
         retry_after_s: A server's requested delay, observed up to `RETRY_AFTER_MAX_S`.
+        times: Failures of this cause in a row, including this one, from 1.
     """
     rule = RULES[cause]
     if rule is None:
         return GiveUp(f"a retry would be pointless ({cause.value})")
     if rule.counts and attempt >= attempts_max:
         return GiveUp(f"attempt {attempt} of {attempts_max} failed ({cause.value})")
-    return RetryAttempt(rule.delay_ms(attempt, share, retry_after_s), rule.counts)
+    if rule.times_max is not None and times >= rule.times_max:
+        return GiveUp(f"attempts failed {times} times in a row ({cause.value})")
+    nth = attempt if rule.counts else times
+    return RetryAttempt(rule.delay_ms(nth, share, retry_after_s), rule.counts)

@@ -18,11 +18,14 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 from headrace.core.errors import StoppedError
 from headrace.core.predictor import Service
 from headrace.core.settings import Setting, check
+from headrace.server.exit_deadline import SECOND_SIGNAL_S, ExitDeadline
 
 _log = logging.getLogger("headrace.server")
 
 ERRORS_S: Final = 1.0
 """The seconds after the grace period in which cancelled requests receive their errors."""
+EXIT_S: Final = 10.0
+"""The seconds after that in which models and connections are closed."""
 IDLE_STOP_S: Final = 0.5
 """The seconds within which listeners without requests close."""
 BODY_S_MAX: Final = 300.0
@@ -162,7 +165,8 @@ class DrainSettings:
     On the first SIGTERM or SIGINT the server reports that it is not ready. It serves for `notice_s`
     more seconds, so that load balancers can stop sending requests. Then it closes its listeners and
     finishes running requests within `grace_s` seconds. The requests that are left get an error, within
-    `ERRORS_S` more seconds. A second signal stops it at once.
+    `ERRORS_S` more seconds. A second signal stops it at once. The process ends at the latest `EXIT_S`
+    seconds after these times, and `SECOND_SIGNAL_S` seconds after a second signal.
     """
 
     notice_s: Annotated[
@@ -226,12 +230,19 @@ class Serving:
         self._stop = asyncio.Event()
         self._force_stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._exit_deadline = ExitDeadline()
 
     def stop(self) -> None:
         """Stop gracefully. A second call stops at once. Call it in the event loop."""
         if self._stop.is_set():
             self._force_stop.set()
         self._stop.set()
+
+    def _on_signal(self) -> None:
+        drain = self._drain
+        stop_s_max = drain.notice_s + max(drain.grace_s, IDLE_STOP_S) + ERRORS_S + EXIT_S
+        self._exit_deadline.begin(SECOND_SIGNAL_S if self._stop.is_set() else stop_s_max)
+        self.stop()
 
     def stop_threadsafe(self) -> None:
         """Call `stop` from any thread."""
@@ -246,7 +257,7 @@ class Serving:
         self._loop = loop = asyncio.get_running_loop()
         handled_signals = (signal.SIGTERM, signal.SIGINT) if signals else ()
         for number in handled_signals:
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             await self._open()
             if await self._load():
@@ -264,6 +275,7 @@ class Serving:
                 await self._wait(self._drain.notice_s)
         finally:
             await self._close()
+            self._exit_deadline.cancel()
             for number in handled_signals:
                 loop.remove_signal_handler(number)
 

@@ -35,6 +35,7 @@ from headrace.testing.job_rules import (
     is_overdue,
     lose_lease,
     matches_region,
+    permits_claim,
     needs_publication,
     past_deadline,
     publish_job,
@@ -131,7 +132,7 @@ class MemoryJobLedger(MemoryJobs):
 
     def _claimable(self, claim: ClaimRequest) -> list[Job]:
         now_ms, waiting = self.now_ms(), self._pending(claim.queues)
-        due = [job for job in waiting if job.due_at_ms <= now_ms and not is_overdue(job, now_ms)]
+        due = [job for job in waiting if job.due_at_ms <= now_ms and permits_claim(job, claim, now_ms)]
         matching = [job for job in due if matches_region(job, claim)]
         return matching or due if claim.other_regions else matching
 
@@ -147,7 +148,7 @@ class MemoryJobLedger(MemoryJobs):
     def _due_in_ms(self, claim: ClaimRequest) -> int | None:
         now_ms = self.now_ms()
         waiting = [j for j in self._pending(claim.queues) if claim.other_regions or matches_region(j, claim)]
-        dues = [job.due_at_ms for job in waiting if not is_overdue(job, now_ms)]
+        dues = [job.due_at_ms for job in waiting if permits_claim(job, claim, now_ms)]
         return max(0, min(dues) - now_ms) if dues else None
 
     @override

@@ -75,6 +75,11 @@ def past_deadline(job: Job, at_ms: int) -> bool:
     return job.deadline_at_ms is not None and job.deadline_at_ms <= at_ms
 
 
+def permits_claim(job: Job, claim: ClaimRequest, at_ms: int) -> bool:
+    """Return True if the claim may take the job now or later, in its region or in another."""
+    return job.spec.model not in claim.without_models and not is_overdue(job, at_ms)
+
+
 def matches_region(job: Job, claim: ClaimRequest) -> bool:
     """Return True if the job has no region or the region of the claim.
 

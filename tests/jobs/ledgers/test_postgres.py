@@ -3,17 +3,19 @@
 import threading
 import time
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 import pytest
 
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.job import Completed, Failed, JobFailure, JobProgress, NewJob, ResultRef, Settlement
-from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter
-from headrace.jobs.ledgers.postgres import PostgresJobLedger, _payload
+from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, QueueSettings
+from headrace.jobs.ledgers.postgres import PostgresJobLedger, TimedConnection, _payload
 from headrace.jobs.state import Cause
 from headrace.testing import ManualWallClock, check_service
 from jobs.ledger_fixtures import follow_clock
 from servers.polling import reached
+from servers.tcp_proxy import TcpProxy
 
 CLAIM = ClaimRequest("w", ("default",), 10, 60_000)
 
@@ -91,6 +93,27 @@ def test_missing_server_is_unavailable(postgres):
     with pytest.raises(JobLedgerUnavailableError, match="no_such_database"):
         missing.start()
     missing.stop()
+
+
+def test_server_that_never_answers_is_unavailable(postgres, postgres_url, monkeypatch):
+    """Regression: a call on an acknowledged connection without an answer never returned."""
+    monkeypatch.setattr(TimedConnection, "response_s", 0.3)
+    with TcpProxy(postgres.port) as proxy:
+        address = urlsplit(postgres_url)
+        through = address._replace(netloc=f"{address.username}@127.0.0.1:{proxy.port}").geturl()
+        ledger = PostgresJobLedger(f"{through}?connect_timeout=2")
+        ledger.start()
+        notifier = ledger.watch()
+        assert notifier.wait(20), "the first wait connects"
+        ledger.set_queue(QueueSettings("q"))
+        proxy.hold()
+        with pytest.raises(JobLedgerUnavailableError, match="unavailable"):
+            ledger.queue("q")
+        proxy.heal()
+        assert retry_until_available(lambda: ledger.queue("q")) == QueueSettings("q")
+        notifier.close()
+        proxy.hold()
+        ledger.stop()
 
 
 def test_messages_do_not_contain_the_password(postgres):

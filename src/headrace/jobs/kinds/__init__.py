@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol, TypeVar
 
@@ -355,15 +355,21 @@ def outcome_of_error(
     if cause is Cause.CANCELLED:
         # A request was abandoned, but the job was not cancelled.
         cause = Cause.DEFECT
-    failure = JobFailure(cause, client_message(error, hide), type(error).__name__)
+    earlier = attempt.job.failure
+    times = earlier.times + 1 if earlier is not None and earlier.cause is cause else 1
+    failure = JobFailure(cause, client_message(error, hide), type(error).__name__, times=times)
     return _failed(attempt, failure, share, getattr(error, "retry_after_s", None))
 
 
 def _failed(attempt: Attempt, failure: JobFailure, share: float, retry_after_s: float | None) -> Failed:
     job = attempt.job
     crashed = failure.cause in _CRASHES
-    decision = decide(failure.cause, job.attempt, job.spec.attempts_max, share, retry_after_s)
+    decision = decide(
+        failure.cause, job.attempt, job.spec.attempts_max, share, retry_after_s, times=failure.times
+    )
     if isinstance(decision, GiveUp):
+        if failure.times > 1:
+            failure = replace(failure, message=f"{failure.message}; {decision.reason}")
         return Failed(failure, None, crashed)
     return Failed(failure, decision.delay_ms, crashed, decision.counts)
 

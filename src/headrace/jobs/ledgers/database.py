@@ -83,6 +83,11 @@ QUERIES: Final = Path(__file__).parent / "queries"
 _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 _LOCK: Final = re.compile(r"^ *FOR NO KEY UPDATE .*\n", re.MULTILINE)
 _RECORDS: Final = re.compile(r"jsonb_to_recordset\(CAST\(:given AS jsonb\)\) AS record\(([^)]*)\)")
+_CLAIMABLE: Final = """(job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
+        AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
+            OR job.expires_at_ms > (SELECT headrace_now()))
+        AND (:without_models = '' OR strpos(:without_models, ',' || job.model || ',') = 0)"""
+"""The condition of a pending job that a claim may take, besides its due time."""
 _PAUSES_S: Final = (0.02, 0.1, 0.4)
 """Delays between attempts of a transaction after a lost connection, a deadlock or a lock timeout.
 """
@@ -110,8 +115,8 @@ class Statement:
 def read_statement(name: str) -> Statement:
     """Return the statement in ``queries/<name>.sql``."""
     text = _COMMENT.sub("", (QUERIES / f"{name}.sql").read_text())
-    statement = Statement(text, _RECORDS.sub(_json_rows, _LOCK.sub("", text)))
-    return statement.filled("job_columns", ", ".join(JOB_COLUMNS))
+    text = text.replace("{claimable}", _CLAIMABLE).replace("{job_columns}", ", ".join(JOB_COLUMNS))
+    return Statement(text, _RECORDS.sub(_json_rows, _LOCK.sub("", text)).replace("strpos(", "instr("))
 
 
 def _json_rows(match: re.Match[str]) -> str:

@@ -5,8 +5,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, TypeVar
 
 import orjson
 from typing_extensions import override
@@ -21,11 +21,15 @@ try:
 except ImportError as _error:
     raise MissingExtraError("postgres", "a job ledger in PostgreSQL") from _error
 
+_T = TypeVar("_T")
+
 POOL_SIZE: Final = 8
 POOL_OVERFLOW: Final = 8
 POOL_WAIT_S: Final = 15.0
 CONNECT_S: Final = 5
 STATEMENT_S: Final = 30
+RESPONSE_S: Final = 40.0
+"""The longest wait for a response. The server ends statements earlier, if it receives and runs them."""
 LOCK_S: Final = 10
 IDLE_IN_TRANSACTION_S: Final = 60
 RECONNECT_S: Final = 0.5
@@ -110,15 +114,20 @@ class PostgresJobLedger(SqlJobLedger):
     def _run_exclusively(self, engine: sa.Engine, work: Callable[[sa.Connection], bool]) -> bool:
         with engine.begin() as connection:
             # A migration may take long, and so may the wait for it.
+            raw: Any = connection.connection.dbapi_connection
+            response_s, raw.response_s = raw.response_s, None
             connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
             connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-            return work(connection)
+            try:
+                return work(connection)
+            finally:
+                raw.response_s = response_s
 
     def _engines(self) -> Engines:
         engine = sa.create_engine(
             self._url,
-            connect_args=_defaults(self._url),
+            creator=self._connect,
             isolation_level="READ COMMITTED",
             pool_size=POOL_SIZE,
             max_overflow=POOL_OVERFLOW,
@@ -128,11 +137,14 @@ class PostgresJobLedger(SqlJobLedger):
         event.listen(engine, "connect", _set_up)
         return Engines(engine, engine)
 
-    def _listening(self) -> "psycopg.Connection[Any]":
-        """Return a connection outside the pool and without transactions."""
+    def _connect(self, *, autocommit: bool = False) -> "TimedConnection":
         dialect: Any = self._url.get_dialect()()
         options: dict[str, Any] = _CONNECTION | dialect.create_connect_args(self._url)[1]
-        return psycopg.connect(**options, autocommit=True)
+        return TimedConnection.connect(**options, autocommit=autocommit)
+
+    def _listening(self) -> "psycopg.Connection[Any]":
+        """Return a connection outside the pool and without transactions."""
+        return self._connect(autocommit=True)
 
 
 def _parse(url: str) -> sa.URL:
@@ -144,15 +156,39 @@ def _parse(url: str) -> sa.URL:
         ) from error
 
 
-def _defaults(url: sa.URL) -> dict[str, Any]:
-    """Return the connection options that the URL does not set."""
-    return {name: value for name, value in _CONNECTION.items() if name not in url.query}
-
-
 def _set_up(connection: Any, _record: Any) -> None:
     autocommit, connection.autocommit = connection.autocommit, True
     connection.execute(_SETTINGS)
     connection.autocommit = autocommit
+
+
+class TimedConnection(psycopg.Connection[Any]):
+    """A connection that is closed if a response does not arrive within `response_s` seconds.
+
+    The timeouts of the server do not help if the network acknowledges what it never delivers.
+    """
+
+    response_s: float | None = RESPONSE_S
+
+    @override
+    def wait(self, gen: "Generator[Any, Any, _T]", *args: Any, **options: Any) -> _T:
+        if self.response_s is None:
+            return super().wait(gen, *args, **options)
+        return super().wait(self._limited(gen, self.response_s), *args, **options)
+
+    def _limited(self, gen: "Generator[Any, Any, _T]", response_s: float) -> "Generator[Any, Any, _T]":
+        until_s = time.monotonic() + response_s
+        try:
+            wanted = next(gen)
+            while True:
+                # psycopg sends a falsy value if nothing has happened for some time.
+                happened = yield wanted
+                if not happened and time.monotonic() > until_s:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"the server did not respond within {response_s:g} s")
+                wanted = gen.send(happened)
+        except StopIteration as end:
+            return end.value
 
 
 class _CommitNotifier:

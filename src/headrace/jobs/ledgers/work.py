@@ -4,7 +4,7 @@ The change that an outcome or an expired lease makes to its job is decided by pu
 end: its row is read and locked before, and written after.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import ceil, log2
 from typing import Any, Final
@@ -100,8 +100,10 @@ class WorkOperations(DatabaseOperations, JobLedger):
         if len(claimed) >= claim.jobs_max:
             return SettleAndClaimReply(accepted, tuple(claimed))
         records = [{"queue_name": name} for name in queues]
-        region = {"region": clean(claim.region)} if near else {}
-        due_in_ms = transaction.run(_DUE_IN_NEAR if near else _DUE_IN, records, **region)[0][0]
+        values = {"without_models": _listed(claim.without_models)}
+        if near:
+            values["region"] = clean(claim.region)
+        due_in_ms = transaction.run(_DUE_IN_NEAR if near else _DUE_IN, records, **values)[0][0]
         due_in_ms = None if due_in_ms is None else max(0, due_in_ms)
         return SettleAndClaimReply(accepted, tuple(claimed), due_in_ms)
 
@@ -270,6 +272,7 @@ def _claim(transaction: Transaction, claim: ClaimRequest, queues: Sequence[str],
             region=clean(claim.region),
             lease_ms=claim.lease_ms,
             crashes_together_max=CRASHES_TOGETHER_MAX,
+            without_models=_listed(claim.without_models),
         )
         found.sort(key=lambda job: (job.spec.priority, job.due_at_ms, job.id))
         claimed += found
@@ -279,9 +282,18 @@ def _claim(transaction: Transaction, claim: ClaimRequest, queues: Sequence[str],
     return claimed
 
 
+def _listed(models: Collection[str]) -> str:
+    """Return the names between commas, which no name has; an empty string without names."""
+    return f",{clean(','.join(sorted(models)))}," if models else ""
+
+
 def _next_is_alone(transaction: Transaction, claim: ClaimRequest, queue: str, *, near: bool) -> bool:
     """Return True if the next job must run alone: no other job may overtake it."""
-    values: dict[str, Any] = {"queue": queue, "crashes_together_max": CRASHES_TOGETHER_MAX}
+    values: dict[str, Any] = {
+        "queue": queue,
+        "crashes_together_max": CRASHES_TOGETHER_MAX,
+        "without_models": _listed(claim.without_models),
+    }
     if near:
         rows = transaction.run(_NEXT_IS_ALONE_NEAR, region=clean(claim.region), **values)
     else:

@@ -28,6 +28,8 @@ _RECHECK_S: Final = 0.05
 """Seconds until the next read if a due job could not be claimed because another transaction holds
 it.
 """
+_MODEL_RETRY_S: Final = 60.0
+"""Seconds until a worker claims jobs of a model again that it could not use."""
 _NOT_DURABLE_RETRY_MS: Final = 10_000
 _REFUSALS_MAX: Final = 5
 """Failures of one settlement, while others succeed, after which a plain failure is recorded
@@ -121,6 +123,8 @@ class LedgerLoop:
         self._successes = 0
         """The number of successful transactions."""
         self._refused: dict[LeaseKey, _Refused] = {}
+        self._missing_models: dict[str, float] = {}
+        """The models that the worker could not use, and the times until which it claims no job of them."""
 
     # Any thread
 
@@ -129,6 +133,11 @@ class LedgerLoop:
         with self._lock:
             self._pending[settlement.job_id, settlement.lease] = settlement
         self._wake.set()
+
+    def leave_model(self, model: str) -> None:
+        """Leave the jobs of a model that this worker cannot use to other workers for a while."""
+        with self._lock:
+            self._missing_models[model] = self._clock.now() + _MODEL_RETRY_S
 
     def notify(self) -> None:
         """Note that jobs may be claimable."""
@@ -274,7 +283,19 @@ class LedgerLoop:
         self._may_have_jobs = False
         other_regions = not used_slots and self._waits_for_idleness
         self._skipped_regions = self._waits_for_idleness and not other_regions
-        return replace(self._claim, jobs_max=free_slots, other_regions=other_regions)
+        return replace(
+            self._claim,
+            jobs_max=free_slots,
+            other_regions=other_regions,
+            without_models=self._without_models(now_s),
+        )
+
+    def _without_models(self, now_s: float) -> frozenset[str]:
+        with self._lock:
+            self._missing_models = {
+                m: until_s for m, until_s in self._missing_models.items() if until_s > now_s
+            }
+            return frozenset(self._missing_models)
 
     def _secured(self, pending: Mapping[LeaseKey, Settlement]) -> Sequence[Settlement]:
         """Return the settlements to record, one for one."""

@@ -20,7 +20,7 @@ from typing_extensions import override
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import HeadraceError
 from headrace.core.predictor import Service
-from headrace.jobs.job import Job, JobProgress, Kind, Outcome, Settlement
+from headrace.jobs.job import Failed, Job, JobProgress, Kind, Outcome, Settlement
 from headrace.jobs.kinds import (
     Attempt,
     AttemptRunner,
@@ -29,6 +29,7 @@ from headrace.jobs.kinds import (
     StopReason,
 )
 from headrace.jobs.ledger import JobLedger, Wakeup
+from headrace.jobs.state import Cause
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.ledger_loop import LedgerLoop
 from headrace.jobs.worker.running_jobs import Heartbeats, RunningJobs
@@ -227,6 +228,11 @@ class Worker(Service):
         finally:
             self._over.set()
 
+    @property
+    def stop_s_max(self) -> float:
+        """Seconds that `stop` needs at most, unless a call of the ledger, a store or a broker hangs."""
+        return self.settings.drain_grace_s + self.settings.stop_s + _LEDGER_WAIT_S
+
     def statistics(self) -> WorkerStatistics:
         """Return a snapshot of the counters. Thread-safe."""
         with self._lock:
@@ -304,6 +310,8 @@ class Worker(Service):
         if outcome is None:
             self._lose(attempt)
             return
+        if isinstance(outcome, Failed) and outcome.failure.cause is Cause.NO_MODEL:
+            self._ledger_loop.leave_model(attempt.job.spec.model)
         self._ledger_loop.settle(Settlement(attempt.job.id, attempt.job.lease, outcome, progress))
 
     def _settled(self, settlement: Settlement, counted: bool) -> None:

@@ -103,6 +103,8 @@ class FailureDocument(Struct, kw_only=True):
     message: str
     error: str
     uri: str
+    times: int
+    """Failures of this cause in a row, with this one."""
 
 
 class JobDocument(Struct, kw_only=True):

@@ -1,5 +1,6 @@
 """Checks of claiming: the order of jobs, jobs that are held back, and exclusive claims."""
 
+from dataclasses import replace
 from itertools import chain
 from typing import Final
 
@@ -150,6 +151,23 @@ def check_deadline_of_pending_jobs(bench: LedgerBench) -> None:
     equal(bench.claim(5), (), "the claimed jobs after its deadline")
     bench.maintain()
     equal([bench.state(new), bench.state(begun)], [JobState.EXPIRED] * 2, "the states after the deadline")
+
+
+def check_claim_without_models(bench: LedgerBench) -> None:
+    """Check that a claim leaves the jobs of the models that it names to others, due now or later."""
+    for model in ("a", "a@1", "aa", "b"):
+        bench.submit(model=model)
+    bench.submit(model="a", delay_ms=60_000)
+    claim = ClaimRequest("w-1", ("default",), 3, LEASE_MS, without_models=frozenset({"a", "b"}))
+    reply = bench.ledger.settle_and_claim([], claim)
+    equal({job.spec.model for job in reply.claimed}, {"a@1", "aa"}, "the claimed models")
+    equal(reply.due_in_ms, None, "the due time of jobs that the claim leaves")
+    reply = bench.ledger.settle_and_claim([], replace(claim, without_models=frozenset()))
+    equal({job.spec.model for job in reply.claimed}, {"a", "b"}, "the models that were left")
+    true(bool(reply.due_in_ms), "the due time of the last job")
+    bench.submit(model="a", region="east")
+    near = replace(claim, region="east", other_regions=True)
+    equal(bench.ledger.settle_and_claim([], near).claimed, (), "the jobs of a claim for a region")
 
 
 def check_paused_queue(bench: LedgerBench) -> None:

@@ -14,9 +14,7 @@ awake AS MATERIALIZED (
         job.crashes >= :crashes_together_max AS alone
     FROM headrace_job AS job
     WHERE job.queue = :queue
-        AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-        AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-            OR job.expires_at_ms > (SELECT headrace_now()))
+        AND {claimable}
         AND job.state = 'pending' AND NOT job.asleep
         AND NOT EXISTS (SELECT 1 FROM headrace_queue WHERE name = :queue AND paused)
     ORDER BY job.priority, job.due_at_ms, job.id
@@ -29,9 +27,7 @@ woken AS MATERIALIZED (
         job.crashes >= :crashes_together_max AS alone
     FROM headrace_job AS job
     WHERE job.queue = :queue
-        AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-        AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-            OR job.expires_at_ms > (SELECT headrace_now()))
+        AND {claimable}
         AND job.state || '' = 'pending' AND job.asleep
         AND job.id IN (
             SELECT sleeper.id FROM headrace_job AS sleeper

@@ -5,15 +5,11 @@ WITH given AS MATERIALIZED (
 SELECT min(coalesce(
     (SELECT 0 FROM headrace_job AS job
         WHERE job.queue = queue_name AND job.state = 'pending' AND NOT job.asleep
-            AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-            AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-                OR job.expires_at_ms > (SELECT headrace_now()))
+            AND {claimable}
         LIMIT 1),
     (SELECT job.due_at_ms - (SELECT headrace_now()) FROM headrace_job AS job
         WHERE job.queue = queue_name AND job.state = 'pending' AND job.asleep
-            AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-            AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-                OR job.expires_at_ms > (SELECT headrace_now()))
+            AND {claimable}
         ORDER BY job.due_at_ms
         LIMIT 1)
 ))

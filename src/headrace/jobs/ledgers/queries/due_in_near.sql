@@ -7,23 +7,17 @@ SELECT min(coalesce(
     (SELECT 0 FROM headrace_job AS job
         WHERE job.queue = queue_name AND job.state = 'pending' AND NOT job.asleep
             AND length(job.region) >= 0 AND job.region = :region
-            AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-            AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-                OR job.expires_at_ms > (SELECT headrace_now()))
+            AND {claimable}
         LIMIT 1),
     (SELECT 0 FROM headrace_job AS job
         WHERE job.queue = queue_name AND job.state = 'pending' AND NOT job.asleep
             AND length(job.region) >= 0 AND job.region = ''
-            AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-            AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-                OR job.expires_at_ms > (SELECT headrace_now()))
+            AND {claimable}
         LIMIT 1),
     (SELECT min(sleeper.due_at_ms) - (SELECT headrace_now()) FROM (
         SELECT job.region, job.due_at_ms FROM headrace_job AS job
         WHERE job.queue = queue_name AND job.state = 'pending' AND job.asleep
-            AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-            AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-                OR job.expires_at_ms > (SELECT headrace_now()))
+            AND {claimable}
         ORDER BY job.due_at_ms
         LIMIT 1000
     ) AS sleeper WHERE sleeper.region IN (:region, ''))

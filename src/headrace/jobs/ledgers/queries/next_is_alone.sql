@@ -5,9 +5,7 @@ WITH awake AS (
         job.crashes >= :crashes_together_max AS alone
     FROM headrace_job AS job
     WHERE job.queue = :queue
-        AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-        AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-            OR job.expires_at_ms > (SELECT headrace_now()))
+        AND {claimable}
         AND job.state = 'pending' AND NOT job.asleep
     ORDER BY job.priority, job.due_at_ms, job.id
     LIMIT 1
@@ -18,9 +16,7 @@ woken AS (
         job.crashes >= :crashes_together_max AS alone
     FROM headrace_job AS job
     WHERE job.queue = :queue
-        AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-        AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-            OR job.expires_at_ms > (SELECT headrace_now()))
+        AND {claimable}
         AND job.state || '' = 'pending' AND job.asleep
         AND job.id IN (
             SELECT sleeper.id FROM headrace_job AS sleeper

@@ -6,9 +6,7 @@ WITH own AS (
         job.crashes >= :crashes_together_max AS alone
     FROM headrace_job AS job
     WHERE job.queue = :queue
-        AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-        AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-            OR job.expires_at_ms > (SELECT headrace_now()))
+        AND {claimable}
         AND job.state = 'pending' AND NOT job.asleep AND length(job.region) >= 0
         AND job.region = :region
     ORDER BY job.priority, job.due_at_ms, job.id
@@ -20,9 +18,7 @@ nowhere AS (
         job.crashes >= :crashes_together_max AS alone
     FROM headrace_job AS job
     WHERE job.queue = :queue
-        AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-        AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-            OR job.expires_at_ms > (SELECT headrace_now()))
+        AND {claimable}
         AND job.state = 'pending' AND NOT job.asleep AND length(job.region) >= 0
         AND job.region = ''
     ORDER BY job.priority, job.due_at_ms, job.id
@@ -34,9 +30,7 @@ woken AS (
         job.crashes >= :crashes_together_max AS alone
     FROM headrace_job AS job
     WHERE job.queue = :queue
-        AND (job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
-        AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-            OR job.expires_at_ms > (SELECT headrace_now()))
+        AND {claimable}
         AND job.state || '' = 'pending' AND job.asleep
         AND job.id IN (
             SELECT sleeper.id FROM headrace_job AS sleeper
