@@ -5,7 +5,8 @@ import pytest
 from headrace.app.job_components import JobLocations
 from headrace.app.job_worker import ServedModels, job_repository, open_worker
 from headrace.config.jobs_file import JobsFile
-from headrace.core.errors import ModelLoadError, ModelNotFoundError
+from headrace.core.errors import ModelLoadError, ModelNotFoundError, ModelNotReadyError
+from headrace.engine.engine import Engine
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.notify.deliverer import Deliverer
 from headrace.jobs.worker import WorkerSettings
@@ -34,6 +35,18 @@ def test_unknown_model_is_refused_with_the_known_models(model):
         repository.stop(drain=False)
 
 
+def test_model_without_instances_is_not_ready(model, monkeypatch):
+    """Regression: its jobs failed as crashes, although another worker could have run them."""
+    repository = job_repository([model], ServeSettings(), None, "thread", concurrency=2)
+    repository.start()
+    try:
+        monkeypatch.setattr(Engine, "lost_reason", "all processes died")
+        with pytest.raises(ModelNotReadyError, match="no instance"):
+            ServedModels(repository).predictor("double")
+    finally:
+        repository.stop(drain=False)
+
+
 def test_models_run_with_the_chosen_isolation(model):
     for isolation in ("process", "thread"):
         repository = job_repository([model], ServeSettings(), None, isolation, concurrency=2)
@@ -46,6 +59,10 @@ def test_worker_without_configuration_file_delivers_no_notifications(model, tmp_
     plain, configured = open_worker([model], locations), open_worker([model], locations, file=JobsFile())
     assert not any(isinstance(service, Deliverer) for service in plain.components.services)
     assert any(isinstance(service, Deliverer) for service in configured.components.services)
+    # It could sign no webhook without the encryption key.
+    apart = JobLocations(f"sqlite:///{tmp_path}/jobs.db", f"{tmp_path}/objects/")
+    keyless = open_worker([model], apart, file=JobsFile())
+    assert not any(isinstance(service, Deliverer) for service in keyless.components.services)
 
 
 def test_failed_start_stops_the_worker(model, tmp_path):

@@ -4,6 +4,7 @@ import http.client
 import json
 import shutil
 import threading
+from math import inf
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -127,6 +128,34 @@ def test_no_response_names_the_store_or_the_database(tmp_path):
         ask("DELETE", f"/v1/jobs/{ids[0]}")
     assert len(bodies) > 12
     assert [body for body in bodies if str(tmp_path) in body or "jobs.db" in body] == []
+
+
+def test_webhook_secret_without_an_encryption_key_is_refused(tmp_path):
+    (tmp_path / "ledger").mkdir()
+    locations = JobLocations(f"sqlite:///{tmp_path}/ledger/jobs.db", f"{tmp_path}/objects/")
+    hook = {"webhook": "https://h.example/", "secret": "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="}
+    with running(lambda: open_jobs([], locations, JobsOptions(port=0))) as opened:
+        url = opened.addresses["jobs"]
+        for notify, expected in (
+            ([hook], 400),
+            ([{"webhook": hook["webhook"], "format": "cloudevents-binary"}], 202),
+        ):
+            job = json.dumps({"model": "m", "input": 1, "notify": notify}).encode()
+            status, document = call(url, "POST", "/v1/jobs", job)
+            assert status == expected, document
+            assert expected != 400 or "--encryption-key FILE" in document["error"]
+
+
+def test_default_deadline_is_an_option(tmp_path):
+    job = json.dumps({"model": "m", "input": 1, "delay_s": 5}).encode()
+    for number, (options, expected) in enumerate(
+        (({}, 7 * 86_400 + 5), ({"default_deadline_s": 60}, 65), ({"default_deadline_s": inf}, None))
+    ):
+        locations = JobLocations.folder(tmp_path / str(number))
+        with running(
+            lambda at=locations, more=options: open_jobs([], at, JobsOptions(port=0, **more))
+        ) as opened:
+            assert call(opened.addresses["jobs"], "POST", "/v1/jobs", job)[1]["deadline_s"] == expected
 
 
 def test_stop_ends_the_threads_of_the_job_api(tmp_path):

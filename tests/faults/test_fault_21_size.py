@@ -81,6 +81,7 @@ def _plan(bench: Bench) -> str:
             "region": "",
             "lease_ms": 1,
             "crashes_together_max": 2,
+            "without_models": "",
         }
         claim = sa.text(f"EXPLAIN (ANALYZE, BUFFERS) {read_statement('claim').postgresql}")
         rows = connection.execute(claim, values).all()

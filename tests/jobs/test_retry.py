@@ -11,7 +11,7 @@ from headrace.jobs import state as cause
 from headrace.jobs.state import RETRY_AFTER_MAX_S, RULES, Cause, GiveUp, RetryAttempt, decide
 
 NEVER = {Cause.INPUT, Cause.CANCELLED, Cause.EXPIRED, Cause.POISON}
-NOT_COUNTED = {Cause.UNAVAILABLE, Cause.OVERLOADED, Cause.DRAINED}
+NOT_COUNTED = {Cause.UNAVAILABLE, Cause.OVERLOADED, Cause.DRAINED, Cause.NO_MODEL}
 COUNTED = set(Cause) - NEVER - NOT_COUNTED
 
 causes = st.sampled_from(Cause)
@@ -90,9 +90,17 @@ def test_delays_double_up_to_a_limit(cause):
     assert decide(cause, 1, 100, 0.0).delay_ms == expected[0] / 2
 
 
-@for_each("cause", sorted(NOT_COUNTED))
+@for_each("cause", sorted(NOT_COUNTED - {Cause.NO_MODEL}))
 def test_retries_of_an_outage_keep_their_interval(cause):
-    assert decide(cause, 1, 1, 0.5) == decide(cause, 50, 1, 0.5)
+    assert decide(cause, 1, 1, 0.5) == decide(cause, 50, 1, 0.5, times=50)
+
+
+def test_job_that_no_worker_can_load_fails_after_ten_workers():
+    delays = [decide(Cause.NO_MODEL, 1, 1, 1.0, times=times).delay_ms for times in range(1, 10)]
+    assert delays == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
+    for times in (10, 11):
+        expected = GiveUp(f"attempts failed {times} times in a row (no_model)")
+        assert decide(Cause.NO_MODEL, 1, 100, 0.5, times=times) == expected
 
 
 def test_drained_attempt_is_retried_at_once():

@@ -83,6 +83,19 @@ def test_quota_holds_for_concurrent_submissions(service, ledger):
     assert not service._arriving
 
 
+def test_jobs_get_a_deadline_after_their_delay(service, ledger):
+    day = 86_400
+
+    def deadline_s(job):
+        return service.submit(TEST_KEY, Submission(job, b"x")).result(WAIT_S).job.spec.deadline_s
+
+    assert deadline_s(NewJob(model="m")) == 7 * day
+    assert deadline_s(NewJob(model="m", delay_ms=3_000 * day)) == 10 * day
+    assert deadline_s(NewJob(model="m", deadline_s=5)) == 5
+    internal = service.submit_internal(NewJob(model="m", input_uri="s3://in/k")).result(WAIT_S)
+    assert internal.job.spec.deadline_s == 7 * day
+
+
 def test_unused_payload_is_deleted(service, ledger, stores):
     with pytest.raises(LimitError):
         service.submit(ApiKey("a", "a", frozenset({Scope.SUBMIT}), inline_bytes_max=3), INLINE)

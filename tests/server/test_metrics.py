@@ -16,6 +16,7 @@ from headrace.core import Model, SequenceLimits
 from headrace.core.statistics import BATCH_ROWS_BOUNDS, QUEUE_S_BOUNDS
 from headrace.engine.repository import ModelRepository
 from headrace.jobs.access import Access, Scope
+from headrace.server.application import Guard
 from headrace.server.dataplane import Dataplane
 from headrace.server.metrics import FAMILIES, Metrics, MetricsApp
 from headrace.testing import EchoModel, HeldModel, PickyModel
@@ -73,6 +74,20 @@ def test_concurrent_load_is_counted_exactly(isolation):
     else:
         closed = samples_of(found, "headrace_batches_closed_total")
         assert 0 < sum(closed.values()) <= 220
+
+
+@for_each(("host", "status"), [(b"localhost:8082", 200), (b"10.0.0.1", 200), (b"evil.example:8082", 403)])
+def test_metrics_of_a_local_server_check_the_host(host, status):
+    """Before, a page with a name of its own that resolves to this machine could read the metrics."""
+    app, sent = MetricsApp(CollectorRegistry(), Guard(bound_to="127.0.0.1")), []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/metrics", "method": "GET", "headers": [(b"host", host)]}
+    asyncio.run(app(scope, None, send))
+    assert sent[0]["status"] == status
+    assert (b"--allow-host" in sent[1]["body"]) is (status == 403)
 
 
 def test_histogram_buckets_are_cumulative():

@@ -12,6 +12,7 @@ from headrace.jobs.access import Access, Scope, hash_key
 from headrace.server.application import Guard
 from headrace.server.sessions import SESSION_S, Sessions, cookie_name
 from jobs.service_support import key_of, served_jobs
+from server.support import Linear, serving
 from server.support import key_of as model_key
 
 WEB = "web-key-0123456789abc"
@@ -132,7 +133,9 @@ def test_login_use_and_logout_over_http():
         assert browser.get("/v1/jobs").status_code == 200
         assert browser.get("/v1/session").json() == document
         with served.client(text) as program:
-            assert program.get("/v1/session").json() == {**document, "expires_at_ms": None}
+            for headers in ({}, {"Cookie": cookie.partition(";")[0]}):
+                own = program.get("/v1/session", headers=headers).json()
+                assert own == {**document, "expires_at_ms": None}, "the header precedes the cookie"
         page = {"Origin": served.url}
         assert browser.post("/v1/session", headers=page).status_code == 401, (
             "a session does not prolong itself"
@@ -140,6 +143,16 @@ def test_login_use_and_logout_over_http():
         ended = browser.delete("/v1/session", headers=page)
         assert (ended.status_code, "Max-Age=0" in ended.headers["set-cookie"]) == (204, True)
         assert browser.get("/v1/jobs").status_code == 401
+
+
+def test_session_sees_the_models_of_its_key_in_the_documentation():
+    access = Access(dict([model_key("web", WEB, Scope.INFER)]))
+    used = sessions(access)
+    with serving({"linear": Linear}, guard=Guard(access, sessions=used)) as server:
+        name = f"headrace-session-{server.port}"
+        page = {"Host": f"localhost:{server.port}", "Cookie": f"{name}={used.create(BEARER)[1]}"}
+        assert b"linear" in server.get("/v2/docs", **page).body
+        assert b"linear" not in server.get("/v2/docs").body
 
 
 def test_cookie_behind_tls_is_sent_over_tls_only():

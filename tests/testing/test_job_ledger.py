@@ -132,6 +132,16 @@ class DrainsNothing(MemoryJobLedger):
         return replace(super()._queue(name), draining=False)
 
 
+class ModelsIgnored(MemoryJobLedger):
+    def _claim(self, claim):
+        return super()._claim(replace(claim, without_models=frozenset()))
+
+
+class DueTimesOfAllModels(MemoryJobLedger):
+    def _due_in_ms(self, claim):
+        return super()._due_in_ms(replace(claim, without_models=frozenset()))
+
+
 class PausesNothing(MemoryJobLedger):
     def _queue(self, name):
         return replace(super()._queue(name), paused=False)
@@ -437,6 +447,8 @@ _LEDGERS = [
     (DigestsIgnored, "check_keys_within_one_call"),
     (KeysForgotten, "check_key_race"),
     (DrainsNothing, "check_draining_queue"),
+    (ModelsIgnored, "check_claim_without_models"),
+    (DueTimesOfAllModels, "check_claim_without_models"),
     (PausesNothing, "check_paused_queue"),
     (NeverFull, "check_full_queue"),
     (NeverFull, "check_full_queue_returns_known_keys"),

@@ -31,8 +31,7 @@ timeout, model, storage,       may be the reason
 defect
 unavailable, overloaded,       retry without counting the attempt: the job is not the reason, and
 drained                        the outage may be long; the deadline or a cancellation ends it
-no_model                       the same, for another worker, up to `NO_MODEL_TIMES_MAX` times in a
-                               row
+no_model                       the same, soon and for another worker, but ten times in a row at most
 =============================  ==================================================================
 """
 

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 SECOND_SIGNAL_S: Final = 5.0
@@ -76,6 +77,6 @@ def waiting_threads() -> list[str]:
         if ident == threading.get_ident():
             continue
         stack = traceback.extract_stack(frame)[: -_STACK_LINES - 1 : -1]
-        calls = " < ".join(f"{os.path.basename(entry.filename)}:{entry.name}" for entry in stack)
+        calls = " < ".join(f"{Path(entry.filename).name}:{entry.name}" for entry in stack)
         found.append(f"{names.get(ident, ident)} ({calls})")
     return found[:_THREADS_MAX]

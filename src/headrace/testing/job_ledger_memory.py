@@ -35,9 +35,9 @@ from headrace.testing.job_rules import (
     is_overdue,
     lose_lease,
     matches_region,
-    permits_claim,
     needs_publication,
     past_deadline,
+    permits_claim,
     publish_job,
     settle_job,
 )

@@ -20,6 +20,7 @@ CLAIM = {
     "lease_ms": 1000,
     "region": "east",
     "crashes_together_max": 2,
+    "without_models": "",
 }
 
 

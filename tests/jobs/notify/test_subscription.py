@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cases import for_each
 from headrace.core.errors import ConfigError, HeadraceError, RefusedAddressError
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, ResultRef
-from headrace.jobs.notify import EmailTarget, SnsTarget, WebhookTarget
+from headrace.jobs.notify import ENCRYPTED_PREFIX, EmailTarget, SnsTarget, WebhookTarget
 from headrace.jobs.notify.subscription import (
     ENDS,
     SUBSCRIPTIONS_MAX,
@@ -47,6 +47,13 @@ def test_endpoint_id_does_not_depend_on_events():
     assert one(HOOK).endpoint_id == one({**HOOK, "events": ["failed"]}).endpoint_id
     assert one(HOOK).endpoint_id != one({**HOOK, "secret": SECRET.replace("MDEy", "MDEz")}).endpoint_id
     assert one(HOOK).endpoint_id != one({**HOOK, "webhook": "https://h.example/other"}).endpoint_id
+
+
+def test_encrypted_secret_comes_from_the_ledger_only():
+    hidden = {**HOOK, "secret": f"{ENCRYPTED_PREFIX}AAAA"}
+    assert one(hidden).target.secrets == (hidden["secret"],)
+    with pytest.raises(ConfigError, match="whsec_"):
+        read_subscriptions([hidden], OutboundPolicy())
 
 
 @for_each(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from cases import for_each
 from headrace.core.errors import ConfigError
+from headrace.jobs.encryption import EncryptionKey
 from headrace.jobs.notify import (
     DATA_BYTES_MAX,
     NOTIFICATION_BYTES_MAX,
@@ -55,6 +56,20 @@ def notifier(receiver):
 
 def target(receiver, **more):
     return WebhookTarget("hook", receiver.url, **{"secrets": (SECRET,), **more})
+
+
+def test_encrypted_secret_signs_with_its_key(receiver, notifier):
+    key, other = EncryptionKey([bytes(32)]), EncryptionKey([bytes([1]) * 32])
+    hidden = target(receiver, secrets=(key.encrypt(SECRET, receiver.url),))
+    for decrypt, why in ((None, "--encryption-key"), (other.decrypt, "decrypts it")):
+        result = WebhookNotifier(notifier._client, decrypt=decrypt).send(NOTIFICATION, hidden)
+        assert isinstance(result, RetryLater), "another process may have the key"
+        assert why in result.why
+    assert not receiver.requests
+    sent = WebhookNotifier(notifier._client, decrypt=key.decrypt).send(NOTIFICATION, hidden)
+    assert isinstance(sent, Delivered)
+    (request,) = receiver.requests
+    assert standardwebhooks.Webhook(SECRET).verify(request.body, request.headers)
 
 
 def test_standard_webhook_verifies_with_the_standards_library(receiver, notifier):

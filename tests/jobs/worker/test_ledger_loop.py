@@ -105,6 +105,18 @@ def bench() -> LoopBench:
     return LoopBench()
 
 
+def test_model_that_was_left_is_claimed_again_after_a_minute(bench):
+    bench.ledger_loop.leave_model("m")
+    missing, other = bench.submit(model="m"), bench.submit(model="n")
+    bench.enough = lambda: len(bench.begun) == 2
+    bench.ledger_loop.run()
+    assert bench.begun == [*other, *missing]
+    assert 60 <= bench.clock.now() < 66
+    claims = [claim.without_models for _, claim in bench.ledger.log if claim]
+    assert claims == sorted(claims, key=len, reverse=True)
+    assert {*claims} == {frozenset({"m"}), frozenset()}
+
+
 def test_settlements_and_claim_share_one_transaction(bench):
     one, two = bench.claim(2)
     new = bench.submit(5)

@@ -87,6 +87,18 @@ def test_retry_after_sets_the_delay():
     assert outcome_for(e.OverloadedError("m", retry_after_s=77.0)).retry_ms == 77_000
 
 
+def test_failures_of_one_cause_in_a_row_are_counted():
+    job, error, seen = NewJob(), e.ModelNotFoundError("m", "this worker has no such model"), []
+    at = attempt_at(job, attempt=1)
+    for _ in range(10):
+        failed = outcome_of_error(at, error, share=1.0)
+        seen.append((failed.failure.times, failed.retry_ms is None))
+        at = attempt_at(job, attempt=1, failure=failed.failure)
+    assert seen == [*((times, False) for times in range(1, 10)), (10, True)]
+    assert failed.failure.message.endswith("attempts failed 10 times in a row (no_model)")
+    assert outcome_of_error(at, e.UnavailableError("s3://in", "no"), share=1.0).failure.times == 1
+
+
 def test_internal_store_is_not_named():
     failed = outcome_for(e.StorageError("s3://ours/attempts/a/1/x", "no"), hide="s3://ours/")
     assert failed.failure.message == "store:attempts/a/1/x: no"

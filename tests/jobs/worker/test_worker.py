@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from headrace.core.errors import DataError, JobLedgerUnavailableError, StorageError
+from headrace.core.errors import DataError, JobLedgerUnavailableError, ModelNotReadyError, StorageError
 from headrace.jobs.job import JobProgress, NewJob
 from headrace.jobs.kinds import StopReason
 from headrace.jobs.ledger import ClaimRequest, JobLedger, QueueSettings
@@ -498,6 +498,24 @@ def test_failing_progress_does_not_affect_the_result(ledger, caplog):
         running.attempt.set_progress_source(lambda: 1 // 0)
         running.finish()
         assert wait_for_job(ledger, job_id, ended).state is JobState.COMPLETED
+
+
+def test_job_whose_model_is_missing_is_left_to_another_worker(ledger, wall):
+    """Regression: it failed for good, or as a crash of the worker."""
+    broken, sound = ScriptedKind(), ScriptedKind(at_once=True)
+    with working(ledger, broken, name="broken"):
+        job_id = submit(ledger)
+        broken.next().fail(ModelNotReadyError("m", "no instance of it is left on this worker"))
+        job = wait_for_job(ledger, job_id, lambda job: job.failure is not None)
+        assert (job.state, job.attempt, job.failure.cause) == (JobState.PENDING, 0, Cause.NO_MODEL)
+        wall.advance(5_000)
+        other = ledger.submit([NewJob(model="n", input_uri="memory://in/a")])[0].job.id
+        running = broken.next()
+        running.finish()
+        assert running.attempt.job.id == other
+        with working(ledger, sound, name="sound"):
+            job = wait_for_job(ledger, job_id, lambda job: job.state.ended)
+        assert (job.state, job.worker, broken.none_began()) == (JobState.COMPLETED, "sound", True)
 
 
 def test_failing_outcome_decision_is_a_defect(ledger, caplog):

@@ -289,7 +289,13 @@ def test_failed_job_is_retried_and_history_records_it(served, http):
     assert http.post(f"/v1/jobs/{job_id}/retry").status_code == 409
     served.fail(served.claim(), JobFailure(Cause.MODEL, "it raised", "ValueError"))
     failed = http.get(f"/v1/jobs/{job_id}").json()
-    assert failed["failure"] == {"cause": "model", "message": "it raised", "error": "ValueError", "uri": ""}
+    assert failed["failure"] == {
+        "cause": "model",
+        "message": "it raised",
+        "error": "ValueError",
+        "uri": "",
+        "times": 1,
+    }
     result = http.get(f"/v1/jobs/{job_id}/result")
     assert (result.status_code, "it raised" in result.json()["error"]) == (409, True)
     assert http.post(f"/v1/jobs/{job_id}/retry").json()["state"] == "pending"
