@@ -238,6 +238,7 @@ class Bench:
             "queues": list(queues),
             "dispatcher": dispatcher,
             "config": str(config or ""),
+            "encryption_key": str(self.folder / "encryption.key"),
         }
         log_path = log or self.folder / f"{name}.log"
         with log_path.open("a") as file:

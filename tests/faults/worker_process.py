@@ -11,6 +11,7 @@ from headrace.app.job_worker import open_worker
 from headrace.cli.logs import configure_server_logs
 from headrace.config.jobs_file import read_jobs_file
 from headrace.engine.settings import ServeSettings
+from headrace.jobs.encryption import create_key_file
 from headrace.jobs.worker import WorkerSettings
 
 
@@ -29,7 +30,11 @@ def main(arguments: dict[str, Any]) -> None:
     """Work until SIGTERM; print "ready" first."""
     configure_server_logs("json", 0)
     exhaust_memory_on_sigusr1()
-    locations = JobLocations(arguments["ledger"], arguments["store"], arguments["dispatcher"])
+    key_file = Path(arguments["encryption_key"])
+    create_key_file(key_file)
+    locations = JobLocations(
+        arguments["ledger"], arguments["store"], arguments["dispatcher"], encryption_key=key_file
+    )
     file = Path(arguments["config"]) if arguments["config"] else None
     worker = open_worker(
         [arguments["model"]],

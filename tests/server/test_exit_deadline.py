@@ -1,11 +1,13 @@
 """The deadline of a shutdown: the process ends, whatever its threads wait for."""
 
 import logging
+import signal
 import subprocess
 import sys
 import threading
 import time
 
+from cases import for_each
 from headrace.server.exit_deadline import EXIT_STATUS, ExitDeadline, waiting_threads
 
 WAIT_S = 20
@@ -59,6 +61,34 @@ def test_deadline_holds_while_the_interpreter_waits_for_threads():
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert (done.returncode, "not done after its limit of 0.2 s" in done.stderr) == (EXIT_STATUS, True)
     assert time.monotonic() - began_s < WAIT_S
+
+
+SERVER = """
+import asyncio, threading
+from headrace.server import listener
+from headrace.server.listener import DrainSettings, Serving
+
+class Hanging:
+    def start(self): pass
+    def stop(self, *, drain=True): threading.Event().wait()
+
+listener.EXIT_S = 0.2
+serving = Serving(Hanging(), lambda: None, [], drain=DrainSettings(grace_s={grace_s}))
+asyncio.run(serving.run(lambda: print("ready", flush=True)))
+"""
+
+
+@for_each(("grace_s", "signals"), [(0, 1), (600, 2)])
+def test_server_ends_although_a_service_hangs(grace_s, signals):
+    """A second signal ends it soon, within the grace period."""
+    command = [sys.executable, "-c", SERVER.format(grace_s=grace_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == "ready\n"
+        server.send_signal(signal.SIGTERM)
+        if signals == 2:
+            server.send_signal(signal.SIGINT)
+        _, log = server.communicate(timeout=WAIT_S)
+    assert (server.returncode, "threads wait in" in log) == (EXIT_STATUS, True)
 
 
 def test_list_of_threads_is_bounded():

@@ -115,15 +115,17 @@ class OpenedWorker:
         """
         deadline = ExitDeadline()
 
-        def leave(*, at_once: bool) -> None:
-            deadline.begin(SECOND_SIGNAL_S if at_once else self.worker.stop_s_max)
-            if at_once:
-                self.worker.stop(drain=False)
+        def leave_at_once() -> None:
+            deadline.begin(SECOND_SIGNAL_S)
+            self.worker.stop(drain=False)
+
+        # For the first and the second signal. Further ones change nothing.
+        steps = iter((partial(deadline.begin, self.worker.stop_s_max), leave_at_once))
 
         def on_signal(_number: int, _frame: FrameType | None) -> None:
-            # A separate thread: the interrupted main thread may hold a lock that this needs.
-            at_once = self._stopping.is_set()
-            threading.Thread(target=partial(leave, at_once=at_once), daemon=True).start()
+            if (step := next(steps, None)) is not None:
+                # A separate thread: the interrupted main thread may hold a lock that this needs.
+                threading.Thread(target=step, name="headrace-stop", daemon=True).start()
             self._stopping.set()
 
         previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}

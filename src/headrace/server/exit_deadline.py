@@ -73,7 +73,8 @@ def waiting_threads() -> list[str]:
     """Return the names of the other threads, with the functions that they are in, the innermost first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found: list[str] = []
-    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - the documented way
+    for ident, frame in frames.items():
         if ident == threading.get_ident():
             continue
         stack = traceback.extract_stack(frame)[: -_STACK_LINES - 1 : -1]

@@ -289,8 +289,9 @@ def _result_of(text: str, published_uri: str) -> ResultRef:
 
 
 def _failure_of(text: str) -> JobFailure:
-    values = _known(JobFailure, text)
-    return JobFailure(**values | {"cause": Cause(values["cause"])})
+    values: dict[str, Any] = _known(JobFailure, text)
+    values["cause"] = Cause(values["cause"])
+    return JobFailure(**values)
 
 
 def _cleaned(value: Any) -> Any:
