@@ -67,8 +67,6 @@ single rows, is in `headrace.core.model`: it becomes a `Failure`, not an error.
 
 from typing import Any, ClassVar, Final, Literal
 
-from typing_extensions import override
-
 from headrace.core.model_traceback import ModelTraceback
 
 WINDOWS_REFUSAL: Final = "headrace runs on Linux, and on macOS for development: on Windows, run it in WSL"
@@ -91,11 +89,14 @@ class HeadraceError(Exception):
     """
 
     detail: str = ""
+    public_text: ClassVar[str] = ""
+    """What clients receive in place of any message of this class, if it is not empty."""
 
     @property
     def public_message(self) -> str:
         """The message for clients of a server: without the addresses of its database and its stores."""
-        return str(self).removesuffix(f": {self.detail}") if self.detail else str(self)
+        text = self.public_text or str(self)
+        return text.removesuffix(f": {self.detail}") if self.detail else text
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what pickle needs: the class, the message and the attributes.
@@ -207,14 +208,8 @@ class StorageError(HeadraceError):
         super().__init__(f"{uri}: {why}: {detail}" if detail else f"{uri}: {why}")
         self.uri = uri
         self.why = why
-        self.detail = detail
-
-    @property
-    @override
-    def public_message(self) -> str:
         # The client chose a web address itself, and the messages of the guarded client suit it.
-        is_web = self.uri.startswith(("http://", "https://"))
-        return str(self) if is_web else super().public_message
+        self.detail = "" if uri.startswith(("http://", "https://")) else detail
 
 
 class NotFoundError(StorageError):
@@ -553,10 +548,7 @@ class JobLedgerUnavailableError(JobError):
     Unless the message says otherwise, it is unknown if the last write was applied.
     """
 
-    @property
-    @override
-    def public_message(self) -> str:
-        return LEDGER_UNAVAILABLE
+    public_text = LEDGER_UNAVAILABLE
 
 
 class ResultGoneError(JobError):

@@ -58,8 +58,8 @@ def read_subscriptions(
 ) -> tuple[Subscription, ...]:
     """Read the ``notify`` list of a submission; `policy` checks the URLs of webhooks, if given.
 
-    Without a policy the list comes from the ledger, and secrets may be encrypted. Raise ConfigError with the entry's number for invalid entries, and RefusedAddressError for a URL
-    that is not permitted.
+    Without a policy the list comes from the ledger, and secrets may be encrypted. Raise ConfigError with
+    the entry's number for invalid entries, and RefusedAddressError for a URL that is not permitted.
     """
     if len(entries) > SUBSCRIPTIONS_MAX:
         raise ConfigError(f"notify: at most {SUBSCRIPTIONS_MAX} entries are permitted, not {len(entries)}")
