@@ -77,6 +77,7 @@ class JobComponents:
     """
 
     file: JobsFile
+    """The settings file; the secrets of its endpoints are encrypted."""
     ledger: SqlJobLedger
     stores: Stores
     paths: JobPaths
@@ -103,7 +104,7 @@ class JobComponents:
                 # stays paused.
                 self.ledger.set_queue(replace(self.ledger.queue(name), **changes))
             for target in self.file.endpoints:
-                self.ledger.outbox.register(_with_encrypted_secrets(target, self.encryption_key))
+                self.ledger.outbox.register(target)
             components = [self.dispatcher] if self.dispatcher is not None else []
             for service in (*components, *self.services):
                 service.start()
@@ -131,11 +132,12 @@ def open_job_components(
     the configuration file: without the mail server and the allowed networks, a deliverer would
     refuse such notifications permanently.
     """
-    used = file or JobsFile()
     locations.make_folders()
     encryption_key = _load_encryption_key(locations)
-    for target in used.endpoints:
-        _with_encrypted_secrets(target, encryption_key)  # An error stops the server before its start.
+    used = file or JobsFile()
+    used = replace(
+        used, endpoints=tuple(_with_encrypted_secrets(target, encryption_key) for target in used.endpoints)
+    )
     ledger = open_ledger(locations.ledger_url)
     client = OutboundClient(used.outbound)
     stores, paths = JobStores(client), JobPaths(locations.store_uri)

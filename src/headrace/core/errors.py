@@ -75,7 +75,7 @@ LEDGER_UNAVAILABLE: Final = (
     "the job ledger does not respond: retry later; a submission with an idempotency key is queued once, "
     "however often it is sent"
 )
-"""What clients are told of a `JobLedgerUnavailableError`; the log has its message."""
+"""The message for clients in place of that of a `JobLedgerUnavailableError`, which is in the log."""
 
 DeathCause = Literal["crash", "oom", "killed", "timeout", "exit", "unrecoverable"]
 """How a model process died; see `InstanceLostError`."""
@@ -90,7 +90,7 @@ class HeadraceError(Exception):
 
     detail: str = ""
     public_text: ClassVar[str] = ""
-    """What clients receive in place of any message of this class, if it is not empty."""
+    """The message for clients in place of that of the error; empty for none."""
 
     @property
     def public_message(self) -> str:
