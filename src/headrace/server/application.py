@@ -265,12 +265,14 @@ class Guard:
         site = headers.get(b"sec-fetch-site")
         if site == b"cross-site" and not (public and reads):
             raise ForbiddenError("cross-site browser requests are refused")
-        origin = headers.get(b"origin", b"another port or subdomain" if site == b"same-site" else b"")
-        is_checked = site == b"same-site" or not reads
-        if origin and is_checked and not (public and reads) and not self._is_own_origin(origin, host):
-            shown = origin[:80].decode("latin-1")
+        origin = headers.get(b"origin")
+        is_checked = site == b"same-site" or (origin is not None and not reads)
+        if is_checked and not (public and reads) and not self._is_own_origin(origin or b"", host):
+            page = "another port or subdomain"
+            if origin is not None:
+                page = f"the origin {origin[:80].decode('latin-1')!r}"
             raise ForbiddenError(
-                f"a page of the origin {shown!r} may not send this request: call the server under the "
+                f"a page of {page} may not send this request: call the server under the "
                 "page's own host, or start the server with --allow-host and the name of that host"
             )
 
