@@ -63,6 +63,12 @@ def test_deadline_holds_while_the_interpreter_waits_for_threads():
     assert time.monotonic() - began_s < WAIT_S
 
 
+def test_deadline_does_not_delay_an_exit():
+    program = f"from headrace.server.exit_deadline import ExitDeadline; ExitDeadline().begin({WAIT_S * 10})"
+    done = subprocess.run([sys.executable, "-c", program], timeout=WAIT_S, check=False)
+    assert done.returncode == 0
+
+
 SERVER = """
 import asyncio, threading
 from headrace.server import listener
