@@ -1,5 +1,6 @@
 """``headrace serve``, ``headrace up`` and ``headrace work``: run servers and job workers."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,8 +132,14 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
             ),
             model_options=model_options(params),
         )
-        server.run(lambda: _print_addresses(server.addresses, 9))
-        ExitDeadline().begin(INTERPRETER_S)
+        _run(server.run, lambda: _print_addresses(server.addresses, 9))
+
+
+def _run(run: Callable[[Callable[[], None]], None], on_ready: Callable[[], None]) -> None:
+    """Run a server or worker until it has stopped; the process ends soon afterwards."""
+    run(on_ready)
+    # The interpreter joins the threads that libraries left behind, and one of them may hang.
+    ExitDeadline().begin(INTERPRETER_S)
 
 
 def _tls_files(params: dict[str, Any]) -> TlsFiles | None:
@@ -260,8 +267,7 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
             model_options=model_options(params),
             isolation=params["isolation"],
         )
-        opened.run(lambda: _print_addresses(opened.addresses, 5))
-        ExitDeadline().begin(INTERPRETER_S)
+        _run(opened.run, lambda: _print_addresses(opened.addresses, 5))
 
 
 def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
@@ -334,8 +340,7 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
             if config is None
             else read_jobs_file(config, store_uri=at.store_uri, reserved=at.reserved_uris),
         )
-        worker.run(lambda: click.echo(f"ready: {worker.worker.settings.name}", err=True))
-        ExitDeadline().begin(INTERPRETER_S)
+        _run(worker.run, lambda: click.echo(f"ready: {worker.worker.settings.name}", err=True))
 
 
 _JOBS: Final = (

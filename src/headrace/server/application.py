@@ -240,7 +240,7 @@ class Guard:
         """Accepted ``Host`` headers. Requests without the header do not come from browsers."""
 
     def is_plain(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return True if `check_source` would accept any request with these headers, without a cookie."""
+        """Return True if `check_source` would accept these headers in any request, without a session."""
         return (
             b"sec-fetch-site" not in headers
             and b"origin" not in headers

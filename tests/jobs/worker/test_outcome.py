@@ -125,7 +125,7 @@ def test_internal_error_shows_no_details():
     ],
 )
 def test_addresses_of_stores_and_ledgers_are_for_the_log_only(error, message, caplog):
-    """Today's behaviour before: the error of a store named its endpoint."""
+    """Regression: the error of a store named its endpoint."""
     shown = outcome_for(error).failure.message
     assert message in shown
     assert "10.0.0.5" not in shown
