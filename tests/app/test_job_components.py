@@ -60,12 +60,12 @@ def test_existing_folders_of_separate_locations_keep_their_permissions(tmp_path)
     components.stop()
 
 
-def test_secret_of_an_endpoint_is_encrypted_in_the_ledger(tmp_path):
+def test_secret_of_an_receiver_is_encrypted_in_the_ledger(tmp_path):
     target = WebhookTarget("billing", "https://h.example/", (SECRET,))
     locations = JobLocations.folder(tmp_path)
-    components = open_job_components(locations, JobsFile(endpoints=(target,)), **INTERVALS)
+    components = open_job_components(locations, JobsFile(receivers=(target,)), **INTERVALS)
     components.start()
-    (kept,) = components.ledger.outbox.endpoint("billing").target.secrets
+    (kept,) = components.ledger.outbox.receiver("billing").target.secrets
     components.stop()
     assert kept.startswith("encrypted:v1:")
     assert EncryptionKey.load(locations.key_file).decrypt(kept, target.url) == SECRET
@@ -76,8 +76,8 @@ def test_secret_of_an_endpoint_is_encrypted_in_the_ledger(tmp_path):
 
 def test_secret_without_an_encryption_key_stops_the_server(tmp_path):
     locations = JobLocations(f"sqlite:///{tmp_path}/jobs.db", f"{tmp_path}/objects/")
-    file = JobsFile(endpoints=(WebhookTarget("billing", "https://h.example/", (SECRET,)),))
-    with pytest.raises(ConfigError, match=r"endpoints\.billing.*--encryption-key FILE"):
+    file = JobsFile(receivers=(WebhookTarget("billing", "https://h.example/", (SECRET,)),))
+    with pytest.raises(ConfigError, match=r"receivers\.billing.*--encryption-key FILE"):
         open_job_components(locations, file, **INTERVALS)
 
 
@@ -111,11 +111,11 @@ def test_web_urls_are_read_by_the_guarded_client(tmp_path):
 
 def test_file_sets_only_the_queue_settings_that_it_names(tmp_path):
     locations = JobLocations.folder(tmp_path)
-    file = JobsFile(queues={"q": {"pending_max": 5}}, endpoints=(WebhookTarget("e", "https://h.example/"),))
+    file = JobsFile(queues={"q": {"pending_max": 5}}, receivers=(WebhookTarget("e", "https://h.example/"),))
     components = open_job_components(locations, file, **INTERVALS)
     components.start()
     assert components.ledger.queue("q") == QueueSettings("q", pending_max=5)
-    assert components.ledger.outbox.endpoint("e") is not None
+    assert components.ledger.outbox.receiver("e") is not None
     components.ledger.set_queue(QueueSettings("q", paused=True, pending_max=7))
     components.stop()
     components.stop()

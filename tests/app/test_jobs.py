@@ -17,7 +17,8 @@ from headrace.app.job_components import JobLocations
 from headrace.app.jobs import JobsOptions, open_jobs
 from headrace.app.server_options import ServerOptions
 from headrace.core.errors import ConfigError
-from headrace.jobs.access import Scope, hash_key, key_lines, new_key
+from headrace.jobs.access import Scope, hash_key, new_key
+from headrace.jobs.access.keys_file import key_lines
 
 MODEL = """\
 from headrace import Model

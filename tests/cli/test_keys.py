@@ -5,7 +5,8 @@ import json
 from click.testing import CliRunner
 
 from headrace.cli import main
-from headrace.jobs.access import Access, Scope, parse_keys
+from headrace.jobs.access import Access, Scope
+from headrace.jobs.access.keys_file import parse_keys
 
 
 def run(*args: str):

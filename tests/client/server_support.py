@@ -10,7 +10,8 @@ import numpy as np
 from headrace.app.models import open_model_server
 from headrace.client.model_server import ModelAddress
 from headrace.core.tensor import InferRequest, Tensor
-from headrace.jobs.access import Scope, hash_key, key_lines
+from headrace.jobs.access import Scope, hash_key
+from headrace.jobs.access.keys_file import key_lines
 from servers.served import WAIT_S, Served, serving
 
 MODELS = Path(__file__).parents[1] / "servers" / "models_for_clients.py"

@@ -24,7 +24,7 @@ prefix = "s3://b/in/"
 model = "churn"
 output = "s3://b/out/"
 
-[endpoints.billing]
+[receivers.billing]
 webhook = "https://10.1.2.3/hook"
 secret = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
@@ -52,7 +52,7 @@ def test_whole_file(tmp_path):
     assert key.inputs.require("https://10.1.2.3/daily/k", "input") == "https://10.1.2.3/daily/k"
     assert file.queues == {"default": {"pending_max": 5}}
     assert [trigger.name for trigger in file.triggers] == ["incoming"]
-    assert [(e.endpoint_id, e.url) for e in file.endpoints] == [("billing", "https://10.1.2.3/hook")]
+    assert [(e.receiver_id, e.url) for e in file.receivers] == [("billing", "https://10.1.2.3/hook")]
     assert (file.smtp.host, file.sagemaker.output_uri) == ("mail.example.com", "s3://b/async/")
     assert file.outbound.networks == (parse_network("10.0.0.0/8"),)
 
@@ -127,8 +127,8 @@ def test_own_store_is_never_allowed(tmp_path, uri):
         ("[queues.default]\npaused = 1", "paused must be true or false"),
         ("triggers = 1", "triggers must be an array of tables"),
         ('[[triggers]]\nname = "x"', "'prefix' is missing"),
-        ('[endpoints.e]\nendpoint = "f"', "endpoints.e: set webhook"),
-        ('[endpoints.e]\nwebhook = "https://127.0.0.1/"', "endpoints.e: .*may not be reached"),
+        ('[receivers.e]\nreceiver = "f"', "receivers.e: set webhook"),
+        ('[receivers.e]\nwebhook = "https://127.0.0.1/"', "receivers.e: .*may not be reached"),
         ('[smtp]\nhost = "h"', "smtp: .*sender.* is missing"),
         ("[smtp]\nhost = 1", "smtp.host must be text"),
         ("[outbound]\nports = [0]", "outbound.ports"),

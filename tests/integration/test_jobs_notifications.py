@@ -73,7 +73,7 @@ suffix = ".csv"
 model = "model"
 output = "s3://{bucket}/fired/"
 
-[endpoints.billing]
+[receivers.billing]
 webhook = "{receiver.url}"
 secret = "{SECRET}"
 
@@ -136,8 +136,8 @@ def test_secrets_are_encrypted_in_the_data_folder(up, client, receiver):
     assert not [path for path in files if b"whsec_" in path.read_bytes()]
 
 
-def test_named_endpoint_gets_only_its_events(client, receiver):
-    notify = [{"endpoint": "billing", "events": ["failed"]}]
+def test_named_receiver_gets_only_its_events(client, receiver):
+    notify = [{"receiver": "billing", "events": ["failed"]}]
     good = client.submit("model", request(1), notify=notify)
     bad = client.submit("model", {"unknown_input": [1]}, notify=notify, attempts_max=1)
     wait_completed(client, good.id)
@@ -169,7 +169,7 @@ def test_topic_gets_a_message(client, moto_server):
 @for_each(
     "receiver",
     [
-        {"endpoint": "unknown"},
+        {"receiver": "unknown"},
         {"webhook": "http://10.0.0.1/", "secret": SECRET},
         {"webhook": "https://169.254.169.254/", "secret": SECRET},
         {"fax": 1},

@@ -9,7 +9,7 @@ from headrace.jobs.notify.delivery import (
     DeliveryDecision,
     DeliveryRecord,
     Done,
-    EndpointRecord,
+    ReceiverRecord,
     RetryDelivery,
 )
 from headrace.testing import ManualClock
@@ -18,7 +18,7 @@ from headrace.testing import ManualClock
 @dataclass
 class _Delivery:
     notification: object
-    endpoint_id: str
+    receiver_id: str
     record: DeliveryRecord
     fence: int = 0
     lease_until_at_ms: int = 0
@@ -34,7 +34,7 @@ class MemoryOutbox:
     def __post_init__(self):
         self._lock = threading.Condition()
         self._deliveries: dict[str, _Delivery] = {}
-        self._endpoints: dict[str, EndpointRecord] = {}
+        self._receivers: dict[str, ReceiverRecord] = {}
         self._fences = 0
         self.most_claimed = 0
         """The largest number of deliveries claimed at the same time."""
@@ -49,17 +49,17 @@ class MemoryOutbox:
     def advance(self, ms):
         self.clock.advance(ms / 1000)
 
-    def add_endpoint(self, target):
+    def add_receiver(self, target):
         with self._lock:
-            self._endpoints[target.endpoint_id] = EndpointRecord(target.endpoint_id, target, HEALTHY)
+            self._receivers[target.receiver_id] = ReceiverRecord(target.receiver_id, target, HEALTHY)
 
-    def put(self, notification, endpoint_id):
+    def put(self, notification, receiver_id):
         with self._lock:
             delivery_id = f"dlv_{len(self._deliveries)}"
             record = DeliveryRecord(
-                delivery_id, endpoint_id, notification.event_id, "waiting", 0, self.now_ms()
+                delivery_id, receiver_id, notification.event_id, "waiting", 0, self.now_ms()
             )
-            self._deliveries[delivery_id] = _Delivery(notification, endpoint_id, record)
+            self._deliveries[delivery_id] = _Delivery(notification, receiver_id, record)
             return delivery_id
 
     def wait_for_decisions(self, count, timeout_s=20.0):
@@ -74,15 +74,15 @@ class MemoryOutbox:
 
     def _claimable_at_ms(self, d):
         """Return the time from which the delivery may be claimed, None if it cannot be."""
-        endpoint = self._endpoints[d.endpoint_id]
-        if d.record.state in {"delivered", "dead"} or endpoint.disabled_why:
+        receiver = self._receivers[d.receiver_id]
+        if d.record.state in {"delivered", "dead"} or receiver.disabled_why:
             return None
         busy = [
             other.lease_until_at_ms
             for other in self._deliveries.values()
-            if other.endpoint_id == d.endpoint_id and other.record.state == "claimed"
+            if other.receiver_id == d.receiver_id and other.record.state == "claimed"
         ]
-        return max([d.record.due_at_ms, endpoint.health.rests_until_at_ms, *busy])
+        return max([d.record.due_at_ms, receiver.health.rests_until_at_ms, *busy])
 
     def claim(self, limit, lease_ms):
         with self._lock:
@@ -93,15 +93,15 @@ class MemoryOutbox:
                     self._fences += 1
                     d.fence, d.lease_until_at_ms = self._fences, now_ms + lease_ms
                     d.record = replace(d.record, state="claimed", attempts=d.record.attempts + 1)
-                    endpoint = self._endpoints[d.endpoint_id]
+                    receiver = self._receivers[d.receiver_id]
                     claims.append(
                         Claim(
                             d.record.delivery_id,
                             d.fence,
                             d.record.attempts,
                             d.notification,
-                            endpoint.target,
-                            endpoint.health,
+                            receiver.target,
+                            receiver.health,
                         )
                     )
             claimed = sum(d.record.state == "claimed" for d in self._deliveries.values())
@@ -130,9 +130,9 @@ class MemoryOutbox:
                 case dead:
                     d.record = replace(d.record, state="dead", why=dead.why)
             d.ended_at_ms = self.now_ms()
-            endpoint = self._endpoints[d.endpoint_id]
-            why = endpoint.disabled_why or decision.disable_why
-            self._endpoints[d.endpoint_id] = replace(endpoint, health=decision.health, disabled_why=why)
+            receiver = self._receivers[d.receiver_id]
+            why = receiver.disabled_why or decision.disable_why
+            self._receivers[d.receiver_id] = replace(receiver, health=decision.health, disabled_why=why)
             self.decisions.append((claim, decision))
             self._lock.notify_all()
             return True
@@ -151,22 +151,22 @@ class MemoryOutbox:
             if d is None or d.record.state == "claimed":
                 return False
             d.record = replace(d.record, state="waiting", attempts=0, due_at_ms=self.now_ms())
-            endpoint = self._endpoints[d.endpoint_id]
-            rested = replace(endpoint.health, rests_until_at_ms=0)
-            self._endpoints[d.endpoint_id] = replace(endpoint, health=rested)
+            receiver = self._receivers[d.receiver_id]
+            rested = replace(receiver.health, rests_until_at_ms=0)
+            self._receivers[d.receiver_id] = replace(receiver, health=rested)
             return True
 
-    def disable(self, endpoint_id, why):
-        return self._change(endpoint_id, disabled_why=why)
+    def disable(self, receiver_id, why):
+        return self._change(receiver_id, disabled_why=why)
 
-    def enable(self, endpoint_id):
-        return self._change(endpoint_id, disabled_why="", health=HEALTHY)
+    def enable(self, receiver_id):
+        return self._change(receiver_id, disabled_why="", health=HEALTHY)
 
-    def _change(self, endpoint_id, **changes):
+    def _change(self, receiver_id, **changes):
         with self._lock:
-            if endpoint_id not in self._endpoints:
+            if receiver_id not in self._receivers:
                 return False
-            self._endpoints[endpoint_id] = replace(self._endpoints[endpoint_id], **changes)
+            self._receivers[receiver_id] = replace(self._receivers[receiver_id], **changes)
             return True
 
     def delivery(self, delivery_id):
@@ -174,9 +174,9 @@ class MemoryOutbox:
             d = self._deliveries.get(delivery_id)
             return d.record if d else None
 
-    def endpoint(self, endpoint_id):
+    def receiver(self, receiver_id):
         with self._lock:
-            return self._endpoints.get(endpoint_id)
+            return self._receivers.get(receiver_id)
 
     def dead_letters(self, limit):
         with self._lock:

@@ -21,10 +21,9 @@ from headrace.jobs.access import (
     Scope,
     format_digest,
     hash_key,
-    key_lines,
     parse_digest,
-    parse_keys,
 )
+from headrace.jobs.access.keys_file import key_lines, parse_keys
 from headrace.jobs.paths import UriAllowList
 
 WEB, WEB_NEW, OPS = "hr_web-0123456789", "hr_web-new-0123456789", "hr_ops-0123456789"

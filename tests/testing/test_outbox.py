@@ -37,10 +37,10 @@ class Leaseless(MemoryOutbox):
 
 
 class Crowding(MemoryOutbox):
-    """Several claimed deliveries of one endpoint at a time."""
+    """Several claimed deliveries of one receiver at a time."""
 
     def _claimable_at_ms(self, d):
-        if d.record.state != "waiting" or self._endpoints[d.endpoint_id].disabled_why:
+        if d.record.state != "waiting" or self._receivers[d.receiver_id].disabled_why:
             return None
         return d.record.due_at_ms
 
@@ -56,8 +56,8 @@ class Unnumbered(MemoryOutbox):
 
 
 class Stubborn(MemoryOutbox):
-    def disable(self, endpoint_id, why):
-        return endpoint_id in self._endpoints
+    def disable(self, receiver_id, why):
+        return receiver_id in self._receivers
 
 
 class Greedy(MemoryOutbox):

@@ -77,7 +77,7 @@ class JobComponents:
     """
 
     file: JobsFile
-    """The settings file; the secrets of its endpoints are encrypted."""
+    """The settings file; the secrets of its receivers are encrypted."""
     ledger: SqlJobLedger
     stores: Stores
     paths: JobPaths
@@ -103,7 +103,7 @@ class JobComponents:
                 # The file sets only the members that it names, so a queue paused by an operator
                 # stays paused.
                 self.ledger.set_queue(replace(self.ledger.queue(name), **changes))
-            for target in self.file.endpoints:
+            for target in self.file.receivers:
                 self.ledger.outbox.register(target)
             components = [self.dispatcher] if self.dispatcher is not None else []
             for service in (*components, *self.services):
@@ -136,7 +136,7 @@ def open_job_components(
     encryption_key = _load_encryption_key(locations)
     used = file or JobsFile()
     used = replace(
-        used, endpoints=tuple(_with_encrypted_secrets(target, encryption_key) for target in used.endpoints)
+        used, receivers=tuple(_with_encrypted_secrets(target, encryption_key) for target in used.receivers)
     )
     ledger = open_ledger(locations.ledger_url)
     client = OutboundClient(used.outbound)
@@ -176,7 +176,7 @@ def _with_encrypted_secrets(target: Target, encryption_key: EncryptionKey | None
         return target
     if encryption_key is None:
         raise ConfigError(
-            f"endpoints.{target.endpoint_id}: the ledger keeps its secret encrypted: "
+            f"receivers.{target.receiver_id}: the ledger keeps its secret encrypted: "
             "start the server with --encryption-key FILE"
         )
     secrets = tuple(encryption_key.encrypt(secret, target.url) for secret in target.secrets)

@@ -197,16 +197,16 @@ def _region_resolver(file: JobsFile) -> RegionOf | None:
 def _notify_preparation(file: JobsFile, encryption_key: EncryptionKey | None) -> PrepareNotify:
     """Return a function that validates one ``notify`` entry of a submission, and encrypts its secret.
 
-    It raises ConfigError for malformed entries, refused addresses, unknown endpoints, e-mail without
+    It raises ConfigError for malformed entries, refused addresses, unknown receivers, e-mail without
     a configured mail server, and a secret without an encryption key.
     """
-    known = {target.endpoint_id for target in file.endpoints}
+    known = {target.receiver_id for target in file.receivers}
 
     def prepare(entry: Mapping[str, Any]) -> Mapping[str, Any]:
         (subscription,) = read_subscriptions([entry], file.outbound)
-        if subscription.target is None and subscription.endpoint_id not in known:
+        if subscription.target is None and subscription.receiver_id not in known:
             raise ConfigError(
-                f"notify: unknown endpoint {subscription.endpoint_id!r}: declare it under [[endpoints]]"
+                f"notify: unknown receiver {subscription.receiver_id!r}: declare it as [receivers.NAME]"
             )
         if isinstance(subscription.target, EmailTarget) and file.smtp is None:
             raise ConfigError("notify: e-mail needs a mail server: declare [smtp] in the file of --config")

@@ -13,7 +13,8 @@ from headrace.app.models import ServedModel, open_repository
 from headrace.app.server_options import ServerOptions
 from headrace.core.errors import ConfigError
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.access import KEY_CHARS_MIN, Access, ApiKey, Scope, hash_key, parse_keys
+from headrace.jobs.access import KEY_CHARS_MIN, Access, ApiKey, Scope, hash_key
+from headrace.jobs.access.keys_file import parse_keys
 from headrace.server.application import Guard, WebApp, check_bind
 from headrace.server.dataplane import Dataplane
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings

@@ -4,7 +4,8 @@ import click
 import orjson
 
 from headrace.cli.commands import exit_on_error
-from headrace.jobs.access import Scope, format_digest, hash_key, key_lines, new_key
+from headrace.jobs.access import Scope, format_digest, hash_key, new_key
+from headrace.jobs.access.keys_file import key_lines
 
 _EPILOG = """\b
 Examples:

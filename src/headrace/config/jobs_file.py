@@ -21,7 +21,7 @@
     model = "churn"
     output = "s3://bucket/out/"
 
-    [endpoints.billing]               # receiver of notifications: {"endpoint": "billing"}
+    [receivers.billing]               # of notifications: {"receiver": "billing"}
     webhook = "https://billing.example.com/hook"
     secret = "whsec_…"
 
@@ -58,7 +58,8 @@ from typing import Annotated, Any, Final, TypeVar, cast
 from headrace.core.errors import ConfigError
 from headrace.core.settings import Setting
 from headrace.core.settings_reader import read_settings, read_table
-from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey, read_keys
+from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey
+from headrace.jobs.access.keys_file import read_keys
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import Target
 from headrace.jobs.notify.notifiers import SmtpSettings
@@ -71,7 +72,7 @@ from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.storage.regions import RegionRule, RegionRules, require_region
 
 _T = TypeVar("_T")
-_RENAMED_TABLES: Final = {"vendor": "sagemaker"}
+_RENAMED_TABLES: Final = {"vendor": "sagemaker", "endpoints": "receivers"}
 """Deprecated names of tables, with their new names. The next release removes them."""
 
 
@@ -118,7 +119,7 @@ JOBS_TABLES: Final[Mapping[str, Any]] = {
     "anyone": dict[str, list[str]],
     "queues": dict[str, QueueSettings],
     "triggers": list[Trigger],
-    "endpoints": dict[str, dict[str, Any]],
+    "receivers": dict[str, dict[str, Any]],
     "smtp": SmtpSettings,
     "outbound": OutboundPolicy,
     "sagemaker": SageMakerSettings,
@@ -135,7 +136,7 @@ class JobsFile:
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     """Fields of `QueueSettings` for each queue."""
     triggers: Triggers | None = None
-    endpoints: tuple[Target, ...] = ()
+    receivers: tuple[Target, ...] = ()
     smtp: SmtpSettings | None = None
     outbound: OutboundPolicy = field(default_factory=OutboundPolicy)
     sagemaker: SageMakerSettings | None = None
@@ -218,7 +219,7 @@ def _parse_document(
         access=_parse_access(document, where, reserved, outbound),
         queues={name: read_table(QueueSettings, _table(queues, name), f"queues.{name}") for name in queues},
         triggers=_parse_triggers(document, outputs) if "triggers" in document else None,
-        endpoints=_parse_endpoints(_table(document, "endpoints"), outbound),
+        receivers=_parse_receivers(_table(document, "receivers"), outbound),
         smtp=_optional(SmtpSettings, document, "smtp"),
         outbound=outbound,
         sagemaker=_optional(SageMakerSettings, document, "sagemaker"),
@@ -282,16 +283,16 @@ def _parse_triggers(document: Mapping[str, Any], outputs: list[str]) -> Triggers
     return read_triggers(cast("list[Any]", tables), outputs=outputs)
 
 
-def _parse_endpoints(tables: Mapping[str, Any], outbound: OutboundPolicy) -> tuple[Target, ...]:
+def _parse_receivers(tables: Mapping[str, Any], outbound: OutboundPolicy) -> tuple[Target, ...]:
     targets: list[Target] = []
     for name in tables:
         try:
             (found,) = read_subscriptions([_table(tables, name)], outbound)
         except ConfigError as error:
-            raise ConfigError(f"endpoints.{name}: {str(error).removeprefix('notify[0]: ')}") from error
+            raise ConfigError(f"receivers.{name}: {str(error).removeprefix('notify[0]: ')}") from error
         if found.target is None:
-            raise ConfigError(f"endpoints.{name}: set webhook, sns or email")
-        targets.append(replace(found.target, endpoint_id=name))
+            raise ConfigError(f"receivers.{name}: set webhook, sns or email")
+        targets.append(replace(found.target, receiver_id=name))
     return tuple(targets)
 
 

@@ -20,8 +20,8 @@ from headrace.jobs.notify.delivery import (
     Dead,
     DeliveryDecision,
     Done,
-    EndpointHealth,
     Outbox,
+    ReceiverHealth,
     RetryDelivery,
 )
 from headrace.testing.expect import equal, true
@@ -33,18 +33,18 @@ _WAIT_S = 30.0
 
 
 class OutboxBench(Protocol):
-    """An empty outbox with access to its endpoints, deliveries and clock."""
+    """An empty outbox with access to its receivers, deliveries and clock."""
 
     @property
     def outbox(self) -> Outbox:
         """The outbox under test."""
         ...
 
-    def add_endpoint(self, target: WebhookTarget) -> None:
-        """Register the endpoint, enabled and healthy."""
+    def add_receiver(self, target: WebhookTarget) -> None:
+        """Register the receiver, enabled and healthy."""
         ...
 
-    def put(self, notification: Notification, endpoint_id: str) -> str:
+    def put(self, notification: Notification, receiver_id: str) -> str:
         """Add a delivery that is due now, and return its id."""
         ...
 
@@ -70,29 +70,29 @@ def check_claim_is_exclusive(bench: OutboxBench) -> None:
     equal(claim.attempt, 1, "the first attempt's number")
     equal(claim.notification, _notification("a", 0), "the notification")
     equal(claim.target, _target("a"), "the target")
-    equal(claim.health, HEALTHY, "the health of a new endpoint")
+    equal(claim.health, HEALTHY, "the health of a new receiver")
     equal(_claim(bench), [], "claiming a claimed delivery")
     equal(_state(bench, delivery_id), "claimed", "the state of a claimed delivery")
 
 
-def check_one_claim_per_endpoint(bench: OutboxBench) -> None:
-    """Check that an endpoint has at most one claimed delivery.
+def check_one_claim_per_receiver(bench: OutboxBench) -> None:
+    """Check that a receiver has at most one claimed delivery.
 
-    It does not delay other endpoints.
+    It does not delay other receivers.
     """
     first, second, other = _deliveries(bench, "a", "a", "b")
     claims = _claim(bench)
-    equal(sorted(c.delivery_id for c in claims), sorted([first, other]), "one delivery each of two endpoints")
-    equal(_claim(bench), [], "a second delivery of a busy endpoint")
+    equal(sorted(c.delivery_id for c in claims), sorted([first, other]), "one delivery each of two receivers")
+    equal(_claim(bench), [], "a second delivery of a busy receiver")
     _record(bench, _of(claims, first), Done("HTTP 200"))
-    equal([c.delivery_id for c in _claim(bench)], [second], "the next delivery of an endpoint")
+    equal([c.delivery_id for c in _claim(bench)], [second], "the next delivery of a receiver")
 
 
 def check_claim_order_and_limit(bench: OutboxBench) -> None:
     """Check that deliveries are claimed longest due first, up to the limit."""
     ids: list[str] = []
-    for endpoint in ("a", "b", "c", "d"):
-        ids += _deliveries(bench, endpoint)
+    for receiver in ("a", "b", "c", "d"):
+        ids += _deliveries(bench, receiver)
         bench.advance(10)
     equal([c.delivery_id for c in bench.outbox.claim(3, LEASE_MS)], ids[:3], "the three longest due")
     equal([c.delivery_id for c in bench.outbox.claim(3, LEASE_MS)], ids[3:], "the rest")
@@ -113,12 +113,12 @@ def check_expired_lease(bench: OutboxBench) -> None:
     true(new.fence > old.fence, "the fence did not grow")
     for outcome in (Done("HTTP 200"), Dead("late"), RetryDelivery(0, "late")):
         true(
-            not bench.outbox.record(old, DeliveryDecision(outcome, EndpointHealth(3), "late")),
+            not bench.outbox.record(old, DeliveryDecision(outcome, ReceiverHealth(3), "late")),
             "a late claim was recorded",
         )
     true(not bench.outbox.release(old), "a late claim was released")
     equal(_state(bench, delivery_id), "claimed", "the state after late records")
-    equal(_endpoint(bench, "a"), (HEALTHY, ""), "the endpoint after late records")
+    equal(_receiver(bench, "a"), (HEALTHY, ""), "the receiver after late records")
     _record(bench, new, Done("HTTP 200"))
     true(not bench.outbox.record(new, DeliveryDecision(Dead("twice"), HEALTHY)), "a claim was recorded twice")
     equal(_state(bench, delivery_id), "delivered", "the state after a second record")
@@ -162,27 +162,27 @@ def check_ended_deliveries(bench: OutboxBench) -> None:
     equal((_state(bench, done), _state(bench, dead)), ("delivered", "dead"), "the states")
 
 
-def check_endpoint_health(bench: OutboxBench) -> None:
-    """Check that the recorded health is returned with the endpoint's next claim.
+def check_receiver_health(bench: OutboxBench) -> None:
+    """Check that the recorded health is returned with the receiver's next claim.
 
-    A resting endpoint is skipped.
+    A resting receiver is skipped.
     """
     resting, other = "a", "b"
     _deliveries(bench, resting, resting)
     (claim,) = _claim(bench)
-    health = EndpointHealth(5, bench.outbox.now_ms(), bench.outbox.now_ms() + 30_000)
+    health = ReceiverHealth(5, bench.outbox.now_ms(), bench.outbox.now_ms() + 30_000)
     _record(bench, claim, Dead("HTTP 500"), health)
     _deliveries(bench, other)
-    equal([c.target.endpoint_id for c in _claim(bench)], [other], "claiming while an endpoint rests")
+    equal([c.target.receiver_id for c in _claim(bench)], [other], "claiming while a receiver rests")
     bench.advance(30_000)
     (claim,) = _claim(bench)
     equal(claim.health, health, "the health after a failure")
     _record(bench, claim, Done("HTTP 200"))
-    equal(_endpoint(bench, resting), (HEALTHY, ""), "the health after a delivery")
+    equal(_receiver(bench, resting), (HEALTHY, ""), "the health after a delivery")
 
 
 def check_disabling(bench: OutboxBench) -> None:
-    """Check that a disabled endpoint is skipped and keeps its deliveries.
+    """Check that a disabled receiver is skipped and keeps its deliveries.
 
     They are delivered once it is enabled.
     """
@@ -190,22 +190,22 @@ def check_disabling(bench: OutboxBench) -> None:
     first, second = _deliveries(bench, "a", "a")
     (claim,) = _claim(bench)
     true(
-        outbox.record(claim, DeliveryDecision(Dead("HTTP 410"), EndpointHealth(1, 1, 0), "HTTP 410")),
+        outbox.record(claim, DeliveryDecision(Dead("HTTP 410"), ReceiverHealth(1, 1, 0), "HTTP 410")),
         "nothing was recorded",
     )
-    equal(_endpoint(bench, "a")[1], "HTTP 410", "the reason of the disabled endpoint")
+    equal(_receiver(bench, "a")[1], "HTTP 410", "the reason of the disabled receiver")
     bench.advance(10 * LEASE_MS)
-    equal(_claim(bench), [], "claiming of a disabled endpoint")
-    equal(outbox.next_due_at_ms(), None, "next_due_at_ms of a disabled endpoint")
-    equal(_state(bench, second), "waiting", "the state of a delivery to a disabled endpoint")
-    true(outbox.enable("a"), "enabling a known endpoint")
-    equal(_endpoint(bench, "a"), (HEALTHY, ""), "an enabled endpoint")
+    equal(_claim(bench), [], "claiming of a disabled receiver")
+    equal(outbox.next_due_at_ms(), None, "next_due_at_ms of a disabled receiver")
+    equal(_state(bench, second), "waiting", "the state of a delivery to a disabled receiver")
+    true(outbox.enable("a"), "enabling a known receiver")
+    equal(_receiver(bench, "a"), (HEALTHY, ""), "an enabled receiver")
     equal([c.delivery_id for c in _claim(bench)], [second], "the waiting delivery")
-    true(outbox.disable("a", "by hand"), "disabling a known endpoint")
-    equal(_endpoint(bench, "a")[1], "by hand", "the reason of a manual disabling")
+    true(outbox.disable("a", "by hand"), "disabling a known receiver")
+    equal(_receiver(bench, "a")[1], "by hand", "the reason of a manual disabling")
     equal(_state(bench, first), "dead", "the dead delivery")
-    true(not outbox.enable("z"), "enabling an unknown endpoint")
-    true(not outbox.disable("z", "?"), "disabling an unknown endpoint")
+    true(not outbox.enable("z"), "enabling an unknown receiver")
+    true(not outbox.disable("z", "?"), "disabling an unknown receiver")
 
 
 def check_redelivering(bench: OutboxBench) -> None:
@@ -230,23 +230,23 @@ def check_redelivering(bench: OutboxBench) -> None:
 
 
 def check_redelivering_waiting_delivery(bench: OutboxBench) -> None:
-    """Check that a redelivered waiting delivery is due at once, and its endpoint stops resting.
+    """Check that a redelivered waiting delivery is due at once, and its receiver stops resting.
 
-    A disabled endpoint stays disabled.
+    A disabled receiver stays disabled.
     """
     (delivery_id,) = _deliveries(bench, "a")
     (claim,) = _claim(bench)
     now_ms = bench.outbox.now_ms()
     _record(
-        bench, claim, RetryDelivery(now_ms + 10**9, "HTTP 500"), EndpointHealth(5, now_ms, now_ms + 10**9)
+        bench, claim, RetryDelivery(now_ms + 10**9, "HTTP 500"), ReceiverHealth(5, now_ms, now_ms + 10**9)
     )
     true(bench.outbox.redeliver(delivery_id), "redelivering a waiting delivery")
     (claim,) = _claim(bench)
-    equal((claim.attempt, claim.health), (1, EndpointHealth(5, now_ms, 0)), "the claim after redelivering")
+    equal((claim.attempt, claim.health), (1, ReceiverHealth(5, now_ms, 0)), "the claim after redelivering")
     _record(bench, claim, Dead("HTTP 410"))
     bench.outbox.disable("a", "HTTP 410")
-    true(bench.outbox.redeliver(delivery_id), "redelivering at a disabled endpoint")
-    equal(_claim(bench), [], "claiming of a disabled endpoint after redelivering")
+    true(bench.outbox.redeliver(delivery_id), "redelivering at a disabled receiver")
+    equal(_claim(bench), [], "claiming of a disabled receiver after redelivering")
 
 
 def check_release(bench: OutboxBench) -> None:
@@ -281,14 +281,14 @@ def check_next_due(bench: OutboxBench) -> None:
     bench.advance(5000)
     (claim,) = _claim(bench)
     now_ms = outbox.now_ms()
-    _record(bench, claim, RetryDelivery(now_ms + 5000, "HTTP 503"), EndpointHealth(5, now_ms, now_ms + 9000))
-    equal(outbox.next_due_at_ms(), now_ms + 9000, "while its endpoint rests")
+    _record(bench, claim, RetryDelivery(now_ms + 5000, "HTTP 503"), ReceiverHealth(5, now_ms, now_ms + 9000))
+    equal(outbox.next_due_at_ms(), now_ms + 9000, "while its receiver rests")
 
 
 def check_concurrent_claims(bench: OutboxBench) -> None:
-    """Check that concurrent claims never return the same delivery or two of one endpoint."""
-    endpoints = [f"e{number}" for number in range(_MANY // 4)]
-    _deliveries(bench, *(endpoints * 4))
+    """Check that concurrent claims never return the same delivery or two of one receiver."""
+    receivers = [f"e{number}" for number in range(_MANY // 4)]
+    _deliveries(bench, *(receivers * 4))
     barrier = threading.Barrier(_THREADS)
 
     def claim(_: int) -> list[Claim]:
@@ -299,21 +299,21 @@ def check_concurrent_claims(bench: OutboxBench) -> None:
         claims = [c for found in pool.map(claim, range(_THREADS)) for c in found]
     # A concurrent claim may return fewer deliveries than are due: claim the rest now.
     claims += _claim(bench)
-    names = [c.target.endpoint_id for c in claims]
-    equal(sorted(names), sorted(endpoints), "the claimed endpoints")
+    names = [c.target.receiver_id for c in claims]
+    equal(sorted(names), sorted(receivers), "the claimed receivers")
     for one in claims:
         _record(bench, one, Done("HTTP 200"))
-    equal(len(_claim(bench)), len(endpoints), "the next delivery of each")
+    equal(len(_claim(bench)), len(receivers), "the next delivery of each")
 
 
 OUTBOX_CHECKS: tuple[OutboxCheck, ...] = (
     check_claim_is_exclusive,
-    check_one_claim_per_endpoint,
+    check_one_claim_per_receiver,
     check_claim_order_and_limit,
     check_expired_lease,
     check_retry,
     check_ended_deliveries,
-    check_endpoint_health,
+    check_receiver_health,
     check_disabling,
     check_redelivering,
     check_redelivering_waiting_delivery,
@@ -324,24 +324,24 @@ OUTBOX_CHECKS: tuple[OutboxCheck, ...] = (
 """Every check of an outbox."""
 
 
-def _target(endpoint_id: str) -> WebhookTarget:
-    return WebhookTarget(endpoint_id, f"https://{endpoint_id}.example/hook", ("whsec_" + "c2VjcmV0" * 4,))
+def _target(receiver_id: str) -> WebhookTarget:
+    return WebhookTarget(receiver_id, f"https://{receiver_id}.example/hook", ("whsec_" + "c2VjcmV0" * 4,))
 
 
-def _notification(endpoint_id: str, number: int) -> Notification:
+def _notification(receiver_id: str, number: int) -> Notification:
     data = {"output_uri": f"s3://b/{number}", "nested": {"n": [1, 2.5, None, "ü"]}}
     return Notification(
-        f"evt_{endpoint_id}_{number}", "job.completed", f"job-{number}", 1_700_000_000_123, data
+        f"evt_{receiver_id}_{number}", "job.completed", f"job-{number}", 1_700_000_000_123, data
     )
 
 
-def _deliveries(bench: OutboxBench, *endpoint_ids: str) -> list[str]:
-    """Add one delivery for each id and return their ids. Unknown endpoints are registered first."""
+def _deliveries(bench: OutboxBench, *receiver_ids: str) -> list[str]:
+    """Add one delivery for each id and return their ids. Unknown receivers are registered first."""
     ids: list[str] = []
-    for number, endpoint_id in enumerate(endpoint_ids):
-        if bench.outbox.endpoint(endpoint_id) is None:
-            bench.add_endpoint(_target(endpoint_id))
-        ids.append(bench.put(_notification(endpoint_id, number), endpoint_id))
+    for number, receiver_id in enumerate(receiver_ids):
+        if bench.outbox.receiver(receiver_id) is None:
+            bench.add_receiver(_target(receiver_id))
+        ids.append(bench.put(_notification(receiver_id, number), receiver_id))
         bench.advance(1)
     return ids
 
@@ -355,7 +355,7 @@ def _of(claims: Sequence[Claim], delivery_id: str) -> Claim:
 
 
 def _record(
-    bench: OutboxBench, claim: Claim, outcome: Done | RetryDelivery | Dead, health: EndpointHealth = HEALTHY
+    bench: OutboxBench, claim: Claim, outcome: Done | RetryDelivery | Dead, health: ReceiverHealth = HEALTHY
 ) -> None:
     true(
         bench.outbox.record(claim, DeliveryDecision(outcome, health)),
@@ -368,8 +368,8 @@ def _state(bench: OutboxBench, delivery_id: str) -> str | None:
     return known.state if known else None
 
 
-def _endpoint(bench: OutboxBench, endpoint_id: str) -> tuple[EndpointHealth, str]:
-    known = bench.outbox.endpoint(endpoint_id)
+def _receiver(bench: OutboxBench, receiver_id: str) -> tuple[ReceiverHealth, str]:
+    known = bench.outbox.receiver(receiver_id)
     if known is None:
-        raise AssertionError(f"endpoint {endpoint_id} is not known")
+        raise AssertionError(f"receiver {receiver_id} is not known")
     return known.health, known.disabled_why

@@ -35,17 +35,17 @@ class SqlBench(OutboxBench):
         return self.bench.ledger.outbox
 
     @override
-    def add_endpoint(self, target):
+    def add_receiver(self, target):
         self.outbox.register(target)
-        self.outbox.enable(target.endpoint_id)
+        self.outbox.enable(target.receiver_id)
 
     @override
-    def put(self, notification, endpoint_id):
+    def put(self, notification, receiver_id):
         self.puts += 1
         row = {
             "new_id": f"dlv-{self.puts:04}",
             "job_id": notification.job_id,
-            "endpoint_id": endpoint_id,
+            "receiver_id": receiver_id,
             "event_id": notification.event_id,
             "type": notification.type,
             "data": orjson.dumps(dict(notification.data)).decode(),
@@ -147,7 +147,7 @@ def test_only_subscribed_events_are_notified(bench):
     assert deliver(bench) == []
 
 
-def test_all_endpoints_share_the_event_id(bench):
+def test_all_receivers_share_the_event_id(bench):
     job = bench.submit_running(notify=(HOOK, {"email": "a@example.com"}, {"sns": {"success_topic": "arn:t"}}))
     bench.settle(job, Completed(ResultRef("memory://box/1")))
     notifications = deliver(bench)
@@ -219,10 +219,10 @@ def test_progress_is_notified_to_subscribers_on_request(bench):
     )
 
 
-def test_operator_endpoints_are_notified_by_name(bench):
+def test_operator_receivers_are_notified_by_name(bench):
     target = WebhookTarget("billing", "https://billing.example.com/")
     bench.ledger.outbox.register(target)
-    job = bench.submit_running(notify=({"endpoint": "billing"}, {"endpoint": "unknown"}))
+    job = bench.submit_running(notify=({"receiver": "billing"}, {"receiver": "unknown"}))
     bench.settle(job, Completed(ResultRef("memory://box/1")))
     (claim,) = bench.ledger.outbox.claim(10, LEASE_MS)
     assert claim.target == target

@@ -1,7 +1,7 @@
-"""Endpoints and deliveries as database rows."""
+"""Receivers and deliveries as database rows."""
 
 from cases import for_each
-from headrace.jobs.ledgers.outbox import claim_of, delivery_of, dump_target, endpoint_of, target_of
+from headrace.jobs.ledgers.outbox import claim_of, delivery_of, dump_target, receiver_of, target_of
 from headrace.jobs.notify import EmailTarget, SnsTarget, WebhookTarget
 
 TARGETS = [
@@ -48,7 +48,7 @@ def test_held_delivery_is_shown_as_waiting():
     assert states == {"held": "waiting", "waiting": "waiting", "dead": "dead"}
 
 
-def test_endpoint_has_health_and_disabled_reason():
-    record = endpoint_of(("e", dump_target(TARGETS[3]), 1, 2, 3, "gone"))
+def test_receiver_has_health_and_disabled_reason():
+    record = receiver_of(("e", dump_target(TARGETS[3]), 1, 2, 3, "gone"))
     assert (record.target, record.disabled_why) == (TARGETS[3], "gone")
     assert record.health.failures == 1

@@ -35,9 +35,9 @@ SELDOM = DelivererSettings(threads=4, poll_s=10**6)
 
 @dataclass
 class ScriptedNotifier:
-    """A notifier with scripted answers for each endpoint, which counts concurrent sends.
+    """A notifier with scripted answers for each receiver, which counts concurrent sends.
 
-    A send to an endpoint in `held` waits for the endpoint's event.
+    A send to a receiver in `held` waits for the receiver's event.
     """
 
     answers: dict = field(default_factory=dict)
@@ -51,7 +51,7 @@ class ScriptedNotifier:
         self._changed = threading.Condition()
 
     def send(self, notification, target):
-        name = target.endpoint_id
+        name = target.receiver_id
         with self._changed:
             self.sent.append((name, notification.event_id))
             self._now[name] = self._now.get(name, 0) + 1
@@ -97,11 +97,11 @@ def run(outbox):
         deliverer.stop()
 
 
-def put(outbox, endpoint_id, number=0, url="https://hooks.example/"):
-    if outbox.endpoint(endpoint_id) is None:
-        outbox.add_endpoint(WebhookTarget(endpoint_id, url, (SECRET,)))
+def put(outbox, receiver_id, number=0, url="https://hooks.example/"):
+    if outbox.receiver(receiver_id) is None:
+        outbox.add_receiver(WebhookTarget(receiver_id, url, (SECRET,)))
     return outbox.put(
-        Notification(f"evt_{endpoint_id}_{number}", "job.completed", "job-1", START_S * 1000), endpoint_id
+        Notification(f"evt_{receiver_id}_{number}", "job.completed", "job-1", START_S * 1000), receiver_id
     )
 
 
@@ -136,14 +136,14 @@ def test_due_delivery_is_sent_and_recorded(outbox, run):
     wait_for(outbox, run(notifier), 9)
     assert {outbox.delivery(i).state for i in ids} == {"delivered"}
     assert len(set(notifier.sent)) == len(notifier.sent) == 9
-    # Notifications of one endpoint are sent in the order of their due times.
+    # Notifications of one receiver are sent in the order of their due times.
     assert [event for name, event in notifier.sent if name == "a"] == ["evt_a_0", "evt_a_1", "evt_a_2"]
 
 
-def test_failing_endpoint_is_retried_on_schedule_until_http_410_disables_it(outbox, run):
-    """One endpoint is unreachable for an hour, then answers HTTP 500, then HTTP 410.
+def test_failing_receiver_is_retried_on_schedule_until_http_410_disables_it(outbox, run):
+    """One receiver is unreachable for an hour, then answers HTTP 500, then HTTP 410.
 
-    All attempts have one event id. Other endpoints are not affected.
+    All attempts have one event id. Other receivers are not affected.
     """
     port = free_port()
     with Receiver() as good:
@@ -164,9 +164,9 @@ def test_failing_endpoint_is_retried_on_schedule_until_http_410_disables_it(outb
                 put(outbox, "good", number, url=good.url)
                 decisions = wait_for(outbox, deliverer, 2 * number)[-2:]
                 at_s.append(outbox.clock.now() - START_S)
-                by_endpoint = {claim.target.endpoint_id: (claim, decision) for claim, decision in decisions}
-                assert isinstance(by_endpoint["good"][1].outcome, Done)
-                claim, decision = by_endpoint["bad"]
+                by_receiver = {claim.target.receiver_id: (claim, decision) for claim, decision in decisions}
+                assert isinstance(by_receiver["good"][1].outcome, Done)
+                claim, decision = by_receiver["bad"]
                 assert (claim.attempt, claim.notification.event_id) == (number, "evt_bad_0")
                 return decision
 
@@ -194,9 +194,9 @@ def test_failing_endpoint_is_retried_on_schedule_until_http_410_disables_it(outb
                 stamps = [int(r.headers["webhook-timestamp"]) - START_S for r in bad.requests]
                 assert stamps == at_s[4:]
             assert at_s == [0, 5, 305, 2105, 9305, 27_305, 63_305]
-            assert "410" in outbox.endpoint("bad").disabled_why
+            assert "410" in outbox.receiver("bad").disabled_why
             assert [r.delivery_id for r in outbox.dead_letters(9)] == [bad_id]
-            # The waiting delivery of the disabled endpoint stays. The good endpoint still receives.
+            # The waiting delivery of the disabled receiver stays. The good receiver still receives.
             outbox.clock.advance(10**7)
             put(outbox, "good", 99, url=good.url)
             wait_for(outbox, deliverer, 15)
@@ -228,7 +228,7 @@ def test_hanging_receiver_does_not_delay_others(outbox, run):
         put(outbox, "quick", number)
     deliverer = run(notifier, settings=DelivererSettings(threads=2, poll_s=10**6))
     decisions = wait_for(outbox, deliverer, 5)
-    assert {claim.target.endpoint_id for claim, _ in decisions} == {"quick"}
+    assert {claim.target.receiver_id for claim, _ in decisions} == {"quick"}
     assert [name for name, _ in notifier.sent].count("slow") == 1
     held.set()
     wait_for(outbox, deliverer, 10)
@@ -310,7 +310,7 @@ def test_raising_notifier_costs_an_attempt_only(outbox, run, caplog):
         ScriptedNotifier({"a": RuntimeError("hunter2")}), settings=DelivererSettings(threads=1, poll_s=10**6)
     )
     decisions = {
-        claim.target.endpoint_id: decision.outcome for claim, decision in wait_for(outbox, deliverer, 2)
+        claim.target.receiver_id: decision.outcome for claim, decision in wait_for(outbox, deliverer, 2)
     }
     assert decisions["a"] == RetryDelivery(START_S * 1000 + 5000, "internal error")
     assert isinstance(decisions["b"], Done)

@@ -1,4 +1,4 @@
-"""Decisions after delivery attempts: schedule, jitter, rests and disabled endpoints."""
+"""Decisions after delivery attempts: schedule, jitter, rests and disabled receivers."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from headrace.jobs.notify.delivery import (
     Dead,
     DeliveryPolicy,
     Done,
-    EndpointHealth,
+    ReceiverHealth,
     RetryDelivery,
     decide,
 )
@@ -45,12 +45,12 @@ def test_jitter_adds_at_most_its_share(attempt, share):
 
 
 def test_delivery_resets_the_health():
-    decision = decided(3, Delivered("HTTP 200"), EndpointHealth(7, NOW_MS - DAY_MS, NOW_MS + 5000))
+    decision = decided(3, Delivered("HTTP 200"), ReceiverHealth(7, NOW_MS - DAY_MS, NOW_MS + 5000))
     assert (decision.outcome, decision.health, decision.disable_why) == (Done("HTTP 200"), HEALTHY, "")
 
 
 def test_refused_notification_is_dead_and_leaves_the_health():
-    health = EndpointHealth(2, NOW_MS - 5)
+    health = ReceiverHealth(2, NOW_MS - 5)
     assert decided(1, Refused("too large"), health) == decided(9, Refused("too large"), health)
     assert (decided(1, Refused("x"), health).outcome, decided(1, Refused("x"), health).health) == (
         Dead("x"),
@@ -67,11 +67,11 @@ def test_disabled_result_disables_at_once():
 def test_retry_after_is_observed_within_a_day(after_s, waits_s):
     decision = decided(1, RetryLater("HTTP 503", after_s=after_s))
     assert decision.outcome == RetryDelivery(NOW_MS + waits_s * 1000, "HTTP 503")
-    # The delay also applies to other deliveries of the endpoint.
+    # The delay also applies to other deliveries of the receiver.
     assert decision.health.rests_until_at_ms == NOW_MS + min(max(after_s, 0), 86_400) * 1000 or after_s <= 0
 
 
-def test_throttled_endpoint_rests():
+def test_throttled_receiver_rests():
     assert decided(1, RetryLater("HTTP 429", throttled=True)).health.rests_until_at_ms == NOW_MS + 30_000
     assert decided(1, FAILED).health.rests_until_at_ms == 0
 
@@ -83,11 +83,11 @@ def test_rest_grows_with_failures_up_to_a_limit():
         rests_s.append((health.rests_until_at_ms - NOW_MS) / 1000 if health.rests_until_at_ms else 0)
     assert rests_s == [0, 0, 0, 0, 30, 60, 120, 240, 480, 900, 900, 900, 900, 900]
     assert (health.failures, health.failing_since_at_ms) == (14, NOW_MS)
-    assert decided(1, FAILED, EndpointHealth(10**6, NOW_MS)).health.rests_until_at_ms == NOW_MS + 900_000
+    assert decided(1, FAILED, ReceiverHealth(10**6, NOW_MS)).health.rests_until_at_ms == NOW_MS + 900_000
 
 
 def test_five_days_of_failures_disable():
-    since = EndpointHealth(3, NOW_MS)
+    since = ReceiverHealth(3, NOW_MS)
     assert decided(1, FAILED, since, NOW_MS + 5 * DAY_MS - 1).disable_why == ""
     decision = decided(1, FAILED, since, NOW_MS + 5 * DAY_MS)
     assert decision.disable_why == "nothing but failures for 5.0 days (4 in a row)"
@@ -95,14 +95,14 @@ def test_five_days_of_failures_disable():
 
 
 def test_one_delivery_restarts_the_five_days():
-    better = decided(1, Delivered("HTTP 200"), EndpointHealth(3, NOW_MS), NOW_MS + 4 * DAY_MS).health
+    better = decided(1, Delivered("HTTP 200"), ReceiverHealth(3, NOW_MS), NOW_MS + 4 * DAY_MS).health
     worse = decided(1, FAILED, better, NOW_MS + 5 * DAY_MS).health
     assert decided(1, FAILED, worse, NOW_MS + 9 * DAY_MS).disable_why == ""
     assert decided(1, FAILED, worse, NOW_MS + 10 * DAY_MS).disable_why
 
 
 def test_clock_that_jumps_back_disables_nothing():
-    assert decided(1, FAILED, EndpointHealth(3, NOW_MS), NOW_MS - 600_000).disable_why == ""
+    assert decided(1, FAILED, ReceiverHealth(3, NOW_MS), NOW_MS - 600_000).disable_why == ""
 
 
 @for_each(

@@ -56,7 +56,7 @@ def test_targets_do_not_show_their_secrets():
 def test_notifier_is_selected_by_target():
     class Taking:
         def send(self, notification, target):
-            return Delivered(target.endpoint_id)
+            return Delivered(target.receiver_id)
 
     notifiers = Notifiers({WebhookTarget: Taking()})
     notification = Notification("e", "job.completed", "j", 0)

@@ -34,19 +34,19 @@ def test_each_kind_subscribes_to_all_ends_by_default():
         HOOK["webhook"], (SECRET,), {"failed", "progress"},
     )  # fmt: skip
     sns = one({"sns": {"success_topic": "arn:a", "include_response": ["success"]}})
-    assert sns.target == SnsTarget(sns.endpoint_id, "arn:a", "", frozenset({"success"}))
+    assert sns.target == SnsTarget(sns.receiver_id, "arn:a", "", frozenset({"success"}))
     for addresses in ("a@h.example", ["a@h.example"]):
         assert one({"email": addresses}).target.to == ("a@h.example",)
     assert isinstance(one(HOOK).target, WebhookTarget)
     assert isinstance(one({"email": "a@h.example"}).target, EmailTarget)
-    named = one({"endpoint": "billing"})
-    assert (named.endpoint_id, named.target, named.events) == ("billing", None, set(ENDS))
+    named = one({"receiver": "billing"})
+    assert (named.receiver_id, named.target, named.events) == ("billing", None, set(ENDS))
 
 
-def test_endpoint_id_does_not_depend_on_events():
-    assert one(HOOK).endpoint_id == one({**HOOK, "events": ["failed"]}).endpoint_id
-    assert one(HOOK).endpoint_id != one({**HOOK, "secret": SECRET.replace("MDEy", "MDEz")}).endpoint_id
-    assert one(HOOK).endpoint_id != one({**HOOK, "webhook": "https://h.example/other"}).endpoint_id
+def test_receiver_id_does_not_depend_on_events():
+    assert one(HOOK).receiver_id == one({**HOOK, "events": ["failed"]}).receiver_id
+    assert one(HOOK).receiver_id != one({**HOOK, "secret": SECRET.replace("MDEy", "MDEz")}).receiver_id
+    assert one(HOOK).receiver_id != one({**HOOK, "webhook": "https://h.example/other"}).receiver_id
 
 
 def test_encrypted_secret_comes_from_the_ledger_only():
@@ -62,8 +62,8 @@ def test_encrypted_secret_comes_from_the_ledger_only():
         ({}, "must have one of"),
         ({**HOOK, "email": "a@b.example"}, "must have one of"),
         ({**HOOK, "secrets": 1}, "unknown member 'secrets' beside 'webhook'"),
-        ({"endpoint": "e", "secret": SECRET}, "unknown member 'secret' beside 'endpoint'"),
-        ({"endpoint": ""}, "endpoint must be a string"),
+        ({"receiver": "e", "secret": SECRET}, "unknown member 'secret' beside 'receiver'"),
+        ({"receiver": ""}, "receiver must be a string"),
         ({"webhook": 1}, "webhook must be a string"),
         ({**HOOK, "secret": 1}, "secret must be a string"),
         ({**HOOK, "secret": "x"}, "whsec_"),
@@ -84,7 +84,7 @@ def test_encrypted_secret_comes_from_the_ledger_only():
 )
 def test_invalid_entry_is_refused_with_its_number(entry, why):
     with pytest.raises(ConfigError, match=why) as raised:
-        read_subscriptions([{"endpoint": "e"}, entry])
+        read_subscriptions([{"receiver": "e"}, entry])
     assert "notify[1]" in str(raised.value)
 
 
@@ -113,7 +113,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
-WORDS = st.sampled_from(["webhook", "sns", "email", "endpoint", "events", "secret", "format"])
+WORDS = st.sampled_from(["webhook", "sns", "email", "receiver", "events", "secret", "format"])
 
 
 @given(st.dictionaries(WORDS, JSON, max_size=4))

@@ -1,8 +1,8 @@
 """The outbox in SQL: notifications in the database and the transactions of the ledger itself.
 
-``headrace_endpoint``      a target and its health
+``headrace_receiver``      a target and its health
 
-``headrace_notification``  one event of a job for one endpoint: ``held`` (until the job's end is
+``headrace_notification``  one event of a job for one receiver: ``held`` (until the job's end is
 published), ``waiting``, ``claimed``, ``delivered`` or ``dead``
 """
 
@@ -32,9 +32,9 @@ from headrace.jobs.notify.delivery import (
     DeliveryDecision,
     DeliveryRecord,
     Done,
-    EndpointHealth,
-    EndpointRecord,
     Outbox,
+    ReceiverHealth,
+    ReceiverRecord,
     RetryDelivery,
 )
 from headrace.jobs.notify.subscription import (
@@ -47,11 +47,11 @@ from headrace.jobs.notify.subscription import (
 
 _KINDS: Final[dict[str, type[Target]]] = {"webhook": WebhookTarget, "sns": SnsTarget, "email": EmailTarget}
 _INSERT: Final = read_statement("insert_notifications")
-_ADD_ENDPOINT: Final = read_statement("add_endpoint")
-_SET_ENDPOINT: Final = read_statement("set_endpoint")
+_ADD_RECEIVER: Final = read_statement("add_receiver")
+_SET_RECEIVER: Final = read_statement("set_receiver")
 _RELEASE_HELD: Final = read_statement("release_held")
 _DELETE: Final = read_statement("delete_notifications")
-_FREE_ENDPOINTS: Final = read_statement("free_endpoints")
+_FREE_RECEIVERS: Final = read_statement("free_receivers")
 _CLAIM: Final = read_statement("claim_deliveries")
 _CLAIMED: Final = read_statement("claimed_deliveries")
 _NEXT: Final = read_statement("next_deliveries")
@@ -59,13 +59,13 @@ _RECORD: Final = read_statement("record_delivery")
 _RECORD_HEALTH: Final = read_statement("record_health")
 _RELEASE: Final = read_statement("release_delivery")
 _REDELIVER: Final = read_statement("redeliver")
-_WAKE: Final = read_statement("wake_endpoint")
-_DISABLE: Final = read_statement("disable_endpoint")
-_ENABLE: Final = read_statement("enable_endpoint")
+_WAKE: Final = read_statement("wake_receiver")
+_DISABLE: Final = read_statement("disable_receiver")
+_ENABLE: Final = read_statement("enable_receiver")
 _DELIVERY: Final = read_statement("delivery")
 _DEAD: Final = read_statement("dead_deliveries")
 _OF_JOB: Final = read_statement("deliveries_of_job")
-_ENDPOINT: Final = read_statement("endpoint")
+_RECEIVER: Final = read_statement("receiver")
 _SHORT: Final = frozenset({"state", "cause", "queue", "kind", "attempt", "submitted_at_ms", "output_bytes"})
 
 _log = logging.getLogger("headrace.jobs")
@@ -99,7 +99,7 @@ def _put(transaction: Transaction, events: Sequence[tuple[Job, str, dict[str, An
     rows: list[dict[str, Any]] = []
     for job, event, data in events:
         at_ms = job.ended_at_ms or job.created_at_ms
-        # An event has one id for all its endpoints.
+        # An event has one id for all its receivers.
         event_id = f"evt_{new_job_id(at_ms)}"
         kind = f"job.{event}"
         for subscription in _subscriptions(job):
@@ -107,13 +107,13 @@ def _put(transaction: Transaction, events: Sequence[tuple[Job, str, dict[str, An
                 continue
             if subscription.target is not None:
                 transaction.run(
-                    _ADD_ENDPOINT, id=subscription.endpoint_id, target=dump_target(subscription.target)
+                    _ADD_RECEIVER, id=subscription.receiver_id, target=dump_target(subscription.target)
                 )
             rows.append(
                 {
                     "new_id": new_job_id(at_ms),
                     "job_id": job.id,
-                    "endpoint_id": clean(subscription.endpoint_id),
+                    "receiver_id": clean(subscription.receiver_id),
                     "event_id": event_id,
                     "type": kind,
                     "data": orjson.dumps(_fitting(event_id, kind, job, data)).decode(),
@@ -151,13 +151,13 @@ class SqlOutbox(DatabaseOperations, Outbox):
 
     @writing
     def register(self, transaction: Transaction, target: Target) -> None:
-        """Create or replace the endpoint with this id, for jobs that name it."""
-        transaction.run(_SET_ENDPOINT, id=target.endpoint_id, target=dump_target(target))
+        """Create or replace the receiver with this id, for jobs that name it."""
+        transaction.run(_SET_RECEIVER, id=target.receiver_id, target=dump_target(target))
 
     @override
     @writing_once
     def claim(self, transaction: Transaction, limit: int, lease_ms: int) -> Sequence[Claim]:
-        free = [{"free_id": row[0]} for row in transaction.run(_FREE_ENDPOINTS, row_limit=limit)]
+        free = [{"free_id": row[0]} for row in transaction.run(_FREE_RECEIVERS, row_limit=limit)]
         if not free:
             return []
         claimed = [{"claimed_id": row[0]} for row in transaction.run(_CLAIM, free, lease_ms=lease_ms)]
@@ -202,13 +202,13 @@ class SqlOutbox(DatabaseOperations, Outbox):
 
     @override
     @writing
-    def disable(self, transaction: Transaction, endpoint_id: str, why: str) -> bool:
-        return bool(transaction.run(_DISABLE, id=endpoint_id, why=clean(why)))
+    def disable(self, transaction: Transaction, receiver_id: str, why: str) -> bool:
+        return bool(transaction.run(_DISABLE, id=receiver_id, why=clean(why)))
 
     @override
     @writing
-    def enable(self, transaction: Transaction, endpoint_id: str) -> bool:
-        return bool(transaction.run(_ENABLE, id=endpoint_id))
+    def enable(self, transaction: Transaction, receiver_id: str) -> bool:
+        return bool(transaction.run(_ENABLE, id=receiver_id))
 
     @override
     @reading
@@ -223,9 +223,9 @@ class SqlOutbox(DatabaseOperations, Outbox):
 
     @override
     @reading
-    def endpoint(self, transaction: Transaction, endpoint_id: str) -> EndpointRecord | None:
-        rows = transaction.run(_ENDPOINT, id=endpoint_id)
-        return endpoint_of(rows[0]) if rows else None
+    def receiver(self, transaction: Transaction, receiver_id: str) -> ReceiverRecord | None:
+        rows = transaction.run(_RECEIVER, id=receiver_id)
+        return receiver_of(rows[0]) if rows else None
 
     @override
     @reading
@@ -254,22 +254,22 @@ def target_of(text: str) -> Target:
 
 
 def claim_of(row: Sequence[Any]) -> Claim:
-    """Return the claim of a claimed notification and its endpoint."""
+    """Return the claim of a claimed notification and its receiver."""
     delivery_id, fence, attempt, event_id, kind, job_id, at_ms, data, _, target, *health = row
     notification = Notification(event_id, kind, job_id, at_ms, orjson.loads(data))
-    return Claim(delivery_id, fence, attempt, notification, target_of(target), EndpointHealth(*health))
+    return Claim(delivery_id, fence, attempt, notification, target_of(target), ReceiverHealth(*health))
 
 
 def delivery_of(row: Sequence[Any]) -> DeliveryRecord:
     """Return the delivery of a notification. A held one is shown as waiting."""
-    delivery_id, endpoint_id, event_id, state, attempts, due_at_ms, why = row
+    delivery_id, receiver_id, event_id, state, attempts, due_at_ms, why = row
     shown = "waiting" if state == "held" else state
-    return DeliveryRecord(delivery_id, endpoint_id, event_id, shown, attempts, due_at_ms, why)
+    return DeliveryRecord(delivery_id, receiver_id, event_id, shown, attempts, due_at_ms, why)
 
 
-def endpoint_of(row: Sequence[Any]) -> EndpointRecord:
-    """Return the endpoint of a row."""
-    endpoint_id, target, failures, since, rests, disabled_why = row
-    return EndpointRecord(
-        endpoint_id, target_of(target), EndpointHealth(failures, since, rests), disabled_why
+def receiver_of(row: Sequence[Any]) -> ReceiverRecord:
+    """Return the receiver of a row."""
+    receiver_id, target, failures, since, rests, disabled_why = row
+    return ReceiverRecord(
+        receiver_id, target_of(target), ReceiverHealth(failures, since, rests), disabled_why
     )

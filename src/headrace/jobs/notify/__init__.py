@@ -148,7 +148,7 @@ class WebhookTarget:
     `format` is ``standard``, ``cloudevents-structured`` or ``cloudevents-binary``.
     """
 
-    endpoint_id: str
+    receiver_id: str
     url: str
     secrets: tuple[str, ...] = field(default=(), repr=False)
     format: str = "standard"
@@ -162,7 +162,7 @@ class SnsTarget:
     response.
     """
 
-    endpoint_id: str
+    receiver_id: str
     success_topic: str = ""
     error_topic: str = ""
     include_response: frozenset[str] = frozenset()
@@ -172,7 +172,7 @@ class SnsTarget:
 class EmailTarget:
     """Plain e-mail addresses."""
 
-    endpoint_id: str
+    receiver_id: str
     to: tuple[str, ...]
 
 

@@ -23,7 +23,7 @@ class DelivererSettings:
     """The settings of a deliverer.
 
     Args:
-        threads: The largest number of concurrent attempts, each to another endpoint.
+        threads: The largest number of concurrent attempts, each to another receiver.
         lease_s: Seconds after which another deliverer may repeat an attempt; more than any
             notifier's timeout.
         poll_s: Seconds between reads of the outbox without a wakeup; other processes may add
@@ -44,7 +44,7 @@ class Deliverer(Service):
 
     Any number, in any processes, may share it.
 
-    An attempt occupies one of `threads`, and an endpoint has at most one running attempt. A
+    An attempt occupies one of `threads`, and a receiver has at most one running attempt. A
     receiver that does not respond therefore delays only itself, for its notifier's timeout. If the
     outbox is unavailable, the service keeps retrying. An attempt that could not be recorded is
     repeated after its lease, with the same event id.
@@ -160,7 +160,7 @@ class Deliverer(Service):
             level = logging.INFO if isinstance(result, RetryLater) else logging.DEBUG
             _log.log(level, "%s, attempt %d: %s", claim.delivery_id, claim.attempt, decision.outcome)
             if decision.disable_why:
-                _log.warning("endpoint %s is disabled: %s", claim.target.endpoint_id, decision.disable_why)
+                _log.warning("receiver %s is disabled: %s", claim.target.receiver_id, decision.disable_why)
         except HeadraceError as error:
             _log.warning("%s, attempt %d, could not be recorded: %s", claim.delivery_id, claim.attempt, error)
         except Exception:  # noqa: BLE001 - logged; the attempt is repeated after its lease

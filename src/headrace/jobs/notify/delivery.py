@@ -1,10 +1,10 @@
 """Deliveries of notifications: the contract of the outbox, and the decision after an attempt.
 
-The outbox survives a crash of the deliverer. A delivery is one notification to one endpoint. It is
+The outbox survives a crash of the deliverer. A delivery is one notification to one receiver. It is
 claimed under a lease and recorded with the claim's fencing number, so that a deliverer with an
 expired lease records nothing. Times are the outbox's own, in milliseconds since the epoch.
 
-The decision (`decide`) is pure. A delivery has its schedule of attempts. An endpoint has a health
+The decision (`decide`) is pure. A delivery has its schedule of attempts. A receiver has a health
 that all its deliveries affect. After several failures in a row it rests for a while, so that an
 unavailable receiver costs little. After days of nothing but failures it is disabled until it is
 enabled manually.
@@ -30,9 +30,9 @@ class DeliveryPolicy:
         schedule_s: Seconds from one attempt to the next; the first entry is for the event itself.
         jitter: The largest share of a delay that is added to it at random.
         retry_after_s_max: The longest delay that a receiver may request.
-        disable_after_s: Seconds of failures without one delivery after which an endpoint is
+        disable_after_s: Seconds of failures without one delivery after which a receiver is
             disabled.
-        rest_after: Failures in a row after which an endpoint rests.
+        rest_after: Failures in a row after which a receiver rests.
         rest_s: The first rest. It doubles with each further failure, up to `rest_s_max`.
     """
 
@@ -56,15 +56,15 @@ class DeliveryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointHealth:
-    """An endpoint's failures in a row, the time of the first, and the end of its rest (0: none)."""
+class ReceiverHealth:
+    """A receiver's failures in a row, the time of the first, and the end of its rest (0: none)."""
 
     failures: int = 0
     failing_since_at_ms: int = 0
     rests_until_at_ms: int = 0
 
 
-HEALTHY: Final = EndpointHealth()
+HEALTHY: Final = ReceiverHealth()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +94,17 @@ Outcome = Done | RetryDelivery | Dead
 
 @dataclass(frozen=True, slots=True)
 class DeliveryDecision:
-    """The delivery's outcome, the endpoint's new health, and the reason to disable it ("": none)."""
+    """The delivery's outcome, the receiver's new health, and the reason to disable it ("": none)."""
 
     outcome: Outcome
-    health: EndpointHealth
+    health: ReceiverHealth
     disable_why: str = ""
 
 
 def decide(
     attempt: int,
     result: DeliveryResult,
-    health: EndpointHealth,
+    health: ReceiverHealth,
     now_ms: int,
     *,
     share: float,
@@ -115,7 +115,7 @@ def decide(
     Args:
         attempt: The attempt's number, from 1, including attempts ended by a crash.
         result: The notifier's result.
-        health: The endpoint's health before the attempt.
+        health: The receiver's health before the attempt.
         now_ms: The outbox's time, since the epoch.
         share: A random number from 0 to 1 for the jitter.
         policy: The schedule and limits.
@@ -123,7 +123,7 @@ def decide(
     if isinstance(result, Delivered):
         return DeliveryDecision(Done(result.how), HEALTHY)
     if isinstance(result, Refused):
-        # A refusal says nothing about the endpoint: the next notification may succeed.
+        # A refusal says nothing about the receiver: the next notification may succeed.
         return DeliveryDecision(Dead(result.why), health)
     failed = _failed(health, now_ms, policy)
     if isinstance(result, Disabled):
@@ -141,19 +141,19 @@ def decide(
     return DeliveryDecision(RetryDelivery(now_ms + wait_ms, result.why), failed, disable_why)
 
 
-def _failed(health: EndpointHealth, now_ms: int, policy: DeliveryPolicy) -> EndpointHealth:
+def _failed(health: ReceiverHealth, now_ms: int, policy: DeliveryPolicy) -> ReceiverHealth:
     """Return the health after one more failure."""
     failures = health.failures + 1
     since_at_ms = health.failing_since_at_ms if health.failures else now_ms
     more = failures - policy.rest_after
     if more < 0:
-        return EndpointHealth(failures, since_at_ms)
+        return ReceiverHealth(failures, since_at_ms)
     # The exponent is bounded, so that a long outage does not compute 2 ** 1000.
     rest_s = min(policy.rest_s * 2 ** min(more, 30), policy.rest_s_max)
-    return EndpointHealth(failures, since_at_ms, now_ms + round(rest_s * 1000))
+    return ReceiverHealth(failures, since_at_ms, now_ms + round(rest_s * 1000))
 
 
-def _hopeless(health: EndpointHealth, now_ms: int, policy: DeliveryPolicy) -> str:
+def _hopeless(health: ReceiverHealth, now_ms: int, policy: DeliveryPolicy) -> str:
     failing_s = (now_ms - health.failing_since_at_ms) / 1000
     if failing_s < policy.disable_after_s:
         return ""
@@ -177,7 +177,7 @@ class Claim:
     attempt: int
     notification: Notification
     target: Target
-    health: EndpointHealth
+    health: ReceiverHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class DeliveryRecord:
     """
 
     delivery_id: str
-    endpoint_id: str
+    receiver_id: str
     event_id: str
     state: Literal["waiting", "claimed", "delivered", "dead"]
     attempts: int
@@ -198,20 +198,20 @@ class DeliveryRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointRecord:
-    """The state of an endpoint. `disabled_why` is "" while it is enabled."""
+class ReceiverRecord:
+    """The state of a receiver. `disabled_why` is "" while it is enabled."""
 
-    endpoint_id: str
+    receiver_id: str
     target: Target
-    health: EndpointHealth
+    health: ReceiverHealth
     disabled_why: str = ""
 
 
 class Outbox(Protocol):
-    """Deliveries and their endpoints. Safe from any thread and from several processes at once.
+    """Deliveries and their receivers. Safe from any thread and from several processes at once.
 
-    Guarantees, verified by `headrace.testing.check_outbox`: an endpoint has at most one claimed
-    delivery at a time. Disabled and resting endpoints have none. A claim with an expired lease
+    Guarantees, verified by `headrace.testing.check_outbox`: a receiver has at most one claimed
+    delivery at a time. Disabled and resting receivers have none. A claim with an expired lease
     counts as an attempt and can be claimed again. Every method may raise HeadraceError if the
     storage is unavailable.
     """
@@ -221,19 +221,19 @@ class Outbox(Protocol):
         ...
 
     def claim(self, limit: int, lease_ms: int) -> Sequence[Claim]:
-        """Claim at most `limit` due deliveries for `lease_ms`, one per endpoint, oldest first."""
+        """Claim at most `limit` due deliveries for `lease_ms`, one per receiver, oldest first."""
         ...
 
     def next_due_at_ms(self) -> int | None:
         """Return the time at which `claim` can next return a delivery; None if none is waiting.
 
-        The time considers due times, resting endpoints and leases. Deliveries to disabled endpoints
+        The time considers due times, resting receivers and leases. Deliveries to disabled receivers
         are not waiting.
         """
         ...
 
     def record(self, claim: Claim, decision: DeliveryDecision) -> bool:
-        """Record the result of a claim and the endpoint's health in one step, and end the claim.
+        """Record the result of a claim and the receiver's health in one step, and end the claim.
 
         Return False, and write nothing, if the claim is not the last one of its delivery.
         """
@@ -251,22 +251,22 @@ class Outbox(Protocol):
 
         Its event id stays the same.
 
-        The endpoint stops resting; a disabled endpoint stays disabled. Return False if the delivery
+        The receiver stops resting; a disabled receiver stays disabled. Return False if the delivery
         does not exist or is claimed.
         """
         ...
 
-    def disable(self, endpoint_id: str, why: str) -> bool:
-        """Stop deliveries to an endpoint; waiting ones stay.
+    def disable(self, receiver_id: str, why: str) -> bool:
+        """Stop deliveries to a receiver; waiting ones stay.
 
-        Return False if the endpoint does not exist.
+        Return False if the receiver does not exist.
         """
         ...
 
-    def enable(self, endpoint_id: str) -> bool:
-        """Resume deliveries to an endpoint, with reset health.
+    def enable(self, receiver_id: str) -> bool:
+        """Resume deliveries to a receiver, with reset health.
 
-        Return False if the endpoint does not exist.
+        Return False if the receiver does not exist.
         """
         ...
 
@@ -274,8 +274,8 @@ class Outbox(Protocol):
         """Return the state of a delivery, or None if it does not exist."""
         ...
 
-    def endpoint(self, endpoint_id: str) -> EndpointRecord | None:
-        """Return the state of an endpoint, or None if it does not exist."""
+    def receiver(self, receiver_id: str) -> ReceiverRecord | None:
+        """Return the state of a receiver, or None if it does not exist."""
         ...
 
     def dead_letters(self, limit: int) -> Sequence[DeliveryRecord]:

@@ -74,7 +74,7 @@ class WebhookNotifier(Notifier):
     """A notifier that posts through a guarded client, whose total timeout limits an attempt.
 
     A response of status 2xx means delivered, whatever its body. Everything else is retried, also
-    redirects, which are not followed. 410 disables the endpoint.
+    redirects, which are not followed. 410 disables the receiver.
 
     Args:
         client: The HTTP client; owned by the caller.
@@ -121,7 +121,7 @@ class WebhookNotifier(Notifier):
         if not _has_it(response):
             # Logged only: a response body may come from an internal server and is not for clients.
             shown = response.body[:_SHOWN_BYTES_MAX]
-            _log.info("%s responded with HTTP %d: %r", target.endpoint_id, response.status, shown)
+            _log.info("%s responded with HTTP %d: %r", target.receiver_id, response.status, shown)
         return result_of_response(response, self._wall_s())
 
 

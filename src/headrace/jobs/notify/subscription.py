@@ -6,7 +6,7 @@
      "events": ["completed", "failed"]}    # the ledger has the secret encrypted
     {"sns": {"success_topic": "arn:…", "error_topic": "arn:…", "include_response": ["success"]}}
     {"email": ["a@example.com"]}
-    {"endpoint": "billing"}                    # an endpoint of the server's operator, by name
+    {"receiver": "billing"}                    # a receiver of the server's operator, by name
 
 ``events`` are any of completed, publish_failed, failed, cancelled, expired and progress; by default
 all but progress.
@@ -38,17 +38,17 @@ ENDS: Final = tuple(state.value for state in JobState if state.ended)
 PROGRESS: Final = "progress"
 EVENTS: Final = (*ENDS, PROGRESS)
 SUBSCRIPTIONS_MAX: Final = 8
-_KINDS: Final = ("webhook", "sns", "email", "endpoint")
+_KINDS: Final = ("webhook", "sns", "email", "receiver")
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The endpoint and the events of one ``notify`` entry.
+    """The receiver and the events of one ``notify`` entry.
 
-    `target` is None for an operator's endpoint.
+    `target` is None for an operator's receiver.
     """
 
-    endpoint_id: str
+    receiver_id: str
     target: Target | None
     events: frozenset[str]
 
@@ -73,6 +73,8 @@ def read_subscriptions(
 
 
 def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Subscription:
+    if "endpoint" in entry and "receiver" not in entry:  # the earlier name, for one release
+        entry = {"receiver" if name == "endpoint" else name: value for name, value in entry.items()}
     kinds = [kind for kind in _KINDS if kind in entry]
     if len(kinds) != 1:
         raise ConfigError(f"must have one of {', '.join(_KINDS)}")
@@ -83,7 +85,7 @@ def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Su
     if unknown:
         raise ConfigError(f"unknown member {unknown[0]!r} beside {kind!r}")
     if read is None:
-        return Subscription(_text(entry, "endpoint"), None, events)
+        return Subscription(_text(entry, "receiver"), None, events)
     if policy is not None and kind == "webhook":
         parse_url(_text(entry, "webhook"), policy)
         # Not for jobs that are in the ledger already: they become visible dead letters.
@@ -92,7 +94,7 @@ def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Su
         if str(entry.get("secret")).startswith(ENCRYPTED_PREFIX):
             raise ConfigError("secret must be a string that begins with whsec_")
     target = read(entry)
-    return Subscription(target.endpoint_id, target, events)
+    return Subscription(target.receiver_id, target, events)
 
 
 def _events(entry: Mapping[str, Any]) -> frozenset[str]:

@@ -1,5 +1,5 @@
--- Claim the first due delivery of each locked endpoint.
--- A step after free_endpoints.sql, so that it sees what the previous holders of the endpoints wrote.
+-- Claim the first due delivery of each locked receiver.
+-- A step after free_receivers.sql, so that it sees what the previous holders of the receivers wrote.
 -- The condition of the partial index headrace_notification_open is repeated for SQLite, which would
 -- scan the table otherwise.
 WITH given AS MATERIALIZED (
@@ -8,7 +8,7 @@ WITH given AS MATERIALIZED (
 first AS MATERIALIZED (
     SELECT (
         SELECT n.id FROM headrace_notification AS n
-        WHERE n.endpoint_id = free_id AND n.state IN ('waiting', 'claimed')
+        WHERE n.receiver_id = free_id AND n.state IN ('waiting', 'claimed')
             AND CASE n.state WHEN 'claimed' THEN n.lease_until_ms ELSE n.due_at_ms END
                 <= (SELECT headrace_now())
         ORDER BY n.due_at_ms, n.id
@@ -17,7 +17,7 @@ first AS MATERIALIZED (
     FROM given
     WHERE NOT EXISTS (
         SELECT 1 FROM headrace_notification AS n
-        WHERE n.endpoint_id = free_id AND n.state IN ('waiting', 'claimed') AND n.state = 'claimed'
+        WHERE n.receiver_id = free_id AND n.state IN ('waiting', 'claimed') AND n.state = 'claimed'
             AND n.lease_until_ms > (SELECT headrace_now())
     )
 )

@@ -1,4 +1,4 @@
-UPDATE headrace_endpoint SET
+UPDATE headrace_receiver SET
     failures = :failures,
     failing_since_at_ms = :failing_since_at_ms,
     rests_until_at_ms = :rests_until_at_ms,

@@ -1,2 +1,0 @@
-INSERT INTO headrace_endpoint (id, target) VALUES (:id, :target)
-ON CONFLICT (id) DO NOTHING

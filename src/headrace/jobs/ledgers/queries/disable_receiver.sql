@@ -1,0 +1,1 @@
+UPDATE headrace_receiver SET disabled_why = :why WHERE id = :id RETURNING id

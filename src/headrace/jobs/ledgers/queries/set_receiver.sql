@@ -1,0 +1,2 @@
+INSERT INTO headrace_receiver (id, target) VALUES (:id, :target)
+ON CONFLICT (id) DO UPDATE SET target = excluded.target

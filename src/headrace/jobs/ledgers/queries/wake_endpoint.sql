@@ -1,1 +1,0 @@
-UPDATE headrace_endpoint SET rests_until_at_ms = 0 WHERE id = :id
