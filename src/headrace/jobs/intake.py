@@ -100,6 +100,7 @@ def authorize_job(key: ApiKey, job: NewJob, *, trusted_output: bool = False) -> 
     authorized = replace(
         job,
         tenant=key.tenant,
+        submitted_by=key.name,
         input_uri=key.require_input(job.input_uri) if job.input_uri else "",
         output_uri=output_uri,
     )

@@ -46,6 +46,8 @@ _SPEC: Final = (
     "model", "kind", "queue", "input_uri", "content_type", "accept", "output_uri", "key", "priority",
     "attempts_max", "time_limit_s", "time_to_live_s", "deadline_s", "correlation_id", "tenant",
 )  # fmt: skip
+_LATER: Final = ("region", "submitted_by", "endpoint", "endpoint_version")
+"""Fields that older servers do not send."""
 _TIMES: Final = (
     "created_at_ms", "due_at_ms", "started_at_ms", "ended_at_ms", "expires_at_ms", "deadline_at_ms",
 )  # fmt: skip
@@ -136,6 +138,11 @@ class NewJob:
     """The notification targets, as in `headrace.jobs.notify.subscription`; JSON."""
     tenant: str = ""
     """The job's tenant. Idempotency keys and quotas are per tenant."""
+    submitted_by: str = ""
+    """The name of the API key that submitted the job."""
+    endpoint: str = ""
+    """The endpoint that the job was submitted to, if any; its settings are in the other fields."""
+    endpoint_version: int = 0
     owned_input: bool = False
     """True if the payload was stored for this job alone and is deleted with it."""
 
@@ -343,7 +350,7 @@ def _document(job: Job) -> Document:
         "id": job.id,
         "state": job.state.value,
         **{name: getattr(spec, name) for name in _SPEC},
-        "region": spec.region,
+        **{name: getattr(spec, name) for name in _LATER},
         "options": dict(spec.options),
         "tags": dict(spec.tags),
         "attempt": job.attempt,
@@ -365,7 +372,7 @@ def read_job(document: Mapping[str, Any]) -> Job:
     spec = NewJob(
         **{name: document[name] for name in _SPEC},
         id=document["id"],
-        region=document.get("region", ""),
+        **{name: document[name] for name in _LATER if name in document},
         options=document["options"],
         tags=document["tags"],
     )

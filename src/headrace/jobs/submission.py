@@ -28,7 +28,17 @@ _TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-
 _PLAIN: Final = NewJob()
 _PAYLOADS: Final = ("input", "upload")
 _NOT_IN_DIGEST: Final = frozenset(
-    {"id", "idempotency_key", "body_digest", "trace", "tenant", "owned_input", "correlation_id"}
+    {
+        "id",
+        "idempotency_key",
+        "body_digest",
+        "trace",
+        "tenant",
+        "submitted_by",
+        "endpoint_version",
+        "owned_input",
+        "correlation_id",
+    }
 )
 """Fields that distinguish two submissions of the same work, or that are generated."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

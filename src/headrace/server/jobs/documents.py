@@ -130,6 +130,11 @@ class JobDocument(Struct, kw_only=True):
     tenant: str
     region: str
     """The region of the data; empty if unknown."""
+    submitted_by: str
+    """The name of the API key that submitted the job; empty without keys."""
+    endpoint: str
+    """The endpoint that the job was submitted to; empty without one."""
+    endpoint_version: int
     options: dict[str, Any]
     tags: dict[str, str]
     attempt: int
