@@ -13,7 +13,7 @@ RATIO_MAX = 3
 _COLUMNS = (
     "id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id, "
     "spec, attempt, lease, worker, "
-    "created_at_ms, due_at_ms, asleep, started_at_ms, ended_at_ms, result"
+    "created_at_ms, due_at_ms, asleep, started_at_ms, ended_at_ms, result, lane, rank_ms"
 )
 _SPEC = '{"input_uri":"s3://bucket/inputs/payload.json","content_type":"application/json"}'
 _RESULT = '{"uri":"s3://bucket/attempts/result.out","size_bytes":120,"content_type":"application/json"}'
@@ -27,13 +27,14 @@ def rows(names: str, ended: bool) -> str:
     job_id = names.format(tag="0" if ended else "1")
     common = f"'default', 'bench', 'infer', '', 5, 3, '', '', '{_SPEC}'"
     at = f"{_FIRST_MS} + n"
+    lane = f"'|||bench|', {at} + 5 * 3600000"
     if ended:
-        rest = f"1, 1, 'worker', {at}, {at}, FALSE, {at} + 20, {at} + 30, '{_RESULT}'"
+        rest = f"1, 1, 'worker', {at}, {at}, FALSE, {at} + 20, {at} + 30, '{_RESULT}', {lane}"
         return (
             f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, 'completed', {common}, "
             f"{rest} FROM numbers"
         )
-    rest = f"0, 0, '', {at}, {at}, FALSE, NULL, NULL, NULL"
+    rest = f"0, 0, '', {at}, {at}, FALSE, NULL, NULL, NULL, {lane}"
     return f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, 'pending', {common}, {rest} FROM numbers"
 
 

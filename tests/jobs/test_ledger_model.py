@@ -19,6 +19,7 @@ seconds and 7 ms.
 import random
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -47,6 +48,7 @@ from headrace.jobs.job import (
     Settlement,
     new_job_id,
 )
+from headrace.jobs.lanes import ClaimLimit
 from headrace.jobs.ledger import (
     ClaimRequest,
     Heartbeat,
@@ -84,13 +86,16 @@ FILTERS = (
 pick = st.integers(0, 999)
 plain_jobs = st.builds(
     NewJob,
-    model=st.just("m"),
+    model=st.sampled_from(("m", "m@2", "n")),
     queue=st.sampled_from(QUEUES),
     priority=st.integers(4, 6),
     attempts_max=st.sampled_from((1, 3, 5, 9)),
     time_limit_s=st.just(2.5),
     tags=st.just({"team": "blue"}),
     region=st.sampled_from(REGIONS),
+    tenant=st.sampled_from(("", "t", "u")),
+    submitted_by=st.sampled_from(("", "web")),
+    endpoint=st.sampled_from(("", "e")),
 )
 timed_jobs = st.builds(
     NewJob,
@@ -154,7 +159,10 @@ class LedgerBesideReference(RuleBasedStateMachine):
         self.clock = ManualWallClock()
         self.host_ms = self.clock.now_ms()
         self.reference = MemoryJobLedger(self.clock, lost_delay_ms=self._delay_of_tested_ledger)
-        self.reference.start()
+        # A ledger remembers the shares of tenants for itself, so that each one has its reference.
+        self.references = [self.reference, MemoryJobLedger(self.clock, beside=self.reference)]
+        for reference in self.references:
+            reference.start()
         open_ledger = type(self).new_ledgers(self.clock)
         self.ledgers = [open_ledger(), open_ledger()]
         for ledger in self.ledgers:
@@ -219,9 +227,26 @@ class LedgerBesideReference(RuleBasedStateMachine):
         paused=st.booleans(),
         draining=st.booleans(),
         most=st.sampled_from((None, 2)),
+        ageing_s=st.sampled_from((1.0, 3_600.0, inf)),
     )
-    def set_queue(self, queue, paused, draining, most):
-        self._both(lambda ledger: ledger.set_queue(QueueSettings(queue, paused, draining, most)))
+    def set_queue(self, queue, paused, draining, most, ageing_s):
+        self._both(lambda ledger: ledger.set_queue(QueueSettings(queue, paused, draining, most, ageing_s)))
+
+    @rule(
+        weights=st.lists(st.sampled_from((0.5, 1.0, 3.0)), max_size=2),
+        most=st.lists(st.sampled_from((None, 0, 1, 3)), max_size=3),
+    )
+    def set_limits(self, weights, most):
+        shares = [
+            ClaimLimit("tenant", name, weight=weight)
+            for name, weight in zip(("", "t"), weights, strict=False)
+        ]
+        subjects = (("model", "m"), ("key", "web"), ("endpoint", "e"))
+        limits = [ClaimLimit(kind, name, most) for (kind, name), most in zip(subjects, most, strict=False)]
+        self._both(lambda ledger: ledger.set_limits("tenant", shares))
+        for kind, _ in subjects:
+            of_kind = [limit for limit in limits if limit.kind == kind]
+            self._both(lambda ledger, kind=kind, of_kind=of_kind: ledger.set_limits(kind, of_kind))
 
     @rule()
     def open_queues(self):
@@ -617,7 +642,8 @@ class LedgerBesideReference(RuleBasedStateMachine):
         return self.ledgers[self.steps % 2]
 
     def _both(self, act):
-        return act(self._ledger()), act(self.reference)
+        which = self.steps % 2
+        return act(self.ledgers[which]), act(self.references[which])
 
     def _settle_and_claim(self, worker, settlements, claim):
         found, wanted = self._both(lambda ledger: ledger.settle_and_claim(settlements, claim))
@@ -628,7 +654,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
             assert _view(job, reference_job, requeued) == _view(reference_job, reference_job, requeued)
         if claim is not None:
             assert len(found.claimed) <= claim.jobs_max
-            assert found.due_in_ms == wanted.due_in_ms
+            assert (found.due_in_ms, found.limited) == (wanted.due_in_ms, wanted.limited)
             assert len(found.claimed) == 1 or not any(job.alone for job in found.claimed)
         for settlement, accepted in zip(settlements, found.accepted, strict=True):
             self.accepted[settlement.job_id, settlement.lease] += accepted

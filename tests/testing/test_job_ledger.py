@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -52,8 +53,62 @@ class HeartbeatsReportNothing(MemoryJobLedger):
 
 
 class PrioritiesIgnored(MemoryJobLedger):
-    def _pending(self, queues):
-        return sorted(super()._pending(queues), key=lambda job: (job.due_at_ms, job.id))
+    def _rank_ms(self, job):
+        return job.due_at_ms
+
+
+class NeverAges(MemoryJobLedger):
+    def _queue(self, name):
+        return replace(super()._queue(name), ageing_s=inf)
+
+
+class SharesNothingFairly(MemoryJobLedger):
+    def _candidate(self, job):
+        candidate = super()._candidate(job)
+        return replace(candidate, lane=replace(candidate.lane, tenant=""))
+
+
+class ForgetsTurns(MemoryJobLedger):
+    def _claim(self, claim):
+        self._shares.clear()
+        return super()._claim(claim)
+
+
+class WeightsIgnored(MemoryJobLedger):
+    def _claim_state(self):
+        return replace(super()._claim_state(), weights={})
+
+
+class LimitsIgnored(MemoryJobLedger):
+    def _claim_state(self):
+        return replace(super()._claim_state(), capacity={})
+
+
+class LimitsPerVersion(MemoryJobLedger):
+    def _claim_state(self):
+        state = super()._claim_state()
+        return replace(
+            state, capacity={key: 9 if key[1] == "m" else most for key, most in state.capacity.items()}
+        )
+
+
+class ClaimsBelowLimitsTwice(MemoryJobLedger):
+    """Reads the state of limits and claims in two transactions."""
+
+    window = RaceWindow()
+
+    def settle_and_claim(self, settlements, claim=None):
+        if claim is None:
+            return super().settle_and_claim(settlements)
+        with self._locked():
+            state = self._claim_state()
+        self.window.open()
+        with self._locked():
+            self._claim_state = lambda: state
+            try:
+                return super().settle_and_claim(settlements, claim)
+            finally:
+                del self._claim_state
 
 
 class QueueOrderIgnored(MemoryJobLedger):
@@ -423,6 +478,17 @@ _LEDGERS = [
     (HeartbeatsDoNotExtend, "check_heartbeat"),
     (HeartbeatsReportNothing, "check_cancelling_running_jobs"),
     (PrioritiesIgnored, "check_claim_order"),
+    (NeverAges, "check_ageing"),
+    (PrioritiesIgnored, "check_ageing"),
+    (SharesNothingFairly, "check_tenants_share_a_queue"),
+    (SharesNothingFairly, "check_weight_of_a_tenant"),
+    (ForgetsTurns, "check_tenants_take_turns_in_one_slot"),
+    (WeightsIgnored, "check_tenants_take_turns_in_one_slot"),
+    (WeightsIgnored, "check_weight_of_a_tenant"),
+    (LimitsIgnored, "check_limits_of_running_jobs"),
+    (LimitsPerVersion, "check_limit_of_a_model_counts_its_versions"),
+    (ClaimsBelowLimitsTwice, "check_limit_race"),
+    (LimitsIgnored, "check_requeued_job_returns_to_its_lane"),
     (QueueOrderIgnored, "check_queue_order"),
     (OverdueJobsClaimed, "check_time_to_live"),
     (OverdueJobsClaimed, "check_deadline_of_pending_jobs"),

@@ -21,12 +21,14 @@ the database does not respond. An operation that raised it may be repeated: repe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Protocol
 
 from headrace.core.predictor import Service
 from headrace.core.settings import Setting
 from headrace.jobs.job import HistoryEntry, Job, JobFailure, JobProgress, NewJob, Settlement
+from headrace.jobs.lanes import AGEING_S_DEFAULT, ClaimLimit, LimitKind
 from headrace.jobs.state import JobState
 
 REPORTED_MODELS_KEPT_DAYS: Final = 30
@@ -89,6 +91,8 @@ class SettleAndClaimReply:
     accepted: tuple[bool, ...]
     claimed: tuple[Job, ...]
     due_in_ms: int | None = None
+    limited: bool = False
+    """True if jobs wait for the end of others, by a `ClaimLimit`: claim again with the next settlement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +145,22 @@ class QueueSettings:
     """The settings of a queue.
 
     A `paused` queue gives out no jobs; a `draining` queue accepts none. `pending_max` limits the
-    pending jobs (None: unlimited).
+    pending jobs (None: unlimited). A job is claimed as if it were due `ageing_s` later for each step
+    of its priority, so that a job of a low priority waits for others that much longer at most.
     """
 
     name: Annotated[str, Setting("Name of the queue.", python_only=True)]
     paused: Annotated[bool, Setting("Give out no jobs.")] = False
     draining: Annotated[bool, Setting("Accept no jobs.")] = False
     pending_max: Annotated[int | None, Setting("Limit of pending jobs.", least=0, default="no limit")] = None
+    ageing_s: Annotated[
+        float,
+        Setting(
+            "Seconds of waiting that make up for a step of priority, for new jobs; inf for none.",
+            above=0,
+            most=inf,
+        ),
+    ] = AGEING_S_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +273,11 @@ class JobLedger(Service, Protocol):
     ) -> SettleAndClaimReply:
         """Settle attempts and claim jobs, in one transaction.
 
-        Claimed jobs are pending, due, and of queues that are not paused. They are claimed in the
-        order of (priority, due time, id), each under a new lease; `ClaimRequest` says of which
-        regions. Jobs past their time to live or deadline are not claimed. Two concurrent workers
+        Claimed jobs are pending, due, and of queues that are not paused. Jobs of one tenant are
+        claimed in the order of their due time, plus `QueueSettings.ageing_s` for each step of
+        priority, then id, each under a new lease; `ClaimRequest` says of which regions. Tenants
+        that wait in one queue share it: `headrace.jobs.lanes` describes how. No `ClaimLimit` is
+        exceeded. Jobs past their time to live or deadline are not claimed. Two concurrent workers
         never wait for each other and never receive the same job.
         """
         ...
@@ -401,6 +416,10 @@ class JobLedger(Service, Protocol):
 
     def set_queue(self, settings: QueueSettings) -> None:
         """Replace a queue's settings."""
+        ...
+
+    def set_limits(self, kind: LimitKind, limits: Sequence[ClaimLimit]) -> None:
+        """Replace all limits, or shares, of one kind. Running jobs above a new limit continue."""
         ...
 
     def counts(self, queue: str) -> QueueCounts:

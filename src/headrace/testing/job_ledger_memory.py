@@ -3,6 +3,7 @@
 This module has the operations of submissions, workers and maintenance.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -17,6 +18,16 @@ from headrace.core.errors import (
     QueueFullError,
 )
 from headrace.jobs.job import HistoryEvent, Job, JobFailure, NewJob, Settlement, new_job_id
+from headrace.jobs.lanes import (
+    AGEING_MS_MAX,
+    Candidate,
+    ClaimState,
+    QueueShares,
+    choose,
+    claim_state,
+    lane_text,
+    parse_lane,
+)
 from headrace.jobs.ledger import (
     PUBLISH_DELAY_MAX_MS,
     PUBLISH_DELAY_MS,
@@ -101,8 +112,9 @@ class MemoryJobLedger(MemoryJobs):
             if claim is None:
                 return SettleAndClaimReply(accepted, ())
             taken = self._claim(claim)
-            has_capacity = len(taken) < claim.jobs_max
-            return SettleAndClaimReply(accepted, taken, self._due_in_ms(claim) if has_capacity else None)
+            if len(taken) >= claim.jobs_max:
+                return SettleAndClaimReply(accepted, taken)
+            return SettleAndClaimReply(accepted, taken, self._due_in_ms(claim), self._is_limited(claim))
 
     def _settle(self, settlement: Settlement) -> bool:
         job = self._running(settlement.job_id, settlement.lease)
@@ -120,19 +132,56 @@ class MemoryJobLedger(MemoryJobs):
 
     def _claim(self, claim: ClaimRequest) -> tuple[Job, ...]:
         taken: list[Job] = []
-        for job in self._claimable(claim):
-            # A job that must run alone is first or waits: no later job overtakes it.
-            if len(taken) >= claim.jobs_max or (job.alone and taken):
-                break
-            taken.append(claim_job(job, claim, self.now_ms()))
-            self._store(taken[-1])
-            if job.alone:
+        claimable = self._claimable(claim)
+        for queue in dict.fromkeys(job.spec.queue for job in claimable):
+            jobs = {job.id: job for job in claimable if job.spec.queue == queue}
+            choice = choose(
+                [self._candidate(job) for job in jobs.values()],
+                claim.jobs_max - len(taken),
+                queue=queue,
+                taken=len(taken),
+                state=self._claim_state(),
+                shares=self._shares.setdefault(queue, QueueShares()),
+            )
+            for job_id in choice.job_ids:
+                taken.append(claim_job(jobs[job_id], claim, self.now_ms()))
+                self._store(taken[-1])
+            if choice.stopped:
                 break
         return tuple(taken)
 
-    def _claimable(self, claim: ClaimRequest) -> list[Job]:
+    def _candidate(self, job: Job) -> Candidate:
+        return Candidate(job.id, parse_lane(lane_text(job.spec)), self._rank_ms(job), job.alone)
+
+    def _rank_ms(self, job: Job) -> float:
+        return job.due_at_ms + job.spec.priority * min(
+            self._queue(job.spec.queue).ageing_s * 1000, AGEING_MS_MAX
+        )
+
+    def _claim_state(self) -> ClaimState:
+        running = Counter(
+            (job.spec.queue, lane_text(job.spec))
+            for job in self._table.jobs.values()
+            if job.state is JobState.RUNNING
+        )
+        return claim_state(self._table.limits.values(), running)
+
+    def _is_open(self, job: Job) -> bool:
+        return self._claim_state().capacity_of(self._candidate(job).lane, 1) > 0
+
+    def _is_limited(self, claim: ClaimRequest) -> bool:
+        due = self._due(claim)
+        if not claim.other_regions:
+            due = [job for job in due if matches_region(job, claim)]
+        queues = {job.spec.queue for job in due}
+        return bool(queues - {job.spec.queue for job in due if self._is_open(job)})
+
+    def _due(self, claim: ClaimRequest) -> list[Job]:
         now_ms, waiting = self.now_ms(), self._pending(claim.queues)
-        due = [job for job in waiting if job.due_at_ms <= now_ms and permits_claim(job, claim, now_ms)]
+        return [job for job in waiting if job.due_at_ms <= now_ms and permits_claim(job, claim, now_ms)]
+
+    def _claimable(self, claim: ClaimRequest) -> list[Job]:
+        due = [job for job in self._due(claim) if self._is_open(job)]
         matching = [job for job in due if matches_region(job, claim)]
         return matching or due if claim.other_regions else matching
 
@@ -142,13 +191,14 @@ class MemoryJobLedger(MemoryJobs):
         for name in dict.fromkeys(queues):
             if not self._queue(name).paused:
                 pending = [job for job in self._queue_jobs(name) if job.state is JobState.PENDING]
-                found += sorted(pending, key=lambda job: (job.spec.priority, job.due_at_ms, job.id))
+                found += sorted(pending, key=lambda job: (self._rank_ms(job), job.id))
         return found
 
     def _due_in_ms(self, claim: ClaimRequest) -> int | None:
         now_ms = self.now_ms()
         waiting = [j for j in self._pending(claim.queues) if claim.other_regions or matches_region(j, claim)]
-        dues = [job.due_at_ms for job in waiting if permits_claim(job, claim, now_ms)]
+        permitted = [job for job in waiting if permits_claim(job, claim, now_ms)]
+        dues = [job.due_at_ms for job in permitted if job.due_at_ms > now_ms or self._is_open(job)]
         return max(0, min(dues) - now_ms) if dues else None
 
     @override

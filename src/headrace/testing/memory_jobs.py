@@ -20,6 +20,7 @@ from headrace.core.errors import (
     JobStateError,
 )
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
+from headrace.jobs.lanes import ClaimLimit, LimitKind, QueueShares
 from headrace.jobs.ledger import (
     OUTPUT_NAMES_KEPT_DAYS,
     PUBLISH_FIRST_MS,
@@ -94,6 +95,7 @@ class _Table:
     names: dict[str, "_OutputName"] = field(default_factory=dict[str, "_OutputName"])
     """The owners of output names, by location."""
     listeners: list[_Listener] = field(default_factory=list[_Listener])
+    limits: dict[tuple[str, str], ClaimLimit] = field(default_factory=dict[tuple[str, str], ClaimLimit])
     reported: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """The time of the last report of each queue and model."""
 
@@ -123,6 +125,8 @@ class MemoryJobs(JobLedger, ABC):
         self._clock = clock
         self._table: _Table = beside._table if beside else _Table()  # noqa: SLF001 - the same contract
         self._lost_delay_ms = lost_delay_ms
+        self._shares: dict[str, QueueShares] = {}
+        """The shares of tenants, by queue."""
         self._started = False
         self._errors = 0
         self.unavailable = False
@@ -254,6 +258,12 @@ class MemoryJobs(JobLedger, ABC):
         with self._locked() as table:
             table.queues[settings.name] = settings
             self._notify(settings.name)
+
+    @override
+    def set_limits(self, kind: LimitKind, limits: Sequence[ClaimLimit]) -> None:
+        with self._locked() as table:
+            others = {key: limit for key, limit in table.limits.items() if limit.kind != kind}
+            table.limits = others | {(kind, limit.name): limit for limit in limits}
 
     @override
     def report_models(self, queues: Sequence[str], models: Sequence[str]) -> None:

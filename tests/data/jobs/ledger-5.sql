@@ -45,15 +45,22 @@ CREATE TABLE headrace_job (
     result TEXT,
     published_uri TEXT NOT NULL DEFAULT '',
     failure TEXT
-, region TEXT NOT NULL DEFAULT '', worker_region TEXT NOT NULL DEFAULT '', publish_at_ms BIGINT, publish_tries INTEGER NOT NULL DEFAULT 0);
-INSERT INTO "headrace_job" VALUES('completed','completed','default','m','infer','',0,3,'','',NULL,'{"tags":{"team":"blue"},"notify":[{"webhook":"https://example.com"}]}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":3,"content_type":"text/csv"}','',NULL,'','',NULL,0);
-INSERT INTO "headrace_job" VALUES('failed','failed','default','','infer','',1,3,'d','','k','{"options":{"rows":3}}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,NULL,'','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0);
-INSERT INTO "headrace_job" VALUES('pending','pending','default','','infer','',2,3,'','',NULL,'{}',1,2,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,'{"chunk":7}',NULL,'','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0);
-INSERT INTO "headrace_job" VALUES('running','running','default','','infer','',3,3,'','',NULL,'{}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,1800000060000,0,'{"done":3,"total":9,"unit":"records","note":"","bytes_across_regions":0}',NULL,NULL,'',NULL,'','',NULL,0);
-INSERT INTO "headrace_job" VALUES('publishing','publishing','default','','infer','',4,3,'','',NULL,'{"output_uri":"s3://box/out","key":"K"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','',NULL,'','',1800000010000,0);
-INSERT INTO "headrace_job" VALUES('unpublished','publish_failed','default','','infer','',5,3,'','',NULL,'{"output_uri":"s3://box/out","key":"L"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0);
-INSERT INTO "headrace_job" VALUES('published','completed','default','','infer','',6,3,'','',NULL,'{"output_uri":"s3://box/out","key":"M"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":"","digest":"sha256:00"}','s3://box/out/M.out',NULL,'','',NULL,0);
-INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"time_to_live_s":1800.0,"delay_ms":60000,"deadline_s":3600.0}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0);
+, region TEXT NOT NULL DEFAULT '', worker_region TEXT NOT NULL DEFAULT '', publish_at_ms BIGINT, publish_tries INTEGER NOT NULL DEFAULT 0, lane TEXT NOT NULL DEFAULT '', rank_ms BIGINT NOT NULL DEFAULT 0);
+INSERT INTO "headrace_job" VALUES('completed','completed','default','m','infer','',0,3,'','',NULL,'{"notify":[{"webhook":"https://example.com"}],"tags":{"team":"blue"}}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":3,"content_type":"text/csv"}','',NULL,'','',NULL,0,'|||m|',1800000000000);
+INSERT INTO "headrace_job" VALUES('failed','failed','default','','infer','',1,3,'d','','k','{"options":{"rows":3}}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,NULL,'','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800003600000);
+INSERT INTO "headrace_job" VALUES('pending','pending','default','','infer','',2,3,'','',NULL,'{}',1,2,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,'{"chunk":7}',NULL,'','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800007200000);
+INSERT INTO "headrace_job" VALUES('running','running','default','','infer','',3,3,'','',NULL,'{}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,1800000060000,0,'{"done":3,"total":9,"unit":"records","note":"","bytes_across_regions":0}',NULL,NULL,'',NULL,'','',NULL,0,'||||',1800010800000);
+INSERT INTO "headrace_job" VALUES('publishing','publishing','default','','infer','',4,3,'','',NULL,'{"output_uri":"s3://box/out","key":"K"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','',NULL,'','',1800000010000,0,'||||',1800014400000);
+INSERT INTO "headrace_job" VALUES('unpublished','publish_failed','default','','infer','',5,3,'','',NULL,'{"output_uri":"s3://box/out","key":"L"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800018000000);
+INSERT INTO "headrace_job" VALUES('published','completed','default','','infer','',6,3,'','',NULL,'{"output_uri":"s3://box/out","key":"M"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":"","digest":"sha256:00"}','s3://box/out/M.out',NULL,'','',NULL,0,'||||',1800021600000);
+INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"time_to_live_s":1800.0,"delay_ms":60000,"deadline_s":3600.0}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000);
+CREATE TABLE headrace_limit (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    running_max BIGINT,
+    weight DOUBLE PRECISION NOT NULL DEFAULT 1,
+    PRIMARY KEY (kind, name)
+);
 CREATE TABLE headrace_notification (
     id TEXT NOT NULL PRIMARY KEY,
     job_id TEXT NOT NULL,
@@ -70,7 +77,7 @@ CREATE TABLE headrace_notification (
     ended_at_ms BIGINT,
     why TEXT NOT NULL DEFAULT ''
 );
-INSERT INTO "headrace_notification" VALUES('01a3185c-5000-74e3-8c7e-3a81978d2909','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-7e72-bb2b-75562eb35f84','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
+INSERT INTO "headrace_notification" VALUES('01a3185c-5000-74ea-969d-4ab147782633','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-71db-a34c-1422bc0f388a','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
 CREATE TABLE headrace_output (
     location TEXT NOT NULL PRIMARY KEY,
     owner_key TEXT NOT NULL,
@@ -86,9 +93,9 @@ CREATE TABLE headrace_queue (
     paused BOOLEAN NOT NULL DEFAULT FALSE,
     draining BOOLEAN NOT NULL DEFAULT FALSE,
     pending_max BIGINT
-);
-INSERT INTO "headrace_queue" VALUES('narrow',0,0,5);
-INSERT INTO "headrace_queue" VALUES('default',0,0,NULL);
+, ageing_ms BIGINT NOT NULL DEFAULT 3600000);
+INSERT INTO "headrace_queue" VALUES('narrow',0,0,5,3600000);
+INSERT INTO "headrace_queue" VALUES('default',0,0,NULL,3600000);
 CREATE TABLE "headrace_receiver" (
     id TEXT NOT NULL PRIMARY KEY,
     target TEXT NOT NULL,
@@ -123,10 +130,7 @@ CREATE TABLE headrace_worker_model (
 );
 INSERT INTO "headrace_worker_model" VALUES('default','m',1800000000000);
 INSERT INTO "headrace_worker_model" VALUES('default','m@1',1800000000000);
-CREATE INDEX headrace_job_awake ON headrace_job (queue, priority, due_at_ms, id)
-    WHERE state = 'pending' AND NOT asleep;
 CREATE INDEX headrace_job_asleep ON headrace_job (queue, due_at_ms) WHERE state = 'pending' AND asleep;
-CREATE INDEX headrace_job_running ON headrace_job (queue, id) WHERE state = 'running';
 CREATE INDEX headrace_job_running_of ON headrace_job (worker) WHERE state = 'running';
 CREATE INDEX headrace_job_waiting_of ON headrace_job (tenant) WHERE state = 'pending';
 CREATE INDEX headrace_job_expiring ON headrace_job (expires_at_ms)
@@ -146,11 +150,12 @@ CREATE INDEX headrace_notification_open ON headrace_notification (receiver_id, d
     WHERE state IN ('waiting', 'claimed');
 CREATE INDEX headrace_notification_dead ON headrace_notification (ended_at_ms) WHERE state = 'dead';
 CREATE INDEX headrace_notification_of ON headrace_notification (job_id);
-CREATE INDEX headrace_job_region ON headrace_job (queue, region, priority, due_at_ms, id)
-    WHERE state = 'pending' AND NOT asleep AND length(region) >= 0;
 CREATE INDEX headrace_job_publishing ON headrace_job (publish_at_ms, id) WHERE publish_at_ms IS NOT NULL;
 CREATE INDEX headrace_output_of ON headrace_output (owner_id) WHERE owner_id IS NOT NULL;
 CREATE INDEX headrace_output_freed ON headrace_output (freed_at_ms) WHERE freed_at_ms IS NOT NULL;
+CREATE INDEX headrace_job_awake ON headrace_job (queue, lane, rank_ms, id, due_at_ms)
+    WHERE state = 'pending' AND NOT asleep;
+CREATE INDEX headrace_job_running ON headrace_job (queue, lane, id) WHERE state = 'running';
 DELETE FROM "sqlite_sequence";
 INSERT INTO "sqlite_sequence" VALUES('headrace_history',3);
 COMMIT;

@@ -6,22 +6,24 @@ import re
 import pytest
 
 from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
+from headrace.jobs.lanes import lane_text
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.ledgers.database import read_statement
 from headrace.testing import ManualWallClock
 from jobs.copied_jobs import copy_jobs
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 
-CLAIM = {
-    "queue": "default",
-    "row_limit": 10,
-    "taken": 0,
-    "worker": "w",
-    "lease_ms": 1000,
-    "region": "east",
-    "crashes_together_max": 2,
-    "without_models": "",
+CLAIMS = {
+    "only_lane": {"queue": "default", "row_limit": 10, "crashes_together_max": 2},
+    "lane_candidates": {
+        "queue": "default",
+        "lane": lane_text(NewJob(model="m", region="east")),
+        "row_limit": 10,
+        "crashes_together_max": 2,
+    },
+    "claimable_lanes": {"queue": "default", "region": "*", "without_models": "", "sleeper_limit": 1},
 }
+"""The statements of a claim that find jobs, with values."""
 
 
 @pytest.fixture(params=SQL_LEDGERS)
@@ -50,6 +52,8 @@ def fill(ledger, *, prefix="first", ended=2_000, pending=500, asleep=500):
         id=f"'{prefix}-pending-' || n",
         priority="n % 10",
         region=regions,
+        lane=f"'|||m|' || {regions}",
+        rank_ms="due_at_ms + 3600000 * (n % 10)",
         **waits,
     )
     later = {"due_at_ms": "created_at_ms + 60000 + n", "asleep": "TRUE", **waits}
@@ -70,27 +74,15 @@ def plan_of(ledger, name, values, explain="") -> str:
     return ledger._database.run(run)
 
 
-def check_claim_plan(ledger, claim, sources):
-    """Check that a claim neither scans nor sorts the table.
-
-    `sources` are the claim's CTEs and their indices.
-    """
-    plan = plan_of(ledger, claim, CLAIM)
-    assert {name for name in ("headrace_job_awake", "headrace_job_region") if name in plan} == set(
-        sources.values()
-    )
-    assert "headrace_job_asleep" in plan
-    for scan in ("SCAN job", "SCAN headrace_job", "SCAN sleeper", "Seq Scan on headrace_job"):
-        assert scan not in plan
-    if ledger._database.open().dialect.name == "sqlite":
-        for source in sources:
-            part = plan.split(f"MATERIALIZE {source}")[1].split(f"SCAN {source}")[0]
-            assert "TEMP B-TREE" not in part
-            assert "queue=? AND region=?" in part or source == "awake"
-    else:
-        awake = plan.split("CTE woken")[0]
-        assert "Sort" not in awake
-        assert awake.count("(region = ") == len(sources) - ("awake" in sources)
+def check_claim_plan(ledger, name):
+    """Check that a claim neither scans nor sorts the table."""
+    plan = plan_of(ledger, name, CLAIMS[name])
+    assert "headrace_job_awake" in plan
+    assert ("headrace_job_asleep" in plan) == (name != "lane_candidates")
+    for scan in ("SCAN job", "SCAN headrace_job", "SCAN sleeper", "SCAN other", "Seq Scan on headrace_job"):
+        assert scan not in plan, plan
+    assert "TEMP B-TREE" not in plan, plan
+    assert "Sort" not in plan, plan
 
 
 @pytest.mark.parametrize("analyzed", [False, True], ids=["fresh", "analyzed"])
@@ -103,9 +95,8 @@ def test_claim_uses_the_partial_indices(ledger, analyzed):
         )
         ledger._database.run(lambda t: t.connection.exec_driver_sql("ANALYZE"))
     fill(ledger)
-    check_claim_plan(ledger, "claim", {"awake": "headrace_job_awake"})
-    near = {"own": "headrace_job_region", "nowhere": "headrace_job_region"}
-    check_claim_plan(ledger, "claim_near", near)
+    for name in CLAIMS:
+        check_claim_plan(ledger, name)
 
 
 def test_maintenance_uses_the_partial_indices(ledger):
@@ -163,9 +154,9 @@ def test_job_is_settled_once_in_one_transaction(ledger):
 def work_of_claim(ledger) -> int:
     """Return the work of one claim: instructions of SQLite, or pages that PostgreSQL reads."""
     if ledger._database.open().dialect.name == "postgresql":
-        plan = plan_of(ledger, "claim", CLAIM, "EXPLAIN (ANALYZE, BUFFERS)")
-        buffers = next(line for line in plan.splitlines() if "Buffers:" in line)
-        return sum(map(int, re.findall(r"(?:hit|read)=(\d+)", buffers)))
+        plans = (plan_of(ledger, name, CLAIMS[name], "EXPLAIN (ANALYZE, BUFFERS)") for name in CLAIMS)
+        buffers = (next(line for line in plan.splitlines() if "Buffers:" in line) for plan in plans)
+        return sum(map(int, re.findall(r"(?:hit|read)=(\d+)", "".join(buffers))))
     steps = itertools.count()
 
     def set_handler(handler):

@@ -9,6 +9,7 @@ import pytest
 from headrace.core.errors import StorageError
 from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, ResultRef, Settlement
 from headrace.jobs.kinds import Attempt
+from headrace.jobs.lanes import ClaimLimit
 from headrace.jobs.ledger import ClaimRequest, QueueSettings
 from headrace.jobs.state import Cause, JobState
 from headrace.jobs.worker import WorkerSettings
@@ -245,6 +246,40 @@ def test_unclaimable_due_job_is_polled_with_a_pause(bench):
     bench.ledger_loop.run()
     assert bench.clock.slept_s
     assert min(bench.clock.slept_s[:4]) > 0
+
+
+def test_settlement_claims_the_job_that_waits_for_its_limit(bench):
+    bench.ledger.set_limits("model", [ClaimLimit("model", "m", 1)])
+    bench.submit(3, model="m")
+
+    begin = bench.ledger_loop._begin
+
+    def begin_and_settle(job):
+        begin(job)
+        bench.settle(bench.running_jobs.get(job.id, job.lease))
+
+    bench.ledger_loop._begin = begin_and_settle
+    bench.enough = lambda: len(bench.begun) == 3
+    bench.ledger_loop.run()
+    assert bench.clock.now() == 0.0
+
+
+def test_job_that_waits_for_another_workers_job_is_polled_every_second(bench):
+    bench.ledger.set_limits("model", [ClaimLimit("model", "m", 1)])
+    bench.submit(2, model="m")
+    claim = ClaimRequest("other", ("default",), 1, 60_000)
+    (job,) = MEMORY_SETTLE_AND_CLAIM(bench.ledger, [], claim).claimed
+
+    def end_other(*_):
+        if bench.clock.now() >= 2.0:
+            done = Settlement(job.id, job.lease, Completed(ResultRef("memory://s/r")))
+            MEMORY_SETTLE_AND_CLAIM(bench.ledger, [done], None)
+
+    bench.ledger.before = end_other
+    bench.enough = lambda: bool(bench.begun)
+    bench.ledger_loop.run()
+    assert bench.clock.now() == pytest.approx(2.0)
+    assert all(0.9 <= s <= 1.0 for s in bench.clock.slept_s)
 
 
 def test_closed_loop_settles_without_claiming(bench):

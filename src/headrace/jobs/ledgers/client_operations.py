@@ -5,6 +5,7 @@ Submission is idempotent, and in bulk, as far as the queues accept jobs.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Final
 
 from typing_extensions import override
@@ -20,6 +21,7 @@ from headrace.core.errors import (
     QueueFullError,
 )
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, NewJob, new_job_id, wall_ms
+from headrace.jobs.lanes import AGEING_MS_MAX, lane_text
 from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueSettings, SubmitReply
 from headrace.jobs.ledgers.database import (
     DatabaseOperations,
@@ -284,9 +286,10 @@ def read_queues(transaction: Transaction) -> list[QueueSettings]:
 
 
 def queue_of(row: Row) -> QueueSettings:
-    """Return the queue settings of a row: name, paused, draining, pending_max."""
-    name, paused, draining, pending_max = row
-    return QueueSettings(name, bool(paused), bool(draining), pending_max)
+    """Return the queue settings of a row: name, paused, draining, pending_max, ageing_ms."""
+    name, paused, draining, pending_max, ageing_ms = row
+    ageing_s = inf if ageing_ms >= AGEING_MS_MAX else ageing_ms / 1000
+    return QueueSettings(name, bool(paused), bool(draining), pending_max, ageing_s)
 
 
 def _cleaned(new: NewJob, job_id: str) -> NewJob:
@@ -378,6 +381,7 @@ def _record(new: NewJob, places: dict[str, int]) -> dict[str, Any]:
         "new_key": new.idempotency_key or None,
         "new_spec": dump_spec(new),
         "new_region": new.region,
+        "new_lane": clean(lane_text(new)),
         "delay_ms": max(0, new.delay_ms),
         "expires_in_ms": after_ms(new.time_to_live_s),
         "deadline_in_ms": after_ms(new.deadline_s),

@@ -85,8 +85,7 @@ _LOCK: Final = re.compile(r"^ *FOR NO KEY UPDATE .*\n", re.MULTILINE)
 _RECORDS: Final = re.compile(r"jsonb_to_recordset\(CAST\(:given AS jsonb\)\) AS record\(([^)]*)\)")
 _CLAIMABLE: Final = """(job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
         AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
-            OR job.expires_at_ms > (SELECT headrace_now()))
-        AND (:without_models = '' OR strpos(:without_models, ',' || job.model || ',') = 0)"""
+            OR job.expires_at_ms > (SELECT headrace_now()))"""
 """The condition of a pending job that a claim may take, besides its due time."""
 _PAUSES_S: Final = (0.02, 0.1, 0.4)
 """Delays between attempts of a transaction after a lost connection, a deadlock or a lock timeout.

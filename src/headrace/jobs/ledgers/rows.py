@@ -12,6 +12,7 @@ import orjson
 
 from headrace.core.errors import DataError
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
+from headrace.jobs.lanes import lane_text
 from headrace.jobs.ledger import OUTPUT_NAMES_KEPT_DAYS, PUBLISH_FIRST_MS
 from headrace.jobs.ledgers.database import (
     JOB_COLUMNS,
@@ -238,6 +239,7 @@ def _record(each: Change) -> dict[str, Any]:
         "new_state": then.state.value,
         "has_ended": then.state.ended,
         "due_in_ms": each.due_in_ms,
+        "restart_lane": clean(lane_text(then.spec)) if each.restart_times else None,
         "restart_times": each.restart_times,
         "expires_in_ms": after_ms(then.spec.time_to_live_s),
         "deadline_in_ms": after_ms(then.spec.deadline_s),

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
+from headrace.jobs.lanes import AGEING_MS_MAX, ClaimLimit, LimitKind, parse_lane
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, QueueCounts, QueueSettings, Wakeup
 from headrace.jobs.ledgers.client_operations import ClientOperations, queue_of, read_queues
 from headrace.jobs.ledgers.database import (
@@ -46,7 +47,9 @@ from headrace.jobs.ledgers.work import WorkOperations
 _QUEUE: Final = read_statement("queue")
 _SET_QUEUE: Final = read_statement("set_queue")
 _COUNTS: Final = read_statement("queue_counts")
-_DUE_BY_REGION: Final = read_statement("due_by_region")
+_DUE_LANES: Final = read_statement("due_lanes")
+_DELETE_LIMITS: Final = read_statement("delete_limits")
+_INSERT_LIMITS: Final = read_statement("insert_limits")
 _REPORT_MODELS: Final = read_statement("report_models")
 _REPORTED_MODELS: Final = read_statement("reported_models")
 _DELETE_OLD_REPORTS: Final = read_statement("delete_old_reports")
@@ -143,19 +146,37 @@ class SqlJobLedger(ClientOperations, WorkOperations, ABC):
             paused=settings.paused,
             draining=settings.draining,
             pending_max=settings.pending_max,
+            ageing_ms=round(min(settings.ageing_s * 1000, AGEING_MS_MAX)),
         )
         transaction.notice.queues.add(settings.name)
 
     @override
     @reading
     def counts(self, transaction: Transaction, queue: str) -> QueueCounts:
-        awake, woken, later, running, *dues, now_ms = transaction.run(_COUNTS, name=queue)[0]
-        waits = [now_ms - due_at_ms for due_at_ms in dues if due_at_ms is not None and due_at_ms <= now_ms]
-        due = awake + woken
+        later, running, now_ms = transaction.run(_COUNTS, name=queue)[0]
+        lanes = transaction.run(_DUE_LANES, name=queue)
+        waits_ms = [max(0, now_ms - first_ms) for _, _, first_ms in lanes]
         by_region: Counter[str] = Counter()
-        for region, jobs in transaction.run(_DUE_BY_REGION, name=queue):
-            by_region[region] += jobs
-        return QueueCounts(due, later, running, max(waits, default=0 if due else None), dict(by_region))
+        for text, jobs, _ in lanes:
+            if region := parse_lane(text).region:
+                by_region[region] += jobs
+        due = sum(jobs for _, jobs, _ in lanes)
+        return QueueCounts(due, later, running, max(waits_ms, default=None), dict(by_region))
+
+    @override
+    @writing
+    def set_limits(self, transaction: Transaction, kind: LimitKind, limits: Sequence[ClaimLimit]) -> None:
+        transaction.run(_DELETE_LIMITS, kind=kind)
+        records = [
+            {
+                "limit_kind": kind,
+                "limit_name": clean(limit.name),
+                "new_running_max": limit.running_max,
+                "new_weight": limit.weight,
+            }
+            for limit in limits
+        ]
+        transaction.run(_INSERT_LIMITS, records)
 
     @override
     @writing

@@ -4,15 +4,14 @@ The change that an outcome or an expired lease makes to its job is decided by pu
 end: its row is read and locked before, and written after.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, log2
-from typing import Any, Final
+from typing import Final
 
 from typing_extensions import override
 
 from headrace.jobs.job import (
-    CRASHES_TOGETHER_MAX,
     Cancelled,
     Completed,
     Expired,
@@ -33,7 +32,9 @@ from headrace.jobs.ledger import (
     MaintenanceCounts,
     SettleAndClaimReply,
 )
+from headrace.jobs.ledgers.claims import Claims
 from headrace.jobs.ledgers.database import (
+    Database,
     DatabaseOperations,
     Transaction,
     read_statement,
@@ -53,18 +54,8 @@ from headrace.jobs.ledgers.rows import (
     read_jobs,
     write_changes,
 )
-from headrace.jobs.state import TRANSITIONS, WORKER_LOST_RULE, Cause, JobEvent, JobState, source_states
+from headrace.jobs.state import WORKER_LOST_RULE, Cause, JobEvent, JobState
 
-# `claim.sql` makes these transitions itself.
-assert source_states(JobEvent.CLAIM) == {JobState.PENDING}
-assert TRANSITIONS[JobState.PENDING, JobEvent.CLAIM] is JobState.RUNNING
-
-_CLAIM: Final = read_statement("claim")
-_CLAIM_NEAR: Final = read_statement("claim_near")
-_NEXT_IS_ALONE: Final = read_statement("next_is_alone")
-_NEXT_IS_ALONE_NEAR: Final = read_statement("next_is_alone_near")
-_DUE_IN: Final = read_statement("due_in")
-_DUE_IN_NEAR: Final = read_statement("due_in_near")
 _HEARTBEAT: Final = read_statement("heartbeat")
 _MARK_PUBLISHED: Final = read_statement("mark_published")
 _LOST_LEASES: Final = read_statement("lost_leases")
@@ -82,6 +73,10 @@ _ENDED: Final = read_statement("ended_jobs")
 class WorkOperations(DatabaseOperations, JobLedger):
     """The operations of a ledger that run jobs."""
 
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._claims = Claims()
+
     @override
     @writing_once
     def settle_and_claim(
@@ -90,22 +85,8 @@ class WorkOperations(DatabaseOperations, JobLedger):
         accepted = _settle(transaction, settlements)
         if claim is None:
             return SettleAndClaimReply(accepted, ())
-        queues = list(dict.fromkeys(claim.queues))
-        near = bool(claim.region)
-        claimed = _claim(transaction, claim, queues, near=near)
-        if near and claim.other_regions:
-            near = False
-            # The region has no jobs: claim the next job of any region.
-            claimed = claimed or _claim(transaction, claim, queues, near=False)
-        if len(claimed) >= claim.jobs_max:
-            return SettleAndClaimReply(accepted, tuple(claimed))
-        records = [{"queue_name": name} for name in queues]
-        values = {"without_models": _listed(claim.without_models)}
-        if near:
-            values["region"] = clean(claim.region)
-        due_in_ms = transaction.run(_DUE_IN_NEAR if near else _DUE_IN, records, **values)[0][0]
-        due_in_ms = None if due_in_ms is None else max(0, due_in_ms)
-        return SettleAndClaimReply(accepted, tuple(claimed), due_in_ms)
+        claimed = self._claims.claim(transaction, claim)
+        return SettleAndClaimReply(accepted, claimed.jobs, claimed.due_in_ms, claimed.limited)
 
     @override
     @writing
@@ -251,54 +232,6 @@ def _settle(transaction: Transaction, settlements: Sequence[Settlement]) -> tupl
         accepted.append(counts)
     write_changes(transaction, list(changes.values()))
     return tuple(accepted)
-
-
-def _claim(transaction: Transaction, claim: ClaimRequest, queues: Sequence[str], *, near: bool) -> list[Job]:
-    """Claim from the queues in order; `near` takes the jobs of the worker's region and of none."""
-    claimed: list[Job] = []
-    for place, queue in enumerate(queues):
-        free = claim.jobs_max - len(claimed)
-        if free <= 0 or (
-            claimed and place and _next_is_alone(transaction, claim, queues[place - 1], near=near)
-        ):
-            break
-        found = read_jobs(
-            transaction,
-            _CLAIM_NEAR if near else _CLAIM,
-            queue=queue,
-            row_limit=free,
-            taken=len(claimed),
-            worker=clean(claim.worker),
-            region=clean(claim.region),
-            lease_ms=claim.lease_ms,
-            crashes_together_max=CRASHES_TOGETHER_MAX,
-            without_models=_listed(claim.without_models),
-        )
-        found.sort(key=lambda job: (job.spec.priority, job.due_at_ms, job.id))
-        claimed += found
-        if found and found[0].alone:
-            break
-    transaction.notice.changed = transaction.notice.changed or bool(claimed)
-    return claimed
-
-
-def _listed(models: Collection[str]) -> str:
-    """Return the names between commas, which no name has; an empty string without names."""
-    return f",{clean(','.join(sorted(models)))}," if models else ""
-
-
-def _next_is_alone(transaction: Transaction, claim: ClaimRequest, queue: str, *, near: bool) -> bool:
-    """Return True if the next job must run alone: no other job may overtake it."""
-    values: dict[str, Any] = {
-        "queue": queue,
-        "crashes_together_max": CRASHES_TOGETHER_MAX,
-        "without_models": _listed(claim.without_models),
-    }
-    if near:
-        rows = transaction.run(_NEXT_IS_ALONE_NEAR, region=clean(claim.region), **values)
-    else:
-        rows = transaction.run(_NEXT_IS_ALONE, **values)
-    return any(row[0] for row in rows)
 
 
 def _read_published(transaction: Transaction, job_id: str, lease: int) -> Job | None:

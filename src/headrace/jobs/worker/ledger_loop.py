@@ -28,6 +28,8 @@ _RECHECK_S: Final = 0.05
 """Seconds until the next read if a due job could not be claimed because another transaction holds
 it.
 """
+_LIMITED_POLL_S: Final = 1.0
+"""Seconds until the next claim of jobs that wait for the end of other workers' jobs, by a limit."""
 _MODEL_RETRY_S: Final = 60.0
 """Seconds until a worker claims jobs of a model again that it could not use."""
 _NOT_DURABLE_RETRY_MS: Final = 10_000
@@ -107,6 +109,8 @@ class LedgerLoop:
         """True if a claim may return jobs."""
         self._skipped_regions = False
         """True if the last claim skipped jobs of other regions because the worker was not idle."""
+        self._limited = False
+        """True if the last claim left jobs that wait for the end of others, by a limit."""
         self._poll_at_s = clock.now()
         """The time of the next claim without a notification."""
         self._closed = False
@@ -265,13 +269,15 @@ class LedgerLoop:
         if now_s >= self._poll_at_s:
             self._may_have_jobs = True
             self._poll_at_s = now_s + self._settings.poll_s * (0.75 + self._share() / 4)
-        if self._closed or not (self._may_have_jobs or self._skipped_regions) or not self._may_claim():
+        # The settled jobs may have been those that others wait for.
+        may_have_jobs = self._may_have_jobs or (self._limited and bool(pending))
+        if self._closed or not (may_have_jobs or self._skipped_regions) or not self._may_claim():
             return None
         if self._singly and pending:
             return None
         used_slots, alone = self._running_jobs.slots_after(pending)
         free_slots = self._settings.concurrency - used_slots
-        if free_slots <= 0 or alone or (used_slots and not self._may_have_jobs):
+        if free_slots <= 0 or alone or (used_slots and not may_have_jobs):
             return None
         # `close` is checked again after `begin_claim`, because the thread that closes waits for
         # claims afterwards.
@@ -341,11 +347,16 @@ class LedgerLoop:
         for job in reply.claimed:
             self._begin(job)
         self._running_jobs.end_claim()
+        self._limited = reply.limited
         if len(reply.claimed) == claim.jobs_max or any(job.alone for job in reply.claimed):
             self._may_have_jobs = True
         elif reply.due_in_ms is not None:
-            due_s = self._clock.now() + max(reply.due_in_ms / 1000, _RECHECK_S)
-            self._poll_at_s = min(self._poll_at_s, due_s)
+            self._poll_within(max(reply.due_in_ms / 1000, _RECHECK_S))
+        if reply.limited:
+            self._poll_within(_LIMITED_POLL_S)
+
+    def _poll_within(self, seconds: float) -> None:
+        self._poll_at_s = min(self._poll_at_s, self._clock.now() + seconds)
 
 
 def not_durable(settlement: Settlement) -> Settlement:

@@ -29,6 +29,7 @@ from headrace.testing.job_checks import (
     publishing,
     regions,
     settling,
+    sharing,
     submitting,
     wakeups,
 )
@@ -39,6 +40,7 @@ JobLedgerCheck = Callable[[LedgerBench], None]
 _SUBJECTS: Final = (
     submitting,
     claiming,
+    sharing,
     regions,
     settling,
     publishing,

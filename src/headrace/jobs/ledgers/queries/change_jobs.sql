@@ -5,7 +5,7 @@ WITH clock AS MATERIALIZED (SELECT headrace_now() AS now_ms),
 given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(CAST(:given AS jsonb)) AS record(
         new_id text, old_lease bigint, old_state text, new_state text, has_ended boolean,
-        due_in_ms bigint, restart_times boolean, expires_in_ms bigint, deadline_in_ms bigint,
+        due_in_ms bigint, restart_lane text, restart_times boolean, expires_in_ms bigint, deadline_in_ms bigint,
         new_attempt bigint, new_crashes bigint, new_started_at_ms bigint, new_cancel_requested boolean,
         new_progress text, new_cursor text, new_result text, new_published_uri text,
         publish_in_ms bigint, new_failure text
@@ -21,6 +21,9 @@ UPDATE headrace_job SET
     ended_at_ms = CASE WHEN has_ended THEN now_ms END,
     due_at_ms = CASE WHEN due_in_ms IS NULL THEN headrace_job.due_at_ms ELSE now_ms + due_in_ms END,
     asleep = coalesce(due_in_ms, 0) > 0,
+    lane = coalesce(restart_lane, headrace_job.lane),
+    rank_ms = CASE WHEN due_in_ms IS NULL THEN headrace_job.rank_ms ELSE now_ms + due_in_ms
+        + headrace_job.priority * (SELECT ageing_ms FROM headrace_queue WHERE name = headrace_job.queue) END,
     expires_at_ms =
         CASE WHEN restart_times THEN now_ms + expires_in_ms ELSE headrace_job.expires_at_ms END,
     deadline_at_ms =

@@ -3,6 +3,6 @@
 SELECT {job_columns}
 FROM headrace_job AS job
 WHERE job.state = 'running' AND job.lease_until_ms <= (SELECT headrace_now())
-ORDER BY job.queue, job.id
+ORDER BY job.queue, job.lane, job.id
 LIMIT :row_limit
 FOR NO KEY UPDATE OF job SKIP LOCKED

@@ -1,1 +1,1 @@
-SELECT name, paused, draining, pending_max FROM headrace_queue ORDER BY name
+SELECT name, paused, draining, pending_max, ageing_ms FROM headrace_queue ORDER BY name
