@@ -38,6 +38,8 @@ inputs = ["s3://shop/in", "/data/shop"]
 outputs = ["S3://shop/out/"]
 pending_max = 3
 inline_bytes_max = 0
+requests_per_s_max = 50
+bytes_per_day_max = 10_000_000
 
 [keys."ops.eu"]
 digest = "{format_digest(hash_key(OPS))}"
@@ -54,6 +56,7 @@ def test_key_has_the_permissions_of_its_table(access):
     key = access.check(f"Bearer {WEB}", Scope.SUBMIT)
     assert (key.name, key.tenant, key.visible_tenant) == ("web", "shop", "shop")
     assert (key.pending_max, key.inline_bytes_max) == (3, 0)
+    assert (key.requests_per_s_max, key.bytes_per_day_max) == (50.0, 10_000_000)
     assert key.inputs.require("s3://shop/in/k", "input") == "s3://shop/in/k"
     assert key.inputs.require("/data/shop/k", "input") == "/data/shop/k"
     assert key.outputs.prefixes == ("s3://shop/out/",)
@@ -250,7 +253,10 @@ GOOD = f'digest = "sha256:{"0" * 64}"\nscopes = ["read"]\n'
         ("nonsense", "f.toml: invalid TOML"),
         (f"[key.web]\n{GOOD}", "f.toml: unknown 'key'; write all keys as .keys.NAME."),
         ("[keys]\nweb = 1\n", "f.toml: .keys.web. must be a table"),
-        (f"[keys.web]\n{GOOD}colour = 1", ".keys.web. unknown setting 'colour' .known: 'digest', "),
+        (
+            f"[keys.web]\n{GOOD}colour = 1",
+            ".keys.web. unknown setting 'colour' .known: 'bytes_per_day_max', 'digest', ",
+        ),
         (f'[keys."a b"]\n{GOOD}', ".keys.a b.: must have up to 64 letters"),
         ('[keys.web]\nscopes = ["read"]', ".keys.web. digest: must be a list of strings"),
         ('[keys.web]\nscopes = ["read"]\ndigest = []', "digest: must be one digest, or 2"),
@@ -280,6 +286,17 @@ GOOD = f'digest = "sha256:{"0" * 64}"\nscopes = ["read"]\n'
         (f"[keys.web]\n{GOOD}pending_max = true", "pending_max: must be a whole number"),
         (f"[keys.web]\n{GOOD}inline_bytes_max = -1", "inline_bytes_max: must be a whole number from 0"),
         (f"[keys.web]\n{GOOD}inline_bytes_max = 1.5", "inline_bytes_max: must be a whole number"),
+        (f"[keys.web]\n{GOOD}requests_per_s_max = 0", "requests_per_s_max: must be a number above 0, not 0"),
+        (f"[keys.web]\n{GOOD}requests_per_s_max = -0.5", "requests_per_s_max: must be a number above 0"),
+        (f"[keys.web]\n{GOOD}requests_per_s_max = inf", "requests_per_s_max: must be a number above 0"),
+        (f"[keys.web]\n{GOOD}requests_per_s_max = nan", "requests_per_s_max: must be a number above 0"),
+        (f"[keys.web]\n{GOOD}requests_per_s_max = true", "requests_per_s_max: must be a number above 0"),
+        (f'[keys.web]\n{GOOD}requests_per_s_max = "1/s"', "requests_per_s_max: must be a number above 0"),
+        (
+            f"[keys.web]\n{GOOD}bytes_per_day_max = 0",
+            "bytes_per_day_max: must be a whole number from 1, not 0",
+        ),
+        (f"[keys.web]\n{GOOD}bytes_per_day_max = 1e9", "bytes_per_day_max: must be a whole number from 1"),
     ],
 )
 def test_errors_name_the_setting_and_not_the_key(text, says):

@@ -1,14 +1,17 @@
 """The other gRPC methods, through a real server and headrace's own messages."""
 
 import grpc
+import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2
 
 from cases import for_each
 from headrace.core.errors import UnauthenticatedError, UnsupportedError
+from headrace.jobs.access import Access, Scope
 from headrace.protocols.oip_grpc.messages import file_descriptors, message_class
 from headrace.server.grpc_inference import GrpcStreamSettings
 from headrace.server.grpc_service import GrpcService
+from headrace.testing import ManualClock
 from server.grpc_support import (
     ADMIN,
     LIMITED,
@@ -19,11 +22,14 @@ from server.grpc_support import (
     code_of,
     echo,
     in_event_loop,
+    infer_request,
     key_access,
     serving,
     unary,
 )
+from server.support import key_of
 
+ROWS = np.ones((1, 2), np.float32)
 INFERENCE = "inference"
 REPOSITORY = "inference.model_repository"
 SERVICES = [(INFERENCE, "GRPCInferenceService"), (REPOSITORY, "ModelRepositoryService")]
@@ -117,6 +123,28 @@ async def test_scopes_are_required():
             assert code_of(caught) == code, name
         assert (await ask(channel, "ServerReady")).ready
         assert len((await ask(channel, "RepositoryIndex", metadata=admin)).models) == 3
+
+
+@in_event_loop
+async def test_calls_of_a_key_are_limited():
+    clock = ManualClock()
+    key = key_of("slow", USER, Scope.INFER, requests_per_s_max=2)
+    sent = (("authorization", f"Bearer {USER}"),)
+    async with serving(plane(), access=Access(dict([key]), clock=clock)) as channel:
+        await ask(channel, "ServerMetadata", metadata=sent)
+        await unary(channel)(infer_request(ROWS), metadata=sent)
+        for call in (
+            lambda: ask(channel, "ServerMetadata", metadata=sent),
+            lambda: unary(channel)(infer_request(ROWS), metadata=sent),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call()
+            assert code_of(caught) == "RESOURCE_EXHAUSTED"
+            assert "API key 'slow' has reached its limit of 2 requests per second" in caught.value.details()
+            assert dict(caught.value.trailing_metadata())["retry-after-s"] == "0.500"
+        assert (await ask(channel, "ServerReady")).ready
+        clock.advance(0.5)
+        await ask(channel, "ServerMetadata", metadata=sent)
 
 
 @in_event_loop

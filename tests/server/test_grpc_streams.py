@@ -8,7 +8,9 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ConfigError, PredictError
+from headrace.jobs.access import Access, Scope
 from headrace.server.grpc_inference import GrpcStreamSettings
+from headrace.testing import ManualClock
 from server.grpc_support import (
     LIMITED,
     USER,
@@ -25,6 +27,7 @@ from server.grpc_support import (
     unary,
     values,
 )
+from server.support import key_of
 
 CARRIERS = for_each("carrier", ["aio", "asgi"])
 TRITON = (("headrace-stream-dialect", "triton"),)
@@ -161,6 +164,45 @@ async def test_unknown_model_or_key_is_refused_before_any_response(carrier):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await until_read(bidi(channel)([infer_request(number(1), model="nope")], metadata=metadata))
             assert code_of(caught) == code
+
+
+def slow_key(requests_per_s_max):
+    """Return the keys of a server with one key, and the metadata of its client."""
+    key = key_of("slow", USER, Scope.INFER, requests_per_s_max=requests_per_s_max)
+    return Access(dict([key]), clock=ManualClock()), (("authorization", f"Bearer {USER}"),)
+
+
+async def hiding(requests):
+    """A model that replaces the error of a message by its own."""
+    try:
+        async for request in requests:
+            yield request["x"]
+    except Exception as error:
+        raise PredictError("hiding", "confused") from error
+
+
+@CARRIERS
+@for_each("model", ["m", "unary", "hiding"])
+@in_event_loop
+async def test_every_message_counts_as_a_request_of_the_key(carrier, model):
+    access, sent = slow_key(2)
+    async with serving(plane(hiding=FunctionModel(stream=hiding)), carrier, access=access) as channel:
+        call = bidi(channel)((infer_request(number(i), model=model) for i in range(3)), metadata=sent)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await until_read(call)
+    assert code_of(caught) == "RESOURCE_EXHAUSTED"
+    assert "API key 'slow' has reached its limit" in caught.value.details()
+
+
+@in_event_loop
+async def test_every_triton_message_counts_as_a_request_of_the_key():
+    access, sent = slow_key(2)
+    async with serving(plane(), access=access) as channel:
+        call = bidi(channel, response=StreamResponse)(
+            (infer_request(number(i), model="unary") for i in range(3)), metadata=(*sent, *TRITON)
+        )
+        errors = [response.error_message for response in await until_read(call)]
+    assert [bool(error) for error in sorted(errors)] == [False, False, True]
 
 
 @CARRIERS

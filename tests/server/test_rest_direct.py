@@ -209,6 +209,17 @@ def test_api_key_is_required(both):
         assert not paths
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_requests_of_a_key_are_limited(direct):
+    slow = key_of("slow", KEY, Scope.INFER, requests_per_s_max=0.01)
+    with serving({"linear": Linear}, keys=[slow], direct=direct) as server:
+        headers = {"authorization": f"Bearer {KEY}"}
+        first, second = (server.infer("linear", ROW, headers=headers) for _ in range(2))
+        assert (first.status, second.status) == (200, 429)
+        assert 90 < int(second.headers["retry-after"]) <= 100
+        assert b"API key 'slow' has reached its limit" in second.body
+
+
 def test_unloaded_model_responds_404_until_reloaded():
     with serving({"linear": Linear}) as server:
         assert server.infer("linear", ROW).status == 200

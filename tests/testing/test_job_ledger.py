@@ -9,7 +9,14 @@ import pytest
 from cases import for_each
 from headrace.core.errors import JobLedgerUnavailableError, JobStateError
 from headrace.jobs.job import Failed, Released
-from headrace.jobs.ledger import HeartbeatReply, MaintenanceCounts, Page, QueueCounts
+from headrace.jobs.ledger import (
+    DAY_MS,
+    HeartbeatReply,
+    MaintenanceCounts,
+    Page,
+    QueueCounts,
+    UsageReply,
+)
 from headrace.jobs.state import JobState
 from headrace.testing import (
     JOB_LEDGER_CHECKS,
@@ -388,6 +395,46 @@ class SharesNothing(MemoryJobLedger):
         super().__init__(clock)
 
 
+class UsesAnyBytes(MemoryJobLedger):
+    def use_bytes(self, key_name, nbytes, *, limit):
+        return super().use_bytes(key_name, nbytes, limit=10**30)
+
+
+class HidesWhatIsLeft(MemoryJobLedger):
+    def use_bytes(self, key_name, nbytes, *, limit):
+        return replace(super().use_bytes(key_name, nbytes, limit=limit), left_bytes=0)
+
+
+class KeepsUsageOfYesterday(MemoryJobLedger):
+    def use_bytes(self, key_name, nbytes, *, limit):
+        day, used = self._table.usage.get(key_name, (0, 0))
+        if day:
+            self._table.usage[key_name] = (self.now_ms() // DAY_MS, used)
+        return super().use_bytes(key_name, nbytes, limit=limit)
+
+
+class ReturnsBytesOfAnyDay(MemoryJobLedger):
+    def return_bytes(self, key_name, nbytes, *, day):
+        today = self.now_ms() // DAY_MS
+        super().return_bytes(key_name, nbytes, day=today)
+
+
+class UsesBytesTwice(MemoryJobLedger):
+    """Reads the usage and counts the bytes in two transactions."""
+
+    window = RaceWindow()
+
+    def use_bytes(self, key_name, nbytes, *, limit):
+        with self._locked() as table:
+            used = table.usage.get(key_name, (0, 0))[1]
+        self.window.open()
+        granted = used + nbytes <= limit
+        return super().use_bytes(key_name, nbytes, limit=10**9) if granted else REFUSED
+
+
+REFUSED = UsageReply(False, 0, 0, 0)
+
+
 class OtherClock(MemoryJobLedger):
     def now_ms(self):
         return super().now_ms() + 600_000
@@ -532,6 +579,12 @@ _LEDGERS = [
     (DeletesRunningJobs, "check_delete"),
     (KeepsHistories, "check_delete"),
     (RecordsNoHistory, "check_history"),
+    (UsesAnyBytes, "check_bytes_of_a_day"),
+    (HidesWhatIsLeft, "check_bytes_of_a_day"),
+    (HidesWhatIsLeft, "check_bytes_of_the_next_day"),
+    (KeepsUsageOfYesterday, "check_bytes_of_the_next_day"),
+    (ReturnsBytesOfAnyDay, "check_returned_bytes"),
+    (UsesBytesTwice, "check_usage_race"),
     (CancelsEndedJobs, "check_cancelling_ended_jobs"),
     (CancelsRunningJobsAtOnce, "check_cancelling_running_jobs"),
     (CancelsRunningJobsAtOnce, "check_final_outcome_overrides_cancellation"),

@@ -35,7 +35,7 @@
     │       └── BrokenModelError    the model raised the same exception for all rows
     ├── PredictorError              a predictor did not answer a request
     │   ├── DeadlineError           the deadline passed without a response
-    │   ├── OverloadedError         the queue is full: retry later
+    │   ├── OverloadedError         the queue is full, or a limit of the key is reached: retry later
     │   ├── CancelledRequestError   the client disconnected or cancelled
     │   ├── StoppedError            the predictor is not running
     │   ├── SequenceError           a sequence of a model failed
@@ -352,7 +352,10 @@ class DeadlineError(PredictorError):
 
 
 class OverloadedError(PredictorError):
-    """The queue is full and the request was not started. Retry after `retry_after_s` seconds."""
+    """The queue is full, or the API key has reached a limit, and nothing was started.
+
+    Retry after `retry_after_s` seconds.
+    """
 
     def __init__(self, why: str, *, retry_after_s: float) -> None:
         super().__init__(why)

@@ -24,6 +24,7 @@ from headrace.core.errors import (
     IdempotencyError,
     JobStateError,
     ModelNotFoundError,
+    OverloadedError,
     QueueFullError,
 )
 from headrace.core.predictor import Service
@@ -35,6 +36,7 @@ from headrace.jobs.paths import output_location
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload
 from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
 from headrace.jobs.submission import Submission, SubmissionLimits
+from headrace.jobs.usage import ByteUsage
 from headrace.storage import Stores
 
 _log = logging.getLogger("headrace.jobs")
@@ -139,6 +141,7 @@ class JobIntake(Service):
         self.follower: Final = Follower(ledger, followers_max=settings.followers_max)
         """Waits for jobs; it checks no rights."""
         self._known_models = KnownModels(ledger)
+        self._usage = ByteUsage(ledger)
         self._life = threading.Lock()
         self._lock = threading.Lock()
         self._changing_queue = threading.Lock()
@@ -182,7 +185,8 @@ class JobIntake(Service):
 
         Raises, or completes the future with: ForbiddenError; ModelNotFoundError for a model that no
         worker of the queue has reported; QueueFullError for a queue or tenant with too many pending
-        jobs; QueueClosedError; IdempotencyError; OutputTakenError if another job owns the name of the
+        jobs; OverloadedError and LimitError for a payload beyond the key's bytes of a day;
+        QueueClosedError; IdempotencyError; OutputTakenError if another job owns the name of the
         output; UnavailableError if the payload cannot be stored; JobLedgerUnavailableError. Except
         for the last, nothing was queued. A submission that is repeated with its idempotency key is
         never queued twice.
@@ -193,9 +197,11 @@ class JobIntake(Service):
         check_options(submission.job)
         job = authorize_job(key, self._with_notify(submission.job), trusted_output=trusted_output)
         try:
+            if submission.payload is not None:
+                self._usage.use(key, len(submission.payload))
             warnings = self._known_models.check(job, key)
             self._admit(key)
-        except (ModelNotFoundError, QueueFullError):
+        except (ModelNotFoundError, OverloadedError, QueueFullError):
             # A job in the ledger is not checked again: a client that lost the response and retries
             # receives it.
             existing = self._existing_reply(job, submission.upload)
@@ -316,17 +322,36 @@ class JobIntake(Service):
         self._cleanups.release()
 
     def begin_upload(self, key: ApiKey) -> Upload:
-        """Return a location for a payload that is too large for a submission."""
-        key.require(Scope.SUBMIT)
-        return self._payloads.begin_upload(key.tenant, self._now_ms(), self.settings.upload_expires_s)
+        """Return a location for a payload that is too large for a submission.
 
-    def open_upload(self, key: ApiKey, upload_id: str) -> BoundedWriter:
-        """Open one of the client's uploads for writing. Raise JobStateError once a job uses it."""
+        A key with a limit of bytes sends it through the API, which counts them.
+        """
+        key.require(Scope.SUBMIT)
+        return self._payloads.begin_upload(
+            key.tenant,
+            self._now_ms(),
+            self.settings.upload_expires_s,
+            through_api=key.bytes_per_day_max is not None,
+        )
+
+    def open_upload(self, key: ApiKey, upload_id: str, declared_bytes: int | None = None) -> BoundedWriter:
+        """Open one of the client's uploads for writing.
+
+        `declared_bytes`, if the client declared them, are counted before they arrive. Raise
+        JobStateError once a job uses the upload, and OverloadedError or LimitError for bytes beyond
+        the key's limit of a day.
+        """
         key.require(Scope.SUBMIT)
         found = self._ledger.get_many([upload_id]).get(upload_id)
         if found is not None and found.spec.tenant == key.tenant:
             raise JobStateError(upload_id, found.state.value, "its payload can no longer be replaced")
-        return self._payloads.open_upload(key.tenant, upload_id)
+        reservation = self._usage.reserve(key, declared_bytes)
+        try:
+            return self._payloads.open_upload(key.tenant, upload_id, reservation)
+        except BaseException:
+            if reservation is not None:
+                reservation.close()
+            raise
 
 
 class KnownModels:

@@ -11,12 +11,14 @@ Every implementation guarantees the following; `headrace.testing.check_job_ledge
   when they begin, so that a job that kills its worker also ends.
 - Time is the database's own: the clocks of two hosts are never compared.
 - The end of a job and the notifications about it are written in the same transaction.
+- The bytes of an API key on one day never exceed the limit that each `use_bytes` states.
 - A name below an output prefix has at most one owner: a job, or, once that job is deleted, its tenant
   for `OUTPUT_NAMES_KEPT_DAYS`.
 - States change only along the transitions of `headrace.jobs.job`.
 
 All operations block and may be called from any thread. They raise `JobLedgerUnavailableError` if
-the database does not respond. An operation that raised it may be repeated: repetition is harmless.
+the database does not respond. An operation that raised it may be repeated: repetition is harmless,
+except that `use_bytes` may count twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,6 +43,8 @@ PUBLISH_FIRST_MS: Final = 10_000
 PUBLISH_DELAY_MS: Final = 30_000
 """The first delay between two tries of `claim_publications`; each further one is twice as long."""
 PUBLISH_DELAY_MAX_MS: Final = 3_600_000
+DAY_MS: Final = 86_400_000
+"""The length of a day of `use_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +217,21 @@ class Page:
 
     jobs: tuple[Job, ...]
     next_after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReply:
+    """The reply to `use_bytes`.
+
+    `granted` is False if the bytes exceed the limit; none are counted then. `left_bytes` are left of
+    the limit afterwards. `day` is the number of the ledger's day since the epoch (UTC), which ends in
+    `day_ends_in_ms`.
+    """
+
+    granted: bool
+    left_bytes: int
+    day: int
+    day_ends_in_ms: int
 
 
 class Wakeup(Protocol):
@@ -428,6 +447,23 @@ class JobLedger(Service, Protocol):
 
     def count_pending(self, tenant: str, *, limit: int) -> int:
         """Return the number of a tenant's pending jobs, counted up to `limit`."""
+        ...
+
+    # Usage of API keys
+
+    def use_bytes(self, key_name: str, nbytes: int, *, limit: int) -> UsageReply:
+        """Count bytes of an API key on the ledger's day, unless its count would exceed `limit`.
+
+        Concurrent calls never exceed the limit together. The count begins anew with each day. An
+        operation that raised an error may have counted its bytes; its repetition counts them again.
+        """
+        ...
+
+    def return_bytes(self, key_name: str, nbytes: int, *, day: int) -> None:
+        """Take bytes that were not used off the key's count of a day, which `use_bytes` named.
+
+        The call does nothing if the count is of another day by now.
+        """
         ...
 
     # Models of workers

@@ -47,6 +47,7 @@ from headrace.jobs.paths import (
     without_query,
 )
 from headrace.jobs.state import RULES, WITH_RESULT, JobState, cause_of
+from headrace.jobs.usage import ByteReservation
 from headrace.storage import ObjectInfo, Stores, UrlSigner, Writer
 
 _log = logging.getLogger("headrace.jobs")
@@ -109,16 +110,26 @@ class PublishedCheck:
 
 
 class BoundedWriter:
-    """An upload with a size limit. Nothing is visible before `close`. One thread at a time."""
+    """An upload with a size limit. Nothing is visible before `close`. One thread at a time.
 
-    def __init__(self, writer: Writer, bytes_max: int) -> None:
+    `reservation` counts its bytes for the day's limit of the client's key.
+    """
+
+    def __init__(self, writer: Writer, bytes_max: int, reservation: ByteReservation | None = None) -> None:
         self._writer = writer
         self._bytes_max = bytes_max
+        self._reservation = reservation
         self.nbytes = 0
 
     def write(self, data: bytes) -> None:
-        """Append bytes. Raise LimitError beyond the limit, and UnavailableError if the store fails."""
+        """Append bytes.
+
+        Raise LimitError beyond the limit, UnavailableError if the store fails, and the errors of
+        `ByteReservation.receive`.
+        """
         self.nbytes += len(data)
+        if self._reservation is not None:
+            self._reservation.receive(len(data))
         if self.nbytes > self._bytes_max:
             raise LimitError(f"the upload exceeds the limit of {self._bytes_max} bytes")
         with _transfer("an upload"):
@@ -126,12 +137,22 @@ class BoundedWriter:
 
     def close(self) -> None:
         """Publish the upload."""
-        with _transfer("an upload"):
-            self._writer.close()
+        try:
+            with _transfer("an upload"):
+                self._writer.close()
+        finally:
+            self._end(0)
 
-    def abort(self) -> None:
-        """Discard the upload."""
-        self._writer.abort()
+    def abort(self, unwritten_bytes: int = 0) -> None:
+        """Discard the upload, and `unwritten_bytes` that were received after the last write."""
+        try:
+            self._writer.abort()
+        finally:
+            self._end(unwritten_bytes)
+
+    def _end(self, unwritten_bytes: int) -> None:
+        if self._reservation is not None:
+            self._reservation.close(unwritten_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -166,17 +187,28 @@ class Payloads:
         except (StorageError, ConfigError) as error:
             _log.warning("an unused payload could not be deleted", extra={"why": str(error)})
 
-    def begin_upload(self, tenant: str, now_ms: int, expires_s: float) -> Upload:
-        """Return the location of a large payload, with a signed address if the store can sign."""
-        upload_id = new_upload_id(tenant, now_ms)
-        return Upload(upload_id, self._signed("PUT", self._paths.input(upload_id), expires_s), expires_s)
+    def begin_upload(
+        self, tenant: str, now_ms: int, expires_s: float, *, through_api: bool = False
+    ) -> Upload:
+        """Return the location of a large payload.
 
-    def open_upload(self, tenant: str, upload_id: str) -> BoundedWriter:
-        """Open an upload for writing. Raise DataError for an id that this tenant never received."""
+        It has a signed address if the store can sign, unless `through_api` is true.
+        """
+        upload_id = new_upload_id(tenant, now_ms)
+        url = "" if through_api else self._signed("PUT", self._paths.input(upload_id), expires_s)
+        return Upload(upload_id, url, expires_s)
+
+    def open_upload(
+        self, tenant: str, upload_id: str, reservation: ByteReservation | None = None
+    ) -> BoundedWriter:
+        """Open an upload for writing, which owns `reservation` from then on.
+
+        Raise DataError for an id that this tenant never received.
+        """
         check_upload_id(tenant, upload_id)
         uri = self._paths.input(upload_id)
         with _transfer("an upload"):
-            return BoundedWriter(self._stores.for_uri(uri).writer(uri), self._upload_bytes_max)
+            return BoundedWriter(self._stores.for_uri(uri).writer(uri), self._upload_bytes_max, reservation)
 
     def check_upload(self, tenant: str, upload_id: str) -> str:
         """Return the URI of a finished upload.

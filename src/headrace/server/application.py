@@ -157,7 +157,7 @@ class WebApp:
     def _admit(self, exchange: Exchange, route: Route) -> None:
         """Check the source and the key of a request, and that the key permits the model.
 
-        Raise AccessError otherwise.
+        Raise AccessError otherwise, and OverloadedError for a request beyond the limit of the key.
         """
         self._guard.check_source(exchange.method, exchange.headers, public=not route.scopes)
         if not route.scopes:
@@ -165,6 +165,7 @@ class WebApp:
         key = exchange.key = self._guard.authenticate(exchange.method, exchange.headers, *route.scopes)
         if exchange.observation is not None:
             exchange.observation.client = key.name
+        self._guard.access.admit(key)
         if key.models is not None and (model := exchange.arguments.get("model_name")) is not None:
             key.require_model(model)
 

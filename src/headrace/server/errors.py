@@ -71,7 +71,8 @@ STATUS_DESCRIPTIONS: Final = {
     410: "The sequence or the result is gone.",
     413: "The body exceeds the size limit, or has more rows than the queue holds.",
     422: "The model refused rows of the request, or the idempotency key belongs to another submission.",
-    429: "Too many requests, rows or jobs wait: retry after `Retry-After` seconds.",
+    429: "Too many requests, rows or jobs wait, or the API key has reached a limit: retry after "
+    "`Retry-After` seconds.",
     500: "The model failed on the request.",
     501: "This part of the protocol is not supported; the text names an alternative.",
     503: "The model, the database or the object store is not ready, too many sequences are live, the queue "

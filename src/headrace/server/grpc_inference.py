@@ -13,7 +13,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.core.errors import ConfigError, DataError, ModelContractError, SequenceError
+from headrace.core.errors import (
+    ConfigError,
+    DataError,
+    HeadraceError,
+    ModelContractError,
+    OverloadedError,
+    SequenceError,
+)
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.jobs.access import Access, ApiKey, Scope
 from headrace.protocols.oip_documents import ERROR_KIND
@@ -75,12 +82,19 @@ class GrpcInference:
         self._now = now
 
     def check(self, call: GrpcCall, scope: Scope = Scope.INFER) -> ApiKey:
-        """Return the key of the client.
+        """Return the key of the client, and count the call as a request of it.
 
         Raises:
             UnauthenticatedError: The key is missing or unknown.
             ForbiddenError: The key lacks the scope.
+            OverloadedError: The key has reached its limit of requests.
         """
+        key = self.authenticate(call, scope)
+        self._access.admit(key)
+        return key
+
+    def authenticate(self, call: GrpcCall, scope: Scope = Scope.INFER) -> ApiKey:
+        """Return the key of the client. Raises UnauthenticatedError and ForbiddenError as `check` does."""
         key = self._access.check(call.metadata("authorization"), scope)
         observation = CURRENT.get()
         if observation is not None:
@@ -88,12 +102,14 @@ class GrpcInference:
         return key
 
     def decode(self, call: GrpcCall, data: bytes, key: ApiKey) -> GrpcWireRequest:
-        """Return a decoded request with the deadline of its call.
+        """Return a decoded request with the deadline of its call, and count it as a request of the key.
 
         Raises:
             DataError: The message is malformed.
             ForbiddenError: The key may not use the model.
+            OverloadedError: The key has reached its limit of requests.
         """
+        self._access.admit(key)
         remaining_s, now = call.remaining_s(), self._now()
         wire = decode_request(data, now=now, deadline=None if remaining_s is None else now + remaining_s)
         # Later messages of a stream may leave the model out.
@@ -120,7 +136,7 @@ class GrpcInference:
 
     def model_infer(self, call: GrpcCall, data: bytes) -> bytes | Awaitable[bytes]:
         """Handle ModelInfer."""
-        key = self.check(call)
+        key = self.authenticate(call)
         wire = self.decode(call, data, key)
         observation = CURRENT.get()
         if observation is not None:
@@ -148,7 +164,8 @@ class GrpcInference:
         self, call: GrpcCall, messages: AsyncIterator[bytes]
     ) -> AsyncGenerator[Sequence[bytes], None]:
         """Handle one ModelStreamInfer in the format that its metadata or the listener selects."""
-        key = self.check(call)
+        # Every message counts as a request of the key, as it would in a call of its own.
+        key = self.authenticate(call)
         dialect = call.metadata(DIALECT_KEY)
         if dialect is None:
             dialect = "triton" if call.metadata(GRPC_ERROR_KEY) else self.streams.dialect
@@ -228,10 +245,10 @@ class _SingleModelRequests:
         self._first = first
         self._messages = messages
         self._first_taken = False
-        self._message_error: DataError | None = None
+        self._message_error: HeadraceError | None = None
 
     def raise_message_error(self) -> None:
-        """Raise the error of a malformed message, if there was one."""
+        """Raise the error of a malformed or refused message, if there was one."""
         if self._message_error is not None:
             raise self._message_error
 
@@ -251,7 +268,7 @@ class _SingleModelRequests:
         try:
             wire = self._inference.decode(self._call, data, self._key)
             self._check(wire)
-        except DataError as error:
+        except (DataError, OverloadedError) as error:
             self._message_error = error
             raise
         return wire.request

@@ -167,7 +167,7 @@ def _operation(
     for status, (kind, description) in operation.alternatives.items():
         kinds = (kind, ErrorDocument) if status >= 400 else (kind,)
         responses[str(status)] = {"description": description, "content": _any_of(references, *kinds)}
-    errors = {*operation.errors, *((401, 403) if route.scopes else ())}
+    errors = {*operation.errors, *((401, 403, 429) if route.scopes else ())}
     for status in sorted(errors):
         error = {"description": STATUS_DESCRIPTIONS[status], "content": _any_of(references, ErrorDocument)}
         responses.setdefault(str(status), error)

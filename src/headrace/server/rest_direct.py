@@ -112,6 +112,7 @@ class DirectInference(DirectHandler):
             if not self._guard.access.open:
                 sent = headers.get(b"authorization")
                 key = self._guard.access.check(None if sent is None else sent.decode("latin-1"), Scope.INFER)
+                self._guard.access.admit(key)
                 key.require_model(model)
             metadata = plane.metadata(model, version)
             wire = read_request(headers, body, metadata, self._clock)

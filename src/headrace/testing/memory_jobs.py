@@ -22,6 +22,7 @@ from headrace.core.errors import (
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
 from headrace.jobs.lanes import ClaimLimit, LimitKind, QueueShares
 from headrace.jobs.ledger import (
+    DAY_MS,
     OUTPUT_NAMES_KEPT_DAYS,
     PUBLISH_FIRST_MS,
     REPORTED_MODELS_KEPT_DAYS,
@@ -30,6 +31,7 @@ from headrace.jobs.ledger import (
     Page,
     QueueCounts,
     QueueSettings,
+    UsageReply,
     Wakeup,
 )
 from headrace.jobs.paths import output_location, output_name
@@ -98,6 +100,8 @@ class _Table:
     limits: dict[tuple[str, str], ClaimLimit] = field(default_factory=dict[tuple[str, str], ClaimLimit])
     reported: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """The time of the last report of each queue and model."""
+    usage: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """The last day of each API key, and its bytes."""
 
 
 def lost_delay_ms(job: Job) -> int:
@@ -297,6 +301,26 @@ class MemoryJobs(JobLedger, ABC):
                 job.state is JobState.PENDING and job.spec.tenant == tenant for job in table.jobs.values()
             )
             return min(pending, limit)
+
+    @override
+    def use_bytes(self, key_name: str, nbytes: int, *, limit: int) -> UsageReply:
+        with self._locked() as table:
+            today, passed_ms = divmod(self.now_ms(), DAY_MS)
+            day, used = table.usage.get(key_name, (today, 0))
+            if day < today:
+                day, used = today, 0
+            granted = used + nbytes <= limit
+            if granted:
+                used += nbytes
+                table.usage[key_name] = (day, used)
+            return UsageReply(granted, max(0, limit - used), day, DAY_MS - passed_ms)
+
+    @override
+    def return_bytes(self, key_name: str, nbytes: int, *, day: int) -> None:
+        with self._locked() as table:
+            counted_day, used = table.usage.get(key_name, (day, 0))
+            if counted_day == day and used >= nbytes:
+                table.usage[key_name] = (day, used - nbytes)
 
     # Retention
 

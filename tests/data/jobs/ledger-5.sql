@@ -77,7 +77,7 @@ CREATE TABLE headrace_notification (
     ended_at_ms BIGINT,
     why TEXT NOT NULL DEFAULT ''
 );
-INSERT INTO "headrace_notification" VALUES('01a3185c-5000-74ea-969d-4ab147782633','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-71db-a34c-1422bc0f388a','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
+INSERT INTO "headrace_notification" VALUES('01a3185c-5000-742f-a892-c602342b5932','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-76ff-8f16-f87f7f5193ce','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
 CREATE TABLE headrace_output (
     location TEXT NOT NULL PRIMARY KEY,
     owner_key TEXT NOT NULL,
@@ -122,6 +122,11 @@ CREATE TABLE headrace_tag (
     PRIMARY KEY (job_id, name)
 );
 INSERT INTO "headrace_tag" VALUES('completed','team','blue');
+CREATE TABLE headrace_usage (
+    key_name TEXT NOT NULL PRIMARY KEY,
+    day BIGINT NOT NULL,
+    bytes BIGINT NOT NULL
+);
 CREATE TABLE headrace_worker_model (
     queue TEXT NOT NULL,
     model TEXT NOT NULL,

@@ -31,7 +31,7 @@ def example(parameter: str) -> object:
         return "[{}]"
     if parameter in ("paused", "draining"):
         return True
-    numbers = ("_ms", "_max", "limit", "lease", "fence", "taken", "failures")
+    numbers = ("_ms", "_max", "limit", "lease", "fence", "taken", "failures", "_bytes", "day")
     return 1 if parameter.endswith(numbers) else "x"
 
 

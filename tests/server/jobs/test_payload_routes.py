@@ -211,6 +211,17 @@ def test_signing_store_receives_uploads_directly(bucket):
         assert http.get(f"/v1/jobs/{run.id}/result").content == BIG
 
 
+def test_key_with_a_limit_of_bytes_gets_no_signed_url(bucket):
+    text, digest, known = key_of("shop", bytes_per_day_max=len(BIG))
+    served = served_jobs(stores=Stores(bucket), store_uri="s3://jobs/limited", keys=[(text, digest, known)])
+    with served as made, made.client(text) as http:
+        upload = http.post("/v1/uploads").json()
+        assert upload["url"] == f"/v1/uploads/{upload['id']}"
+        assert http.put(upload["url"], content=BIG).status_code == 201
+        assert http.put(upload["url"], content=b"x").status_code == 429
+        assert made.stores.for_uri("s3://jobs/x").get(f"s3://jobs/limited/inputs/{upload['id']}") == BIG
+
+
 def test_private_store_receives_uploads_through_the_api(bucket):
     with (
         served_jobs(stores=Stores(bucket), store_uri="s3://jobs/x", sign=False) as made,

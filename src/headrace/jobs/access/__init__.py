@@ -1,4 +1,4 @@
-"""API keys of models and jobs: scopes, a tenant, the URIs and models that a key may name, and quotas."""
+"""API keys of models and jobs: scopes, a tenant, the URIs and models that a key may name, and limits."""
 
 import hashlib
 import hmac
@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from headrace.core.clock import Clock
 from headrace.core.errors import ForbiddenError, LimitError, QueueFullError, UnauthenticatedError
+from headrace.jobs.access.limits import RequestLimiter
 from headrace.jobs.paths import ALLOW_NOTHING, UriAllowList
 
 PENDING_MAX_DEFAULT: Final = 10_000
@@ -97,6 +99,10 @@ class ApiKey:
     outputs: UriAllowList = ALLOW_NOTHING
     pending_max: int = PENDING_MAX_DEFAULT
     inline_bytes_max: int = INLINE_BYTES_MAX_DEFAULT
+    requests_per_s_max: float | None = None
+    """None does not limit requests, of jobs and of models; see `Access.admit`."""
+    bytes_per_day_max: int | None = None
+    """None does not limit the bytes of payloads that the job server receives; see `jobs.usage`."""
     granted: frozenset[Scope] = field(init=False, repr=False, compare=False)
     """The scopes of the key, and those that they include."""
 
@@ -190,13 +196,19 @@ ANONYMOUS_KEY: Final = ApiKey(name="", tenant="", scopes=frozenset(Scope))
 class Access:
     """The authentication of clients, by the keys' digests.
 
-    Without keys every client is `anonymous`. Immutable, thread-safe.
+    Without keys every client is `anonymous`. Thread-safe. `clock` measures requests per second.
     """
 
     def __init__(
-        self, keys: Mapping[bytes, ApiKey] | None = None, *, anonymous: ApiKey = ANONYMOUS_KEY
+        self,
+        keys: Mapping[bytes, ApiKey] | None = None,
+        *,
+        anonymous: ApiKey = ANONYMOUS_KEY,
+        clock: Clock | None = None,
     ) -> None:
         self._keys = {digest: (digest, key) for digest, key in (keys or {}).items()}
+        rates = ((key.name, key.requests_per_s_max) for key in (keys or {}).values())
+        self._requests = RequestLimiter({name: rate for name, rate in rates if rate is not None}, clock)
         self._anonymous = anonymous
         self.open = not keys
         """True if no key is required."""
@@ -211,6 +223,14 @@ class Access:
         key = self._anonymous if self.open else self.identify(authorization)[1]
         key.require(*scopes)
         return key
+
+    def admit(self, key: ApiKey) -> None:
+        """Count a request of a key. Raise OverloadedError if it exceeds `requests_per_s_max`.
+
+        Each process counts for itself. `check` counts nothing.
+        """
+        if key.requests_per_s_max is not None:
+            self._requests.admit(key.name)
 
     def find(self, digest: bytes) -> ApiKey | None:
         """Return the key with this digest, or None."""

@@ -12,6 +12,8 @@
     outputs = ["s3://shop/out"]         # URIs that they may write; default: headrace's own store
     pending_max = 10000                 # pending jobs of its tenant
     inline_bytes_max = 1048576          # bytes of a payload that is sent with a submission
+    requests_per_s_max = 50             # requests per second to one server; default: no limit
+    bytes_per_day_max = 10000000000     # bytes of payloads per day (UTC); default: no limit
 
 A path in ``inputs`` or ``outputs`` opens that folder of the server to this key.
 ``https://HOST/PREFIX`` in ``inputs`` permits those web addresses; ``https://`` alone permits every
@@ -21,6 +23,7 @@ reachable one. The keys themselves are not stored.
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any, Final, cast
 
 from headrace.core.errors import ConfigError
@@ -133,6 +136,8 @@ class _Table:
             self._allow_list("outputs"),
             self._number("pending_max", PENDING_MAX_DEFAULT, least=1),
             self._number("inline_bytes_max", INLINE_BYTES_MAX_DEFAULT, least=0),
+            self._rate("requests_per_s_max"),
+            self._number("bytes_per_day_max", 0, least=1) if "bytes_per_day_max" in self._table else None,
         )
 
     def digests(self) -> list[bytes]:
@@ -177,6 +182,14 @@ class _Table:
             raise self.wrong(setting, f"must be a whole number from {least}, not {value!r:.80}")
         return value
 
+    def _rate(self, setting: str) -> float | None:
+        if setting not in self._table:
+            return None
+        value = self._table[setting]
+        if type(value) not in (int, float) or not 0 < value < inf:
+            raise self.wrong(setting, f"must be a number above 0, not {value!r:.80}")
+        return float(value)
+
     def _texts(self, setting: str, raw: object) -> list[str]:
         texts = cast("list[Any]", raw) if isinstance(raw, list) else None
         if texts is None or not all(isinstance(text, str) and text for text in texts):
@@ -185,7 +198,19 @@ class _Table:
 
 
 _SETTINGS: Final = frozenset(
-    {"digest", "tenant", "scopes", "queues", "models", "inputs", "outputs", "pending_max", "inline_bytes_max"}
+    {
+        "digest",
+        "tenant",
+        "scopes",
+        "queues",
+        "models",
+        "inputs",
+        "outputs",
+        "pending_max",
+        "inline_bytes_max",
+        "requests_per_s_max",
+        "bytes_per_day_max",
+    }
 )
 
 

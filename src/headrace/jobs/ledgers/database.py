@@ -321,7 +321,12 @@ class DatabaseOperations:
     @reading
     def now_ms(self, transaction: Transaction) -> int:
         """Return the database's time, in milliseconds since the epoch."""
-        return transaction.run(_NOW)[0][0]
+        return read_now_ms(transaction)
+
+
+def read_now_ms(transaction: Transaction) -> int:
+    """Return the database's time in a transaction, in milliseconds since the epoch."""
+    return transaction.run(_NOW)[0][0]
 
 
 def first_line(error: Exception) -> str:

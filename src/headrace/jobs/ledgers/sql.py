@@ -1,4 +1,4 @@
-"""The job ledger in SQL: its life cycle with the migrations of its schema, and its queues.
+"""The job ledger in SQL: its life cycle with the migrations of its schema, its queues and counts.
 
 Subclasses add the parts of one database.
 
@@ -26,7 +26,14 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
 from headrace.jobs.lanes import AGEING_MS_MAX, ClaimLimit, LimitKind, parse_lane
-from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, QueueCounts, QueueSettings, Wakeup
+from headrace.jobs.ledger import (
+    DAY_MS,
+    REPORTED_MODELS_KEPT_DAYS,
+    QueueCounts,
+    QueueSettings,
+    UsageReply,
+    Wakeup,
+)
 from headrace.jobs.ledgers.client_operations import ClientOperations, queue_of, read_queues
 from headrace.jobs.ledgers.database import (
     CommitNotice,
@@ -35,10 +42,12 @@ from headrace.jobs.ledgers.database import (
     Transaction,
     exc,
     first_line,
+    read_now_ms,
     read_statement,
     reading,
     sa,
     writing,
+    writing_once,
 )
 from headrace.jobs.ledgers.outbox import NotificationRows, SqlOutbox
 from headrace.jobs.ledgers.rows import clean
@@ -53,11 +62,14 @@ _INSERT_LIMITS: Final = read_statement("insert_limits")
 _REPORT_MODELS: Final = read_statement("report_models")
 _REPORTED_MODELS: Final = read_statement("reported_models")
 _DELETE_OLD_REPORTS: Final = read_statement("delete_old_reports")
-_REPORTS_KEPT_MS: Final = REPORTED_MODELS_KEPT_DAYS * 86_400_000
+_USE_BYTES: Final = read_statement("use_bytes")
+_USED_BYTES: Final = read_statement("used_bytes")
+_RETURN_BYTES: Final = read_statement("return_bytes")
+_REPORTS_KEPT_MS: Final = REPORTED_MODELS_KEPT_DAYS * DAY_MS
 
 
 class SqlJobLedger(ClientOperations, WorkOperations, ABC):
-    """A job ledger over a `Database`: its lifecycle, and the operations on queues and reports.
+    """A job ledger over a `Database`: its lifecycle, and the operations on queues, usage and reports.
 
     The parameters are those of `Database`.
     """
@@ -177,6 +189,22 @@ class SqlJobLedger(ClientOperations, WorkOperations, ABC):
             for limit in limits
         ]
         transaction.run(_INSERT_LIMITS, records)
+
+    @override
+    @writing_once
+    def use_bytes(self, transaction: Transaction, key_name: str, nbytes: int, *, limit: int) -> UsageReply:
+        today, passed_ms = divmod(read_now_ms(transaction), DAY_MS)
+        granted = transaction.run(
+            _USE_BYTES, key_name=key_name, today=today, more_bytes=nbytes, bytes_max=limit
+        )
+        rows = granted or transaction.run(_USED_BYTES, key_name=key_name)
+        day, used = rows[0] if rows and rows[0][0] >= today else (today, 0)
+        return UsageReply(bool(granted), max(0, limit - used), day, DAY_MS - passed_ms)
+
+    @override
+    @writing_once
+    def return_bytes(self, transaction: Transaction, key_name: str, nbytes: int, *, day: int) -> None:
+        transaction.run(_RETURN_BYTES, key_name=key_name, less_bytes=nbytes, counted_day=day)
 
     @override
     @writing

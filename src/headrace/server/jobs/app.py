@@ -258,11 +258,11 @@ class PayloadHandlers:
         It becomes visible when it is complete. A repeated upload replaces the earlier one.
         """
         upload_id = exchange.arguments["upload_id"]
-        _check_upload(exchange, self._service.settings.upload_bytes_max)
+        declared = _declared_bytes(exchange, self._service.settings.upload_bytes_max)
         if self._api.uploads.locked():
             raise OverloadedError("too many uploads are running", retry_after_s=RETRY_AFTER_S)
         async with self._api.uploads:
-            writer = await self._run(self._service.open_upload, exchange.client, upload_id)
+            writer = await self._run(self._service.open_upload, exchange.client, upload_id, declared)
             await _receive_upload(self._api, exchange, writer)
         await respond_json(exchange, {"id": upload_id, "size_bytes": writer.nbytes}, 201)
 
@@ -289,32 +289,37 @@ def _headers(stream: ResultStream) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def _check_upload(exchange: Exchange, bytes_max: int) -> None:
+def _declared_bytes(exchange: Exchange, bytes_max: int) -> int | None:
+    """Return the declared size of an upload, None if it is unknown. Raise LimitError and DataError."""
     if (exchange.header(b"content-encoding") or "identity") != "identity":
         raise DataError("Content-Encoding: not supported for uploads; leave it out")
     declared = exchange.header(b"content-length") or ""
-    if declared.isdigit() and int(declared) > bytes_max:
+    if not declared.isdigit():
+        return None
+    if int(declared) > bytes_max:
         raise LimitError(f"the upload is larger than the limit of {bytes_max} bytes")
+    return int(declared)
 
 
 async def _receive_upload(api: Api, exchange: Exchange, writer: BoundedWriter) -> None:
     run = api.thread_pool.run
+    buffer = bytearray()
     try:
         async with asyncio.timeout(api.settings.upload_s_max):
-            async for data in _upload_chunks(exchange, api.settings.upload_idle_s):
+            async for data in _upload_chunks(exchange, api.settings.upload_idle_s, buffer):
                 await run(writer.write, data)
         await run(writer.close)
     except TimeoutError:
-        await run(writer.abort)
+        await run(writer.abort, len(buffer))
         raise SlowBodyError from None
     except BaseException:
         # This includes cancellation. The writing thread finishes first.
-        await asyncio.shield(run(writer.abort))
+        await asyncio.shield(run(writer.abort, len(buffer)))
         raise
 
 
-async def _upload_chunks(exchange: Exchange, idle_s: float) -> AsyncIterator[bytes]:
-    buffer = bytearray()
+async def _upload_chunks(exchange: Exchange, idle_s: float, buffer: bytearray) -> AsyncIterator[bytes]:
+    """Yield the body in chunks. `buffer` has the bytes that arrived and were not yielded."""
     more = True
     while more:
         message = await asyncio.wait_for(exchange.receive(), idle_s)
@@ -323,5 +328,6 @@ async def _upload_chunks(exchange: Exchange, idle_s: float) -> AsyncIterator[byt
         buffer += message.get("body", b"")
         more = message.get("more_body", False)
         if len(buffer) >= UPLOAD_CHUNK_BYTES or (buffer and not more):
-            yield bytes(buffer)
+            chunk = bytes(buffer)
             buffer.clear()
+            yield chunk

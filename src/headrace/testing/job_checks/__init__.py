@@ -31,6 +31,7 @@ from headrace.testing.job_checks import (
     settling,
     sharing,
     submitting,
+    usage,
     wakeups,
 )
 from headrace.testing.job_checks.bench import LedgerBench, NewLedgers
@@ -47,6 +48,7 @@ _SUBJECTS: Final = (
     maintenance,
     job_actions,
     listing,
+    usage,
     wakeups,
 )
 JOB_LEDGER_CHECKS: Final[tuple[JobLedgerCheck, ...]] = tuple(

@@ -230,6 +230,8 @@ def _operations(ledger: JobLedger, job_id: str) -> dict[str, Callable[[], object
         "set_queue": lambda: ledger.set_queue(QueueSettings("default")),
         "counts": lambda: ledger.counts("default"),
         "count_pending": lambda: ledger.count_pending("", limit=1),
+        "use_bytes": lambda: ledger.use_bytes("web", 1, limit=1),
+        "return_bytes": lambda: ledger.return_bytes("web", 1, day=1),
         "report_models": lambda: ledger.report_models(["default"], ["m"]),
         "reported_models": ledger.reported_models,
         "ended_before": lambda: ledger.ended_before(0, limit=1),

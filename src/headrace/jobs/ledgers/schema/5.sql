@@ -24,3 +24,10 @@ CREATE TABLE headrace_limit (
     weight DOUBLE PRECISION NOT NULL DEFAULT 1,
     PRIMARY KEY (kind, name)
 );
+-- The bytes of payloads that were received from an API key with a limit, on its last day (UTC, as days
+-- since the epoch). A new day replaces the earlier one.
+CREATE TABLE headrace_usage (
+    key_name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    day BIGINT NOT NULL,
+    bytes BIGINT NOT NULL
+);
