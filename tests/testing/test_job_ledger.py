@@ -118,6 +118,53 @@ class ClaimsBelowLimitsTwice(MemoryJobLedger):
                 del self._claim_state
 
 
+class EndpointsWithoutVersions(MemoryJobLedger):
+    def _add_version(self, name, settings, by, *, deleted):
+        self._table.endpoints.pop(name, None)
+        return super()._add_version(name, settings, by, deleted=deleted)
+
+
+class EveryEndpointVersion(MemoryJobLedger):
+    def set_endpoint(self, name, settings, *, by=""):
+        super().set_endpoint(name, settings, by=by)
+        return self._add_version(name, settings, by, deleted=False)
+
+
+class AllEndpointVersionsKept(MemoryJobLedger):
+    def endpoint_versions(self, name):
+        found = super().endpoint_versions(name)
+        return [*found, *found[-1:]]
+
+
+class DeletedEndpointsForgotten(MemoryJobLedger):
+    def delete_endpoint(self, name, *, by=""):
+        return self._table.endpoints.pop(name, None) is not None
+
+
+class EndpointLimitsIgnored(MemoryJobLedger):
+    def set_endpoint(self, name, settings, *, by=""):
+        return super().set_endpoint(name, replace(settings, running_max=None), by=by)
+
+
+class OwnRetentionIgnored(MemoryJobLedger):
+    def _submit(self, new):
+        return super()._submit(replace(new, keep_s=None))
+
+
+class ChangesEndpointTwice(MemoryJobLedger):
+    """Reads the versions of an endpoint and adds one in two transactions."""
+
+    window = RaceWindow()
+
+    def set_endpoint(self, name, settings, *, by=""):
+        with self._locked():
+            versions = self.endpoint_versions(name)
+        self.window.open()
+        with self._locked() as table:
+            table.endpoints[name] = versions
+            return super().set_endpoint(name, settings, by=by)
+
+
 class QueueOrderIgnored(MemoryJobLedger):
     def _pending(self, queues):
         return super()._pending(sorted(queues))
@@ -536,6 +583,13 @@ _LEDGERS = [
     (LimitsPerVersion, "check_limit_of_a_model_counts_its_versions"),
     (ClaimsBelowLimitsTwice, "check_limit_race"),
     (LimitsIgnored, "check_requeued_job_returns_to_its_lane"),
+    (EndpointsWithoutVersions, "check_endpoint_versions"),
+    (EveryEndpointVersion, "check_endpoint_versions"),
+    (DeletedEndpointsForgotten, "check_deleted_endpoint"),
+    (AllEndpointVersionsKept, "check_kept_endpoint_versions"),
+    (ChangesEndpointTwice, "check_endpoint_race"),
+    (EndpointLimitsIgnored, "check_limit_of_an_endpoint"),
+    (OwnRetentionIgnored, "check_own_retention"),
     (QueueOrderIgnored, "check_queue_order"),
     (OverdueJobsClaimed, "check_time_to_live"),
     (OverdueJobsClaimed, "check_deadline_of_pending_jobs"),

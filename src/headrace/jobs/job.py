@@ -143,6 +143,8 @@ class NewJob:
     endpoint: str = ""
     """The endpoint that the job was submitted to, if any; its settings are in the other fields."""
     endpoint_version: int = 0
+    keep_s: float | None = None
+    """Seconds for which the job is kept after its end; None is the server's retention."""
     owned_input: bool = False
     """True if the payload was stored for this job alone and is deleted with it."""
 

@@ -29,6 +29,7 @@ from typing import Annotated, Any, Final, Protocol
 
 from headrace.core.predictor import Service
 from headrace.core.settings import Setting
+from headrace.jobs.access.endpoints import Endpoint, EndpointSettings
 from headrace.jobs.job import HistoryEntry, Job, JobFailure, JobProgress, NewJob, Settlement
 from headrace.jobs.lanes import AGEING_S_DEFAULT, ClaimLimit, LimitKind
 from headrace.jobs.state import JobState
@@ -449,6 +450,28 @@ class JobLedger(Service, Protocol):
         """Return the number of a tenant's pending jobs, counted up to `limit`."""
         ...
 
+    # Endpoints
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return the current version of all endpoints, by name."""
+        ...
+
+    def endpoint_versions(self, name: str) -> list[Endpoint]:
+        """Return the last `VERSIONS_MAX` versions of an endpoint, newest first; none for an unknown name."""
+        ...
+
+    def set_endpoint(self, name: str, settings: EndpointSettings, *, by: str = "") -> Endpoint:
+        """Create or change an endpoint. Return its new version, or the current one if nothing changes.
+
+        Its `running_max` replaces the `ClaimLimit` of this endpoint. Jobs keep the settings with which
+        they were submitted.
+        """
+        ...
+
+    def delete_endpoint(self, name: str, *, by: str = "") -> bool:
+        """End an endpoint, by a version that is `deleted`. Return False if there is none."""
+        ...
+
     # Usage of API keys
 
     def use_bytes(self, key_name: str, nbytes: int, *, limit: int) -> UsageReply:
@@ -482,7 +505,10 @@ class JobLedger(Service, Protocol):
     # Retention
 
     def ended_before(self, at_ms: int, *, limit: int) -> list[Job]:
-        """Return jobs that ended before `at_ms`, oldest first."""
+        """Return jobs that ended before `at_ms`, oldest first.
+
+        Jobs with a `keep_s` of their own are returned when that has passed instead.
+        """
         ...
 
     def forget(self, job_ids: Sequence[str]) -> int:

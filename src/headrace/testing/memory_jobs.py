@@ -19,6 +19,7 @@ from headrace.core.errors import (
     JobNotFoundError,
     JobStateError,
 )
+from headrace.jobs.access.endpoints import VERSIONS_MAX, Endpoint, EndpointSettings
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
 from headrace.jobs.lanes import ClaimLimit, LimitKind, QueueShares
 from headrace.jobs.ledger import (
@@ -97,6 +98,8 @@ class _Table:
     names: dict[str, "_OutputName"] = field(default_factory=dict[str, "_OutputName"])
     """The owners of output names, by location."""
     listeners: list[_Listener] = field(default_factory=list[_Listener])
+    endpoints: dict[str, list[Endpoint]] = field(default_factory=dict[str, list[Endpoint]])
+    """The versions of endpoints, newest first."""
     limits: dict[tuple[str, str], ClaimLimit] = field(default_factory=dict[tuple[str, str], ClaimLimit])
     reported: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """The time of the last report of each queue and model."""
@@ -270,6 +273,45 @@ class MemoryJobs(JobLedger, ABC):
             table.limits = others | {(kind, limit.name): limit for limit in limits}
 
     @override
+    def endpoints(self) -> list[Endpoint]:
+        with self._locked() as table:
+            current = [table.endpoints[name][0] for name in sorted(table.endpoints)]
+            return [endpoint for endpoint in current if not endpoint.deleted]
+
+    @override
+    def endpoint_versions(self, name: str) -> list[Endpoint]:
+        with self._locked() as table:
+            return list(table.endpoints.get(name, ()))
+
+    @override
+    def set_endpoint(self, name: str, settings: EndpointSettings, *, by: str = "") -> Endpoint:
+        with self._locked() as table:
+            table.limits.pop(("endpoint", name), None)
+            if settings.running_max is not None:
+                table.limits["endpoint", name] = ClaimLimit("endpoint", name, settings.running_max)
+            versions = table.endpoints.get(name, [])
+            if versions and not versions[0].deleted and versions[0].settings == settings:
+                return versions[0]
+            return self._add_version(name, settings, by, deleted=False)
+
+    @override
+    def delete_endpoint(self, name: str, *, by: str = "") -> bool:
+        with self._locked() as table:
+            table.limits.pop(("endpoint", name), None)
+            versions = table.endpoints.get(name, [])
+            if not versions or versions[0].deleted:
+                return False
+            self._add_version(name, versions[0].settings, by, deleted=True)
+            return True
+
+    def _add_version(self, name: str, settings: EndpointSettings, by: str, *, deleted: bool) -> Endpoint:
+        versions = self._table.endpoints.get(name, [])
+        number = versions[0].version + 1 if versions else 1
+        endpoint = Endpoint(name, number, settings, self.now_ms(), by, deleted)
+        self._table.endpoints[name] = [endpoint, *versions][:VERSIONS_MAX]
+        return endpoint
+
+    @override
     def report_models(self, queues: Sequence[str], models: Sequence[str]) -> None:
         with self._locked() as table:
             table.reported |= dict.fromkeys(product(queues, models), self.now_ms())
@@ -328,7 +370,16 @@ class MemoryJobs(JobLedger, ABC):
     def ended_before(self, at_ms: int, *, limit: int) -> list[Job]:
         with self._locked() as table:
             ended = [(job.ended_at_ms, job) for job in table.jobs.values() if job.ended_at_ms is not None]
-            old = [(ended_at_ms, job) for ended_at_ms, job in ended if ended_at_ms < at_ms]
+            now_ms = self.now_ms()
+            old = [
+                (ended_at_ms, job)
+                for ended_at_ms, job in ended
+                if (
+                    ended_at_ms < at_ms
+                    if job.spec.keep_s is None
+                    else ended_at_ms + job.spec.keep_s * 1000 < now_ms
+                )
+            ]
             return [job for _, job in sorted(old, key=lambda pair: (pair[0], pair[1].id))[:limit]]
 
     @override

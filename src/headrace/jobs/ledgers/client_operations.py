@@ -385,6 +385,7 @@ def _record(new: NewJob, places: dict[str, int]) -> dict[str, Any]:
         "delay_ms": max(0, new.delay_ms),
         "expires_in_ms": after_ms(new.time_to_live_s),
         "deadline_in_ms": after_ms(new.deadline_s),
+        "new_keep_ms": after_ms(new.keep_s),
     }
 
 

@@ -49,6 +49,7 @@ from headrace.jobs.ledgers.database import (
     writing,
     writing_once,
 )
+from headrace.jobs.ledgers.endpoint_operations import EndpointOperations
 from headrace.jobs.ledgers.outbox import NotificationRows, SqlOutbox
 from headrace.jobs.ledgers.rows import clean
 from headrace.jobs.ledgers.work import WorkOperations
@@ -68,7 +69,7 @@ _RETURN_BYTES: Final = read_statement("return_bytes")
 _REPORTS_KEPT_MS: Final = REPORTED_MODELS_KEPT_DAYS * DAY_MS
 
 
-class SqlJobLedger(ClientOperations, WorkOperations, ABC):
+class SqlJobLedger(ClientOperations, WorkOperations, EndpointOperations, ABC):
     """A job ledger over a `Database`: its lifecycle, and the operations on queues, usage and reports.
 
     The parameters are those of `Database`.

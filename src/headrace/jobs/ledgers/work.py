@@ -204,7 +204,9 @@ class WorkOperations(DatabaseOperations, JobLedger):
     @override
     @reading
     def ended_before(self, transaction: Transaction, at_ms: int, *, limit: int) -> list[Job]:
-        return read_jobs(transaction, _ENDED, before_ms=at_ms, row_limit=max(limit, 0))
+        limit = max(limit, 0)
+        jobs = read_jobs(transaction, _ENDED, before_ms=at_ms, row_limit=limit)
+        return sorted(jobs, key=lambda job: (job.ended_at_ms or 0, job.id))[:limit]
 
     @override
     @writing

@@ -23,6 +23,7 @@ from typing import Final
 
 from headrace.testing.job_checks import (
     claiming,
+    endpoints,
     job_actions,
     listing,
     maintenance,
@@ -42,6 +43,7 @@ _SUBJECTS: Final = (
     submitting,
     claiming,
     sharing,
+    endpoints,
     regions,
     settling,
     publishing,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from headrace.core.errors import HeadraceError, JobLedgerUnavailableError, StoppedError
+from headrace.jobs.access.endpoints import EndpointSettings
 from headrace.jobs.job import Failed, Job, JobProgress, NewJob, Released, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, JobLedger, QueueSettings, Wakeup
 from headrace.jobs.state import JobState
@@ -230,6 +231,11 @@ def _operations(ledger: JobLedger, job_id: str) -> dict[str, Callable[[], object
         "set_queue": lambda: ledger.set_queue(QueueSettings("default")),
         "counts": lambda: ledger.counts("default"),
         "count_pending": lambda: ledger.count_pending("", limit=1),
+        "set_limits": lambda: ledger.set_limits("model", []),
+        "endpoints": ledger.endpoints,
+        "endpoint_versions": lambda: ledger.endpoint_versions("e"),
+        "set_endpoint": lambda: ledger.set_endpoint("e", EndpointSettings("m")),
+        "delete_endpoint": lambda: ledger.delete_endpoint("e"),
         "use_bytes": lambda: ledger.use_bytes("web", 1, limit=1),
         "return_bytes": lambda: ledger.return_bytes("web", 1, day=1),
         "report_models": lambda: ledger.report_models(["default"], ["m"]),

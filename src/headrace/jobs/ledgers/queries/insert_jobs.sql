@@ -7,7 +7,7 @@ given AS MATERIALIZED (
         new_id text, place bigint, new_queue text, new_model text, new_kind text, new_tenant text,
         new_priority bigint, new_attempts_max bigint, new_body_digest text, new_correlation_id text,
         new_key text, new_spec text, new_region text, new_lane text, delay_ms bigint,
-        expires_in_ms bigint, deadline_in_ms bigint
+        expires_in_ms bigint, deadline_in_ms bigint, new_keep_ms bigint
     )
 ),
 open_queue AS MATERIALIZED (
@@ -27,12 +27,13 @@ open_queue AS MATERIALIZED (
 INSERT INTO headrace_job (
     id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id,
     idempotency_key, spec, region, lane, created_at_ms, due_at_ms, rank_ms, asleep, expires_at_ms,
-    deadline_at_ms
+    deadline_at_ms, keep_ms
 )
 SELECT
     new_id, 'pending', new_queue, new_model, new_kind, new_tenant, new_priority, new_attempts_max,
     new_body_digest, new_correlation_id, new_key, new_spec, new_region, new_lane, now_ms,
-    now_ms + delay_ms, now_ms + delay_ms + new_priority * ageing_ms, delay_ms > 0, now_ms + expires_in_ms, now_ms + deadline_in_ms
+    now_ms + delay_ms, now_ms + delay_ms + new_priority * ageing_ms, delay_ms > 0, now_ms + expires_in_ms, now_ms + deadline_in_ms,
+    new_keep_ms
 FROM given JOIN open_queue ON open_queue.name = new_queue CROSS JOIN clock
 WHERE open_queue.free_places IS NULL OR place <= open_queue.free_places
 ORDER BY place

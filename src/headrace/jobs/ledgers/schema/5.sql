@@ -31,3 +31,20 @@ CREATE TABLE headrace_usage (
     day BIGINT NOT NULL,
     bytes BIGINT NOT NULL
 );
+-- Endpoints of jobs: each change is a version.
+CREATE TABLE headrace_endpoint (
+    name TEXT COLLATE "C" NOT NULL,
+    version INTEGER NOT NULL,
+    settings TEXT COLLATE "C" NOT NULL,
+    created_at_ms BIGINT NOT NULL,
+    created_by TEXT COLLATE "C" NOT NULL,
+    deleted BOOLEAN NOT NULL DEFAULT FALSE,
+    PRIMARY KEY (name, version)
+);
+-- Jobs of endpoints may have a retention of their own.
+ALTER TABLE headrace_job ADD COLUMN keep_ms BIGINT;
+DROP INDEX headrace_job_ended;
+CREATE INDEX headrace_job_ended ON headrace_job (ended_at_ms, id)
+    WHERE ended_at_ms IS NOT NULL AND keep_ms IS NULL;
+CREATE INDEX headrace_job_kept ON headrace_job ((ended_at_ms + keep_ms), id)
+    WHERE ended_at_ms IS NOT NULL AND keep_ms IS NOT NULL;

@@ -1,0 +1,111 @@
+"""The operations on endpoints: each change adds a version, and the limit of running jobs follows it."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+from typing_extensions import override
+
+from headrace.core.errors import JobLedgerUnavailableError
+from headrace.jobs.access.endpoints import (
+    VERSIONS_MAX,
+    Endpoint,
+    EndpointSettings,
+    dump_endpoint_settings,
+    load_endpoint_settings,
+)
+from headrace.jobs.ledger import JobLedger
+from headrace.jobs.ledgers.database import (
+    DatabaseOperations,
+    Transaction,
+    read_statement,
+    reading,
+    writing,
+)
+from headrace.jobs.ledgers.rows import clean
+
+_ENDPOINTS: Final = read_statement("endpoints")
+_VERSIONS: Final = read_statement("endpoint_versions")
+_INSERT: Final = read_statement("insert_endpoint")
+_PRUNE: Final = read_statement("prune_endpoint")
+_DELETE_LIMIT: Final = read_statement("delete_limit")
+_INSERT_LIMITS: Final = read_statement("insert_limits")
+_TRIES_MAX: Final = 8
+
+
+class EndpointOperations(DatabaseOperations, JobLedger):
+    """The operations of a ledger on endpoints."""
+
+    @override
+    @reading
+    def endpoints(self, transaction: Transaction) -> list[Endpoint]:
+        return list(map(_endpoint_of, transaction.run(_ENDPOINTS)))
+
+    @override
+    @reading
+    def endpoint_versions(self, transaction: Transaction, name: str) -> list[Endpoint]:
+        return _read_versions(transaction, clean(name))
+
+    @override
+    @writing
+    def set_endpoint(
+        self, transaction: Transaction, name: str, settings: EndpointSettings, *, by: str = ""
+    ) -> Endpoint:
+        endpoint = _add_version(transaction, clean(name), settings, by)
+        assert endpoint is not None, "a version with settings is added, or there is one"
+        transaction.run(_DELETE_LIMIT, kind="endpoint", name=endpoint.name)
+        if settings.running_max is not None:
+            record = {
+                "limit_kind": "endpoint",
+                "limit_name": endpoint.name,
+                "new_running_max": settings.running_max,
+                "new_weight": 1.0,
+            }
+            transaction.run(_INSERT_LIMITS, [record])
+        return endpoint
+
+    @override
+    @writing
+    def delete_endpoint(self, transaction: Transaction, name: str, *, by: str = "") -> bool:
+        transaction.run(_DELETE_LIMIT, kind="endpoint", name=clean(name))
+        return _add_version(transaction, clean(name), None, by) is not None
+
+
+def _read_versions(transaction: Transaction, name: str, limit: int = VERSIONS_MAX) -> list[Endpoint]:
+    return list(map(_endpoint_of, transaction.run(_VERSIONS, name=name, row_limit=limit)))
+
+
+def _add_version(
+    transaction: Transaction, name: str, settings: EndpointSettings | None, by: str
+) -> Endpoint | None:
+    """Return the new version, or the last one if nothing changes; None if nothing is to be deleted."""
+    for _ in range(_TRIES_MAX):
+        last = next(iter(_read_versions(transaction, name, 1)), None)
+        exists = last is not None and not last.deleted
+        if settings is None and not exists:
+            return None
+        if last is not None and exists and last.settings == settings:
+            return last
+        text = orjson.dumps(dump_endpoint_settings(settings or _settings_of(last)))
+        values: dict[str, Any] = {
+            "name": name,
+            "version": 1 + (last.version if last else 0),
+            "settings": clean(text.decode()),
+            "created_by": clean(by),
+            "deleted": settings is None,
+        }
+        if rows := transaction.run(_INSERT, **values):
+            transaction.run(_PRUNE, name=name, version=values["version"], versions_max=VERSIONS_MAX)
+            return _endpoint_of(rows[0])
+    raise JobLedgerUnavailableError(f"endpoint {name} is being changed by others: try again")
+
+
+def _settings_of(last: Endpoint | None) -> EndpointSettings:
+    assert last is not None, "only an endpoint that exists is deleted"
+    return last.settings
+
+
+def _endpoint_of(row: Sequence[Any]) -> Endpoint:
+    name, version, settings, created_at_ms, created_by, deleted = row
+    loaded = load_endpoint_settings(orjson.loads(settings))
+    return Endpoint(name, version, loaded, created_at_ms, created_by, bool(deleted))

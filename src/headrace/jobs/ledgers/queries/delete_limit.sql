@@ -1,0 +1,1 @@
+DELETE FROM headrace_limit WHERE kind = :kind AND name = :name

@@ -1,0 +1,1 @@
+DELETE FROM headrace_endpoint WHERE name = :name AND version <= :version - :versions_max
