@@ -38,7 +38,7 @@ def test_the_file_is_read_as_it_stands(tmp_path):
     read = read_jobs_file(path, store_uri="s3://headrace/")
     assert not read.access.open
     assert list(read.queues) == ["default", "night"]
-    assert [target.endpoint_id for target in read.endpoints] == ["billing"]
+    assert [target.receiver_id for target in read.receivers] == ["billing"]
     assert None not in (read.triggers, read.smtp, read.sagemaker)
     without_keys = re.sub(r"\[keys\.web\].*?(?=# \[anyone\])", "", text, flags=re.DOTALL)
     path.write_text(re.sub("^# ", "", without_keys, flags=re.MULTILINE))

@@ -17,7 +17,7 @@ from headrace.app.job_components import JobLocations
 from headrace.app.jobs import JobsOptions, open_jobs
 from headrace.app.server_options import ServerOptions
 from headrace.core.errors import ConfigError
-from headrace.jobs.access import Scope, hash_key, new_key
+from headrace.jobs.access import PENDING_MAX_DEFAULT, Scope, hash_key, new_key
 from headrace.jobs.access.keys_file import key_lines
 
 MODEL = """\
@@ -157,6 +157,35 @@ def test_default_deadline_is_an_option(tmp_path):
             lambda at=locations, more=options: open_jobs([], at, JobsOptions(port=0, **more))
         ) as opened:
             assert call(opened.addresses["jobs"], "POST", "/v1/jobs", job)[1]["deadline_s"] == expected
+
+
+@for_each(
+    ("options", "config", "limit"),
+    [
+        ({"pending_max": 2}, None, 2),
+        ({}, "[anyone]\npending_max = 1", 1),
+        ({}, "[queues.q]", PENDING_MAX_DEFAULT),
+    ],
+)
+def test_waiting_jobs_without_keys_are_limited_by_a_setting(tmp_path, options, config, limit):
+    job = json.dumps({"model": "m", "input": 1}).encode()
+    path = tmp_path / "jobs.toml"
+    path.write_text(config or "")
+    used = JobsOptions(port=0, config=config and path, **options)
+    locations = JobLocations.folder(tmp_path / f"data-{limit}")
+    with running(lambda: open_jobs([], locations, used)) as opened:
+        assert opened.pending_max == limit
+        for number in range(min(limit, 3) + (limit < 3)):
+            status, document = call(opened.addresses["jobs"], "POST", "/v1/jobs", job)
+            expected = (202, None) if number < limit else (429, "QueueFullError")
+            assert (status, document.get("type")) == expected
+
+
+def test_limit_of_waiting_jobs_with_a_settings_file_is_refused(tmp_path):
+    (tmp_path / "jobs.toml").write_text("")
+    options = JobsOptions(port=0, config=tmp_path / "jobs.toml", pending_max=5)
+    with pytest.raises(ConfigError, match=r"--pending-max cannot be used with --config: set pending_max of"):
+        open_jobs([], JobLocations.folder(tmp_path / "data"), options)
 
 
 def test_stop_ends_the_threads_of_the_job_api(tmp_path):

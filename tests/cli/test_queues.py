@@ -40,6 +40,24 @@ def test_queue_is_limited(served):
     assert served.ledger.queue("night").pending_max == 1000
 
 
+def test_unused_queue_is_removed(served):
+    run_command(served, "queues", "pause", "night")
+    done = run_command(served, "queues", "remove", "night")
+    assert (done.code, done.out) == (0, "night  removed\n")
+    assert served.ledger.queues() == []
+    assert run_command(served, "queues", "remove", "night", "--json").lines == [
+        {"queue": "night", "state": "removed"}
+    ]
+
+
+def test_queue_with_unfinished_jobs_is_not_removed(served):
+    run_command(served, "submit", "-m", "m", "--input", "1", "-q", "night")
+    refused = run_command(served, "queues", "remove", "night")
+    assert (refused.code, refused.out) == (1, "")
+    assert "queue night has unfinished jobs" in refused.err
+    assert [queue.name for queue in served.ledger.queues()] == ["night"]
+
+
 def test_scale_is_lines_or_json(served):
     run_command(served, "submit", "-m", "m", "--input", "1")
     assert run_command(served, "queues", "scale", "default", "--json").lines[0]["desired"] == 1

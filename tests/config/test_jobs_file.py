@@ -113,6 +113,7 @@ def test_own_store_is_never_allowed(tmp_path, uri):
         (FILE + "[anyone]\ninputs = []", "exclude each other"),
         ("[anyone]\nplaces = []", "anyone: unknown key 'places'"),
         ("[anyone]\ninputs = [1]", "anyone.inputs must be a list"),
+        ("[anyone]\npending_max = 0", "anyone.pending_max must be a whole number of 1 or more, not 0"),
         ('[anyone]\noutputs = ["https://h.example/"]', "outputs cannot be web addresses"),
         ('[anyone]\ninputs = ["https://10.0.0.1/"]', "may not be reached"),
         ("[queues]\ndefault = 1", "default must be a table"),

@@ -75,6 +75,10 @@ def bank(up, keys):
         yield opened
 
 
+def test_start_with_keys_names_no_limit_of_all_clients(up):
+    assert not [line for line in up.log if "waiting jobs" in line]
+
+
 def test_client_without_a_key_is_refused(up):
     with up.client() as anonymous, pytest.raises(UnauthenticatedError):
         anonymous.submit("model", request(1))

@@ -129,6 +129,10 @@ def test_result_of_an_object_is_published_below_the_output_prefix(client, s3_ser
     )
 
 
+def test_start_names_the_limit_of_waiting_jobs(up):
+    assert "waiting jobs: at most 10,000 (--pending-max)" in up.log
+
+
 def test_command_submits_an_object_and_names_the_option_for_a_refused_one(up, s3_server, bucket):
     s3_server.client().put_object(Bucket=bucket, Key="in/day.csv", Body=b"1,0\n2,0\n")
     submit = ("submit", "--model", "model", "--server", up.url)

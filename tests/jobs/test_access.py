@@ -102,7 +102,8 @@ def test_other_keys_are_refused(header):
 INCLUDED = {
     Scope.SUBMIT: {Scope.SUBMIT},
     Scope.READ: {Scope.READ},
-    Scope.OPERATE: {Scope.OPERATE, Scope.READ},
+    Scope.MONITOR: {Scope.MONITOR},
+    Scope.OPERATE: {Scope.OPERATE, Scope.READ, Scope.MONITOR},
     Scope.ADMIN: set(Scope),
     Scope.EVENTS: {Scope.EVENTS},
     Scope.INFER: {Scope.INFER},
@@ -121,6 +122,7 @@ def test_each_scope_is_required_separately(scope, required):
         with pytest.raises(ForbiddenError, match=f"'k' lacks the required scope {required}"):
             access.check(f"Bearer {WEB}", required)
     assert key.visible_tenant == (None if Scope.OPERATE in INCLUDED[scope] else "t")
+    assert key.counted_tenant == (None if Scope.MONITOR in INCLUDED[scope] else "t")
 
 
 def test_one_of_several_scopes_suffices(access):
@@ -269,7 +271,10 @@ GOOD = f'digest = "sha256:{"0" * 64}"\nscopes = ["read"]\n'
         (f"[keys.web]\n{GOOD}[keys.old]\n{GOOD}", ".keys.old. digest: the same key as .keys.web."),
         (
             f"[keys.web]\n{GOOD}".replace('"read"', ""),
-            "scopes: must be some of 'admin', 'events', 'infer', 'models', 'operate', 'read', 'submit'",
+            (
+                "scopes: must be some of 'admin', 'events', 'infer', 'models', 'monitor', 'operate', 'read', "
+                "'submit'"
+            ),
         ),
         (f"[keys.web]\n{GOOD}".replace('"read"', '"root"'), r"scopes: .* not \['root'\]"),
         (f"[keys.web]\n{GOOD}".replace('["read"]', '"read"'), "scopes: must be a list of strings"),

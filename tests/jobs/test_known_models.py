@@ -120,6 +120,30 @@ def test_only_refusals_and_old_answers_are_read_again(ledger):
         known.check(NewJob(model="fraud"))
 
 
+@for_each(
+    ("queues", "scopes", "named"),
+    [
+        (None, {Scope.SUBMIT}, {"night"}),
+        ({"night", "default", "evening"}, {Scope.SUBMIT}, {"night", "default"}),
+        (None, {Scope.SUBMIT, Scope.MONITOR}, {"night", "default", "gpu"}),
+        (None, {Scope.SUBMIT, Scope.OPERATE}, {"night", "default", "gpu"}),
+    ],
+)
+def test_messages_name_queues_of_the_key_or_all_with_monitor(ledger, queues, scopes, named):
+    """A submission to a queue without a report, and one to a queue without the model."""
+    for queue, models in (REPORTS | {"night": {"own"}}).items():
+        ledger.report_models([queue], sorted(models))
+    key = ApiKey("a", "a", frozenset(scopes), queues=queues and frozenset(queues))
+    known = KnownModels(ledger)
+    warnings = known.check(NewJob(model="nothing", queue="evening"), key)
+    with pytest.raises(ModelNotFoundError) as caught:
+        known.check(NewJob(model="whisper", queue="night"), key)
+    shown = f"{warnings} {caught.value}"
+    assert {queue for queue in ("night", "default", "gpu") if queue in shown} == named
+    assert ("fraud" in shown) == ("default" in named)
+    assert "known models: own" in str(caught.value)
+
+
 def test_messages_name_only_permitted_models_and_queues(ledger):
     for queue, models in REPORTS.items():
         ledger.report_models([queue], sorted(models))

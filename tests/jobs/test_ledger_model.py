@@ -248,6 +248,11 @@ class LedgerBesideReference(RuleBasedStateMachine):
             of_kind = [limit for limit in limits if limit.kind == kind]
             self._both(lambda ledger, kind=kind, of_kind=of_kind: ledger.set_limits(kind, of_kind))
 
+    @rule(queue=st.sampled_from(QUEUES))
+    def delete_queue(self, queue):
+        found, wanted = self._both(lambda ledger: _try(ledger.delete_queue, queue, None))
+        assert found == wanted
+
     @rule()
     def open_queues(self):
         for queue in QUEUES:
@@ -582,8 +587,11 @@ class LedgerBesideReference(RuleBasedStateMachine):
         ledger = self._ledger()
         for queue in QUEUES:
             assert ledger.counts(queue) == self.reference.counts(queue)
+            counts = ledger.counts(queue, tenant="t")
+            assert counts == self.reference.counts(queue, tenant="t")
         assert ledger.queues() == self.reference.queues()
         for tenant in ("", "t"):
+            assert ledger.tenant_counts(tenant) == self.reference.tenant_counts(tenant)
             assert ledger.count_pending(tenant, limit=3) == self.reference.count_pending(tenant, limit=3)
 
     @invariant()

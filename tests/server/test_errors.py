@@ -121,6 +121,7 @@ EXPECTED = {
     errors.JobNotFoundError: (404, GrpcCode.NOT_FOUND),
     errors.JobStateError: (409, GrpcCode.FAILED_PRECONDITION),
     errors.OutputTakenError: (409, GrpcCode.FAILED_PRECONDITION),
+    errors.QueueInUseError: (409, GrpcCode.FAILED_PRECONDITION),
     errors.ResultGoneError: (410, GrpcCode.NOT_FOUND),
     errors.IdempotencyError: (422, GrpcCode.INVALID_ARGUMENT),
     errors.QueueFullError: (429, GrpcCode.RESOURCE_EXHAUSTED),

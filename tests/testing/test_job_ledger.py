@@ -398,6 +398,40 @@ class CountsDelayedAsDue(MemoryJobLedger):
         return QueueCounts(counts.due + counts.later, 0, counts.running, counts.oldest_due_ms)
 
 
+class CountsAllTenants(MemoryJobLedger):
+    def counts(self, queue, *, tenant=None):
+        return super().counts(queue)
+
+
+class CountsPendingQueuesOnly(MemoryJobLedger):
+    def tenant_counts(self, tenant):
+        found = super().tenant_counts(tenant)
+        return {queue: counts for queue, counts in found.items() if counts.backlog or counts.later}
+
+
+class DeletesQueuesInUse(MemoryJobLedger):
+    def delete_queue(self, name):
+        with self._locked() as table:
+            return table.queues.pop(name, None) is not None
+
+
+class DeletesQueuesOfPublishedJobs(MemoryJobLedger):
+    def delete_queue(self, name):
+        counts = self.counts(name)
+        if counts.backlog or counts.later:
+            return super().delete_queue(name)
+        return self._table.queues.pop(name, None) is not None
+
+
+class RequeuesToNoQueue(MemoryJobLedger):
+    def requeue(self, job_id, *, tenant=None, by=""):
+        queues = dict(self._table.queues)
+        job = super().requeue(job_id, tenant=tenant, by=by)
+        self._table.queues.clear()
+        self._table.queues.update(queues)
+        return job
+
+
 class ForgetsRunningJobs(MemoryJobLedger):
     def forget(self, job_ids):
         jobs = self.get_many(job_ids)
@@ -644,6 +678,11 @@ _LEDGERS = [
     (CancelsRunningJobsAtOnce, "check_final_outcome_overrides_cancellation"),
     (PublishesForAnyLease, "check_publishing"),
     (CountsDelayedAsDue, "check_counts"),
+    (CountsAllTenants, "check_counts_of_tenants"),
+    (CountsPendingQueuesOnly, "check_counts_of_tenants"),
+    (DeletesQueuesInUse, "check_delete_queue"),
+    (DeletesQueuesOfPublishedJobs, "check_delete_queue"),
+    (RequeuesToNoQueue, "check_delete_queue"),
     (ForgetsRunningJobs, "check_retention"),
     (NotifiesNobody, "check_wakeup"),
     (NotifiesNobody, "check_watch"),

@@ -19,7 +19,7 @@ from headrace.core.model import Isolation
 from headrace.core.predictor import Service
 from headrace.engine.repository import ModelRepository
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.access import Access
+from headrace.jobs.access import PENDING_MAX_DEFAULT, Access, Scope
 from headrace.jobs.encryption import EncryptionKey
 from headrace.jobs.intake import PrepareNotify, RegionOf
 from headrace.jobs.notify import EmailTarget, WebhookTarget
@@ -50,6 +50,12 @@ class OpenedJobs:
     listeners: Mapping[str, Listener]
     components: JobComponents
     worker: Worker | None
+
+    @property
+    def pending_max(self) -> int | None:
+        """The limit of waiting jobs of a server without keys; None if keys have limits of their own."""
+        access = self.components.file.access
+        return access.check(None, Scope.SUBMIT).pending_max if access.open else None
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -224,13 +230,21 @@ def _notify_preparation(file: JobsFile, encryption_key: EncryptionKey | None) ->
 def _read_config(options: JobsOptions, locations: JobLocations) -> JobsFile:
     if options.config is None:
         key = anonymous_key(
-            inputs=options.allow_inputs, outputs=options.allow_outputs, reserved=locations.reserved_uris
+            inputs=options.allow_inputs,
+            outputs=options.allow_outputs,
+            pending_max=options.pending_max,
+            reserved=locations.reserved_uris,
         )
         return JobsFile(access=Access(anonymous=key))
     if options.allow_inputs or options.allow_outputs:
         raise ConfigError(
             "--allow-input and --allow-output cannot be used with --config: "
             "set inputs and outputs of each key in that file"
+        )
+    if options.pending_max != PENDING_MAX_DEFAULT:
+        raise ConfigError(
+            "--pending-max cannot be used with --config: "
+            "set pending_max of [anyone], or of each key, in that file"
         )
     return read_jobs_file(options.config, store_uri=locations.store_uri, reserved=locations.reserved_uris)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from headrace.core.settings import Setting, check
+from headrace.jobs.access import PENDING_MAX_DEFAULT
 from headrace.jobs.intake import DEADLINE_S_DEFAULT
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker import WorkerSettings
@@ -186,7 +187,7 @@ class JobsOptions:
 
     Without models only the API runs, and jobs wait for workers in other processes. Without a
     `config` file with keys, every client may submit jobs, limited to the URIs below `allow_inputs`
-    and `allow_outputs`.
+    and `allow_outputs`, and all clients together to `pending_max` waiting jobs.
     """
 
     host: Annotated[str, Setting("Address to listen on.")] = "127.0.0.1"
@@ -213,6 +214,9 @@ class JobsOptions:
             metavar="PREFIX",
         ),
     ] = ()
+    pending_max: Annotated[
+        int, Setting("Limit of waiting jobs of all queues together, without --config.", least=1)
+    ] = PENDING_MAX_DEFAULT
     tls: TlsFiles | None = None
     insecure: Annotated[bool, Setting("Allow a public address without API keys.")] = False
     allow_hosts: _AllowHosts = ()

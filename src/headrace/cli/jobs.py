@@ -297,19 +297,24 @@ Examples:
     headrace queues bound night 1000
   Print the desired number of workers, for a script:
     headrace queues scale night --json | jq .desired
+  Remove a queue that is no longer used:
+    headrace queues remove night
 """
 _QUEUE_COLUMNS = ("queue", "queued ", "later ", "running ", "oldest s ", "bound ", "state")
 
 
 @click.group("queues", cls=DefaultListGroup, epilog=_QUEUES_EPILOG)
 def queues_command() -> None:
-    """List and control job queues. All commands but list and scale need a key with the scope operate."""
+    """List and control job queues. All commands but list and scale need a key with the scope operate.
+
+    Without the scope monitor, a key sees its own queues and the jobs of its tenant only.
+    """
 
 
 @queues_command.command("list", epilog=examples("headrace queues list --json"))
 @JOB_SERVER_OPTIONS
 def list_queues_command(**params: Any) -> None:
-    """List all queues with their numbers of jobs. The default of `headrace queues`."""
+    """List the visible queues with their numbers of jobs. The default of `headrace queues`."""
 
     def call(client: Any) -> None:
         _print_queues(client.queues(), params)
@@ -351,6 +356,22 @@ def drain_command(queue: str, **params: Any) -> None:
 def bound_command(queue: str, pending_max: int | None, **params: Any) -> None:
     """Limit the waiting jobs of QUEUE to PENDING_MAX. Without PENDING_MAX, remove the limit."""
     run_job_command(params, lambda client: _print_queues([client.bound_queue(queue, pending_max)], params))
+
+
+@queues_command.command(
+    "remove", epilog=examples("headrace queues remove night", "headrace queues remove night --json")
+)
+@click.argument("queue")
+@JOB_SERVER_OPTIONS
+def remove_command(queue: str, **params: Any) -> None:
+    """Remove QUEUE and its settings. Its ended jobs stay; a queue with other jobs is refused."""
+
+    def call(client: Any) -> None:
+        client.delete_queue(queue)
+        removed = orjson.dumps({"queue": queue, "state": "removed"})
+        click.echo(removed if params["json_lines"] else f"{queue}  removed")
+
+    run_job_command(params, call)
 
 
 @queues_command.command("scale", epilog=examples("headrace queues scale night --json | jq .desired"))

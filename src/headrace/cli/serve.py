@@ -1,6 +1,6 @@
 """``headrace serve``, ``headrace up`` and ``headrace work``: run servers and job workers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -267,7 +267,10 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
             model_options=model_options(params),
             isolation=params["isolation"],
         )
-        _run(opened.run, lambda: _print_addresses(opened.addresses, 5))
+        setting = "--pending-max" if params["config"] is None else "pending_max of [anyone]"
+        limit = opened.pending_max
+        limits = [] if limit is None else [f"waiting jobs: at most {limit:,} ({setting})"]
+        _run(opened.run, lambda: _print_addresses(opened.addresses, 5, limits))
 
 
 def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
@@ -301,9 +304,11 @@ def _absolute_prefix(prefix: str) -> str:
     return prefix if "://" in prefix else str(Path(prefix).absolute())
 
 
-def _print_addresses(addresses: Any, width: int) -> None:
+def _print_addresses(addresses: Any, width: int, limits: Sequence[str] = ()) -> None:
     for listener, address in addresses.items():
         click.echo(f"{listener:<{width}} {address}", err=True)
+    for limit in limits:
+        click.echo(limit, err=True)
     click.echo("ready", err=True)
 
 

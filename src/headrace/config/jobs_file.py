@@ -8,8 +8,9 @@
     inputs = ["s3://bucket/in"]
     outputs = ["s3://bucket/out"]
 
-    [anyone]                          # without keys: allowed addresses of every client
+    [anyone]                          # without keys: allowed addresses and limit of all clients
     inputs = ["s3://bucket/in", "https://data.example.com/daily"]
+    pending_max = 10000
 
     [queues.default]                  # applied at every start; other settings keep their values
     pending_max = 10000
@@ -58,7 +59,7 @@ from typing import Annotated, Any, Final, TypeVar, cast
 from headrace.core.errors import ConfigError
 from headrace.core.settings import Setting
 from headrace.core.settings_reader import read_settings, read_table
-from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey
+from headrace.jobs.access import ANONYMOUS_KEY, PENDING_MAX_DEFAULT, Access, ApiKey
 from headrace.jobs.access.keys_file import read_keys
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import Target
@@ -114,9 +115,22 @@ class _RegionsTable:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _AnyoneTable:
+    """The table ``[anyone]``."""
+
+    inputs: Annotated[
+        tuple[str, ...], Setting("Prefixes, folders and web addresses that jobs may read.")
+    ] = ()
+    outputs: Annotated[tuple[str, ...], Setting("Prefixes and folders that jobs may write.")] = ()
+    pending_max: Annotated[int, Setting("Limit of the waiting jobs of all clients.", least=1)] = (
+        PENDING_MAX_DEFAULT
+    )
+
+
 JOBS_TABLES: Final[Mapping[str, Any]] = {
     "keys": dict[str, dict[str, Any]],
-    "anyone": dict[str, list[str]],
+    "anyone": _AnyoneTable,
     "queues": dict[str, QueueSettings],
     "triggers": list[Trigger],
     "receivers": dict[str, dict[str, Any]],
@@ -239,18 +253,26 @@ def _parse_access(
         if "anyone" in document:
             raise ConfigError("[anyone] and [keys] exclude each other: remove one of them")
         return Access(read_keys(document["keys"], where, reserved=reserved, policy=outbound))
-    allow_lists = _parse_allow_lists(_table(document, "anyone"))
-    return Access(anonymous=anonymous_key(**allow_lists, reserved=reserved, policy=outbound))
+    anyone = read_settings(_AnyoneTable, _table(document, "anyone"), "anyone")
+    key = anonymous_key(
+        inputs=anyone.inputs,
+        outputs=anyone.outputs,
+        pending_max=anyone.pending_max,
+        reserved=reserved,
+        policy=outbound,
+    )
+    return Access(anonymous=key)
 
 
 def anonymous_key(
     *,
     inputs: Iterable[str] = (),
     outputs: Iterable[str] = (),
+    pending_max: int = PENDING_MAX_DEFAULT,
     reserved: Iterable[str] = (),
     policy: OutboundPolicy | None = None,
 ) -> ApiKey:
-    """Return the key of every client of a server without keys: the allowed inputs and outputs.
+    """Return the key of every client of a server without keys, with its inputs, outputs and limit.
 
     Addresses in `reserved` are never allowed.
 
@@ -264,16 +286,8 @@ def anonymous_key(
         scopes=ANONYMOUS_KEY.scopes,
         inputs=UriAllowList.read(inputs, reserved=own, policy=policy or OutboundPolicy()),
         outputs=UriAllowList.read(outputs, reserved=own),
+        pending_max=pending_max,
     )
-
-
-def _parse_allow_lists(table: Mapping[str, Any]) -> dict[str, list[str]]:
-    for name in table:
-        if name not in {"inputs", "outputs"}:
-            raise ConfigError(f"anyone: unknown key {name!r}; the keys are inputs, outputs")
-        if not isinstance(table[name], list) or not all(isinstance(p, str) for p in table[name]):
-            raise ConfigError(f"anyone.{name} must be a list of prefixes")
-    return dict(table)
 
 
 def _parse_triggers(document: Mapping[str, Any], outputs: list[str]) -> Triggers:

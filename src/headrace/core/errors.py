@@ -57,6 +57,7 @@
         ├── IdempotencyError        the key belongs to another submission
         ├── QueueFullError          too many jobs wait: retry later
         ├── QueueClosedError        the queue is draining and takes no jobs
+        ├── QueueInUseError         the queue has unfinished jobs and cannot be removed
         ├── ResultGoneError         the result of a completed job was moved or deleted
         └── JobLedgerUnavailableError  the job database does not respond
 
@@ -543,6 +544,10 @@ class QueueFullError(JobError):
 
 class QueueClosedError(JobError):
     """The queue is draining: it finishes its jobs and takes no new ones."""
+
+
+class QueueInUseError(JobError):
+    """The queue cannot be removed, because it has unfinished jobs."""
 
 
 class JobLedgerUnavailableError(JobError):

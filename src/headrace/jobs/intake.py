@@ -368,7 +368,8 @@ class KnownModels:
     def check(self, job: NewJob, key: ApiKey | None = None) -> tuple[str, ...]:
         """Return the warnings of a submission.
 
-        Messages name only the models and queues that `key` permits.
+        Messages name only the models and queues that `key` permits. A key that may submit to every
+        queue sees the names of the others only with the scope MONITOR.
 
         Raises:
             ModelNotFoundError: Workers of the job's queue have reported, but none has the model.
@@ -379,7 +380,7 @@ class KnownModels:
             return ()
         reports = self._ledger.reported_models()
         self._cached = (self._clock.now(), reports)
-        return check_model(job, _permitted(reports, key))
+        return check_model(job, reports if key is None else _visible_reports(reports, key, job.queue))
 
 
 def check_model(job: NewJob, reports: Reports) -> tuple[str, ...]:
@@ -443,12 +444,13 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(ordered[:_LISTED_MAX]) + (", …" if len(ordered) > _LISTED_MAX else "")
 
 
-def _permitted(reports: Reports, key: ApiKey | None) -> Reports:
-    """Return the reports of the queues and models that a client may use."""
-    if key is None:
-        return reports
+def _visible_reports(reports: Reports, key: ApiKey, submitted: str) -> Reports:
+    """Return the reports of the queues and models that a key may use, and whose names it may see."""
+    queues = key.queues
+    if queues is None and key.counted_tenant is not None:
+        queues = {submitted}
     return {
         queue: frozenset(filter(key.permits_model, models))
         for queue, models in reports.items()
-        if key.queues is None or queue in key.queues
+        if queues is None or queue in queues
     }

@@ -427,7 +427,7 @@ class JobLedger(Service, Protocol):
         ...
 
     def queues(self) -> list[QueueSettings]:
-        """Return all queues that ever had a job or settings, by name."""
+        """Return all queues that had a job or settings since they were last deleted, by name."""
         ...
 
     def queue(self, name: str) -> QueueSettings:
@@ -442,8 +442,24 @@ class JobLedger(Service, Protocol):
         """Replace all limits, or shares, of one kind. Running jobs above a new limit continue."""
         ...
 
-    def counts(self, queue: str) -> QueueCounts:
-        """Return the numbers of unfinished jobs of a queue."""
+    def delete_queue(self, name: str) -> bool:
+        """Delete a queue with its settings. Ended jobs keep its name.
+
+        Return False if it is unknown. Raise QueueInUseError, and delete nothing, if it has a job that
+        has not ended. The next job of that name creates the queue again; so does a requeued one.
+        """
+        ...
+
+    def counts(self, queue: str, *, tenant: str | None = None) -> QueueCounts:
+        """Return the numbers of unfinished jobs of a queue, or those of one tenant in it."""
+        ...
+
+    def tenant_counts(self, tenant: str) -> Mapping[str, QueueCounts]:
+        """Return the numbers of a tenant's unfinished jobs, by queue.
+
+        A queue in which the tenant has only jobs that are being published is in it, with zeros. Jobs
+        of other tenants do not slow it down.
+        """
         ...
 
     def count_pending(self, tenant: str, *, limit: int) -> int:

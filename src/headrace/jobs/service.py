@@ -30,6 +30,8 @@ _log = logging.getLogger("headrace.jobs")
 PAGE_MAX: Final = 500
 CHANGE_SCOPES: Final = (Scope.SUBMIT, Scope.OPERATE)
 """The scopes that may cancel or retry a job."""
+QUEUE_SCOPES: Final = (Scope.READ, Scope.MONITOR)
+"""The scopes that may read queues: the own jobs in them, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +171,30 @@ class JobService(JobIntake):
     # Queues
 
     def queues(self, key: ApiKey) -> Sequence[QueueStatus]:
-        """Return all queues."""
-        key.require(Scope.READ)
+        """Return the queues that the client may see, by name, with the counts of its tenant's jobs.
+
+        They are those that the key names, and those with unfinished jobs of its tenant. With the scope
+        MONITOR they are all queues, with the counts of all jobs.
+        """
+        key.require(*QUEUE_SCOPES)
+        queues, tenant = self._ledger.queues(), key.counted_tenant
+        if tenant is None:
+            return [QueueStatus(settings, self._ledger.counts(settings.name)) for settings in queues]
+        counts = self._ledger.tenant_counts(tenant)
+        visible = counts.keys() | (key.queues or frozenset())
         return [
-            QueueStatus(settings, self._ledger.counts(settings.name)) for settings in self._ledger.queues()
+            QueueStatus(settings, counts.get(settings.name, QueueCounts()))
+            for settings in queues
+            if settings.name in visible
         ]
 
     def queue(self, key: ApiKey, name: str) -> QueueStatus:
-        """Return a queue; an empty one if it is unknown."""
-        key.require(Scope.READ)
-        return QueueStatus(self._ledger.queue(name), self._ledger.counts(name))
+        """Return a queue, with the same counts as `queues`; an empty one if it is unknown.
+
+        Raise ForbiddenError for a queue that the key may not use, whether or not it exists.
+        """
+        counts = self._counts(key, name)
+        return QueueStatus(self._ledger.queue(name), counts)
 
     def change_queue(self, key: ApiKey, name: str, changes: Mapping[str, Any]) -> QueueStatus:
         """Pause, resume, drain or limit a queue: `changes` are fields of `QueueSettings`."""
@@ -189,16 +205,27 @@ class JobService(JobIntake):
         _log.info("a queue was changed", extra={"queue": name, "by": key.name, **changes})
         return QueueStatus(settings, self._ledger.counts(name))
 
-    def scale(self, key: ApiKey, name: str, slots_per_worker: int | None = None) -> Scale:
-        """Return the number of workers that a queue needs.
+    def delete_queue(self, key: ApiKey, name: str) -> None:
+        """Delete a queue with its settings; do nothing for an unknown one.
 
-        Raise JobLedgerUnavailableError instead of guessing 0.
+        Raise QueueInUseError if it has unfinished jobs, of any tenant.
         """
-        key.require(Scope.READ)
+        key.require(Scope.OPERATE)
+        with self._changing_queue:
+            deleted = self._ledger.delete_queue(name)
+        if deleted:
+            _log.info("a queue was removed", extra={"queue": name, "by": key.name})
+
+    def scale(self, key: ApiKey, name: str, slots_per_worker: int | None = None) -> Scale:
+        """Return the number of workers that a queue needs for the jobs that the key may count.
+
+        Raises as `queue` does, and JobLedgerUnavailableError instead of guessing 0.
+        """
+        key.require(*QUEUE_SCOPES)
         slots = self.settings.slots_per_worker if slots_per_worker is None else slots_per_worker
         if slots < 1:
             raise DataError(f"slots_per_worker: must be at least 1, not {slots}")
-        counts = self._ledger.counts(name)
+        counts = self._counts(key, name)
         return Scale(
             queue=name,
             queued=counts.due,
@@ -208,3 +235,9 @@ class JobService(JobIntake):
             desired=ceil(counts.backlog / slots),
             oldest_seconds=counts.oldest_seconds,
         )
+
+    def _counts(self, key: ApiKey, name: str) -> QueueCounts:
+        key.require(*QUEUE_SCOPES)
+        if key.counted_tenant is not None:
+            key.require_queue(name)
+        return self._ledger.counts(name, tenant=key.counted_tenant)

@@ -232,6 +232,7 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
     e.IdempotencyError: Cause.INPUT,
     e.QueueFullError: Cause.OVERLOADED,
     e.QueueClosedError: Cause.UNAVAILABLE,
+    e.QueueInUseError: Cause.DEFECT,
     e.JobLedgerUnavailableError: Cause.UNAVAILABLE,
     MemoryError: Cause.OOM,
 }

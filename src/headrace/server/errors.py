@@ -8,6 +8,7 @@ UnauthenticatedError                            401   UNAUTHENTICATED
 ForbiddenError                                  403   PERMISSION_DENIED
 ModelNotFoundError, JobNotFoundError            404   NOT_FOUND
 JobStateError, OutputTakenError                 409   FAILED_PRECONDITION
+QueueInUseError                                 409   FAILED_PRECONDITION
 SequenceLostError                               409   ABORTED
 SequenceGoneError                               410   NOT_FOUND
 ResultGoneError                                 410   NOT_FOUND
@@ -66,8 +67,8 @@ STATUS_DESCRIPTIONS: Final = {
     403: "The API key lacks the permission, or this server does not offer the operation.",
     404: "The model, version or job is unknown, or belongs to another tenant; or no worker has the model.",
     408: "The body did not arrive in time.",
-    409: "The state of the job does not allow the operation, another job owns the output's name, or the "
-    "state of the sequence is lost.",
+    409: "The state of the job does not allow the operation, another job owns the output's name, the queue "
+    "has unfinished jobs, or the state of the sequence is lost.",
     410: "The sequence or the result is gone.",
     413: "The body exceeds the size limit, or has more rows than the queue holds.",
     422: "The model refused rows of the request, or the idempotency key belongs to another submission.",
@@ -129,6 +130,7 @@ _TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
     (e.JobNotFoundError, 404, GrpcCode.NOT_FOUND),
     (e.JobStateError, 409, GrpcCode.FAILED_PRECONDITION),
     (e.OutputTakenError, 409, GrpcCode.FAILED_PRECONDITION),
+    (e.QueueInUseError, 409, GrpcCode.FAILED_PRECONDITION),
     (e.ResultGoneError, 410, GrpcCode.NOT_FOUND),
     (e.IdempotencyError, 422, GrpcCode.INVALID_ARGUMENT),
     (e.QueueFullError, 429, GrpcCode.RESOURCE_EXHAUSTED),

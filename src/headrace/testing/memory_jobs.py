@@ -18,6 +18,7 @@ from headrace.core.errors import (
     JobLedgerUnavailableError,
     JobNotFoundError,
     JobStateError,
+    QueueInUseError,
 )
 from headrace.jobs.access.endpoints import VERSIONS_MAX, Endpoint, EndpointSettings
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
@@ -221,6 +222,7 @@ class MemoryJobs(JobLedger, ABC):
         with self._locked() as table:
             job = self._ended(job_id, tenant, "only a job that has ended can be put back")
             self._store(requeue_job(self._claim_name(job, "fail"), self.now_ms()))
+            table.queues.setdefault(job.spec.queue, QueueSettings(job.spec.queue))
             self._record(job, HistoryEvent.REQUEUED, by=by)
             return table.jobs[job_id]
 
@@ -231,6 +233,7 @@ class MemoryJobs(JobLedger, ABC):
             if job.state is not JobState.PUBLISH_FAILED:
                 raise JobStateError(job_id, job.state.value, "only a failed publication can be repeated")
             self._claim_name(job, "fail")
+            table.queues.setdefault(job.spec.queue, QueueSettings(job.spec.queue))
             self._store(apply_event(job, JobEvent.REPUBLISH, self.now_ms()))
             table.publish_at_ms[job_id] = self.now_ms()
             self._record(job, HistoryEvent.REPUBLISHED, by=by)
@@ -312,6 +315,13 @@ class MemoryJobs(JobLedger, ABC):
         return endpoint
 
     @override
+    def delete_queue(self, name: str) -> bool:
+        with self._locked() as table:
+            if not all(job.state.ended for job in self._queue_jobs(name)):
+                raise QueueInUseError(f"queue {name} has unfinished jobs, so it cannot be removed")
+            return table.queues.pop(name, None) is not None
+
+    @override
     def report_models(self, queues: Sequence[str], models: Sequence[str]) -> None:
         with self._locked() as table:
             table.reported |= dict.fromkeys(product(queues, models), self.now_ms())
@@ -324,9 +334,10 @@ class MemoryJobs(JobLedger, ABC):
             return {queue: frozenset(m for q, m in kept if q == queue) for queue, _ in kept}
 
     @override
-    def counts(self, queue: str) -> QueueCounts:
+    def counts(self, queue: str, *, tenant: str | None = None) -> QueueCounts:
         with self._locked():
-            now_ms, jobs = self.now_ms(), list(self._queue_jobs(queue))
+            jobs = [job for job in self._queue_jobs(queue) if tenant in (None, job.spec.tenant)]
+            now_ms = self.now_ms()
             dues = [job.due_at_ms for job in jobs if job.state is JobState.PENDING]
             waits = [now_ms - due_at_ms for due_at_ms in dues if due_at_ms <= now_ms]
             running = sum(job.state is JobState.RUNNING for job in jobs)
@@ -335,6 +346,13 @@ class MemoryJobs(JobLedger, ABC):
             return QueueCounts(
                 len(due), len(dues) - len(due), running, max(waits, default=None), dict(regions)
             )
+
+    @override
+    def tenant_counts(self, tenant: str) -> Mapping[str, QueueCounts]:
+        with self._locked() as table:
+            unfinished = [job.spec for job in table.jobs.values() if not job.state.ended]
+            queues = {spec.queue for spec in unfinished if spec.tenant == tenant}
+            return {queue: self.counts(queue, tenant=tenant) for queue in queues}
 
     @override
     def count_pending(self, tenant: str, *, limit: int) -> int:

@@ -86,7 +86,7 @@ CREATE TABLE headrace_notification (
     ended_at_ms BIGINT,
     why TEXT NOT NULL DEFAULT ''
 );
-INSERT INTO "headrace_notification" VALUES('01a3185c-5000-7c39-a8d8-bbb1c0806904','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-7828-8a9a-f0c02e35ccee','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
+INSERT INTO "headrace_notification" VALUES('01a3185c-5000-768d-a292-a91c965ddb91','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-735e-b677-259f81794de4','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
 CREATE TABLE headrace_output (
     location TEXT NOT NULL PRIMARY KEY,
     owner_key TEXT NOT NULL,
@@ -173,6 +173,7 @@ CREATE INDEX headrace_job_ended ON headrace_job (ended_at_ms, id)
     WHERE ended_at_ms IS NOT NULL AND keep_ms IS NULL;
 CREATE INDEX headrace_job_kept ON headrace_job ((ended_at_ms + keep_ms), id)
     WHERE ended_at_ms IS NOT NULL AND keep_ms IS NOT NULL;
+CREATE INDEX headrace_job_publishing_of ON headrace_job (tenant, queue) WHERE state = 'publishing';
 DELETE FROM "sqlite_sequence";
 INSERT INTO "sqlite_sequence" VALUES('headrace_history',3);
 COMMIT;

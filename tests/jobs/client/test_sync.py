@@ -193,6 +193,13 @@ def test_queues_are_read_and_changed(client, queue):
     assert client.scale(queue)["desired"] == 1
     assert queue in [each["queue"] for each in client.queues()]
     assert client.queue(queue)["queued"] == 1
+    with pytest.raises(errors.QueueInUseError, match=f"queue {queue} has unfinished jobs"):
+        client.delete_queue(queue)
+    (job,) = client.list(queue=queue)
+    client.cancel(job.id)
+    client.delete_queue(queue)
+    assert queue not in [each["queue"] for each in client.queues()]
+    client.delete_queue(queue)
 
 
 @pytest.mark.slow  # the API says to retry after a second

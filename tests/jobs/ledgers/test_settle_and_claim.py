@@ -113,6 +113,31 @@ def test_maintenance_uses_the_partial_indices(ledger):
         assert "SCAN job" not in plan.replace(f"SCAN job USING INDEX {index}", "")
 
 
+@pytest.mark.parametrize("analyzed", [False, True], ids=["fresh", "analyzed"])
+def test_counts_of_a_tenant_read_no_pending_jobs_of_others(ledger, analyzed):
+    fill(ledger)
+    ledger.submit([NewJob(tenant="t") for _ in range(3)])
+    if analyzed:
+        ledger._database.run(lambda t: t.connection.exec_driver_sql("ANALYZE"))
+    plan = plan_of(ledger, "tenant_counts", {"tenant": "t"})
+    assert plan.count("headrace_job_waiting_of") == plan.count("headrace_job_publishing_of") == 1
+    assert set(re.findall(r"headrace_job_\w+", plan)) <= {
+        "headrace_job_waiting_of",
+        "headrace_job_publishing_of",
+        "headrace_job_running",
+        "headrace_job_running_of",
+    }
+    assert "Seq Scan on headrace_job" not in plan
+    assert len(re.findall(r"Index Cond: \(tenant = 't'|\(tenant=\?", plan)) == 2
+
+
+def test_queue_in_use_is_found_by_the_partial_indices(ledger):
+    fill(ledger)
+    plan = plan_of(ledger, "queue_in_use", {"name": "x"})
+    assert set(re.findall(r"headrace_job_\w+", plan)) >= {"headrace_job_awake", "headrace_job_asleep"}
+    assert "Seq Scan on headrace_job" not in plan
+
+
 def test_jobs_are_found_by_id(ledger):
     fill(ledger)
     for statement, values in (

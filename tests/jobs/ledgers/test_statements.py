@@ -29,9 +29,9 @@ def example(parameter: str) -> object:
     """Return a value of the parameter's type, which its name tells."""
     if parameter == "given":
         return "[{}]"
-    if parameter in ("paused", "draining"):
+    if parameter in ("paused", "draining", "deleted"):
         return True
-    numbers = ("_ms", "_max", "limit", "lease", "fence", "taken", "failures", "_bytes", "day")
+    numbers = ("version", "_ms", "_max", "limit", "lease", "fence", "taken", "failures", "_bytes", "day")
     return 1 if parameter.endswith(numbers) else "x"
 
 

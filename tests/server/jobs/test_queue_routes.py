@@ -1,6 +1,13 @@
-"""Routes of queues."""
+"""Routes of queues, and what keys of two tenants see of them."""
+
+import logging
+from contextlib import ExitStack
+
+import pytest
 
 from cases import for_each
+from headrace.jobs.access import Scope
+from jobs.service_support import key_of, served_jobs
 from server.jobs.test_job_routes import submit
 
 
@@ -66,3 +73,112 @@ def test_scale_counts_due_and_running_jobs(served, http):
     assert (of_two["slots_per_worker"], of_two["desired"]) == (2, 3)
     assert http.get("/v1/queues/default/scale", params={"slots_per_worker": 0}).status_code == 400
     assert http.get("/v1/queues/empty/scale").json()["desired"] == 0
+
+
+def test_removed_queue_has_no_settings(served, http, caplog):
+    http.post("/v1/queues/night/pause")
+    job_id = submit(http, queue="night")["id"]
+    refused = http.delete("/v1/queues/night")
+    assert (refused.status_code, refused.json()["type"]) == (409, "QueueInUseError")
+    assert http.get("/v1/queues/night").json()["paused"]
+    http.post(f"/v1/jobs/{job_id}/cancel")
+    caplog.set_level(logging.INFO, "headrace.jobs")
+    for _ in range(2):
+        done = http.delete("/v1/queues/night")
+        assert (done.status_code, done.content) == (204, b"")
+    assert [record.queue for record in caplog.records if record.message == "a queue was removed"] == ["night"]
+    assert http.get("/v1/queues").json() == {"queues": []}
+    assert not http.get("/v1/queues/night").json()["paused"]
+    assert http.get(f"/v1/jobs/{job_id}").json()["queue"] == "night"
+    http.post(f"/v1/jobs/{job_id}/retry")
+    assert [queue["queue"] for queue in http.get("/v1/queues").json()["queues"]] == ["night"]
+
+
+# Two tenants
+
+
+@pytest.fixture
+def tenants(make_ledger):
+    """Serve an API for keys of two tenants, of which `ann` has jobs in three queues."""
+    keys = {
+        "ann": key_of("ann"),
+        "bob": key_of("bob"),
+        "named": key_of("named", tenant="bob", queues=frozenset({"default", "named"})),
+        "scaler": key_of("scaler", Scope.MONITOR, queues=frozenset({"named"})),
+        "sender": key_of("sender", Scope.SUBMIT),
+        "ops": key_of("ops", Scope.OPERATE),
+    }
+    with served_jobs(ledger=make_ledger(), keys=keys.values()) as made, ExitStack() as stack:
+        clients = {name: stack.enter_context(made.client(text)) for name, (text, _, _) in keys.items()}
+        for queue in ("default", "default", "ann-night", "ann-gpu"):
+            submit(clients["ann"], queue=queue, region="eu")
+        made.claim("default")
+        clients["ops"].post("/v1/queues/named/pause")
+        made.ledger.report_models(["ann-night", "ann-gpu"], ["m", "ann-model"])
+        yield clients
+
+
+def seen(client):
+    """Return the listed queues with their numbers of due and running jobs."""
+    queues = client.get("/v1/queues").json()["queues"]
+    return {each["queue"]: (each["queued"], each["running"]) for each in queues}
+
+
+def test_tenant_sees_its_own_queues_and_counts(tenants):
+    ann, bob, named = tenants["ann"], tenants["bob"], tenants["named"]
+    assert seen(ann) == {"default": (1, 1), "ann-night": (1, 0), "ann-gpu": (1, 0)}
+    assert seen(bob) == {}
+    assert seen(named) == {"default": (0, 0), "named": (0, 0)}
+    job_id = submit(bob, queue="default", region="us")["id"]
+    assert seen(bob) == {"default": (1, 0)}
+    (queue,) = bob.get("/v1/queues").json()["queues"]
+    alone = bob.get("/v1/queues/default").json()
+    assert [each | {"oldest_seconds": 0} for each in (queue, alone)] == [alone | {"oldest_seconds": 0}] * 2
+    assert queue["queued_by_region"] == {"us": 1}
+    assert bob.get("/v1/queues/default/scale").json()["backlog"] == 1
+    bob.post(f"/v1/jobs/{job_id}/cancel")
+    assert seen(bob) == {}
+
+
+def test_scope_monitor_counts_the_jobs_of_all_tenants(tenants):
+    everything = {"default": (1, 1), "ann-night": (1, 0), "ann-gpu": (1, 0), "named": (0, 0)}
+    for name in ("scaler", "ops"):
+        assert seen(tenants[name]) == everything
+        assert tenants[name].get("/v1/queues/default/scale").json()["backlog"] == 2
+        assert tenants[name].get("/v1/queues/ann-gpu").json()["queued"] == 1
+    assert tenants["scaler"].get("/v1/jobs").status_code == 403
+    for path in ("/v1/queues", "/v1/queues/default", "/v1/queues/default/scale"):
+        assert tenants["sender"].get(path).status_code == 403
+
+
+@for_each("path", ["", "/scale"])
+def test_queue_with_jobs_of_another_tenant_looks_like_an_unknown_one(tenants, path):
+    def responses(name, queue):
+        response = tenants[name].get(f"/v1/queues/{queue}{path}")
+        return response.status_code, response.text.replace(queue, "QUEUE")
+
+    for name, status in (("bob", 200), ("named", 403)):
+        known, unknown = responses(name, "ann-night"), responses(name, "ann-never")
+        assert known[0] == unknown[0] == status
+        without_id = [text.partition("request_id")[0] for _, text in (known, unknown)]
+        assert without_id[0] == without_id[1]
+
+
+def test_messages_of_submissions_name_no_queue_of_another_tenant(tenants):
+    for name in ("bob", "named"):
+        warned = tenants[name].post("/v1/jobs", json={"model": "ann-mode", "input": 1}).json()
+        assert warned["warnings"] == [
+            "no worker has served queue default in the last 30 days: the job waits for one"
+        ]
+    refused = tenants["bob"].post("/v1/jobs", json={"model": "x", "input": 1, "queue": "ann-night"})
+    assert refused.status_code == 404
+    assert "ann-gpu" not in refused.text
+    forbidden = tenants["named"].post("/v1/jobs", json={"model": "x", "input": 1, "queue": "ann-night"})
+    assert (forbidden.status_code, "ann-gpu" in forbidden.text) == (403, False)
+
+
+def test_only_operators_remove_queues(tenants):
+    for name in ("ann", "bob", "named", "scaler"):
+        assert tenants[name].delete("/v1/queues/named").status_code == 403
+    assert tenants["ops"].delete("/v1/queues/named").status_code == 204
+    assert seen(tenants["named"]) == {"default": (0, 0)}

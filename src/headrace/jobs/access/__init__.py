@@ -55,12 +55,17 @@ def parse_digest(text: str) -> bytes | None:
 
 
 class Scope(StrEnum):
-    """A permission of an API key. OPERATE includes READ, MODELS includes INFER, ADMIN includes all."""
+    """A permission of an API key.
+
+    OPERATE includes READ and MONITOR, MODELS includes INFER, and ADMIN includes all.
+    """
 
     SUBMIT = "submit"
     """Submit jobs; cancel, retry and delete jobs of its own tenant."""
     READ = "read"
-    """Read the states and results of its own tenant's jobs."""
+    """Read the states and results of its own tenant's jobs, and their numbers by queue."""
+    MONITOR = "monitor"
+    """Read the settings and the numbers of jobs of all queues, for autoscalers."""
     OPERATE = "operate"
     """Read, cancel and requeue the jobs of all tenants; pause and drain queues."""
     ADMIN = "admin"
@@ -76,7 +81,8 @@ class Scope(StrEnum):
 _INCLUDED: Final[Mapping[Scope, frozenset[Scope]]] = {
     Scope.SUBMIT: frozenset({Scope.SUBMIT}),
     Scope.READ: frozenset({Scope.READ}),
-    Scope.OPERATE: frozenset({Scope.OPERATE, Scope.READ}),
+    Scope.MONITOR: frozenset({Scope.MONITOR}),
+    Scope.OPERATE: frozenset({Scope.OPERATE, Scope.READ, Scope.MONITOR}),
     Scope.ADMIN: frozenset(Scope),
     Scope.EVENTS: frozenset({Scope.EVENTS}),
     Scope.INFER: frozenset({Scope.INFER}),
@@ -117,6 +123,14 @@ class ApiKey:
         `JobLedger` takes it as `tenant`.
         """
         return None if Scope.OPERATE in self.granted else self.tenant
+
+    @property
+    def counted_tenant(self) -> str | None:
+        """The only tenant whose jobs the key may count, and whose queues it may list; None for all.
+
+        `JobLedger.counts` takes it as `tenant`.
+        """
+        return None if Scope.MONITOR in self.granted else self.tenant
 
     @property
     def deletable_tenant(self) -> str | None:

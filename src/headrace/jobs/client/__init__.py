@@ -168,7 +168,10 @@ class Client:
         return run(self._api.upload(source))
 
     def queues(self) -> Sequence[dict[str, Any]]:
-        """Return all queues with their counts."""
+        """Return the queues that the key may see, with their counts.
+
+        A key without the scope ``monitor`` sees its own queues, and counts of its tenant's jobs.
+        """
         return run(self._api.queues())
 
     def queue(self, name: str) -> dict[str, Any]:
@@ -190,6 +193,13 @@ class Client:
     def bound_queue(self, name: str, pending_max: int | None) -> dict[str, Any]:
         """Limit the queue's pending jobs; None for no limit."""
         return run(self._api.bound_queue(name, pending_max))
+
+    def delete_queue(self, name: str) -> None:
+        """Remove a queue and its settings; its ended jobs stay. Do nothing for an unknown queue.
+
+        Raise QueueInUseError for a queue with unfinished jobs.
+        """
+        run(self._api.delete_queue(name))
 
     def scale(self, name: str) -> dict[str, Any]:
         """Return the number of workers that a queue needs."""

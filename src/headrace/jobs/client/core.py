@@ -243,7 +243,7 @@ class ApiOperations:
     # Queues
 
     async def queues(self) -> Sequence[dict[str, Any]]:
-        """Return all queues with their counts."""
+        """Return the queues that the key may see, with their counts."""
         return read_document(await self._request(ApiCall("GET", "/v1/queues")))["queues"]
 
     async def queue(self, name: str) -> dict[str, Any]:
@@ -270,6 +270,10 @@ class ApiOperations:
             content=orjson.dumps({"pending_max": pending_max}),
         )
         return read_document(await self._request(change))
+
+    async def delete_queue(self, name: str) -> None:
+        """Remove a queue and its settings. Raises as `Client.delete_queue` does."""
+        await self._request(_queue_call("DELETE", name))
 
     async def scale(self, name: str) -> dict[str, Any]:
         """Return the number of workers that a queue needs."""

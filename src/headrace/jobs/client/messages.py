@@ -53,6 +53,7 @@ _ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
         e.OverloadedError,
         e.QueueClosedError,
         e.QueueFullError,
+        e.QueueInUseError,
         e.RefusedAddressError,
         e.ResultGoneError,
         e.StoppedError,

@@ -183,6 +183,7 @@ class ClientOperations(DatabaseOperations, JobLedger):
     ) -> Job:
         job = _read_ended(transaction, job_id, tenant, "only an ended job can be requeued")
         job = claim_name(transaction, job, "fail")
+        transaction.run(_INSERT_QUEUES, [{"queue_name": job.spec.queue}])
         return write_changes(transaction, [requeue_change(job, by)])[job_id]
 
     @override
@@ -194,6 +195,7 @@ class ClientOperations(DatabaseOperations, JobLedger):
         if job.state not in source_states(JobEvent.REPUBLISH):
             raise JobStateError(job_id, job.state.value, "only a failed publication can be repeated")
         job = claim_name(transaction, job, "fail")
+        transaction.run(_INSERT_QUEUES, [{"queue_name": job.spec.queue}])
         note = Note(HistoryEvent.REPUBLISHED, by=by)
         return write_changes(transaction, [change(job, JobEvent.REPUBLISH, note=note, publish_in_ms=0)])[
             job_id

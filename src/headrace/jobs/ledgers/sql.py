@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final
 
 from typing_extensions import override
 
-from headrace.core.errors import ConfigError, JobLedgerUnavailableError
+from headrace.core.errors import ConfigError, JobLedgerUnavailableError, QueueInUseError
 from headrace.jobs.lanes import AGEING_MS_MAX, ClaimLimit, LimitKind, parse_lane
 from headrace.jobs.ledger import (
     DAY_MS,
@@ -39,6 +39,7 @@ from headrace.jobs.ledgers.database import (
     CommitNotice,
     Database,
     Engines,
+    Row,
     Transaction,
     exc,
     first_line,
@@ -56,10 +57,13 @@ from headrace.jobs.ledgers.work import WorkOperations
 
 _QUEUE: Final = read_statement("queue")
 _SET_QUEUE: Final = read_statement("set_queue")
+_DELETE_QUEUE: Final = read_statement("delete_queue")
+_QUEUE_IN_USE: Final = read_statement("queue_in_use")
 _COUNTS: Final = read_statement("queue_counts")
 _DUE_LANES: Final = read_statement("due_lanes")
 _DELETE_LIMITS: Final = read_statement("delete_limits")
 _INSERT_LIMITS: Final = read_statement("insert_limits")
+_TENANT_COUNTS: Final = read_statement("tenant_counts")
 _REPORT_MODELS: Final = read_statement("report_models")
 _REPORTED_MODELS: Final = read_statement("reported_models")
 _DELETE_OLD_REPORTS: Final = read_statement("delete_old_reports")
@@ -164,8 +168,22 @@ class SqlJobLedger(ClientOperations, WorkOperations, EndpointOperations, ABC):
         transaction.notice.queues.add(settings.name)
 
     @override
+    @writing
+    def delete_queue(self, transaction: Transaction, name: str) -> bool:
+        if transaction.run(_QUEUE_IN_USE, name=name)[0][0]:
+            raise QueueInUseError(
+                f"queue {name} has unfinished jobs: cancel them or wait for their end, then remove it"
+            )
+        return bool(transaction.run(_DELETE_QUEUE, name=name))
+
+    @override
+    def counts(self, queue: str, *, tenant: str | None = None) -> QueueCounts:
+        if tenant is None:
+            return self._counts(queue)
+        return self.tenant_counts(tenant).get(queue, QueueCounts())
+
     @reading
-    def counts(self, transaction: Transaction, queue: str) -> QueueCounts:
+    def _counts(self, transaction: Transaction, queue: str) -> QueueCounts:
         later, running, now_ms = transaction.run(_COUNTS, name=queue)[0]
         lanes = transaction.run(_DUE_LANES, name=queue)
         waits_ms = [max(0, now_ms - first_ms) for _, _, first_ms in lanes]
@@ -208,6 +226,14 @@ class SqlJobLedger(ClientOperations, WorkOperations, EndpointOperations, ABC):
         transaction.run(_RETURN_BYTES, key_name=key_name, less_bytes=nbytes, counted_day=day)
 
     @override
+    @reading
+    def tenant_counts(self, transaction: Transaction, tenant: str) -> Mapping[str, QueueCounts]:
+        found: dict[str, list[Row]] = {}
+        for queue, *numbers in transaction.run(_TENANT_COUNTS, tenant=tenant):
+            found.setdefault(queue, []).append(numbers)
+        return {queue: _total(rows) for queue, rows in found.items()}
+
+    @override
     @writing
     def report_models(self, transaction: Transaction, queues: Sequence[str], models: Sequence[str]) -> None:
         pairs = {(clean(queue), clean(model)) for queue in queues for model in models}
@@ -231,6 +257,17 @@ class SqlJobLedger(ClientOperations, WorkOperations, EndpointOperations, ABC):
             "pool_in_use": sum(pool.checkedout() for pool in pools),
             "errors": self._database.errors,
         }
+
+
+def _total(rows: Sequence[Row]) -> QueueCounts:
+    """Return the counts of a queue from its rows: region, due, later, running, oldest wait."""
+    return QueueCounts(
+        due=sum(due for _, due, _, _, _ in rows),
+        later=sum(later for _, _, later, _, _ in rows),
+        running=sum(running for _, _, _, running, _ in rows),
+        oldest_due_ms=max((max(0, oldest_ms) for _, due, _, _, oldest_ms in rows if due), default=None),
+        due_by_region={region: due for region, due, _, _, _ in rows if region and due},
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, S
 from headrace.jobs.access import Scope
 from headrace.jobs.job import Job, change_tag, history_document, same_state
 from headrace.jobs.ledger import JobFilter
-from headrace.jobs.service import CHANGE_SCOPES, queue_document
+from headrace.jobs.service import CHANGE_SCOPES, QUEUE_SCOPES, queue_document
 from headrace.jobs.submission import (
     JSON,
     Submission,
@@ -211,16 +211,23 @@ class QueueHandlers:
         self._service = api.service
         self._run = api.thread_pool.run
 
-    @route("GET", "/v1/queues", _READ, QueuesDocument, errors=ERRORS)
+    @route("GET", "/v1/queues", QUEUE_SCOPES, QueuesDocument, errors=ERRORS)
     async def list_queues(self, exchange: Exchange) -> None:
-        """List all queues that have ever had a job, sorted by name."""
+        """List queues, sorted by name, with their numbers of jobs.
+
+        With the scope `monitor`, these are all queues that ever had a job, and all jobs. Other keys see
+        the queues that they name, those with unfinished jobs of their tenant, and these jobs alone.
+        """
         statuses = await self._run(self._service.queues, exchange.client)
         queues = [queue_document(status.settings, status.counts) for status in statuses]
         await respond_json(exchange, {"queues": queues})
 
-    @route("GET", _QUEUE, _READ, QueueDocument, errors=ERRORS)
+    @route("GET", _QUEUE, QUEUE_SCOPES, QueueDocument, errors=ERRORS)
     async def get_queue(self, exchange: Exchange) -> None:
-        """Return a queue. A queue that never had a job is empty."""
+        """Return a queue. A queue that never had a job is empty.
+
+        Without the scope `monitor`, the numbers are those of the tenant's jobs.
+        """
         status = await self._run(self._service.queue, exchange.client, queue_of(exchange))
         await respond_json(exchange, queue_document(status.settings, status.counts))
 
@@ -247,11 +254,21 @@ class QueueHandlers:
         """Hand out jobs of a queue and accept submissions again."""
         await self._change(exchange, paused=False, draining=False)
 
-    @route("GET", f"{_QUEUE}/scale", _READ, ScaleDocument, query=ScaleQuery, errors=ERRORS)
+    @route("DELETE", _QUEUE, _OPERATE, status=204, errors=(*ERRORS, 409))
+    async def delete_queue(self, exchange: Exchange) -> None:
+        """Remove a queue with its settings. Its ended jobs stay. An unknown queue is no error.
+
+        A queue with jobs that have not ended is refused with 409. The next job creates the queue again.
+        """
+        await self._run(self._service.delete_queue, exchange.client, queue_of(exchange))
+        await exchange.respond(204)
+
+    @route("GET", f"{_QUEUE}/scale", QUEUE_SCOPES, ScaleDocument, query=ScaleQuery, errors=ERRORS)
     async def scale(self, exchange: Exchange) -> None:
         """Return the number of workers that a queue needs.
 
-        If the number is unknown, the response is an error, never 0.
+        Autoscalers need the scope `monitor`: without it, the jobs of the tenant count alone. If the
+        number is unknown, the response is an error, never 0.
         """
         slots = read_query(ScaleQuery, exchange.query).slots_per_worker
         key, queue = exchange.client, queue_of(exchange)

@@ -3,7 +3,7 @@
 from itertools import chain
 from typing import Any, Final
 
-from headrace.core.errors import JobNotFoundError
+from headrace.core.errors import JobNotFoundError, QueueInUseError
 from headrace.jobs.job import Failed, Job, NewJob
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, JobFilter, QueueCounts, QueueSettings
 from headrace.jobs.state import JobState
@@ -230,6 +230,79 @@ def check_counts(bench: LedgerBench) -> None:
         QueueCounts(0, 2, 0, None),
         "the counts with only delayed jobs",
     )
+
+
+def check_counts_of_tenants(bench: LedgerBench) -> None:
+    """Check that the jobs of a tenant are counted apart from those of others, by queue.
+
+    Jobs that are being published are no load, but make their queue one of the tenant's.
+    """
+    equal(bench.ledger.tenant_counts("a"), {}, "the counts of an unknown tenant")
+    east = bench.submit(tenant="a", region="east", priority=0)
+    bench.submit(tenant="a", region="east", queue="other")
+    bench.submit_many(3, tenant="b", region="west")
+    bench.submit(tenant="b", queue="of b")
+    bench.advance(500)
+    bench.submit(tenant="a")
+    bench.submit(tenant="a", delay_ms=10_000)
+    bench.advance(250)
+    default = QueueCounts(2, 1, 0, 750, {"east": 1})
+    other = QueueCounts(1, 0, 0, 750, {"east": 1})
+    equal(bench.ledger.tenant_counts("a"), {"default": default, "other": other}, "the counts of tenant a")
+    equal(bench.ledger.counts("default", tenant="a"), default, "the counts of tenant a in a queue")
+    equal(bench.ledger.counts("of b", tenant="a"), QueueCounts(), "the counts of a in a queue of b")
+    equal(bench.ledger.counts("default").due, 5, "the due jobs of all tenants")
+    equal(bench.claim_one().id, east.id, "the claimed job")
+    equal(bench.claim_one().spec.tenant, "b", "the tenant of the next claimed job")
+    bench.claim_one(queues=["of b"])
+    bench.advance(20_000)
+    default = QueueCounts(2, 0, 1, 20_250)
+    equal(bench.ledger.counts("default", tenant="a"), default, "the counts with a running job")
+    bench.submit(tenant="a", queue="published", output_uri="s3://box/out", key="K")
+    bench.settle(bench.claim_one(queues=["published"]), done())
+    ended = bench.submit(tenant="a", queue="ended")
+    bench.ledger.cancel(ended.id)
+    found = bench.ledger.tenant_counts("a")
+    equal(sorted(found), ["default", "other", "published"], "the queues with unfinished jobs of tenant a")
+    equal(found["published"], QueueCounts(), "the counts of a queue with a job that is being published")
+
+
+def check_delete_queue(bench: LedgerBench) -> None:
+    """Check that only a queue without unfinished jobs is deleted, and that the next job creates it again.
+
+    Its ended jobs stay; one that is requeued creates the queue, too.
+    """
+    equal(bench.ledger.delete_queue("unknown"), False, "the deletion of an unknown queue")
+    ended = bench.submit(queue="q", output_uri="s3://box/out", key="K")
+    bench.ledger.set_queue(QueueSettings("q", pending_max=7))
+    bench.submit(queue="other")
+    _expect_queue_in_use(bench, "a pending job")
+    claimed = bench.claim_one(queues=["q"])
+    _expect_queue_in_use(bench, "a running job")
+    bench.settle(claimed, Failed(OOPS, retry_ms=1_000))
+    _expect_queue_in_use(bench, "a job that waits for its next attempt")
+    bench.advance(1_000)
+    claimed = bench.claim_one(queues=["q"])
+    bench.settle(claimed, done())
+    _expect_queue_in_use(bench, "a job that is being published")
+    bench.ledger.mark_published(ended.id, claimed.lease, "s3://box/out/K.out")
+    equal(bench.ledger.queue("q").pending_max, 7, "the limit of the queue after refused deletions")
+    equal(bench.ledger.delete_queue("q"), True, "the deletion of a queue with an ended job")
+    equal(bench.ledger.queue("q"), QueueSettings("q"), "the settings of the deleted queue")
+    equal(bench.ledger.queues(), [QueueSettings("other")], "the queues after the deletion")
+    equal(bench.ledger.delete_queue("q"), False, "the second deletion")
+    equal(bench.ledger.get(ended.id).spec.queue, "q", "the queue of the ended job")
+    bench.ledger.requeue(ended.id)
+    equal([q.name for q in bench.ledger.queues()], ["other", "q"], "the queues after a requeued job")
+    bench.ledger.cancel(ended.id)
+    bench.ledger.delete_queue("q")
+    new = bench.submit(queue="q")
+    equal([q.name for q in bench.ledger.queues()], ["other", "q"], "the queues after a new job")
+    equal(bench.claim_one(queues=["q"]).id, new.id, "the claimed job of the queue")
+
+
+def _expect_queue_in_use(bench: LedgerBench, having: str) -> None:
+    raises(QueueInUseError, lambda: bench.ledger.delete_queue("q"), f"deleting a queue with {having}")
 
 
 def check_count_pending(bench: LedgerBench) -> None:

@@ -23,7 +23,9 @@ UPDATE headrace_job SET
     asleep = coalesce(due_in_ms, 0) > 0,
     lane = coalesce(restart_lane, headrace_job.lane),
     rank_ms = CASE WHEN due_in_ms IS NULL THEN headrace_job.rank_ms ELSE now_ms + due_in_ms
-        + headrace_job.priority * (SELECT ageing_ms FROM headrace_queue WHERE name = headrace_job.queue) END,
+        + headrace_job.priority * coalesce(
+            (SELECT ageing_ms FROM headrace_queue WHERE name = headrace_job.queue), 3600000
+        ) END,
     expires_at_ms =
         CASE WHEN restart_times THEN now_ms + expires_in_ms ELSE headrace_job.expires_at_ms END,
     deadline_at_ms =

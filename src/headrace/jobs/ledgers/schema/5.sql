@@ -48,3 +48,5 @@ CREATE INDEX headrace_job_ended ON headrace_job (ended_at_ms, id)
     WHERE ended_at_ms IS NOT NULL AND keep_ms IS NULL;
 CREATE INDEX headrace_job_kept ON headrace_job ((ended_at_ms + keep_ms), id)
     WHERE ended_at_ms IS NOT NULL AND keep_ms IS NOT NULL;
+-- The jobs of a tenant that are being published, which count as unfinished jobs of their queues.
+CREATE INDEX headrace_job_publishing_of ON headrace_job (tenant, queue) WHERE state = 'publishing';

@@ -1,0 +1,1 @@
+DELETE FROM headrace_queue WHERE name = :name RETURNING name
