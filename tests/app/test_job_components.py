@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from headrace.app.job_components import JobLocations, open_job_components
-from headrace.config.jobs_file import JobsFile
+from headrace.config.jobs_file import NO_LIMITS, JobsFile
 from headrace.core.errors import ConfigError, RefusedAddressError
 from headrace.jobs.encryption import EncryptionKey
-from headrace.jobs.ledger import QueueSettings
+from headrace.jobs.job import NewJob
+from headrace.jobs.lanes import ClaimLimit
+from headrace.jobs.ledger import ClaimRequest, QueueSettings
 from headrace.jobs.notify import WebhookTarget
 from headrace.jobs.outbound.client import InputStore
 
@@ -123,6 +125,20 @@ def test_file_sets_only_the_queue_settings_that_it_names(tmp_path):
     again.start()
     assert again.ledger.queue("q") == QueueSettings("q", paused=True, pending_max=5)
     again.stop()
+
+
+def test_file_replaces_the_limits_and_a_worker_without_file_keeps_them(tmp_path):
+    locations = JobLocations.folder(tmp_path)
+    closed = JobsFile(limits={**NO_LIMITS, "model": (ClaimLimit("model", "m", 0),)})
+    claimed = []
+    for file in (closed, None, JobsFile(limits=NO_LIMITS)):
+        components = open_job_components(locations, file, **INTERVALS)
+        components.start()
+        components.ledger.submit([NewJob("m")])
+        claim = ClaimRequest("w", ("default",), 9, 60_000)
+        claimed.append(len(components.ledger.settle_and_claim([], claim).claimed))
+        components.stop()
+    assert claimed == [0, 0, 3]
 
 
 def test_failed_start_leaves_nothing_running(tmp_path):

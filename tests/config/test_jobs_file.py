@@ -3,9 +3,16 @@
 import pytest
 
 from cases import for_each
-from headrace.config.jobs_file import WorkerRegion, anonymous_key, read_jobs_file, read_worker_region
+from headrace.config.jobs_file import (
+    NO_LIMITS,
+    WorkerRegion,
+    anonymous_key,
+    read_jobs_file,
+    read_worker_region,
+)
 from headrace.core.errors import ConfigError, ForbiddenError
 from headrace.jobs.access import Scope, format_digest, hash_key
+from headrace.jobs.lanes import ClaimLimit
 from headrace.jobs.outbound import parse_network
 
 KEY = "hr_key-0123456789"
@@ -63,6 +70,25 @@ def test_vendor_table_is_a_deprecated_name_of_sagemaker(tmp_path):
         assert read(tmp_path, old).sagemaker.output_uri == "s3://b/async/"
     with pytest.raises(ConfigError, match=r"\[vendor\] is the old name of \[sagemaker\]"):
         read(tmp_path, FILE + '[vendor]\noutput_uri = "s3://b/other/"\n')
+
+
+def test_limits_of_keys_models_and_tenants(tmp_path):
+    limits = """
+[tenants.shop]
+weight = 2.5
+[models.churn]
+running_max = 4
+[models.free]
+"""
+    file = read(
+        tmp_path, FILE.replace('scopes = ["submit"]', 'scopes = ["submit"]\nrunning_max = 3') + limits
+    )
+    assert file.limits == {
+        "tenant": (ClaimLimit("tenant", "shop", weight=2.5),),
+        "model": (ClaimLimit("model", "churn", 4), ClaimLimit("model", "free")),
+        "key": (ClaimLimit("key", "web", 3),),
+    }
+    assert read(tmp_path, "").limits == NO_LIMITS
 
 
 def test_empty_file_has_defaults(tmp_path):
@@ -128,6 +154,9 @@ def test_own_store_is_never_allowed(tmp_path, uri):
         ("[queues.default]\npaused = 1", "paused must be true or false"),
         ("triggers = 1", "triggers must be an array of tables"),
         ('[[triggers]]\nname = "x"', "'prefix' is missing"),
+        ("[tenants.a]\nweight = 0", "tenants.a.weight"),
+        ("[models.a]\nrunning_max = -1", "models.a.running_max"),
+        ('[models."a@1"]\nrunning_max = 1', "a limit is of all versions"),
         ('[receivers.e]\nreceiver = "f"', "receivers.e: set webhook"),
         ('[receivers.e]\nwebhook = "https://127.0.0.1/"', "receivers.e: .*may not be reached"),
         ('[smtp]\nhost = "h"', "smtp: .*sender.* is missing"),

@@ -103,6 +103,8 @@ class JobComponents:
                 # The file sets only the members that it names, so a queue paused by an operator
                 # stays paused.
                 self.ledger.set_queue(replace(self.ledger.queue(name), **changes))
+            for kind, limits in (self.file.limits or {}).items():
+                self.ledger.set_limits(kind, limits)
             for target in self.file.receivers:
                 self.ledger.outbox.register(target)
             components = [self.dispatcher] if self.dispatcher is not None else []

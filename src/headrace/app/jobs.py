@@ -13,7 +13,7 @@ from headrace.app.job_components import JobComponents, open_job_components
 from headrace.app.job_worker import job_repository, join_worker
 from headrace.app.models import ServedModel
 from headrace.app.server_options import JobLocations, JobsOptions
-from headrace.config.jobs_file import JobsFile, anonymous_key, read_jobs_file
+from headrace.config.jobs_file import NO_LIMITS, JobsFile, anonymous_key, read_jobs_file
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
 from headrace.core.predictor import Service
@@ -235,7 +235,7 @@ def _read_config(options: JobsOptions, locations: JobLocations) -> JobsFile:
             pending_max=options.pending_max,
             reserved=locations.reserved_uris,
         )
-        return JobsFile(access=Access(anonymous=key))
+        return JobsFile(access=Access(anonymous=key), limits=NO_LIMITS)
     if options.allow_inputs or options.allow_outputs:
         raise ConfigError(
             "--allow-input and --allow-output cannot be used with --config: "

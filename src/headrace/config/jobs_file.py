@@ -15,6 +15,12 @@
     [queues.default]                  # applied at every start; other settings keep their values
     pending_max = 10000
 
+    [tenants.shop]                    # tenants share the workers of a queue by their weights
+    weight = 2.0                      # default: 1.0
+
+    [models.churn]                    # running jobs of all versions, over all workers
+    running_max = 4
+
     [[triggers]]
     name = "incoming"
     prefix = "s3://bucket/in/"
@@ -61,6 +67,7 @@ from headrace.core.settings import Setting
 from headrace.core.settings_reader import read_settings, read_table
 from headrace.jobs.access import ANONYMOUS_KEY, PENDING_MAX_DEFAULT, Access, ApiKey
 from headrace.jobs.access.keys_file import read_keys
+from headrace.jobs.lanes import ClaimLimit, LimitKind
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import Target
 from headrace.jobs.notify.notifiers import SmtpSettings
@@ -128,10 +135,31 @@ class _AnyoneTable:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _TenantTable:
+    """A table ``[tenants.NAME]``."""
+
+    weight: Annotated[
+        float, Setting("Share of the workers of a queue, beside those of other tenants.", above=0)
+    ] = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelTable:
+    """A table ``[models.NAME]``."""
+
+    running_max: Annotated[
+        int | None,
+        Setting("Limit of running jobs of all versions, over all workers.", least=0, default="no limit"),
+    ] = None
+
+
 JOBS_TABLES: Final[Mapping[str, Any]] = {
     "keys": dict[str, dict[str, Any]],
     "anyone": _AnyoneTable,
     "queues": dict[str, QueueSettings],
+    "tenants": dict[str, _TenantTable],
+    "models": dict[str, _ModelTable],
     "triggers": list[Trigger],
     "receivers": dict[str, dict[str, Any]],
     "smtp": SmtpSettings,
@@ -142,6 +170,11 @@ JOBS_TABLES: Final[Mapping[str, Any]] = {
 """The tables of the file, with their settings."""
 
 
+NO_LIMITS: Final[Mapping[LimitKind, tuple[ClaimLimit, ...]]] = MappingProxyType(
+    {"key": (), "model": (), "tenant": ()}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class JobsFile:
     """The contents of the settings file, with defaults for missing settings."""
@@ -149,6 +182,8 @@ class JobsFile:
     access: Access = field(default_factory=Access)
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     """Fields of `QueueSettings` for each queue."""
+    limits: Mapping[LimitKind, tuple[ClaimLimit, ...]] | None = None
+    """The limits of keys and models, and the shares of tenants; None leaves those of the ledger."""
     triggers: Triggers | None = None
     receivers: tuple[Target, ...] = ()
     smtp: SmtpSettings | None = None
@@ -229,9 +264,11 @@ def _parse_document(
     outputs = [store_uri] if store_uri.startswith("s3://") else []
     regions, _ = _parse_regions(document)
     queues = _table(document, "queues")
+    access = _parse_access(document, where, reserved, outbound)
     return JobsFile(
-        access=_parse_access(document, where, reserved, outbound),
+        access=access,
         queues={name: read_table(QueueSettings, _table(queues, name), f"queues.{name}") for name in queues},
+        limits=_parse_limits(document, access),
         triggers=_parse_triggers(document, outputs) if "triggers" in document else None,
         receivers=_parse_receivers(_table(document, "receivers"), outbound),
         smtp=_optional(SmtpSettings, document, "smtp"),
@@ -288,6 +325,21 @@ def anonymous_key(
         outputs=UriAllowList.read(outputs, reserved=own),
         pending_max=pending_max,
     )
+
+
+def _parse_limits(document: Mapping[str, Any], access: Access) -> Mapping[LimitKind, tuple[ClaimLimit, ...]]:
+    tenants, models = _table(document, "tenants"), _table(document, "models")
+    shares = {name: read_settings(_TenantTable, _table(tenants, name), f"tenants.{name}") for name in tenants}
+    bounds = {name: read_settings(_ModelTable, _table(models, name), f"models.{name}") for name in models}
+    if versions := sorted(name for name in bounds if "@" in name):
+        raise ConfigError(f"models.{versions[0]!r}: a limit is of all versions: leave out the @")
+    return {
+        "tenant": tuple(ClaimLimit("tenant", name, weight=share.weight) for name, share in shares.items()),
+        "model": tuple(ClaimLimit("model", name, bound.running_max) for name, bound in bounds.items()),
+        "key": tuple(
+            ClaimLimit("key", key.name, key.running_max) for key in access.keys if key.running_max is not None
+        ),
+    }
 
 
 def _parse_triggers(document: Mapping[str, Any], outputs: list[str]) -> Triggers:

@@ -19,7 +19,6 @@ from headrace.core.errors import (
 )
 from headrace.jobs.job import HistoryEvent, Job, JobFailure, NewJob, Settlement, new_job_id
 from headrace.jobs.lanes import (
-    AGEING_MS_MAX,
     Candidate,
     ClaimState,
     QueueShares,
@@ -151,12 +150,7 @@ class MemoryJobLedger(MemoryJobs):
         return tuple(taken)
 
     def _candidate(self, job: Job) -> Candidate:
-        return Candidate(job.id, parse_lane(lane_text(job.spec)), self._rank_ms(job), job.alone)
-
-    def _rank_ms(self, job: Job) -> float:
-        return job.due_at_ms + job.spec.priority * min(
-            self._queue(job.spec.queue).ageing_s * 1000, AGEING_MS_MAX
-        )
+        return Candidate(job.id, parse_lane(lane_text(job.spec)), self._table.ranks_ms[job.id], job.alone)
 
     def _claim_state(self) -> ClaimState:
         running = Counter(
@@ -191,7 +185,7 @@ class MemoryJobLedger(MemoryJobs):
         for name in dict.fromkeys(queues):
             if not self._queue(name).paused:
                 pending = [job for job in self._queue_jobs(name) if job.state is JobState.PENDING]
-                found += sorted(pending, key=lambda job: (self._rank_ms(job), job.id))
+                found += sorted(pending, key=lambda job: (self._table.ranks_ms[job.id], job.id))
         return found
 
     def _due_in_ms(self, claim: ClaimRequest) -> int | None:

@@ -22,7 +22,7 @@ from headrace.core.errors import (
 )
 from headrace.jobs.access.endpoints import VERSIONS_MAX, Endpoint, EndpointSettings
 from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
-from headrace.jobs.lanes import ClaimLimit, LimitKind, QueueShares
+from headrace.jobs.lanes import AGEING_MS_MAX, ClaimLimit, LimitKind, QueueShares
 from headrace.jobs.ledger import (
     DAY_MS,
     OUTPUT_NAMES_KEPT_DAYS,
@@ -99,6 +99,8 @@ class _Table:
     names: dict[str, "_OutputName"] = field(default_factory=dict[str, "_OutputName"])
     """The owners of output names, by location."""
     listeners: list[_Listener] = field(default_factory=list[_Listener])
+    ranks_ms: dict[str, float] = field(default_factory=dict[str, float])
+    """The ranks of pending jobs, by the ageing of their queue when they became pending."""
     endpoints: dict[str, list[Endpoint]] = field(default_factory=dict[str, list[Endpoint]])
     """The versions of endpoints, newest first."""
     limits: dict[tuple[str, str], ClaimLimit] = field(default_factory=dict[tuple[str, str], ClaimLimit])
@@ -431,18 +433,24 @@ class MemoryJobs(JobLedger, ABC):
 
     def _store(self, job: Job) -> None:
         """Store a job after a change of state, and wake its listeners."""
-        table = self._table
+        table, earlier = self._table, self._table.jobs.get(job.id)
+        pending = job.state is JobState.PENDING
+        if pending and (earlier is None or earlier.state is not JobState.PENDING):
+            table.ranks_ms[job.id] = self._rank_ms(job)
         table.jobs[job.id] = job
         if needs_publication(job):
             table.publish_at_ms[job.id] = self.now_ms() + PUBLISH_FIRST_MS
         else:
             table.publish_at_ms.pop(job.id, None)
-        pending = job.state is JobState.PENDING
         if pending and job.due_at_ms > self.now_ms():
             table.asleep.add(job.id)
         else:
             table.asleep.discard(job.id)
         self._notify(job.spec.queue if pending and job.id not in table.asleep else None)
+
+    def _rank_ms(self, job: Job) -> float:
+        ageing_ms = min(self._queue(job.spec.queue).ageing_s * 1000, AGEING_MS_MAX)
+        return job.due_at_ms + job.spec.priority * ageing_ms
 
     def _notify(self, queue: str | None) -> None:
         """Wake the listeners to `queue`, and every listener to all changes."""

@@ -109,6 +109,8 @@ class ApiKey:
     """None does not limit requests, of jobs and of models; see `Access.admit`."""
     bytes_per_day_max: int | None = None
     """None does not limit the bytes of payloads that the job server receives; see `jobs.usage`."""
+    running_max: int | None = None
+    """None does not limit the running jobs that the key submitted; see `headrace.jobs.lanes`."""
     granted: frozenset[Scope] = field(init=False, repr=False, compare=False)
     """The scopes of the key, and those that they include."""
 
@@ -245,6 +247,11 @@ class Access:
         """
         if key.requests_per_s_max is not None:
             self._requests.admit(key.name)
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """All keys, by name."""
+        return tuple(sorted({key for _, key in self._keys.values()}, key=lambda key: key.name))
 
     def find(self, digest: bytes) -> ApiKey | None:
         """Return the key with this digest, or None."""

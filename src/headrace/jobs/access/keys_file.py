@@ -14,6 +14,7 @@
     inline_bytes_max = 1048576          # bytes of a payload that is sent with a submission
     requests_per_s_max = 50             # requests per second to one server; default: no limit
     bytes_per_day_max = 10000000000     # bytes of payloads per day (UTC); default: no limit
+    running_max = 16                    # running jobs that it submitted, over all workers; default: no limit
 
 A path in ``inputs`` or ``outputs`` opens that folder of the server to this key.
 ``https://HOST/PREFIX`` in ``inputs`` permits those web addresses; ``https://`` alone permits every
@@ -137,7 +138,8 @@ class _Table:
             self._number("pending_max", PENDING_MAX_DEFAULT, least=1),
             self._number("inline_bytes_max", INLINE_BYTES_MAX_DEFAULT, least=0),
             self._rate("requests_per_s_max"),
-            self._number("bytes_per_day_max", 0, least=1) if "bytes_per_day_max" in self._table else None,
+            self._optional_number("bytes_per_day_max", least=1),
+            self._optional_number("running_max", least=0),
         )
 
     def digests(self) -> list[bytes]:
@@ -182,6 +184,9 @@ class _Table:
             raise self.wrong(setting, f"must be a whole number from {least}, not {value!r:.80}")
         return value
 
+    def _optional_number(self, setting: str, *, least: int) -> int | None:
+        return self._number(setting, 0, least=least) if setting in self._table else None
+
     def _rate(self, setting: str) -> float | None:
         if setting not in self._table:
             return None
@@ -210,6 +215,7 @@ _SETTINGS: Final = frozenset(
         "inline_bytes_max",
         "requests_per_s_max",
         "bytes_per_day_max",
+        "running_max",
     }
 )
 
