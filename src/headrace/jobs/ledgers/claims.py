@@ -179,13 +179,13 @@ class Claims:
         heads: dict[Lane, tuple[float, str]] = {}
         limits: list[ClaimLimit] = []
         due_in_ms: int | None = None
-        for kind, name, number, weight in rows:
+        for kind, name, number, weight, first_id in rows:
             if kind == "asleep":
                 due_in_ms = number
             elif kind != "lane":
                 limits.append(ClaimLimit(kind, name, number, float(weight)))
             else:
-                heads[parse_lane(name)] = (number, "")
+                heads[parse_lane(name)] = (number, first_id)
         with self._lock:
             if limits or len(heads) > 1:
                 self._shared_queues.add(queue)

@@ -1,4 +1,4 @@
--- Return the lanes of a queue that have claimable jobs, with the rank of the first job of each; the time
+-- Return the lanes of a queue that have claimable jobs, with the rank and id of each first job; the time
 -- until the next sleeping job of the claim is due; and all limits and shares.
 -- The lanes are read from the partial index headrace_job_awake, one after the other, not job by job.
 -- Sleeping jobs of other regions are skipped up to a limit; polling finds the rest.
@@ -27,11 +27,12 @@ SELECT
     'lane' AS kind,
     (SELECT found.lane FROM headrace_job AS found WHERE found.id = head.job_id) AS name,
     (SELECT found.rank_ms FROM headrace_job AS found WHERE found.id = head.job_id) AS number,
-    1.0 AS weight
+    1.0 AS weight,
+    head.job_id AS first_id
 FROM head
 WHERE head.job_id IS NOT NULL
 UNION ALL
-SELECT 'asleep', '', min(sleeper.due_at_ms) - (SELECT headrace_now()), 1.0
+SELECT 'asleep', '', min(sleeper.due_at_ms) - (SELECT headrace_now()), 1.0, ''
 FROM (
     SELECT job.region, job.due_at_ms FROM headrace_job AS job
     WHERE job.queue = :queue
@@ -44,4 +45,4 @@ FROM (
 ) AS sleeper
 WHERE :region = '*' OR sleeper.region IN (:region, '')
 UNION ALL
-SELECT bound.kind, bound.name, bound.running_max, bound.weight FROM headrace_limit AS bound
+SELECT bound.kind, bound.name, bound.running_max, bound.weight, '' FROM headrace_limit AS bound
