@@ -27,6 +27,7 @@ from headrace.core.settings import DeclaredSetting, declared_settings
 from headrace.core.settings_reader import document_schema
 from headrace.engine.settings import ServeSettings
 from headrace.formats.read_options import ReadOptions
+from headrace.jobs.access.endpoints import EndpointSettings
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.notify.notifiers import SmtpSettings
@@ -74,6 +75,7 @@ GROUPS = (
     Group("A job server", (JobLocations, JobsOptions)),
     Group("A worker", (WorkerSettings, Retention)),
     Group("Queues", (QueueSettings,), "the jobs file", "queues.NAME"),
+    Group("Endpoints", (EndpointSettings,), "the jobs file", "endpoints.NAME"),
     Group("Triggers", (Trigger,), "the jobs file", "triggers"),
     Group("Mail server", (SmtpSettings,), "the jobs file", "smtp"),
     Group("Permitted addresses", (OutboundPolicy,), "the jobs file", "outbound"),

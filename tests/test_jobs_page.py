@@ -20,6 +20,9 @@ from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 PAGE = (Path(__file__).parent.parent / "docs" / "jobs.md").read_text()
 
 
+DIGEST_OF_APP = bytes.fromhex("41bd266ab9cd36de30dd3ea3b5c8fc4b2c3a64bf8c2a6e9a5a8dab3b1b1f5b5e")
+
+
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
@@ -39,6 +42,8 @@ def test_the_file_is_read_as_it_stands(tmp_path):
     assert not read.access.open
     assert list(read.queues) == ["default", "night"]
     assert [target.receiver_id for target in read.receivers] == ["billing"]
+    assert read.endpoints["churn"].notify == ({"receiver": "billing"},)
+    assert read.access.find(DIGEST_OF_APP).endpoints == {"churn"}
     assert None not in (read.triggers, read.smtp, read.sagemaker)
     without_keys = re.sub(r"\[keys\.web\].*?(?=# \[anyone\])", "", text, flags=re.DOTALL)
     path.write_text(re.sub("^# ", "", without_keys, flags=re.MULTILINE))

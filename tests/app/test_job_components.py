@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from cases import for_each
 from headrace.app.job_components import JobLocations, open_job_components
 from headrace.config.jobs_file import NO_LIMITS, JobsFile
 from headrace.core.errors import ConfigError, RefusedAddressError
+from headrace.jobs.access.endpoints import EndpointSettings
 from headrace.jobs.encryption import EncryptionKey
 from headrace.jobs.job import NewJob
 from headrace.jobs.lanes import ClaimLimit
@@ -147,3 +149,44 @@ def test_failed_start_leaves_nothing_running(tmp_path):
     with pytest.raises(Exception, match="jobs"):
         components.start()
     components.stop()
+
+
+def test_endpoints_of_the_file_are_applied_at_every_start(tmp_path):
+    hook = {"webhook": "https://h.example/", "secret": SECRET}
+    settings = EndpointSettings("churn", notify=(hook, {"receiver": "billing"}))
+    billing = WebhookTarget("billing", "https://h.example/billing", (SECRET,))
+    locations = JobLocations.folder(tmp_path)
+
+    def versions(file):
+        components = open_job_components(locations, file, **INTERVALS)
+        components.start()
+        found = components.ledger.endpoint_versions("churn")
+        components.stop()
+        return found
+
+    file = JobsFile(endpoints={"churn": settings}, receivers=(billing,))
+    (first,) = versions(file)
+    assert (first.version, first.created_by) == (1, "settings file")
+    kept = first.settings.notify[0]["secret"]
+    assert EncryptionKey.load(locations.key_file).decrypt(kept, hook["webhook"]) == SECRET
+    assert first.settings.notify[1] == {"receiver": "billing"}
+    assert versions(file) == [first], "an unchanged file makes no version"
+    changed = replace(file, endpoints={"churn": replace(settings, priority=7)})
+    assert [each.version for each in versions(changed)] == [2, 1]
+    assert len(versions(JobsFile())) == 2, "an endpoint that the file no longer has stays"
+
+
+@for_each(
+    ("settings", "message"),
+    [
+        (EndpointSettings("m", notify=({"receiver": "unknown"},)), "unknown receiver 'unknown'"),
+        (EndpointSettings("m", notify=({"webhook": "https://h.example/"},)), "needs a secret"),
+        (EndpointSettings("m", notify=({"email": ["a@h.example"]},)), "declare .smtp."),
+        (EndpointSettings("m", options={"unknown": 1}), "unknown"),
+    ],
+)
+def test_invalid_endpoint_of_the_file_stops_the_server(tmp_path, settings, message):
+    with pytest.raises(ConfigError, match=rf"endpoints\.churn: .*{message}"):
+        open_job_components(
+            JobLocations.folder(tmp_path), JobsFile(endpoints={"churn": settings}), **INTERVALS
+        )

@@ -96,6 +96,8 @@ def names_of(source: Callable[..., Any]) -> set[str]:
         found |= {prefix + name for prefix in prefixes}
         if name not in {"options", "settings"}:  # groups without a meaning in their names
             found.add(name)
+        if name == "file":  # its contents are settings, not options
+            continue
         for group in classes_in(hints.get(name)):
             below = names_of(group)
             found |= below | {f"{name}_{each}" for each in below}

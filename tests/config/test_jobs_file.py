@@ -12,6 +12,7 @@ from headrace.config.jobs_file import (
 )
 from headrace.core.errors import ConfigError, ForbiddenError
 from headrace.jobs.access import Scope, format_digest, hash_key
+from headrace.jobs.access.endpoints import EndpointSettings
 from headrace.jobs.lanes import ClaimLimit
 from headrace.jobs.outbound import parse_network
 
@@ -205,3 +206,55 @@ other_regions = "never"
         ConfigError, match=r"jobs.toml: regions.other_regions must be one of idle, never, not 1"
     ):
         read_worker_region(tmp_path / "jobs.toml")
+
+
+def test_endpoints_have_the_settings_of_their_tables(tmp_path):
+    text = """
+    [endpoints.churn]
+    model = "churn"
+    output_uri = "s3://b/out"
+    notify = [{ receiver = "billing" }]
+    payload_bytes_max = "1KiB"
+
+    [endpoints.plain]
+    model = "m"
+    """
+    assert read(tmp_path, text).endpoints == {
+        "churn": EndpointSettings(
+            "churn", output_uri="s3://b/out", notify=({"receiver": "billing"},), payload_bytes_max=1024
+        ),
+        "plain": EndpointSettings("m"),
+    }
+
+
+def test_receivers_may_be_in_the_table_of_endpoints_for_one_release(tmp_path):
+    old = FILE.replace("[receivers.billing]", "[endpoints.billing]") + '[endpoints.churn]\nmodel = "churn"\n'
+    message = r"jobs\.toml: the table \[endpoints\.billing\] is deprecated: name it \[receivers\.billing\]"
+    with pytest.warns(FutureWarning, match=message) as warned:
+        file = read(tmp_path, old)
+    assert len(warned) == 1
+    assert [target.receiver_id for target in file.receivers] == ["billing"]
+    assert list(file.endpoints) == ["churn"]
+    with pytest.raises(
+        ConfigError, match=r"\[endpoints\.billing\] is the old name of \[receivers\.billing\]"
+    ):
+        read(tmp_path, FILE + '[endpoints.billing]\nemail = ["a@h.example"]\n')
+
+
+@for_each(
+    ("text", "message"),
+    [
+        ("endpoints = 1", "endpoints must be a table"),
+        ("endpoints.e = 1", "e must be a table"),
+        ("[endpoints.e]", "endpoints.e: 'model' is missing"),
+        ('[endpoints."a b"]\nmodel = "m"', "endpoints: endpoint: must be a letter or digit"),
+        ("[endpoints.e]\nmodel = 1", "endpoints.e.model must be text"),
+        (
+            '[endpoints.e]\nmodel = "m"\noutput_uri = "s3://own/jobs/x"',
+            "endpoints.e: the output .* lies in headrace's own store",
+        ),
+    ],
+)
+def test_invalid_endpoints_are_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text)

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey, Scope, hash_key, new_key
+from headrace.jobs.intake import PrepareEndpoint, PrepareNotify
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobLedger
 from headrace.jobs.paths import UriAllowList
@@ -106,6 +107,8 @@ def served_jobs(
     store_uri: str = STORE,
     sagemaker: SageMakerSettings | None = None,
     triggers: Triggers | None = None,
+    prepare_notify: PrepareNotify | None = None,
+    prepare_endpoint: PrepareEndpoint | None = None,
     **service_settings: Any,
 ) -> Iterator[Served]:
     """Serve the API over `ledger` (in memory if None) until the end of the block."""
@@ -116,6 +119,8 @@ def served_jobs(
         used,
         used_stores,
         JobServiceSettings(store_uri, submission_limits=limits or SubmissionLimits(), **service_settings),
+        prepare_notify=prepare_notify,
+        prepare_endpoint=prepare_endpoint,
     )
     service.start()
     access = Access({digest: job_key for _, digest, job_key in keys}, anonymous=anonymous)

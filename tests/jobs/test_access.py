@@ -328,3 +328,59 @@ def test_lines_of_a_new_key_can_be_parsed(name, scopes, digest):
 def test_lines_for_invalid_names_are_refused(name, tenant, scopes):
     with pytest.raises(ConfigError):
         key_lines(name, parse_digest("sha256:" + "0" * 64), tenant=tenant, scopes=scopes)
+
+
+def _with_endpoints(*names, scopes=(Scope.SUBMIT,)):
+    return ApiKey("k", "t", frozenset(scopes), endpoints=frozenset(names) if names else None)
+
+
+def test_key_with_endpoints_uses_no_other():
+    one, two = _with_endpoints("a"), _with_endpoints("a", "b")
+    assert (one.choose_endpoint(""), one.choose_endpoint("a"), two.choose_endpoint("b")) == ("a", "a", "b")
+    with pytest.raises(ForbiddenError, match="may not use the endpoint 'c'; its endpoints: a, b"):
+        two.choose_endpoint("c")
+    with pytest.raises(ForbiddenError, match="must name an endpoint; its endpoints: a, b"):
+        two.choose_endpoint("")
+    with pytest.raises(ForbiddenError, match="may not use the endpoint 'b'"):
+        _with_endpoints("a", scopes=(Scope.ADMIN,)).choose_endpoint("b")
+    assert (one.sees_endpoint("a"), one.sees_endpoint("b")) == (True, False)
+
+
+def test_key_without_endpoints_submits_directly():
+    plain, operator = _with_endpoints(), _with_endpoints(scopes=(Scope.OPERATE,))
+    assert (plain.choose_endpoint(""), operator.choose_endpoint(""), operator.choose_endpoint("a")) == (
+        "",
+        "",
+        "a",
+    )
+    with pytest.raises(ForbiddenError, match=r"may not use the endpoint 'a'.*endpoints = \['a'\]"):
+        plain.choose_endpoint("a")
+    assert (plain.sees_endpoint("a"), operator.sees_endpoint("a")) == (False, True)
+
+
+@for_each("kind", ["receiver", "endpoint", "sns", "email"])
+def test_targets_of_the_operator_need_the_scope_operate(kind):
+    entries = [{"webhook": "https://h.example/"}, {kind: "x"}]
+    _with_endpoints(scopes=(Scope.OPERATE,)).require_targets(entries)
+    _with_endpoints().require_targets(entries[:1])
+    with pytest.raises(ForbiddenError, match=f"may not name the target '{kind}', only webhooks"):
+        _with_endpoints().require_targets(entries)
+
+
+@for_each(
+    ("lines", "says"),
+    [
+        ("endpoints = []", "endpoints: must name an endpoint"),
+        ("endpoints = 'a'", "endpoints: must be a list of strings"),
+        ("endpoints = ['a']\nqueues = ['q']", "queues: cannot be set beside endpoints"),
+        ("endpoints = ['a']\nmodels = ['m']", "models: cannot be set beside endpoints"),
+        ("endpoints = ['a']\noutputs = ['s3://b']", "outputs: cannot be set beside endpoints"),
+        ("endpoints = ['a']\nscopes = ['submit', 'infer']", "infer cannot be used beside endpoints"),
+    ],
+)
+def test_endpoints_exclude_other_lists(lines, says):
+    scopes = "" if "scopes" in lines else "scopes = ['submit']\n"
+    text = f"[keys.k]\ndigest = '{format_digest(hash_key('hr_0123456789abcdef'))}'\n{scopes}{lines}"
+    with pytest.raises(ConfigError) as refused:
+        parse_keys(text, "f.toml")
+    assert says in str(refused.value)

@@ -46,7 +46,7 @@ def test_uploads_are_complete_or_absent(tmp_path):
         made.check_upload("t", upload.id)
     with made.open_upload("t", upload.id) as writer:
         writer.write(b"x" * 100)
-    assert made.check_upload("t", upload.id) == f"{tmp_path}/inputs/{upload.id}"
+    assert made.check_upload("t", upload.id) == (f"{tmp_path}/inputs/{upload.id}", 100)
 
 
 def test_store_errors_are_not_shown():

@@ -13,6 +13,7 @@ YEAR_9999_S = 251_000_000_000
 
 GOOD = {
     "model": ["m", "A.b-c_1", "m@1", "m@2026.1"],
+    "endpoint": ["churn", "0", "x" * 128],
     "kind": ["infer", "transform", "stream"],
     "queue": ["default", "0", "x" * 128],
     "input_uri": ["s3://b/k", "gs://b/a%20b", "https://h/x?y=1"],
@@ -38,6 +39,7 @@ BAD = {
     "model": ["", "a b", "../m", "ä", "e\u0301", "m@", "-m", "m\x00", 1, None, "x" * 129],
     "kind": ["", "INFER", None, 1, []],
     "queue": ["", "a/b", "x" * 129, 1],
+    "endpoint": ["", "a/b", "x" * 129, 1, None],
     "input_uri": [
         "",
         " s3://b/k",

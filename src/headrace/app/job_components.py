@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from headrace.app.notify_entries import endpoint_preparation
 from headrace.app.server_options import JobLocations
 from headrace.config.jobs_file import JobsFile
 from headrace.core.clock import RetryPolicy, SystemClock
@@ -16,6 +17,7 @@ from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Service
 from headrace.jobs.brokers import WakeupBroker, open_wakeup_broker
 from headrace.jobs.encryption import EncryptionKey, create_key_file
+from headrace.jobs.intake import PrepareEndpoint
 from headrace.jobs.ledgers import open_ledger
 from headrace.jobs.ledgers.outbox import SqlOutbox
 from headrace.jobs.ledgers.sql import SqlJobLedger
@@ -50,6 +52,8 @@ from headrace.storage.retry import Retrier
 
 INPUT_BYTES_MAX: Final = 16 << 30
 """The size limit of an input from an HTTP or HTTPS URL."""
+SETTINGS_FILE: Final = "settings file"
+"""The writer of endpoints that the settings file declares."""
 _SWEEP_S: Final = 300.0
 _ORPHAN_SWEEP_S: Final = 3600.0
 _RECONCILE_S: Final = 30.0
@@ -85,6 +89,7 @@ class JobComponents:
     client: OutboundClient
     encryption_key: EncryptionKey | None
     dispatcher: WakeupBroker | None
+    prepare_endpoint: PrepareEndpoint
     services: tuple[Service, ...]
     """The maintenance of the ledger and, optionally, the notification deliverer."""
     _running: ExitStack = field(default_factory=ExitStack)
@@ -107,6 +112,8 @@ class JobComponents:
                 self.ledger.set_limits(kind, limits)
             for target in self.file.receivers:
                 self.ledger.outbox.register(target)
+            for name, settings in self.file.endpoints.items():
+                self.ledger.set_endpoint(name, self.prepare_endpoint(settings), by=SETTINGS_FILE)
             components = [self.dispatcher] if self.dispatcher is not None else []
             for service in (*components, *self.services):
                 service.start()
@@ -140,6 +147,12 @@ def open_job_components(
     used = replace(
         used, receivers=tuple(_with_encrypted_secrets(target, encryption_key) for target in used.receivers)
     )
+    prepare_endpoint = endpoint_preparation(used, encryption_key)
+    for name, settings in used.endpoints.items():
+        try:
+            prepare_endpoint(settings)
+        except ConfigError as error:
+            raise ConfigError(f"endpoints.{name}: {error}") from error
     ledger = open_ledger(locations.ledger_url)
     client = OutboundClient(used.outbound)
     stores, paths = JobStores(client), JobPaths(locations.store_uri)
@@ -156,7 +169,16 @@ def open_job_components(
             open_deliverer(ledger.outbox, client, stores, smtp=used.smtp, encryption_key=encryption_key)
         )
     return JobComponents(
-        used, ledger, stores, paths, publication, client, encryption_key, dispatcher, tuple(services)
+        used,
+        ledger,
+        stores,
+        paths,
+        publication,
+        client,
+        encryption_key,
+        dispatcher,
+        prepare_endpoint,
+        tuple(services),
     )
 
 

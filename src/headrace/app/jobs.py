@@ -12,6 +12,7 @@ import headrace
 from headrace.app.job_components import JobComponents, open_job_components
 from headrace.app.job_worker import job_repository, join_worker
 from headrace.app.models import ServedModel
+from headrace.app.notify_entries import notify_preparation
 from headrace.app.server_options import JobLocations, JobsOptions
 from headrace.config.jobs_file import NO_LIMITS, JobsFile, anonymous_key, read_jobs_file
 from headrace.core.errors import ConfigError
@@ -20,10 +21,7 @@ from headrace.core.predictor import Service
 from headrace.engine.repository import ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import PENDING_MAX_DEFAULT, Access, Scope
-from headrace.jobs.encryption import EncryptionKey
-from headrace.jobs.intake import PrepareNotify, RegionOf
-from headrace.jobs.notify import EmailTarget, WebhookTarget
-from headrace.jobs.notify.subscription import read_subscriptions
+from headrace.jobs.intake import RegionOf
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.trigger import EventSubmitter
 from headrace.jobs.worker.worker import Worker
@@ -136,6 +134,7 @@ def open_jobs(
         locations.store_uri,
         slots_per_worker=settings.concurrency,
         default_deadline_s=options.default_deadline_s,
+        reserved_uris=locations.reserved_uris,
     )
     announce = None if components.dispatcher is None else components.dispatcher.announce
     service = JobService(
@@ -143,7 +142,8 @@ def open_jobs(
         components.stores,
         service_settings,
         announce=announce,
-        prepare_notify=_notify_preparation(file, components.encryption_key),
+        prepare_notify=notify_preparation(file, components.encryption_key),
+        prepare_endpoint=components.prepare_endpoint,
         region_of=_region_resolver(file),
     )
     event_submitter = (
@@ -198,33 +198,6 @@ def _region_resolver(file: JobsFile) -> RegionOf | None:
     """Return the function that maps a URI to its region, or None if the file has no region rules."""
     rules = file.regions
     return RegionResolver(rules).resolve if rules.rules or rules.ask_buckets else None
-
-
-def _notify_preparation(file: JobsFile, encryption_key: EncryptionKey | None) -> PrepareNotify:
-    """Return a function that validates one ``notify`` entry of a submission, and encrypts its secret.
-
-    It raises ConfigError for malformed entries, refused addresses, unknown receivers, e-mail without
-    a configured mail server, and a secret without an encryption key.
-    """
-    known = {target.receiver_id for target in file.receivers}
-
-    def prepare(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-        (subscription,) = read_subscriptions([entry], file.outbound)
-        if subscription.target is None and subscription.receiver_id not in known:
-            raise ConfigError(
-                f"notify: unknown receiver {subscription.receiver_id!r}: declare it as [receivers.NAME]"
-            )
-        if isinstance(subscription.target, EmailTarget) and file.smtp is None:
-            raise ConfigError("notify: e-mail needs a mail server: declare [smtp] in the file of --config")
-        if not isinstance(subscription.target, WebhookTarget) or not subscription.target.secrets:
-            return entry
-        if encryption_key is None:
-            raise ConfigError(
-                "notify: this server cannot keep the secret of a webhook: start it with --encryption-key FILE"
-            )
-        return {**entry, "secret": encryption_key.encrypt(entry["secret"], subscription.target.url)}
-
-    return prepare
 
 
 def _read_config(options: JobsOptions, locations: JobLocations) -> JobsFile:

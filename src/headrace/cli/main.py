@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "submit": ("submit", "Submit a job."),
     "jobs": ("jobs", "List and control jobs."),
     "queues": ("jobs", "List and control job queues."),
+    "endpoints": ("endpoints", "List and change endpoints of jobs."),
     "init": ("init", "Create a model project with a test."),
     "keys": ("keys", "Create API keys of models and jobs."),
     "completion": ("main", "Print the completion script of a shell."),

@@ -23,6 +23,8 @@ _EPILOG = """\b
 Examples:
   Submit a file and wait for its predictions:
     headrace submit rows.csv --model churn --wait > scores.csv
+  Submit to an endpoint, which has the model and all limits:
+    headrace submit rows.csv --endpoint churn --wait > scores.csv
   Submit inline data with a tag; the key prevents duplicate jobs:
     headrace submit --input '[[42, 3.5, 0]]' --model churn --tag day=2026-11-21 \\
         --idempotency-key day-21
@@ -45,6 +47,7 @@ Exit status: 0 submitted, with --wait completed; 1 refused, failed, cancelled or
 2 wrong usage or an unknown model; 130 stopped by Ctrl-C, while the job continues.
 """
 _FIELDS = (
+    "endpoint",
     "kind",
     "queue",
     "content_type",
@@ -68,6 +71,7 @@ _SECONDS = click.FloatRange(min=0)
 @click.command("submit", epilog=_EPILOG)
 @click.argument("payload", required=False, shell_complete=complete_files)
 @click.option("--model", "-m", default="", help="Model name, or NAME@VERSION.")
+@click.option("--endpoint", "-e", help="Endpoint of the job; its settings replace options that are left out.")
 @click.option(
     "--input", "-i", "inline_input", metavar="JSON", help="Payload as a JSON value, instead of PAYLOAD."
 )

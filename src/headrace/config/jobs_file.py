@@ -28,6 +28,11 @@
     model = "churn"
     output = "s3://bucket/out/"
 
+    [endpoints.churn]                 # of jobs: what submissions to it may use; applied at every start
+    model = "churn"
+    output_uri = "s3://bucket/scored/"
+    notify = [{ receiver = "billing" }]
+
     [receivers.billing]               # of notifications: {"receiver": "billing"}
     webhook = "https://billing.example.com/hook"
     secret = "whsec_…"
@@ -62,10 +67,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar, cast
 
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, DataError, ForbiddenError
 from headrace.core.settings import Setting
 from headrace.core.settings_reader import read_settings, read_table
 from headrace.jobs.access import ANONYMOUS_KEY, PENDING_MAX_DEFAULT, Access, ApiKey
+from headrace.jobs.access.endpoints import EndpointSettings, read_endpoint_name, read_endpoint_settings
 from headrace.jobs.access.keys_file import read_keys
 from headrace.jobs.lanes import ClaimLimit, LimitKind
 from headrace.jobs.ledger import QueueSettings
@@ -80,8 +86,10 @@ from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.storage.regions import RegionRule, RegionRules, require_region
 
 _T = TypeVar("_T")
-_RENAMED_TABLES: Final = {"vendor": "sagemaker", "endpoints": "receivers"}
+_RENAMED_TABLES: Final = {"vendor": "sagemaker"}
 """Deprecated names of tables, with their new names. The next release removes them."""
+_RECEIVER_KEYS: Final = frozenset({"webhook", "sns", "email"})
+"""Keys that receivers have and endpoints do not: until this release, receivers were in [endpoints]."""
 
 
 def _parse_region_rules(regions: dict[str, str]) -> tuple[RegionRule, ...]:
@@ -161,6 +169,7 @@ JOBS_TABLES: Final[Mapping[str, Any]] = {
     "tenants": dict[str, _TenantTable],
     "models": dict[str, _ModelTable],
     "triggers": list[Trigger],
+    "endpoints": dict[str, EndpointSettings],
     "receivers": dict[str, dict[str, Any]],
     "smtp": SmtpSettings,
     "outbound": OutboundPolicy,
@@ -184,6 +193,8 @@ class JobsFile:
     """Fields of `QueueSettings` for each queue."""
     limits: Mapping[LimitKind, tuple[ClaimLimit, ...]] | None = None
     """The limits of keys and models, and the shares of tenants; None leaves those of the ledger."""
+    endpoints: Mapping[str, EndpointSettings] = field(default_factory=lambda: MappingProxyType({}))
+    """Endpoints of jobs. The secrets of webhooks are as in the file."""
     triggers: Triggers | None = None
     receivers: tuple[Target, ...] = ()
     smtp: SmtpSettings | None = None
@@ -235,7 +246,7 @@ def _read_document(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: the jobs file cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: invalid TOML: {error}") from error
-    document = _rename_tables(document, path)
+    document = _move_receivers(_rename_tables(document, path), path)
     unknown = sorted(document.keys() - JOBS_TABLES.keys())
     if unknown:
         raise ConfigError(f"{path}: unknown table {unknown[0]!r}; the tables are {', '.join(JOBS_TABLES)}")
@@ -257,6 +268,33 @@ def _rename_tables(document: dict[str, Any], path: Path) -> dict[str, Any]:
     return document
 
 
+def _move_receivers(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the document with each receiver in [receivers], and warn of those in [endpoints]."""
+    endpoints, receivers = document.get("endpoints"), document.get("receivers", {})
+    if not isinstance(endpoints, dict) or not isinstance(receivers, dict):
+        return document
+    tables = cast("dict[str, Any]", endpoints)
+    moved: dict[str, Any] = {
+        name: table
+        for name, table in tables.items()
+        if isinstance(table, dict) and not _RECEIVER_KEYS.isdisjoint(cast("dict[str, Any]", table))
+    }
+    for name in moved:
+        if name in receivers:
+            raise ConfigError(
+                f"{path}: [endpoints.{name}] is the old name of [receivers.{name}]: remove one of them"
+            )
+        warnings.warn(
+            f"{path}: the table [endpoints.{name}] is deprecated: name it [receivers.{name}]",
+            FutureWarning,
+            stacklevel=2,
+        )
+    if not moved:
+        return document
+    rest = {name: table for name, table in tables.items() if name not in moved}
+    return {**document, "endpoints": rest, "receivers": {**receivers, **moved}}
+
+
 def _parse_document(
     document: Mapping[str, Any], where: str, store_uri: str, reserved: tuple[str, ...]
 ) -> JobsFile:
@@ -269,6 +307,7 @@ def _parse_document(
         access=access,
         queues={name: read_table(QueueSettings, _table(queues, name), f"queues.{name}") for name in queues},
         limits=_parse_limits(document, access),
+        endpoints=_parse_endpoints(_table(document, "endpoints"), reserved),
         triggers=_parse_triggers(document, outputs) if "triggers" in document else None,
         receivers=_parse_receivers(_table(document, "receivers"), outbound),
         smtp=_optional(SmtpSettings, document, "smtp"),
@@ -347,6 +386,23 @@ def _parse_triggers(document: Mapping[str, Any], outputs: list[str]) -> Triggers
     if not isinstance(tables, list):
         raise ConfigError("triggers must be an array of tables: write [[triggers]]")
     return read_triggers(cast("list[Any]", tables), outputs=outputs)
+
+
+def _parse_endpoints(tables: Mapping[str, Any], reserved: tuple[str, ...]) -> Mapping[str, EndpointSettings]:
+    found: dict[str, EndpointSettings] = {}
+    for name in tables:
+        try:
+            read_endpoint_name(name)
+        except DataError as error:
+            raise ConfigError(f"endpoints: {error}") from None
+        found[name] = read_endpoint_settings(_table(tables, name), f"endpoints.{name}")
+        output_uri = found[name].output_uri
+        try:
+            if output_uri:
+                UriAllowList.read([output_uri], reserved=reserved).require(output_uri, "output")
+        except ForbiddenError as error:
+            raise ConfigError(f"endpoints.{name}: {error}") from error
+    return found
 
 
 def _parse_receivers(tables: Mapping[str, Any], outbound: OutboundPolicy) -> tuple[Target, ...]:

@@ -52,6 +52,7 @@
     │   └── CountMismatchError      in is not out + failed
     └── JobError                    a job or its queue refuses an operation
         ├── JobNotFoundError        no job has this id, or the client may not see it
+        ├── EndpointNotFoundError   no endpoint of jobs has this name or version, or the client may not see it
         ├── JobStateError           the job's state does not allow the operation
         ├── OutputTakenError        another job owns the name of the output
         ├── IdempotencyError        the key belongs to another submission
@@ -496,6 +497,14 @@ class JobNotFoundError(JobError):
             f"no job {job_id}: it was never submitted here, was deleted, or belongs to another client"
         )
         self.job_id = job_id
+
+
+class EndpointNotFoundError(JobError):
+    """No endpoint of jobs has this name or version, or the client may not see it."""
+
+    def __init__(self, name: str, version: int | None = None) -> None:
+        which = f"version {version} of endpoint" if version is not None else "endpoint"
+        super().__init__(f"no {which} {name!r:.80}, or the API key may not see it: see GET /v1/endpoints")
 
 
 class JobStateError(JobError):

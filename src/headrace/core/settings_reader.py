@@ -102,11 +102,12 @@ def _described(kind: Any) -> Any:
     arguments: Any = tuple(map(_described, get_args(kind)))
     if get_origin(kind) in (dict, list):
         return get_origin(kind)[arguments]
-    return _structure(kind) if is_dataclass(kind) else kind
+    return settings_structure(kind) if is_dataclass(kind) else kind
 
 
 @cache
-def _structure(kind: Any) -> Any:
+def settings_structure(kind: Any) -> Any:
+    """Return a msgspec structure with the keys of a settings class, with bounds and help."""
     fields: list[Any] = []
     for declared in declared_settings(kind):
         if declared.setting.python_only:

@@ -21,6 +21,7 @@ from typing_extensions import override
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     DataError,
+    EndpointNotFoundError,
     IdempotencyError,
     JobStateError,
     ModelNotFoundError,
@@ -29,6 +30,13 @@ from headrace.core.errors import (
 )
 from headrace.core.predictor import Service
 from headrace.jobs.access import ApiKey, Scope
+from headrace.jobs.access.endpoints import (
+    Endpoint,
+    EndpointSettings,
+    apply_endpoint,
+    require_payload_size,
+)
+from headrace.jobs.current_endpoints import CurrentEndpoints
 from headrace.jobs.job import NewJob, new_job_id, wall_ms
 from headrace.jobs.kinds.runners import check_options
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, JobLedger, SubmitReply
@@ -58,6 +66,11 @@ PrepareNotify = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 ConfigError or ForbiddenError for a target that cannot, or may not, be notified.
 """
 
+PrepareEndpoint = Callable[[EndpointSettings], EndpointSettings]
+"""Returns the settings of an endpoint for the ledger, with its `notify` as `PrepareNotify` returns it.
+It raises as `PrepareNotify` does, and ConfigError for options of another kind.
+"""
+
 RegionOf = Callable[[str], str | None]
 """Returns the region of a URI's data, None if unknown. It may wait for a server; it never raises.
 """
@@ -85,6 +98,8 @@ class JobServiceSettings:
     whose store stays unavailable is then retried forever.
     """
     submissions_waiting_max: int = WAITING_MAX
+    reserved_uris: tuple[str, ...] = ()
+    """headrace's own locations, below which no endpoint writes."""
     followers_max: int = FOLLOWERS_MAX
 
 
@@ -124,6 +139,7 @@ class JobIntake(Service):
         settings: JobServiceSettings,
         *,
         prepare_notify: PrepareNotify | None = None,
+        prepare_endpoint: PrepareEndpoint | None = None,
         announce: Announce | None = None,
         region_of: RegionOf | None = None,
         now_ms: Callable[[], int] = wall_ms,
@@ -132,6 +148,7 @@ class JobIntake(Service):
         # Used for ids, which sort by it; no decision depends on it.
         self._now_ms = now_ms
         self._prepare_notify = prepare_notify
+        self._prepare_endpoint = prepare_endpoint
         self._region_of = region_of
         self._ledger = ledger
         self._payloads = Payloads(
@@ -142,9 +159,11 @@ class JobIntake(Service):
         """Waits for jobs; it checks no rights."""
         self._known_models = KnownModels(ledger)
         self._usage = ByteUsage(ledger)
+        self._endpoints = CurrentEndpoints(ledger)
         self._life = threading.Lock()
         self._lock = threading.Lock()
         self._changing_queue = threading.Lock()
+        self._changing_endpoint = threading.Lock()
         self._arriving: Counter[str] = Counter()
         """Each tenant's submissions on their way to the ledger, which count against its quota."""
         self._cleaner: ThreadPoolExecutor | None = None
@@ -181,9 +200,12 @@ class JobIntake(Service):
 
         With `trusted_output` the server's operator named the output, not the client.
 
+        A job of an endpoint has the endpoint's settings, and its key's own lists do not count, except
+        for inputs.
+
         The job of the reply has `warnings` if no worker serves its queue.
 
-        Raises, or completes the future with: ForbiddenError; ModelNotFoundError for a model that no
+        Raises, or completes the future with: ForbiddenError; EndpointNotFoundError; ModelNotFoundError for a model that no
         worker of the queue has reported; QueueFullError for a queue or tenant with too many pending
         jobs; OverloadedError and LimitError for a payload beyond the key's bytes of a day;
         QueueClosedError; IdempotencyError; OutputTakenError if another job owns the name of the
@@ -192,14 +214,15 @@ class JobIntake(Service):
         never queued twice.
         """
         key.require(Scope.SUBMIT)
+        endpoint = self._endpoint_of(key, submission.job.endpoint)
         if submission.payload is not None:
             key.require_inline(len(submission.payload))
-        check_options(submission.job)
-        job = authorize_job(key, self._with_notify(submission.job), trusted_output=trusted_output)
+            require_payload_size(endpoint, len(submission.payload))
+        job = self._authorize(key, submission, endpoint, trusted_output=trusted_output)
         try:
             if submission.payload is not None:
                 self._usage.use(key, len(submission.payload))
-            warnings = self._known_models.check(job, key)
+            warnings = self._known_models.check(job, _limited_to(endpoint, key))
             self._admit(key)
         except (ModelNotFoundError, OverloadedError, QueueFullError):
             # A job in the ledger is not checked again: a client that lost the response and retries
@@ -212,7 +235,8 @@ class JobIntake(Service):
         try:
             if submission.upload:
                 # The upload id replaces the idempotency key: an upload creates one job.
-                uri = self._payloads.check_upload(key.tenant, submission.upload)
+                uri, size_bytes = self._payloads.check_upload(key.tenant, submission.upload)
+                require_payload_size(endpoint, size_bytes)
                 job = replace(job, id=submission.upload, input_uri=uri, idempotency_key="")
             elif submission.payload is not None:
                 job_id = new_job_id(self._now_ms())
@@ -228,6 +252,38 @@ class JobIntake(Service):
             raise
         future.add_done_callback(partial(self._submitted, key, stored))
         return future
+
+    def _endpoint_of(self, key: ApiKey, name: str) -> Endpoint | None:
+        """Return the endpoint of a submission that names `name`, or None for a direct one."""
+        chosen = key.choose_endpoint(name)
+        if not chosen:
+            return None
+        endpoint = self._endpoints.find(chosen)
+        if endpoint is None:
+            raise EndpointNotFoundError(chosen)
+        return endpoint
+
+    def _authorize(
+        self, key: ApiKey, submission: Submission, endpoint: Endpoint | None, *, trusted_output: bool
+    ) -> NewJob:
+        """Return the job for this client's tenant, with the settings of its endpoint if it has one."""
+        if endpoint is None:
+            key.require_targets(submission.job.notify)
+            check_options(submission.job)
+            return authorize_job(key, self._with_notify(submission.job), trusted_output=trusted_output)
+        job = apply_endpoint(
+            endpoint,
+            submission.job,
+            submission.given,
+            reserved=self.settings.reserved_uris,
+            trusted_output=trusted_output,
+        )
+        check_options(job)
+        # The ledger's entries of the endpoint are prepared already.
+        of_endpoint = endpoint.settings.notify
+        own = self._with_notify(replace(job, notify=job.notify[len(of_endpoint) :])).notify
+        job = replace(job, notify=(*of_endpoint, *own))
+        return authorize_job(_limited_to(endpoint, key), job, trusted_output=True)
 
     def _existing_reply(self, job: NewJob, upload: str) -> "Future[SubmitReply] | None":
         """Return the reply to a submission that is in the ledger already, or None."""
@@ -352,6 +408,15 @@ class JobIntake(Service):
             if reservation is not None:
                 reservation.close()
             raise
+
+
+def _limited_to(endpoint: Endpoint | None, key: ApiKey) -> ApiKey:
+    """Return the key with the queue and the model of an endpoint alone; without one, the key itself."""
+    if endpoint is None:
+        return key
+    settings = endpoint.settings
+    model = settings.model.partition("@")[0]
+    return replace(key, queues=frozenset({settings.queue}), models=frozenset({model}))
 
 
 class KnownModels:

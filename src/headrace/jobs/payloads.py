@@ -210,8 +210,8 @@ class Payloads:
         with _transfer("an upload"):
             return BoundedWriter(self._stores.for_uri(uri).writer(uri), self._upload_bytes_max, reservation)
 
-    def check_upload(self, tenant: str, upload_id: str) -> str:
-        """Return the URI of a finished upload.
+    def check_upload(self, tenant: str, upload_id: str) -> tuple[str, int]:
+        """Return the URI and the size in bytes of a finished upload.
 
         Raise DataError if there is none, and UnavailableError.
         """
@@ -219,10 +219,10 @@ class Payloads:
         uri = self._paths.input(upload_id)
         with _transfer("an upload"):
             try:
-                self._stores.for_uri(uri).head(uri)
+                size_bytes = self._stores.for_uri(uri).head(uri).size_bytes
             except NotFoundError:
                 raise DataError(f"upload: {upload_id} has no payload yet: PUT it first") from None
-        return uri
+        return uri, size_bytes or 0
 
     def open_result(self, job: Job, start: int = 0, *, etag: str | None = None) -> ResultStream:
         """Open a completed job's result: the object of the attempt, never the published one.

@@ -12,13 +12,22 @@ from typing import Any, Final
 
 from headrace.core.errors import (
     DataError,
+    EndpointNotFoundError,
     JobStateError,
     LimitError,
 )
 from headrace.jobs.access import ApiKey, Scope
+from headrace.jobs.access.endpoints import (
+    ENDPOINTS_MAX,
+    Endpoint,
+    EndpointSettings,
+    keep_secrets,
+    read_endpoint_settings,
+)
 from headrace.jobs.intake import JobIntake, JobServiceSettings
 from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job
 from headrace.jobs.ledger import JobFilter, Page, QueueCounts, QueueSettings
+from headrace.jobs.paths import UriAllowList
 from headrace.jobs.payloads import PublishedCheck, ResultStream
 from headrace.jobs.shared_calls import JobCondition, JobWaiter
 from headrace.jobs.state import JobState
@@ -28,6 +37,7 @@ __all__ = ["CHANGE_SCOPES", "PAGE_MAX", "JobService", "JobServiceSettings", "Que
 _log = logging.getLogger("headrace.jobs")
 
 PAGE_MAX: Final = 500
+_ENDPOINT_SCOPES: Final = (Scope.READ, Scope.SUBMIT)
 CHANGE_SCOPES: Final = (Scope.SUBMIT, Scope.OPERATE)
 """The scopes that may cancel or retry a job."""
 QUEUE_SCOPES: Final = (Scope.READ, Scope.MONITOR)
@@ -167,6 +177,86 @@ class JobService(JobIntake):
     def check_published(self, key: ApiKey, job_id: str) -> PublishedCheck:
         """Compare a job's published object with its result, as `Payloads.check_published` does."""
         return self._payloads.check_published(self.get(key, job_id))
+
+    # Endpoints
+
+    def endpoints(self, key: ApiKey) -> Sequence[Endpoint]:
+        """Return the endpoints that the key may see, by name."""
+        key.require(*_ENDPOINT_SCOPES)
+        return [endpoint for endpoint in self._ledger.endpoints() if key.sees_endpoint(endpoint.name)]
+
+    def endpoint(self, key: ApiKey, name: str, version: int | None = None) -> Endpoint:
+        """Return the current version of an endpoint, or the version with this number.
+
+        Raise EndpointNotFoundError, also for an endpoint that the key may not see.
+        """
+        versions = self.endpoint_versions(key, name)
+        if version is None:
+            versions = [each for each in versions[:1] if not each.deleted]
+        else:
+            versions = [each for each in versions if each.version == version]
+        if not versions:
+            raise EndpointNotFoundError(name, version)
+        return versions[0]
+
+    def endpoint_versions(self, key: ApiKey, name: str) -> Sequence[Endpoint]:
+        """Return the kept versions of an endpoint, newest first. Raises as `endpoint` does."""
+        key.require(*_ENDPOINT_SCOPES)
+        versions = self._ledger.endpoint_versions(name) if key.sees_endpoint(name) else []
+        if not versions:
+            raise EndpointNotFoundError(name)
+        return versions
+
+    def find_endpoint(self, name: str) -> Endpoint | None:
+        """Return the current version of an endpoint, up to a second old, or None without one.
+
+        It checks no rights.
+        """
+        return self._endpoints.find(name)
+
+    def set_endpoint(self, key: ApiKey, name: str, table: Mapping[str, Any]) -> Endpoint:
+        """Create or change an endpoint: `table` has the keys of `EndpointSettings`.
+
+        Return its current version, which is a new one if the settings changed. A webhook that is
+        repeated without its secret keeps the stored one.
+
+        Raise ConfigError for invalid settings, ForbiddenError for an output in headrace's own store,
+        and LimitError for too many endpoints.
+        """
+        key.require(Scope.ADMIN)
+        settings = read_endpoint_settings(table, f"endpoints.{name}")
+        if settings.output_uri:
+            allowed = UriAllowList.read([settings.output_uri], reserved=self.settings.reserved_uris)
+            allowed.require(settings.output_uri, "output")
+        with self._changing_endpoint:
+            current = {each.name: each for each in self._ledger.endpoints()}
+            if name not in current and len(current) >= ENDPOINTS_MAX:
+                raise LimitError(f"{ENDPOINTS_MAX} endpoints exist already: delete one first")
+            stored = current[name].settings if name in current else None
+            prepared = self._prepared(keep_secrets(settings, stored))
+            endpoint = self._ledger.set_endpoint(name, prepared, by=key.name)
+            self._endpoints.drop()
+        fields = {"endpoint": name, "version": endpoint.version, "by": key.name}
+        _log.info("an endpoint was set", extra=fields)
+        return endpoint
+
+    def delete_endpoint(self, key: ApiKey, name: str) -> None:
+        """Delete an endpoint. Its jobs stay. Raise EndpointNotFoundError if there is none."""
+        key.require(Scope.ADMIN)
+        with self._changing_endpoint:
+            deleted = self._ledger.delete_endpoint(name, by=key.name)
+            self._endpoints.drop()
+        if not deleted:
+            raise EndpointNotFoundError(name)
+        _log.info("an endpoint was deleted", extra={"endpoint": name, "by": key.name})
+
+    def _prepared(self, settings: EndpointSettings) -> EndpointSettings:
+        """Return the settings of an endpoint as the ledger has them."""
+        if self._prepare_endpoint is not None:
+            return self._prepare_endpoint(settings)
+        if settings.notify:
+            raise DataError("notify: this server has no notifications; leave it out")
+        return settings
 
     # Queues
 

@@ -226,6 +226,7 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
     e.CountMismatchError: Cause.DEFECT,
     e.JobError: Cause.DEFECT,
     e.JobNotFoundError: Cause.DEFECT,
+    e.EndpointNotFoundError: Cause.DEFECT,
     e.JobStateError: Cause.DEFECT,
     e.OutputTakenError: Cause.INPUT,
     e.ResultGoneError: Cause.INPUT,

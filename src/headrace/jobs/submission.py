@@ -84,10 +84,17 @@ class Submission:
     job: NewJob
     payload: bytes | None = None
     upload: str = ""
+    given: frozenset[str] = frozenset()
+    """The fields of `job` that the client gave, also if they are equal to the defaults."""
 
 
-def read_document(body: bytes, headers: SubmissionHeaders, limits: SubmissionLimits) -> Submission:
+def read_document(
+    body: bytes, headers: SubmissionHeaders, limits: SubmissionLimits, *, model_optional: bool = False
+) -> Submission:
     """Parse a submission from one JSON object.
+
+    The model may be missing if an endpoint is named, or with `model_optional`: the endpoint of the
+    client's key has one.
 
     Raise DataError for an invalid field, with the permitted values, and LimitError for exceeded
     limits.
@@ -105,22 +112,28 @@ def read_document(body: bytes, headers: SubmissionHeaders, limits: SubmissionLim
     if len(sources) > 1:
         raise DataError(f"{' and '.join(sources)}: only one of them is permitted")
     if "upload" in document:
-        return _submission(document, None, headers, limits, upload=_upload(document))
+        upload = _upload(document)
+        return _submission(document, None, headers, limits, upload=upload, model_optional=model_optional)
     if "input" not in document:
-        return _submission(document, None, headers, limits)
+        return _submission(document, None, headers, limits, model_optional=model_optional)
     value = document.pop("input")
     content_type, payload = _inline(value, document.get("content_type") or JSON)
     document["content_type"] = content_type
-    return _submission(document, payload, headers, limits)
+    return _submission(document, payload, headers, limits, model_optional=model_optional)
 
 
 def read_raw(
-    body: bytes, query: Sequence[tuple[str, str]], headers: SubmissionHeaders, limits: SubmissionLimits
+    body: bytes,
+    query: Sequence[tuple[str, str]],
+    headers: SubmissionHeaders,
+    limits: SubmissionLimits,
+    *,
+    model_optional: bool = False,
 ) -> Submission:
     """Parse a submission whose body is the payload and whose fields are query parameters.
 
-    ``tag=NAME=VALUE`` may be repeated; ``options`` and ``notify`` are JSON. Raises as
-    `read_document` does.
+    ``tag=NAME=VALUE`` may be repeated; ``options`` and ``notify`` are JSON. `model_optional` and the
+    errors are those of `read_document`.
     """
     document: dict[str, Any] = {}
     tags: dict[str, str] = {}
@@ -146,7 +159,7 @@ def read_raw(
         raise DataError("the body is empty: with fields in the query it must be the payload")
     check_nesting(document, limits.depth_max)
     document.setdefault("content_type", headers.content_type or "application/octet-stream")
-    return _submission(document, body, headers, limits)
+    return _submission(document, body, headers, limits, model_optional=model_optional)
 
 
 def digest_of(job: NewJob, payload: bytes | None, upload: str = "") -> str:
@@ -175,6 +188,7 @@ def _submission(
     limits: SubmissionLimits,
     *,
     upload: str = "",
+    model_optional: bool = False,
 ) -> Submission:
     if payload is not None and len(payload) > limits.inline_bytes_max:
         raise LimitError(
@@ -185,7 +199,8 @@ def _submission(
     for name, value in document.items():
         values["delay_ms" if name == "delay_s" else name] = FIELDS[name](name, value, limits)
     owned = payload is not None or bool(upload)
-    if values.get("kind", _PLAIN.kind) == "infer" and not values.get("model"):
+    needs_model = not (values.get("endpoint") or model_optional)
+    if needs_model and values.get("kind", _PLAIN.kind) == "infer" and not values.get("model"):
         raise DataError("model: is missing; an infer job needs a model")
     if not owned and not values.get("input_uri"):
         raise DataError("input_uri: is missing; give input_uri, input or upload")
@@ -196,7 +211,7 @@ def _submission(
     job = NewJob(**values, idempotency_key=key, trace=trace, owned_input=owned)
     if key or upload:
         job = replace(job, body_digest=digest_of(job, payload, upload))
-    return Submission(job, payload, upload)
+    return Submission(job, payload, upload, frozenset(values))
 
 
 def _upload(document: dict[str, Any]) -> str:
@@ -393,6 +408,7 @@ _media = _matching(_MEDIA, "a media type of printable ASCII, 255 characters at m
 _period = _seconds(lambda limits: limits.seconds_max)
 
 FIELDS: Final[Mapping[str, Read]] = {
+    "endpoint": _name,
     "model": _matching(_MODEL, "a model's name, optionally with @ and a version"),
     "kind": _one_of(KINDS),
     "queue": _name,

@@ -7,6 +7,7 @@ DataError, ModelInputError, ConfigError         400   INVALID_ARGUMENT
 UnauthenticatedError                            401   UNAUTHENTICATED
 ForbiddenError                                  403   PERMISSION_DENIED
 ModelNotFoundError, JobNotFoundError            404   NOT_FOUND
+EndpointNotFoundError                           404   NOT_FOUND
 JobStateError, OutputTakenError                 409   FAILED_PRECONDITION
 QueueInUseError                                 409   FAILED_PRECONDITION
 SequenceLostError                               409   ABORTED
@@ -65,7 +66,8 @@ STATUS_DESCRIPTIONS: Final = {
     400: "The request is malformed or does not fit the model; `error` names the field.",
     401: "The API key is missing or unknown.",
     403: "The API key lacks the permission, or this server does not offer the operation.",
-    404: "The model, version or job is unknown, or belongs to another tenant; or no worker has the model.",
+    404: "The model, version, job or endpoint is unknown, or is not visible to the key; or no worker has the "
+    "model.",
     408: "The body did not arrive in time.",
     409: "The state of the job does not allow the operation, another job owns the output's name, the queue "
     "has unfinished jobs, or the state of the sequence is lost.",
@@ -128,6 +130,7 @@ _TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
     (e.SequenceFullError, 429, GrpcCode.RESOURCE_EXHAUSTED),
     (e.TooManySequencesError, 503, GrpcCode.UNAVAILABLE),
     (e.JobNotFoundError, 404, GrpcCode.NOT_FOUND),
+    (e.EndpointNotFoundError, 404, GrpcCode.NOT_FOUND),
     (e.JobStateError, 409, GrpcCode.FAILED_PRECONDITION),
     (e.OutputTakenError, 409, GrpcCode.FAILED_PRECONDITION),
     (e.QueueInUseError, 409, GrpcCode.FAILED_PRECONDITION),

@@ -28,6 +28,7 @@ _SEGMENT: Final[Json] = {"type": "string", "minLength": 1, "pattern": "^[^/]+$"}
 _PATH_SCHEMAS: Final[dict[str, Json]] = {
     "sequence_id": {"type": "string", "minLength": 1, "description": "The id may contain slashes."},
     "queue": {"type": "string", "pattern": QUEUE_NAME},
+    "endpoint": {"type": "string", "pattern": QUEUE_NAME},
 }
 _HTML: Final = b"text/html; charset=utf-8"
 _DESCRIPTION: Final = (

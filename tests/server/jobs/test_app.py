@@ -32,7 +32,12 @@ def test_every_route_except_probes_requires_a_key(described):
     with served_jobs(keys=[key_of("shop", Scope.ADMIN)]) as guarded, guarded.client() as http:
         assert http.get("/openapi.json").json()["security"] == [{"key": []}, {"session": []}]
         for path, operations in document["paths"].items():
-            url = path.replace("{job_id}", UNKNOWN).replace("{upload_id}", UNKNOWN).replace("{queue}", "q")
+            url = (
+                path.replace("{job_id}", UNKNOWN)
+                .replace("{upload_id}", UNKNOWN)
+                .replace("{queue}", "q")
+                .replace("{endpoint}", "e")
+            )
             for method in operations.keys() - {"parameters"}:
                 response = http.request(method, url, json={"pending_max": 1})
                 expected = 204 if (method, path) == LOGOUT else 200 if path in FREE else 401

@@ -4,10 +4,10 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from headrace.core.clock import Clock
 from headrace.core.errors import ForbiddenError, LimitError, QueueFullError, UnauthenticatedError
@@ -90,6 +90,13 @@ _INCLUDED: Final[Mapping[Scope, frozenset[Scope]]] = {
 }
 
 
+_OPERATOR_TARGETS: Final = ("receiver", "endpoint", "sns", "email")
+"""The members of a ``notify`` entry that name a target of the server's operator; ``endpoint`` is the
+earlier name of ``receiver``.
+"""
+_LISTED_MAX: Final = 20
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """A known API key: its name, its tenant, and its permissions."""
@@ -105,6 +112,10 @@ class ApiKey:
     outputs: UriAllowList = ALLOW_NOTHING
     pending_max: int = PENDING_MAX_DEFAULT
     inline_bytes_max: int = INLINE_BYTES_MAX_DEFAULT
+    endpoints: frozenset[str] | None = None
+    """The only endpoints that the key may submit to. None permits direct submissions, within the
+    limits above.
+    """
     requests_per_s_max: float | None = None
     """None does not limit requests, of jobs and of models; see `Access.admit`."""
     bytes_per_day_max: int | None = None
@@ -149,6 +160,46 @@ class ApiKey:
         """Raise ForbiddenError if the key may not submit to this queue, whether or not it exists."""
         if self.queues is not None and queue not in self.queues:
             raise ForbiddenError(f"{self._display_name()} may not use the queue {queue!r:.80}")
+
+    def choose_endpoint(self, name: str) -> str:
+        """Return the endpoint of a submission that names `name`; "" for a direct submission.
+
+        A key with one endpoint need not name it. Raise ForbiddenError for an endpoint that the key may
+        not use, whether or not it exists, and if a key with several endpoints names none.
+        """
+        if self.endpoints is None:
+            if name and Scope.OPERATE not in self.granted:
+                raise ForbiddenError(
+                    f"{self._display_name()} may not use the endpoint {name!r:.80}: leave it out, or ask for "
+                    f"a key with endpoints = [{name!r:.80}]"
+                )
+            return name
+        if not name and len(self.endpoints) == 1:
+            return next(iter(self.endpoints))
+        if name not in self.endpoints:
+            wrong = f"may not use the endpoint {name!r:.80}" if name else "must name an endpoint"
+            raise ForbiddenError(f"{self._display_name()} {wrong}; its endpoints: {_listed(self.endpoints)}")
+        return name
+
+    def sees_endpoint(self, name: str) -> bool:
+        """Return True if the key may see this endpoint: a granted one, or all with `operate`."""
+        return Scope.OPERATE in self.granted or (self.endpoints is not None and name in self.endpoints)
+
+    def require_targets(self, notify: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ForbiddenError for a notification target that a direct submission may not name.
+
+        Without `operate`, these are webhooks only: the server signs, mails and publishes to other
+        targets in the name of its operator.
+        """
+        if Scope.OPERATE in self.granted:
+            return
+        for entry in notify:
+            kind = next((kind for kind in _OPERATOR_TARGETS if kind in entry), "")
+            if kind:
+                raise ForbiddenError(
+                    f"notify: {self._display_name()} may not name the target {kind!r}, only webhooks: "
+                    "ask for an endpoint that notifies this target, and for a key with this endpoint"
+                )
 
     def permits_model(self, model: str) -> bool:
         """Return True if the key may use this model. A version after ``@`` does not matter."""
@@ -279,6 +330,11 @@ class Access:
 def table_name(name: str) -> str:
     """Return the name of a key's table in a file, with quotes where TOML needs them."""
     return f"keys.{name}" if _BARE_KEY.fullmatch(name) else f'keys."{name}"'
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return (", ".join(ordered[:_LISTED_MAX]) or "none") + (", …" if len(ordered) > _LISTED_MAX else "")
 
 
 JobKey = ApiKey  # the earlier name, for one release

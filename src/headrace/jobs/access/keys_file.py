@@ -16,6 +16,11 @@
     bytes_per_day_max = 10000000000     # bytes of payloads per day (UTC); default: no limit
     running_max = 16                    # running jobs that it submitted, over all workers; default: no limit
 
+    [keys.shop-app]
+    digest = "sha256:…"
+    scopes = ["submit", "read"]
+    endpoints = ["churn"]               # the key submits to these alone, instead of the lists above
+
 A path in ``inputs`` or ``outputs`` opens that folder of the server to this key.
 ``https://HOST/PREFIX`` in ``inputs`` permits those web addresses; ``https://`` alone permits every
 reachable one. The keys themselves are not stored.
@@ -127,6 +132,7 @@ class _Table:
             raise self.wrong(
                 "tenant", f"must be a name of letters, digits, '.', '_' and '-', not {tenant!r:.80}"
             )
+        self._check_endpoints()
         return ApiKey(
             self._name,
             tenant,
@@ -137,6 +143,7 @@ class _Table:
             self._allow_list("outputs"),
             self._number("pending_max", PENDING_MAX_DEFAULT, least=1),
             self._number("inline_bytes_max", INLINE_BYTES_MAX_DEFAULT, least=0),
+            self._names("endpoints"),
             self._rate("requests_per_s_max"),
             self._optional_number("bytes_per_day_max", least=1),
             self._optional_number("running_max", least=0),
@@ -158,6 +165,23 @@ class _Table:
 
     def wrong(self, setting: str, why: str) -> ConfigError:
         return ConfigError(f"{self._location} {setting}: {why}")
+
+    def _check_endpoints(self) -> None:
+        if "endpoints" not in self._table:
+            return
+        if not self._names("endpoints"):
+            raise self.wrong("endpoints", "must name an endpoint; leave it out for direct submissions")
+        beside = sorted({"queues", "models", "outputs"} & self._table.keys())
+        if beside:
+            raise self.wrong(
+                beside[0], "cannot be set beside endpoints, which have their own: remove one of them"
+            )
+        # Without `models`, such a key could send requests to every model.
+        for_models = sorted(self._scopes() & {Scope.INFER, Scope.MODELS})
+        if for_models:
+            raise self.wrong(
+                "scopes", f"{for_models[0]} cannot be used beside endpoints: create another key for models"
+            )
 
     def _scopes(self) -> frozenset[Scope]:
         texts = self._texts("scopes", self._table.get("scopes"))
@@ -213,6 +237,7 @@ _SETTINGS: Final = frozenset(
         "outputs",
         "pending_max",
         "inline_bytes_max",
+        "endpoints",
         "requests_per_s_max",
         "bytes_per_day_max",
         "running_max",

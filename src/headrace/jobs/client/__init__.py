@@ -205,6 +205,29 @@ class Client:
         """Return the number of workers that a queue needs."""
         return run(self._api.scale(name))
 
+    def endpoints(self) -> Sequence[dict[str, Any]]:
+        """Return the endpoints that the key may use, with their settings."""
+        return run(self._api.endpoints())
+
+    def endpoint(self, name: str, version: int | None = None) -> dict[str, Any]:
+        """Return an endpoint, or one of its versions. Raise EndpointNotFoundError."""
+        return run(self._api.endpoint(name, version))
+
+    def endpoint_versions(self, name: str) -> Sequence[dict[str, Any]]:
+        """Return the versions of an endpoint, newest first. Raise EndpointNotFoundError."""
+        return run(self._api.endpoint_versions(name))
+
+    def set_endpoint(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Create an endpoint, or replace all its settings. Return it.
+
+        The settings are those of docs/jobs.md. Settings that are left out have their defaults.
+        """
+        return run(self._api.set_endpoint(name, **settings))
+
+    def delete_endpoint(self, name: str) -> None:
+        """Delete an endpoint; its jobs stay. Raise EndpointNotFoundError if there is none."""
+        run(self._api.delete_endpoint(name))
+
 
 class AsyncClient(ApiOperations):
     """An asynchronous client of the job API, with the methods and errors of `Client`.

@@ -18,6 +18,7 @@ import orjson
 from headrace.core.clock import Clock, RetryPolicy, SystemClock, retry_after_s
 from headrace.core.errors import (
     DeadlineError,
+    EndpointNotFoundError,
     EndpointRefusedError,
     EndpointUnavailableError,
     HeadraceError,
@@ -34,6 +35,7 @@ from headrace.jobs.client.messages import (
     EventReader,
     Filters,
     SubmitOptions,
+    encode_settings,
     encode_submit_request,
     error_from_response,
     list_query,
@@ -279,6 +281,45 @@ class ApiOperations:
         """Return the number of workers that a queue needs."""
         return read_document(await self._request(_queue_call("GET", name, "/scale")))
 
+    # Endpoints
+
+    async def endpoints(self) -> Sequence[dict[str, Any]]:
+        """Return the endpoints that the key may use, with their settings."""
+        return read_document(await self._request(ApiCall("GET", "/v1/endpoints")))["endpoints"]
+
+    async def endpoint(self, name: str, version: int | None = None) -> dict[str, Any]:
+        """Return an endpoint, or one of its versions. Raise EndpointNotFoundError."""
+        params = () if version is None else (("version", str(version)),)
+        return read_document(await self._request(replace(_endpoint_call("GET", name), params=params)))
+
+    async def endpoint_versions(self, name: str) -> Sequence[dict[str, Any]]:
+        """Return the versions of an endpoint, newest first. Raise EndpointNotFoundError."""
+        return read_document(await self._request(_endpoint_call("GET", name, "/versions")))["endpoints"]
+
+    async def set_endpoint(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Create an endpoint, or replace all its settings. Return it.
+
+        The settings are those of docs/jobs.md.
+        """
+        call = replace(
+            _endpoint_call("PUT", name),
+            headers={"content-type": "application/json"},
+            content=encode_settings(settings),
+        )
+        return read_document(await self._request(call))
+
+    async def delete_endpoint(self, name: str) -> None:
+        """Delete an endpoint; its jobs stay.
+
+        If a response was lost and the endpoint does not exist then, the lost request deleted it.
+        """
+        tries: list[str] = []
+        try:
+            await self._request(_endpoint_call("DELETE", name), tries=tries)
+        except EndpointNotFoundError:
+            if not tries:
+                raise
+
     # Shared by all operations
 
     async def _request(
@@ -383,6 +424,10 @@ def _path(job_id: str) -> str:
 
 def _queue_call(method: str, name: str, what: str = "") -> ApiCall:
     return ApiCall(method, f"/v1/queues/{quote(name, safe='')}{what}")
+
+
+def _endpoint_call(method: str, name: str, what: str = "") -> ApiCall:
+    return ApiCall(method, f"/v1/endpoints/{quote(name, safe='')}{what}")
 
 
 def _size(source: bytes | Path) -> int:

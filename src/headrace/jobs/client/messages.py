@@ -42,6 +42,7 @@ _ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
     for kind in (
         e.ConfigError,
         e.DataError,
+        e.EndpointNotFoundError,
         e.ForbiddenError,
         e.IdempotencyError,
         e.JobLedgerUnavailableError,
@@ -79,6 +80,8 @@ class SubmitOptions(TypedDict, total=False):
 
     input_uri: str
     """An existing object instead of a payload; the key must be permitted to read it."""
+    endpoint: str
+    """The endpoint that the job is submitted to. Its settings replace those that are left out."""
     kind: Kind
     queue: str
     """The queue whose workers run the job."""
@@ -221,6 +224,14 @@ def encode_submit_request(order: SubmitRequest) -> ApiCall:
         return _submit_call(order)
     except TypeError as error:
         raise ConfigError(f"an option of the job is not JSON: {error}") from None
+
+
+def encode_settings(settings: Mapping[str, Any]) -> bytes:
+    """Return settings as JSON. Raise ConfigError for values that JSON does not have."""
+    try:
+        return orjson.dumps(dict(settings))
+    except TypeError as error:
+        raise ConfigError(f"a setting is not JSON: {error}") from None
 
 
 def _submit_call(order: SubmitRequest) -> ApiCall:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-import orjson
 from typing_extensions import override
 
 from headrace.core.errors import JobLedgerUnavailableError
@@ -86,11 +85,11 @@ def _add_version(
             return None
         if last is not None and exists and last.settings == settings:
             return last
-        text = orjson.dumps(dump_endpoint_settings(settings or _settings_of(last)))
+        text = dump_endpoint_settings(settings or _settings_of(last))
         values: dict[str, Any] = {
             "name": name,
             "version": 1 + (last.version if last else 0),
-            "settings": clean(text.decode()),
+            "settings": clean(text),
             "created_by": clean(by),
             "deleted": settings is None,
         }
@@ -107,5 +106,4 @@ def _settings_of(last: Endpoint | None) -> EndpointSettings:
 
 def _endpoint_of(row: Sequence[Any]) -> Endpoint:
     name, version, settings, created_at_ms, created_by, deleted = row
-    loaded = load_endpoint_settings(orjson.loads(settings))
-    return Endpoint(name, version, loaded, created_at_ms, created_by, bool(deleted))
+    return Endpoint(name, version, load_endpoint_settings(settings), created_at_ms, created_by, bool(deleted))

@@ -38,6 +38,7 @@ from headrace.server.jobs.documents import (
     UploadDocument,
     UploadedDocument,
 )
+from headrace.server.jobs.endpoint_routes import EndpointHandlers
 from headrace.server.jobs.job_routes import JobHandlers, QueueHandlers
 from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
 from headrace.server.openapi import documentation_routes
@@ -82,6 +83,7 @@ def job_routes(
         JobHandlers(api),
         PayloadHandlers(api),
         QueueHandlers(api),
+        EndpointHandlers(api),
         OtherHandlers(api, submitter),
     ]
     routes = [found for handlers in groups for found in routes_of(handlers)]

@@ -24,7 +24,9 @@ class SubmissionDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     """A job as it is submitted. Exactly one of `input`, `upload` and `input_uri` names its input."""
 
     model: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?$")] = ""
-    """The name of the model, optionally with @ and a version. Required for `infer`."""
+    """The name of the model, optionally with @ and a version. Required for `infer` without an endpoint."""
+    endpoint: Name | None = None
+    """The endpoint that the job is submitted to. Its settings replace fields that are left out."""
     kind: KindName = "infer"
     queue: Name = "default"
     input: Any = None
@@ -181,6 +183,37 @@ class HistoryDocument(Struct, kw_only=True):
     """The history of a job, oldest first."""
 
     history: list[HistoryEntryDocument]
+
+
+class EndpointDocument(Struct, kw_only=True):
+    """One version of an endpoint."""
+
+    name: str
+    version: int
+    settings: dict[str, Any]
+    """The settings as they are sent, without the secrets of webhooks. `notify` is empty for keys without
+    `operate`.
+    """
+    created_at_ms: Milliseconds
+    created_by: str
+    """The name of the API key that wrote this version, or `settings file`."""
+    deleted: bool
+    """True for the version that ended the endpoint."""
+
+
+class EndpointsDocument(Struct, kw_only=True):
+    """Endpoints by name, or the versions of one endpoint, newest first."""
+
+    endpoints: list[EndpointDocument]
+
+
+class EndpointQuery(Struct, kw_only=True):
+    """The query of an endpoint."""
+
+    version: (
+        Annotated[int, Meta(ge=1, le=2**53, description="Number of a version; by default the current one.")]
+        | None
+    ) = None
 
 
 class QueueDocument(Struct, kw_only=True):

@@ -1,7 +1,8 @@
 """The route for unmodified SageMaker clients that invoke an asynchronous endpoint.
 
-An endpoint is a model of the same name. The settings of this route say where results are written;
-the client receives that location before the result exists. Signatures are not checked: if keys are
+An endpoint is one of `headrace.jobs.access.endpoints`, else a model of the same name. The endpoint, or
+the settings of this route, say where results are written; the client receives that location before the
+result exists. Signatures are not checked: if keys are
 required, clients send theirs as ``Authorization: Bearer KEY``.
 """
 
@@ -13,9 +14,10 @@ from typing import Annotated, Final
 
 import orjson
 
-from headrace.core.errors import AccessError, ConfigError, DataError, LimitError
+from headrace.core.errors import AccessError, ConfigError, DataError, EndpointNotFoundError, LimitError
 from headrace.core.settings import Setting
-from headrace.jobs.access import Scope
+from headrace.jobs.access import ApiKey, Scope
+from headrace.jobs.access.endpoints import EndpointSettings
 from headrace.jobs.job import QUEUE_DEFAULT, NewJob
 from headrace.jobs.paths import ERROR_SUFFIX, RESULT_SUFFIX, output_location
 from headrace.jobs.submission import Submission, digest_of
@@ -33,6 +35,11 @@ _LOCATION: Final = re.compile(r"(https|s3)://([^/]+)/?(.*)")
 _PRINTABLE: Final = re.compile(r"[!-~][ -~]*")
 _EXTENSION: Final = re.compile(r"(?!s3:|https:)[!-~]+", re.IGNORECASE)
 _FILENAME: Final = re.compile(r"[^./\\\s]*\.?[^./\\\s]*")
+_LIMIT_HEADERS: Final = {
+    "time_to_live_s": "requestttlseconds",
+    "time_limit_s": "invocationtimeoutseconds",
+}
+"""Headers of limits, by the fields of a job. Without a header, an endpoint's own limit counts."""
 _INVOCATION_ID: Final = re.compile(r"[!-~]{1,128}")
 
 
@@ -56,7 +63,9 @@ def sagemaker_routes(api: Api, settings: SageMakerSettings) -> list[Route]:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.headers.items()
         }
-        submission = read_invocation(exchange.arguments["name"], headers, body, settings)
+        name = exchange.arguments["name"]
+        endpoint = await _find_endpoint(api, exchange.client, name)
+        submission = read_invocation(name, headers, body, settings, endpoint)
         spec = (await api.submit(exchange.client, submission, trusted_output=True)).job.spec
         location = output_location(spec)
         locations = [
@@ -78,10 +87,29 @@ def sagemaker_routes(api: Api, settings: SageMakerSettings) -> list[Route]:
     ]
 
 
+async def _find_endpoint(api: Api, key: ApiKey, name: str) -> EndpointSettings | None:
+    """Return the settings of the endpoint that an invocation uses; None for the model of its name.
+
+    A key that submits to models by its own lists invokes models, whether or not an endpoint has this
+    name. A key with endpoints invokes nothing else.
+    """
+    if key.endpoints is None and Scope.OPERATE not in key.granted:
+        return None
+    endpoint = await api.thread_pool.run(api.service.find_endpoint, name)
+    if endpoint is None and key.endpoints is not None:
+        key.choose_endpoint(name)
+        raise EndpointNotFoundError(name)
+    return None if endpoint is None else endpoint.settings
+
+
 def read_invocation(
-    name: str, headers: Mapping[str, str], body: bytes, settings: SageMakerSettings
+    name: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    settings: SageMakerSettings,
+    endpoint: EndpointSettings | None = None,
 ) -> Submission:
-    """Return an invocation as a submission.
+    """Return an invocation as a submission to `endpoint`, or to the model of this name without one.
 
     Raises:
         DataError: SageMaker would refuse the invocation.
@@ -100,13 +128,16 @@ def read_invocation(
     invocation = headers.get(_INVOCATION, "")
     key = f"{_INVOCATION}:{invocation}" if _INVOCATION_ID.fullmatch(invocation) else ""
     correlation_id = inference_id or (str(uuid.uuid5(uuid.NAMESPACE_URL, key)) if key else str(uuid.uuid4()))
+    output_uri = settings.output_uri if endpoint is None else endpoint.output_uri or settings.output_uri
+    given = {each for each in _LIMIT_HEADERS if fields.has(_LIMIT_HEADERS[each])} | {"output_uri"}
     job = NewJob(
-        model=name,
-        queue=settings.queue,
+        model=name if endpoint is None else "",
+        queue=settings.queue if endpoint is None else QUEUE_DEFAULT,
+        endpoint="" if endpoint is None else name,
         input_uri=location,
         content_type=fields.text("content-type", _PRINTABLE, 1024),
         accept=fields.text("accept", _PRINTABLE, 1024),
-        output_uri=_output(settings.output_uri, extension),
+        output_uri=_output(output_uri, extension),
         key=filename or correlation_id,
         # The client learns the location from the response, so an equal id or name gets another one.
         if_exists="rename",
@@ -119,7 +150,8 @@ def read_invocation(
         owned_input=bool(body),
     )
     payload = body or None
-    return Submission(replace(job, body_digest=digest_of(job, payload)) if key else job, payload)
+    job = replace(job, body_digest=digest_of(job, payload)) if key else job
+    return Submission(job, payload, given=frozenset(given))
 
 
 def _output(output_uri: str, extension: str) -> str:
@@ -140,6 +172,9 @@ class _Headers:
         if value and not (len(value) <= chars_max and value.isascii() and pattern.fullmatch(value)):
             raise DataError(f"{name}: at most {chars_max} ASCII characters that fit {pattern.pattern}")
         return value
+
+    def has(self, name: str) -> bool:
+        return bool(self._headers.get(_HEADER + name, ""))
 
     def number(self, name: str, first: int, last: int, default: int) -> float:
         value = self._headers.get(_HEADER + name, "")

@@ -1,9 +1,8 @@
-"""Checks of endpoints: versions, deletion, the limit of running jobs, and the retention of their jobs."""
+"""Checks of endpoints: versions, deletion, and the limit of running jobs."""
 
 from headrace.jobs.access.endpoints import VERSIONS_MAX, EndpointSettings
-from headrace.jobs.state import JobState
 from headrace.testing.expect import equal
-from headrace.testing.job_checks.bench import LedgerBench, ids, run_concurrently
+from headrace.testing.job_checks.bench import LedgerBench, run_concurrently
 
 _RACE_THREADS = 4
 
@@ -69,24 +68,3 @@ def check_limit_of_an_endpoint(bench: LedgerBench) -> None:
     equal(bench.claim(9), (), "the claimed jobs of a closed endpoint")
     bench.ledger.delete_endpoint("e")
     equal(len(bench.claim(9)), 1, "the claimed jobs of a deleted endpoint")
-
-
-def check_own_retention(bench: LedgerBench) -> None:
-    """Check that a job with a retention of its own is returned when it has passed, not before or after."""
-    short, usual, long = (
-        bench.submit_ended(JobState.COMPLETED, keep_s=keep_s) for keep_s in (10.0, None, 1_000.0)
-    )
-    ended_ms = bench.clock.now_ms()
-    found = bench.ledger.ended_before
-    bench.advance(9_999)
-    equal(found(0, limit=9), [], "the jobs before any retention has passed")
-    bench.advance(10_000)
-    equal(ids(found(0, limit=9)), [short.id], "the jobs with a short retention of their own")
-    equal(
-        set(ids(found(ended_ms + 1, limit=9))),
-        {short.id, usual.id},
-        "these, and the jobs of which the usual retention has passed",
-    )
-    equal(len(found(ended_ms + 1, limit=1)), 1, "the returned jobs with a limit of one")
-    bench.advance(1_000_000)
-    equal(set(ids(found(0, limit=9))), {short.id, long.id}, "the jobs with a retention of their own")

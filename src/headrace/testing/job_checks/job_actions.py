@@ -361,6 +361,22 @@ def check_retention(bench: LedgerBench) -> None:
     true(bench.settle(running, done()), "a running job was harmed by forgetting")
 
 
+def check_own_retention(bench: LedgerBench) -> None:
+    """Check that a job with a retention of its own is listed once it has passed, and not before."""
+    short = bench.submit_ended(JobState.COMPLETED, keep_s=60.0)
+    long = bench.submit_ended(JobState.COMPLETED, keep_s=3600.0)
+    plain = bench.submit_ended(JobState.COMPLETED)
+    equal((short.spec.keep_s, plain.spec.keep_s), (60.0, None), "the retention of jobs")
+    find = bench.ledger.ended_before
+    bench.advance(59_000)
+    equal(ids(find(bench.clock.now_ms(), limit=10)), [plain.id], "the old jobs before any retention is over")
+    bench.advance(1_001)
+    equal(ids(find(0, limit=10)), [short.id], "the job whose own retention is over")
+    equal(set(ids(find(bench.clock.now_ms(), limit=10))), {short.id, plain.id}, "all old jobs")
+    equal(len(find(bench.clock.now_ms(), limit=1)), 1, "the number of old jobs, limited to one")
+    equal(bench.ledger.forget([long.id]), 1, "the number of forgotten jobs, of one that is kept longer")
+
+
 def check_cancelling_retried_jobs(bench: LedgerBench) -> None:
     """Check that a job that waits for its next attempt is pending: cancelling ends it."""
     failed, lost = bench.submit_running(), bench.submit_running()
