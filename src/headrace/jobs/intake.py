@@ -205,13 +205,13 @@ class JobIntake(Service):
 
         The job of the reply has `warnings` if no worker serves its queue.
 
-        Raises, or completes the future with: ForbiddenError; EndpointNotFoundError; ModelNotFoundError for a model that no
-        worker of the queue has reported; QueueFullError for a queue or tenant with too many pending
-        jobs; OverloadedError and LimitError for a payload beyond the key's bytes of a day;
-        QueueClosedError; IdempotencyError; OutputTakenError if another job owns the name of the
-        output; UnavailableError if the payload cannot be stored; JobLedgerUnavailableError. Except
-        for the last, nothing was queued. A submission that is repeated with its idempotency key is
-        never queued twice.
+        Raises, or completes the future with: ForbiddenError; EndpointNotFoundError; ModelNotFoundError
+        for a model that no worker of the queue has reported; QueueFullError for a queue or tenant with
+        too many pending jobs; OverloadedError and LimitError for a payload beyond the key's bytes of a
+        day; QueueClosedError; IdempotencyError; OutputTakenError if another job owns the name of the
+        output; UnavailableError if the payload cannot be stored; JobLedgerUnavailableError. Except for
+        the last, nothing was queued. A submission that is repeated with its idempotency key is never
+        queued twice.
         """
         key.require(Scope.SUBMIT)
         endpoint = self._endpoint_of(key, submission.job.endpoint)

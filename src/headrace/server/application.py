@@ -132,17 +132,17 @@ class WebApp:
     async def _serve(self, exchange: Exchange) -> None:
         route: Route | None = None
         try:
-            endpoint = self.router.find(exchange.path)
-            route = endpoint.find(exchange.method)
+            matched = self.router.find(exchange.path)
+            route = matched.find(exchange.method)
             if route is None:
                 self._guard.check_source(exchange.method, exchange.headers, public=True)
-                await self._reject_method(exchange, endpoint)
+                await self._reject_method(exchange, matched)
                 return
-            exchange.action, exchange.arguments = route.action, endpoint.arguments
+            exchange.action, exchange.arguments = route.action, matched.arguments
             if route.has_request_id and exchange.request_id is None:
                 exchange.request_id = token_hex(16).encode()
             if exchange.observation is not None:
-                exchange.observation.on_route(route.action, endpoint.arguments)
+                exchange.observation.on_route(route.action, matched.arguments)
             self._admit(exchange, route)
             await route.handler(exchange)
         except DisconnectedError:
@@ -171,13 +171,13 @@ class WebApp:
 
     # Errors
 
-    async def _reject_method(self, exchange: Exchange, endpoint: "Endpoint") -> None:
-        if not endpoint.routes:
+    async def _reject_method(self, exchange: Exchange, matched: "MatchedPath") -> None:
+        if not matched.routes:
             why = f"no resource at {exchange.path[:200]}"
             status = ErrorStatus(NOT_FOUND, GrpcCode.NOT_FOUND, why, type=_HTTP_ERROR)
             await self._respond_error(exchange, status)
             return
-        allowed = ", ".join(endpoint.methods)
+        allowed = ", ".join(matched.methods)
         why = f"{exchange.method[:20]} is not supported for {exchange.path[:200]}: use {allowed}"
         status = ErrorStatus(METHOD_NOT_ALLOWED, GrpcCode.UNIMPLEMENTED, why, type=_HTTP_ERROR)
         await self._respond_error(exchange, status, ((b"allow", allowed.encode()),))
@@ -355,7 +355,7 @@ def _is_address(host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class MatchedPath:
     """The routes of one path by method, with the values of the parameters in a requested path."""
 
     routes: Mapping[str, Route]
@@ -375,7 +375,7 @@ class Endpoint:
         return sorted({*self.routes, *(("HEAD",) if is_readable else ())})
 
 
-NOWHERE: Final = Endpoint({}, {})
+NOWHERE: Final = MatchedPath({}, {})
 """The result for unknown paths."""
 
 
@@ -383,7 +383,7 @@ class Router:
     """The lookup of routes by path. A literal segment precedes a parameter."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._known: dict[str, Endpoint] = {}
+        self._known: dict[str, MatchedPath] = {}
         """The results for paths that were requested before, so that a repeated path costs one lookup."""
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
@@ -401,7 +401,7 @@ class Router:
             group += 1 + len(names)
         self._pattern = re.compile("|".join(patterns), re.DOTALL)
 
-    def find(self, path: str) -> Endpoint:
+    def find(self, path: str) -> MatchedPath:
         """Return the routes of a path, or `NOWHERE`."""
         known = self._known.get(path)
         if known is not None:
@@ -419,14 +419,14 @@ class Router:
             self._known[path] = found
         return found
 
-    def _search(self, path: str) -> Endpoint | None:
+    def _search(self, path: str) -> MatchedPath | None:
         match = self._pattern.fullmatch(path)
         if match is None or match.lastindex is None:
             return None
         # The group of the whole path ends last.
         group = match.lastindex
         routes, names = self._by_group[group]
-        return Endpoint(routes, dict(zip(names, match.groups()[group : group + len(names)], strict=True)))
+        return MatchedPath(routes, dict(zip(names, match.groups()[group : group + len(names)], strict=True)))
 
 
 def _segment_pattern(segment: str) -> str:

@@ -60,7 +60,8 @@ _QUEUE: Final = "/v1/queues/{queue}"
 _HEARTBEAT: Final = b": still here\n\n"
 _EVENT_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _SUBMISSION: Final = (
-    "A submission as JSON; or, if the query has a `model` or an `endpoint`, the payload itself with any content type. "
+    "A submission as JSON; or, if the query has a `model` or an `endpoint`, the payload itself with any "
+    "content type. "
     "The query then has the other fields of the submission (`tag=NAME=VALUE` for each tag, `options` "
     "and `notify` as JSON)."
 )
@@ -292,7 +293,8 @@ def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submissi
         return read_raw(body, query, envelope, limits, model_optional=model_optional)
     if query:
         raise DataError(
-            f"{query[0][0]}: a submission as JSON takes no query; to send a payload, add model or endpoint to the query"
+            f"{query[0][0]}: a submission as JSON takes no query; to send a payload, add model or endpoint "
+            "to the query"
         )
     bare = bare_type(envelope.content_type)
     if bare and bare != JSON:
