@@ -1,0 +1,285 @@
+"""A tenant against another one: a case for each route of the API, and a new route without a case fails.
+
+The victim has a job of each kind of state, an upload, an endpoint and a queue. The hostile tenant has keys
+to submit and to read, and knows all names and ids.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+
+from cases import for_each
+from headrace.jobs.access import Scope
+from headrace.jobs.paths import UriAllowList
+from headrace.jobs.state import JobState
+from headrace.server.jobs.sagemaker import SageMakerSettings
+from jobs.service_support import key_of, served_jobs
+
+SHARED = UriAllowList(prefixes=("s3://shared",))
+OWNER = key_of("owner", outputs=SHARED)
+HOSTILE = key_of("hostile", outputs=SHARED)
+LIMITED = key_of("limited", tenant="hostile", endpoints=frozenset({"of-hostile"}))
+ADMIN = key_of("root", Scope.ADMIN)
+PAYLOAD = b"the owner's payload"
+
+
+@pytest.fixture(scope="module")
+def world():
+    with (
+        served_jobs(
+            keys=[OWNER, HOSTILE, LIMITED, ADMIN], sagemaker=SageMakerSettings("s3://shared/async")
+        ) as served,
+        served.client(OWNER[0]) as owner,
+        served.client(HOSTILE[0]) as hostile,
+    ):
+        limited, admin = served.client(LIMITED[0]), served.client(ADMIN[0])
+        for name in ("of-owner", "of-hostile"):
+            settings = {"model": "m", "queue": f"queue-{name}", "output_uri": f"s3://{name}/out"}
+            assert admin.put(f"/v1/endpoints/{name}", json=settings).status_code == 200
+        submission = {
+            "model": "m",
+            "queue": "secret",
+            "input": [42],
+            "output_uri": "s3://shared/out",
+            "key": "mine",
+            "correlation_id": "owners-id",
+        }
+        job = owner.post("/v1/jobs", json=submission, headers={"idempotency-key": "k"}).json()
+        upload = owner.post("/v1/uploads").json()["id"]
+        owner.put(f"/v1/uploads/{upload}", content=PAYLOAD)
+        yield SimpleNamespace(
+            served=served,
+            owner=owner,
+            hostile=hostile,
+            limited=limited,
+            job=job,
+            path=f"/v1/jobs/{job['id']}",
+            upload=upload,
+        )
+        limited.close()
+        admin.close()
+
+
+def get_job(world):
+    assert world.hostile.get(world.path).status_code == 404
+
+
+def list_jobs(world):
+    for query in ("", "?tenant=owner", "?correlation_id=owners-id", "?queue=secret"):
+        assert world.hostile.get(f"/v1/jobs{query}").json()["jobs"] == []
+
+
+def history(world):
+    assert world.hostile.get(f"{world.path}/history").status_code == 404
+
+
+def events(world):
+    assert world.hostile.get(f"{world.path}/events").status_code == 404
+
+
+def result(world):
+    for query in ("", "?redirect=true"):
+        assert world.hostile.get(f"{world.path}/result{query}").status_code == 404
+
+
+def check_published(world):
+    assert world.hostile.get(f"{world.path}/published").status_code == 404
+
+
+def cancel(world):
+    assert world.hostile.post(f"{world.path}/cancel").status_code == 404
+
+
+def retry(world):
+    assert world.hostile.post(f"{world.path}/retry").status_code == 404
+
+
+def delete(world):
+    assert world.hostile.delete(world.path).status_code == 404
+
+
+def submit(world):
+    """Neither the output's name, nor the idempotency key, nor the payload of the owner is reachable."""
+    taken = {"model": "m", "input": [1], "output_uri": "s3://shared/out", "key": "mine"}
+    for if_exists in ("fail", "replace", "version"):
+        response = world.hostile.post("/v1/jobs", json={**taken, "if_exists": if_exists})
+        assert response.status_code == 409
+        assert world.job["id"] not in response.text
+    own = world.hostile.post("/v1/jobs", json={"model": "m", "input": [1]}, headers={"idempotency-key": "k"})
+    assert (own.status_code, own.json()["id"] == world.job["id"]) == (202, False)
+    stolen = {"model": "m", "upload": world.upload, "content_type": "text/plain"}
+    assert world.hostile.post("/v1/jobs", json=stolen).status_code == 400
+    store = world.served.service.settings.store_uri
+    for uri in (f"{store}/inputs/{world.job['id']}", "s3://shared/out/mine.out"):
+        named = world.hostile.post("/v1/jobs", json={"model": "m", "input_uri": uri})
+        assert named.status_code in (400, 403)
+    notify = [{"email": ["owner@example.com"]}]
+    assert world.hostile.post("/v1/jobs", json={**taken, "notify": notify}).status_code == 403
+    for document in ({"model": "n"}, {"endpoint": "of-owner"}, {"endpoint": "of-hostile", "queue": "secret"}):
+        assert world.limited.post("/v1/jobs", json={**document, "input": [1]}).status_code == 403
+    assert world.hostile.post("/v1/jobs", json={"endpoint": "of-owner", "input": [1]}).status_code == 403
+
+
+def begin_upload(world):
+    assert world.hostile.post("/v1/uploads").json()["id"] != world.upload
+
+
+def upload(world):
+    assert world.hostile.put(f"/v1/uploads/{world.upload}", content=b"replaced").status_code == 400
+    mine = {"model": "m", "upload": world.upload, "content_type": "text/plain"}
+    job = world.owner.post("/v1/jobs", json=mine).json()
+    assert world.served.payload(job["id"]) == PAYLOAD
+
+
+def list_queues(world):
+    shown = world.hostile.get("/v1/queues").text
+    assert "secret" not in shown
+    assert "of-owner" not in shown
+
+
+def get_queue(world):
+    queue = world.hostile.get("/v1/queues/secret").json()
+    assert (queue["queued"], queue["running"], queue["oldest_seconds"]) == (0, 0, 0)
+    assert world.owner.get("/v1/queues/secret").json()["queued"] == 1
+
+
+def scale(world):
+    assert world.hostile.get("/v1/queues/secret/scale").json()["backlog"] == 0
+
+
+def refused_queue_change(verb):
+    def attempt(world):
+        assert world.hostile.post(f"/v1/queues/secret/{verb}").status_code == 403
+        assert world.owner.get("/v1/queues/secret").json()["paused"] is False
+
+    return attempt
+
+
+def limit_queue(world):
+    assert world.hostile.patch("/v1/queues/secret", json={"pending_max": 0}).status_code == 403
+
+
+def delete_queue(world):
+    assert world.hostile.delete("/v1/queues/secret").status_code == 403
+
+
+def list_endpoints(world):
+    assert world.hostile.get("/v1/endpoints").json()["endpoints"] == []
+    shown = world.limited.get("/v1/endpoints").json()["endpoints"]
+    assert [each["name"] for each in shown] == ["of-hostile"]
+
+
+def get_endpoint(world):
+    for client in (world.hostile, world.limited):
+        found, unknown = (client.get(f"/v1/endpoints/{name}") for name in ("of-owner", "unknown"))
+        assert (found.status_code, unknown.status_code) == (404, 404)
+        assert found.json()["type"] == unknown.json()["type"]
+
+
+def endpoint_versions(world):
+    assert world.limited.get("/v1/endpoints/of-owner/versions").status_code == 404
+
+
+def set_endpoint(world):
+    for client in (world.hostile, world.limited):
+        for name in ("of-owner", "of-hostile", "new"):
+            assert client.put(f"/v1/endpoints/{name}", json={"model": "m"}).status_code == 403
+
+
+def delete_endpoint(world):
+    assert world.limited.delete("/v1/endpoints/of-owner").status_code == 403
+
+
+def receive_s3_events(world):
+    assert world.hostile.post("/v1/events/s3", json={"Records": []}).status_code == 403
+
+
+def invoke_endpoint_async(world):
+    """An equal inference id names another object."""
+    invoke = "/endpoints/m/async-invocations"
+    headers = {"x-amzn-sagemaker-inference-id": "same"}
+    owners, hostiles = (
+        client.post(invoke, content=b"[1]", headers=headers).headers["x-amzn-sagemaker-outputlocation"]
+        for client in (world.owner, world.hostile)
+    )
+    assert owners != hostiles
+    for name in ("of-owner", "m"):
+        refused = world.limited.post(f"/endpoints/{name}/async-invocations", content=b"[1]")
+        assert refused.status_code == 403
+
+
+def session(world):
+    created = world.hostile.post("/v1/session")
+    assert created.json()["tenant"] == "hostile"
+    cookie = {"cookie": created.headers["set-cookie"].partition(";")[0]}
+    with world.served.client() as browser:
+        assert browser.get(world.path, headers=cookie).status_code == 404
+        assert browser.get("/v1/session", headers=cookie).json()["tenant"] == "hostile"
+        assert (
+            browser.delete("/v1/session", headers={**cookie, "origin": world.served.url}).status_code == 204
+        )
+
+
+def health(world):
+    assert world.hostile.get("/v1/health/ready").json() == {"status": "ok"}
+    assert world.hostile.get("/v1/health/live").json() == {"status": "ok"}
+
+
+CASES = {
+    "get": get_job,
+    "find": list_jobs,
+    "history": history,
+    "events": events,
+    "result": result,
+    "check_published": check_published,
+    "cancel": cancel,
+    "retry": retry,
+    "delete": delete,
+    "submit": submit,
+    "begin_upload": begin_upload,
+    "upload": upload,
+    "list_queues": list_queues,
+    "get_queue": get_queue,
+    "scale": scale,
+    "pause_queue": refused_queue_change("pause"),
+    "drain_queue": refused_queue_change("drain"),
+    "resume_queue": refused_queue_change("resume"),
+    "limit_queue": limit_queue,
+    "delete_queue": delete_queue,
+    "list_endpoints": list_endpoints,
+    "get_endpoint": get_endpoint,
+    "endpoint_versions": endpoint_versions,
+    "set_endpoint": set_endpoint,
+    "delete_endpoint": delete_endpoint,
+    "receive_s3_events": receive_s3_events,
+    "invoke_endpoint_async": invoke_endpoint_async,
+    "create_session": session,
+    "get_session": session,
+    "end_session": session,
+    "jobs_live": health,
+    "jobs_ready": health,
+}
+DOCUMENTATION = {"openapi", "docs"}
+
+
+@for_each("action", list(CASES))
+def test_other_tenant_reaches_nothing_by(action, world):
+    CASES[action](world)
+    assert world.owner.get(world.path).json()["state"] == "pending"
+
+
+def test_every_route_has_a_case(world):
+    actions = {route.action for route in world.served.app.routes}
+    assert actions - set(CASES) <= DOCUMENTATION
+    assert set(CASES) <= actions
+
+
+def test_many_urgent_jobs_of_another_tenant_delay_no_job():
+    with served_jobs(keys=[OWNER, HOSTILE]) as served:
+        with served.client(HOSTILE[0]) as hostile, served.client(OWNER[0]) as owner:
+            for number in range(50):
+                hostile.post("/v1/jobs", json={"model": "m", "input": [number], "priority": 0})
+            job = owner.post("/v1/jobs", json={"model": "m", "input": [1], "priority": 9}).json()
+        first, second = served.claim(), served.claim()
+        assert job["id"] in (first.id, second.id)
+        assert {first.state, second.state} == {JobState.RUNNING}
