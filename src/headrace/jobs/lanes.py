@@ -24,6 +24,8 @@ LimitKind = Literal["tenant", "key", "endpoint", "model"]
 AGEING_S_DEFAULT: Final = 3600.0
 AGEING_MS_MAX: Final = 10**13
 """The delay of each step of priority without ageing: three centuries."""
+LANES_MAX: Final = 64
+"""Lanes that one claim reads of a queue."""
 _PARTS: Final = 5
 
 
@@ -188,10 +190,6 @@ def lanes_to_read(
     rounds = range(min(most, max(map(len, by_tenant.values()), default=0)))
     lanes = [by_tenant[tenant][n] for n in rounds for tenant in tenants if n < len(by_tenant[tenant])]
     return lanes[:LANES_MAX]
-
-
-LANES_MAX: Final = 64
-"""Lanes that one claim reads of a queue."""
 
 
 def choose(

@@ -74,11 +74,13 @@ class _Rest:
 class _Part:
     """The part of a claim from one queue. `stopped`: the next job must run alone.
 
-    `rest` is None if it is not known.
+    `has_limits`: a limit may have closed the lanes that were read, so that other ones are next. `rest`
+    is None if it is not known.
     """
 
     jobs: tuple[Job, ...] = ()
     stopped: bool = False
+    has_limits: bool = False
     rest: _Rest | None = None
 
 
@@ -121,17 +123,16 @@ class Claims:
         jobs: list[Job] = []
         rests: dict[str, _Rest] = {}
         for queue in dict.fromkeys(request.queues):
-            taken = -1
-            while taken < len(jobs) < request.jobs_max:
-                # A limit may have closed the lanes that were read, so that others are next.
-                taken = len(jobs)
-                part = self._claim_from(transaction, request, queue, region, taken=taken)
+            while len(jobs) < request.jobs_max:
+                part = self._claim_from(transaction, request, queue, region, taken=len(jobs))
                 jobs += part.jobs
                 if part.rest is not None:
                     rests[queue] = part.rest
                 if part.stopped:
                     # No other job may overtake the one that must run alone.
                     return jobs, rests
+                if not (part.jobs and part.has_limits):
+                    break
         return jobs, rests
 
     def _claim_from(
@@ -158,7 +159,7 @@ class Claims:
             shares = self._shares_of(queue)
             choice = choose(candidates, most, queue=queue, taken=taken, state=state, shares=shares)
         jobs = _update(transaction, request, choice.job_ids)
-        return _Part(jobs, choice.stopped, None if jobs else rest)
+        return _Part(jobs, choice.stopped, bool(state.capacity), None if jobs else rest)
 
     def _read_rest(self, transaction: Transaction, request: ClaimRequest, queue: str, region: str) -> _Rest:
         lanes = self._read_lanes(transaction, request, queue, region)
