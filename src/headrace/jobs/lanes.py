@@ -1,4 +1,4 @@
-"""Which waiting jobs are claimed next: lanes, limits of running jobs, and fair shares. Pure.
+"""The choice of the jobs that are claimed next: lanes, limits of running jobs, fair shares. Pure.
 
 The waiting jobs of a queue with the same tenant, API key, endpoint, model and region are a lane. Whether
 a limit closes a job to a claim depends on its lane alone, so that a claim never looks at the jobs behind
@@ -54,7 +54,7 @@ def _lane_text(*parts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What all jobs of a lane have in common, besides their queue."""
+    """The properties that all jobs of a lane have in common, besides their queue."""
 
     tenant: str
     api_key: str
@@ -103,7 +103,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class QueueShares:
-    """What the tenants of a queue have received lately, while others waited."""
+    """The turns that the tenants of a queue had lately, while others waited."""
 
     virtual: float = 0.0
     """The virtual time at which the last served job began."""

@@ -64,7 +64,7 @@ class _Lanes:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """What a claim leaves in a queue: the time until a job is due, and whether a limit closes a lane."""
+    """The rest of a queue after a claim: the time until a job is due, and if limits close all its lanes."""
 
     due_in_ms: int | None
     limited: bool = False
