@@ -63,6 +63,7 @@ def pick(candidates, most, *, limits=(), running=(), shares=None, taken=0):
         most,
         queue="q",
         taken=taken,
+        is_shared=len({each.lane.tenant for each in candidates}) > 1,
         state=claim_state(limits, counts),
         shares=shares or QueueShares(),
     )

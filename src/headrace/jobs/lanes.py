@@ -171,10 +171,15 @@ def claim_state(limits: Iterable[ClaimLimit], running: Mapping[tuple[str, str], 
     return state
 
 
+def is_shared(lanes: Iterable[Lane], state: ClaimState) -> bool:
+    """Return True if several tenants have open lanes."""
+    return len({lane.tenant for lane in lanes if state.capacity_of(lane, 1)}) > 1
+
+
 def lanes_to_read(
     heads: Mapping[Lane, tuple[float, str]], queue: str, state: ClaimState, shares: QueueShares, most: int
 ) -> list[Lane]:
-    """Return the open lanes that can have the next `most` jobs, at most `most` of each tenant.
+    """Return the open lanes that have the next `most` jobs: `most` lanes of each of `most` tenants.
 
     `heads` are the places of the lanes' first jobs. The first jobs of a tenant are in the lanes with the
     first heads. At most `LANES_MAX` lanes are returned, those of all tenants in turn.
@@ -186,7 +191,7 @@ def lanes_to_read(
     tenants = sorted(
         by_tenant,
         key=lambda tenant: (*_turn(tenant, queue, state, shares), heads[by_tenant[tenant][0]]),
-    )
+    )[:most]
     rounds = range(min(most, max(map(len, by_tenant.values()), default=0)))
     lanes = [by_tenant[tenant][n] for n in rounds for tenant in tenants if n < len(by_tenant[tenant])]
     return lanes[:LANES_MAX]
@@ -198,13 +203,15 @@ def choose(
     *,
     queue: str,
     taken: int,
+    is_shared: bool,
     state: ClaimState,
     shares: QueueShares,
 ) -> Choice:
     """Return at most `most` of the candidates of a queue, and count them in `state` and `shares`.
 
-    `taken` is the number of jobs that the same claim has taken before. A job that must run alone is
-    chosen only as the first job of a claim, and no job behind it is.
+    `taken` is the number of jobs that the same claim has taken before. `is_shared`: several tenants wait
+    in the queue, also with jobs that are no candidates. A job that must run alone is chosen only as the
+    first job of a claim, and no job behind it is.
     """
     waiting: dict[str, list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda each: each.place, reverse=True):
@@ -221,7 +228,7 @@ def choose(
         waiting[tenant].pop()
         chosen.append(candidate.job_id)
         state.take(queue, candidate.lane)
-        if any(waiting[other] for other in waiting if other != tenant):
+        if is_shared:
             shares.serve(tenant, state.weights.get(tenant, 1.0))
         if candidate.alone:
             return Choice(tuple(chosen), stopped=True)

@@ -20,11 +20,14 @@ from headrace.core.errors import (
 from headrace.jobs.job import HistoryEvent, Job, JobFailure, NewJob, Settlement, new_job_id
 from headrace.jobs.lanes import (
     Candidate,
+    Choice,
     ClaimState,
     QueueShares,
     choose,
     claim_state,
+    is_shared,
     lane_text,
+    lanes_to_read,
     parse_lane,
 )
 from headrace.jobs.ledger import (
@@ -133,21 +136,26 @@ class MemoryJobLedger(MemoryJobs):
         taken: list[Job] = []
         claimable = self._claimable(claim)
         for queue in dict.fromkeys(job.spec.queue for job in claimable):
-            jobs = {job.id: job for job in claimable if job.spec.queue == queue}
-            choice = choose(
-                [self._candidate(job) for job in jobs.values()],
-                claim.jobs_max - len(taken),
-                queue=queue,
-                taken=len(taken),
-                state=self._claim_state(),
-                shares=self._shares.setdefault(queue, QueueShares()),
-            )
-            for job_id in choice.job_ids:
-                taken.append(claim_job(jobs[job_id], claim, self.now_ms()))
-                self._store(taken[-1])
+            waiting = {job.id: job for job in claimable if job.spec.queue == queue}
+            choice = Choice(("",))
+            while choice.job_ids and not choice.stopped and len(taken) < claim.jobs_max:
+                choice = self._choose(queue, list(waiting.values()), claim.jobs_max - len(taken), len(taken))
+                for job_id in choice.job_ids:
+                    taken.append(claim_job(waiting.pop(job_id), claim, self.now_ms()))
+                    self._store(taken[-1])
             if choice.stopped:
                 break
         return tuple(taken)
+
+    def _choose(self, queue: str, waiting: Sequence[Job], most: int, taken: int) -> Choice:
+        """Choose from the lanes that a database would read."""
+        state, shares = self._claim_state(), self._shares.setdefault(queue, QueueShares())
+        candidates = list(map(self._candidate, waiting))
+        first = sorted(candidates, key=lambda each: each.place, reverse=True)
+        heads = {each.lane: each.place for each in first}
+        read, several = lanes_to_read(heads, queue, state, shares, most), is_shared(heads, state)
+        found = [each for each in candidates if each.lane in read]
+        return choose(found, most, queue=queue, taken=taken, is_shared=several, state=state, shares=shares)
 
     def _candidate(self, job: Job) -> Candidate:
         return Candidate(job.id, parse_lane(lane_text(job.spec)), self._table.ranks_ms[job.id], job.alone)

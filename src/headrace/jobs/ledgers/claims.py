@@ -20,6 +20,7 @@ from headrace.jobs.lanes import (
     Subject,
     choose,
     claim_state,
+    is_shared,
     lanes_to_read,
     parse_lane,
 )
@@ -139,7 +140,7 @@ class Claims:
         self, transaction: Transaction, request: ClaimRequest, queue: str, region: str, *, taken: int
     ) -> _Part:
         most = request.jobs_max - taken
-        state, candidates, rest = ClaimState({}, {}, Counter()), list[Candidate](), None
+        state, candidates, rest, several = ClaimState({}, {}, Counter()), list[Candidate](), None, False
         if queue not in self._shared_queues:
             candidates = _lock_only_lane(transaction, request, queue, region, most)
         if not candidates:
@@ -148,6 +149,7 @@ class Claims:
                 lanes = self._read_lanes(transaction, request, queue, region)
             state, is_held = _read_state(transaction, lanes)
             rest = _rest_of(lanes, state, is_held=is_held)
+            several = is_shared(lanes.heads, state)
             with self._lock:
                 wanted = lanes_to_read(lanes.heads, queue, state, self._shares_of(queue), most)
             candidates = [
@@ -157,7 +159,9 @@ class Claims:
             ]
         with self._lock:
             shares = self._shares_of(queue)
-            choice = choose(candidates, most, queue=queue, taken=taken, state=state, shares=shares)
+            choice = choose(
+                candidates, most, queue=queue, taken=taken, is_shared=several, state=state, shares=shares
+            )
         jobs = _update(transaction, request, choice.job_ids)
         return _Part(jobs, choice.stopped, bool(state.capacity), None if jobs else rest)
 
