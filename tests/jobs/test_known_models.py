@@ -5,8 +5,8 @@ import pytest
 from cases import for_each
 from headrace.core.errors import JobLedgerUnavailableError, ModelNotFoundError
 from headrace.jobs.access import ApiKey, Scope
-from headrace.jobs.intake import CACHED_S, KnownModels, check_model
 from headrace.jobs.job import NewJob
+from headrace.jobs.known_models import CACHED_S, KnownModels, check_model
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger
 
 REPORTS = {

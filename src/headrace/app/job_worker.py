@@ -23,10 +23,10 @@ from headrace.core.model import Isolation
 from headrace.engine.engine import Engine
 from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
-from headrace.jobs.intake import listed
 from headrace.jobs.job import Completed, Kind, Settlement
 from headrace.jobs.kinds import Attempt, KindRunner, Models
 from headrace.jobs.kinds.runners import InferKind, RunJobs, stream_settings, transform_settings
+from headrace.jobs.known_models import listed
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.paths import JobPaths
 from headrace.jobs.payloads import Publication

@@ -1,24 +1,17 @@
-"""The intake of jobs: the rights and the model of a submission, its payload, its way to the ledger.
-
-A job is claimed by the workers of its queue, so the models that they have reported decide. A queue
-without any report is accepted with a warning: its workers may not have started yet, as when they
-are scaled from zero.
-"""
+"""The intake of jobs: the rights and the model of a submission, its payload, its way to the ledger."""
 
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from math import isinf
 from typing import Any, Final
 
 from typing_extensions import override
 
-from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import (
     DataError,
     EndpointNotFoundError,
@@ -39,7 +32,8 @@ from headrace.jobs.access.endpoints import (
 from headrace.jobs.current_endpoints import CurrentEndpoints
 from headrace.jobs.job import NewJob, new_job_id, wall_ms
 from headrace.jobs.kinds.runners import check_options
-from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, JobLedger, SubmitReply
+from headrace.jobs.known_models import KnownModels
+from headrace.jobs.ledger import JobLedger, SubmitReply
 from headrace.jobs.paths import output_location
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload
 from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
@@ -51,16 +45,6 @@ _log = logging.getLogger("headrace.jobs")
 
 CLEANUPS_MAX: Final = 1_000
 DEADLINE_S_DEFAULT: Final = 7 * 86_400.0
-CACHED_S: Final = 5.0
-"""Seconds for which reports of models are cached. A submission that they do not permit reads them
-again.
-"""
-_LISTED_MAX: Final = 20
-_RECENTLY: Final = f"in the last {REPORTED_MODELS_KEPT_DAYS} days"
-
-Reports = Mapping[str, frozenset[str]]
-"""The reported models of each queue."""
-
 PrepareNotify = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Returns an entry of ``notify`` for the ledger, with its secret encrypted. It raises DataError,
 ConfigError or ForbiddenError for a target that cannot, or may not, be notified.
@@ -417,105 +401,3 @@ def _limited_to(endpoint: Endpoint | None, key: ApiKey) -> ApiKey:
     settings = endpoint.settings
     model = settings.model.partition("@")[0]
     return replace(key, queues=frozenset({settings.queue}), models=frozenset({model}))
-
-
-class KnownModels:
-    """The check of submissions against the reported models of a ledger.
-
-    Thread-safe; checks block while the ledger is read.
-    """
-
-    def __init__(self, ledger: JobLedger, *, clock: Clock | None = None) -> None:
-        self._ledger = ledger
-        self._clock = clock or SystemClock()
-        self._cached: tuple[float, Reports] = (float("-inf"), {})
-
-    def check(self, job: NewJob, key: ApiKey | None = None) -> tuple[str, ...]:
-        """Return the warnings of a submission.
-
-        Messages name only the models and queues that `key` permits. A key that may submit to every
-        queue sees the names of the others only with the scope MONITOR.
-
-        Raises:
-            ModelNotFoundError: Workers of the job's queue have reported, but none has the model.
-            JobLedgerUnavailableError: The ledger does not respond.
-        """
-        read_s, reports = self._cached
-        if self._clock.now() - read_s <= CACHED_S and job.model in reports.get(job.queue, ()):
-            return ()
-        reports = self._ledger.reported_models()
-        self._cached = (self._clock.now(), reports)
-        return check_model(job, reports if key is None else _visible_reports(reports, key, job.queue))
-
-
-def check_model(job: NewJob, reports: Reports) -> tuple[str, ...]:
-    """Return the warnings of a submission, given the reported models of each queue.
-
-    Raise ModelNotFoundError if workers of its queue have reported, but none has the model.
-    """
-    models = reports.get(job.queue)
-    if models is None:
-        return _unserved_queue(job, reports)
-    if job.model and job.model not in models:
-        raise ModelNotFoundError(job.model, _unknown_model(job, models, reports))
-    return ()
-
-
-def _unserved_queue(job: NewJob, reports: Reports) -> tuple[str, ...]:
-    waits = f"no worker has served queue {job.queue} {_RECENTLY}: the job waits for one"
-    if not reports:
-        return (waits,)
-    waits += f"{_similar(job.queue, reports)}; served queues: {listed(reports)}"
-    models = frozenset[str]().union(*reports.values())
-    if not job.model or job.model in models:
-        return (waits,)
-    return (
-        waits,
-        (
-            f"no worker of any queue has model {job.model}{_similar(job.model, models)}"
-            f"; known models: {listed(_without_versions(models))}"
-        ),
-    )
-
-
-def _unknown_model(job: NewJob, models: Collection[str], reports: Reports) -> str:
-    """Return the reason for a refusal, with the known models and what to do."""
-    name = job.model.partition("@")[0]
-    versions = [model for model in models if model.startswith(f"{name}@")]
-    known = versions if name in models else _without_versions(models)
-    elsewhere = [queue for queue, others in reports.items() if job.model in others]
-    advice = (
-        f"; submit it to queue {listed(elsewhere)}, where workers have it"
-        if elsewhere
-        else f"{_similar(job.model, known)}; before the first job of a new model, start a worker with it"
-    )
-    return (
-        f"no worker of queue {job.queue} has reported it {_RECENTLY}{advice}; known models: {listed(known)}"
-    )
-
-
-def _similar(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _without_versions(models: Iterable[str]) -> list[str]:
-    return [model for model in models if "@" not in model]
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return the names for a message, sorted, 20 at most."""
-    ordered = sorted(names)
-    return ", ".join(ordered[:_LISTED_MAX]) + (", …" if len(ordered) > _LISTED_MAX else "")
-
-
-def _visible_reports(reports: Reports, key: ApiKey, submitted: str) -> Reports:
-    """Return the reports of the queues and models that a key may use, and whose names it may see."""
-    queues = key.queues
-    if queues is None and key.counted_tenant is not None:
-        queues = {submitted}
-    return {
-        queue: frozenset(filter(key.permits_model, models))
-        for queue, models in reports.items()
-        if queues is None or queue in queues
-    }
