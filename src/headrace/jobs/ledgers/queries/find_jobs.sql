@@ -1,4 +1,4 @@
--- {conditions} are those of the filter, as `stored_jobs.py` lists them.
+-- {conditions} are those of the filter, as `client_operations.py` lists them.
 SELECT {job_columns}
 FROM headrace_job AS job
 WHERE {conditions}

@@ -1,6 +1,6 @@
 -- Extend the leases that are still valid, and return them.
 -- Ordered by an expression without an index: otherwise planners would scan all jobs for their order.
--- `state || ''` keeps planners from the partial index of running jobs: see claim.sql.
+-- `state || ''` keeps planners from the partial index of running jobs: see claim_jobs.sql.
 WITH clock AS MATERIALIZED (SELECT headrace_now() AS now_ms),
 given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(CAST(:given AS jsonb)) AS record(
