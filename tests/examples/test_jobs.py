@@ -21,7 +21,7 @@ from servers.served import WAIT_S
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "jobs"
 FILES = {
-    "access.py": (ROOT / "src" / "headrace" / "jobs" / "access.py").read_bytes(),
+    "aws.py": (ROOT / "src" / "headrace" / "jobs" / "aws.py").read_bytes(),
     "page.md": (ROOT / "README.md").read_bytes(),
     "rows.json": json.dumps({"rows": [{"a": i, "b": None} for i in range(30)]}, indent=1).encode(),
 }
@@ -85,7 +85,7 @@ def test_a_folder_is_labelled_and_the_receiver_is_told_of_each_file(tmp_path, se
     )
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert {name: lines[name].split()[0] for name in FILES} == {
-        "access.py": "python",
+        "aws.py": "python",
         "page.md": "markdown",
         "rows.json": "json",
     }
