@@ -73,8 +73,15 @@ def _plan(bench: Bench) -> str:
     """Return PostgreSQL's plan of a claim on a connection of the ledger."""
     database = bench.ledger._database
     with database._engines.writing.connect() as connection:
-        values = {"queue": "default", "row_limit": CLAIMED_JOBS, "crashes_together_max": 2}
-        claim = sa.text(f"EXPLAIN (ANALYZE, BUFFERS) {read_statement('only_lane').postgresql}")
+        values = {
+            "queue": "default",
+            "row_limit": CLAIMED_JOBS,
+            "crashes_together_max": 2,
+            "worker": "w",
+            "region": "",
+            "lease_ms": 1,
+        }
+        claim = sa.text(f"EXPLAIN (ANALYZE, BUFFERS) {read_statement('claim_only_lane').postgresql}")
         rows = connection.execute(claim, values).all()
         connection.rollback()
     return "\n".join(row[0] for row in rows)

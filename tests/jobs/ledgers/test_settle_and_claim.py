@@ -14,7 +14,14 @@ from jobs.copied_jobs import copy_jobs
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 
 CLAIMS = {
-    "only_lane": {"queue": "default", "row_limit": 10, "crashes_together_max": 2},
+    "claim_only_lane": {
+        "queue": "default",
+        "row_limit": 10,
+        "crashes_together_max": 2,
+        "worker": "w",
+        "region": "",
+        "lease_ms": 1000,
+    },
     "lane_candidates": {
         "queue": "default",
         "lane": lane_text(NewJob(model="m", region="east")),

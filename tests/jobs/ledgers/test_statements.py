@@ -84,7 +84,7 @@ NOT_OVER = (
 )
 
 
-@pytest.mark.parametrize("name", ["claimable_lanes", "only_lane", "lane_candidates"])
+@pytest.mark.parametrize("name", ["claimable_lanes", "claim_only_lane", "lane_candidates"])
 def test_claims_repeat_their_conditions_without_a_difference(name):
     text = " ".join(read_statement(name).postgresql.split())
     assert text.count(NOT_OVER) == text.count("FROM headrace_job AS job WHERE") > 0

@@ -5,7 +5,6 @@ the chosen jobs. It never waits for another claim: jobs and limits that another 
 """
 
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,15 +25,15 @@ from headrace.jobs.lanes import (
 )
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.ledgers.database import Transaction, read_statement
-from headrace.jobs.ledgers.rows import clean, read_jobs
+from headrace.jobs.ledgers.rows import clean, job_of, read_jobs
 from headrace.jobs.state import TRANSITIONS, JobEvent, JobState, source_states
 
-# `claim_jobs.sql` makes these transitions itself.
+# `claim_jobs.sql` and `claim_only_lane.sql` make these transitions themselves.
 assert source_states(JobEvent.CLAIM) == {JobState.PENDING}
 assert TRANSITIONS[JobState.PENDING, JobEvent.CLAIM] is JobState.RUNNING
 
 _LANES: Final = read_statement("claimable_lanes")
-_ONLY_LANE: Final = read_statement("only_lane")
+_CLAIM_ONLY_LANE: Final = read_statement("claim_only_lane")
 _CANDIDATES: Final = read_statement("lane_candidates")
 _CLAIM: Final = read_statement("claim_jobs")
 _WAKE: Final = read_statement("wake_queue")
@@ -140,23 +139,20 @@ class Claims:
         self, transaction: Transaction, request: ClaimRequest, queue: str, region: str, *, taken: int
     ) -> _Part:
         most = request.jobs_max - taken
-        state, candidates, rest, several = ClaimState({}, {}, Counter()), list[Candidate](), None, False
-        if queue not in self._shared_queues:
-            candidates = _lock_only_lane(transaction, request, queue, region, most)
-        if not candidates:
+        if queue not in self._shared_queues and (jobs := _claim_only_lane(transaction, request, queue, most)):
+            return _Part(jobs)
+        lanes = self._read_lanes(transaction, request, queue, region)
+        if lanes.due_in_ms is not None and lanes.due_in_ms <= 0 and transaction.run(_WAKE, queue=queue):
             lanes = self._read_lanes(transaction, request, queue, region)
-            if lanes.due_in_ms is not None and lanes.due_in_ms <= 0 and transaction.run(_WAKE, queue=queue):
-                lanes = self._read_lanes(transaction, request, queue, region)
-            state, is_held = _read_state(transaction, lanes)
-            rest = _rest_of(lanes, state, is_held=is_held)
-            several = is_shared(lanes.heads, state)
-            with self._lock:
-                wanted = lanes_to_read(lanes.heads, queue, state, self._shares_of(queue), most)
-            candidates = [
-                candidate
-                for lane in wanted
-                for candidate in _lock_candidates(transaction, queue, lane, state.capacity_of(lane, most))
-            ]
+        state, is_held = _read_state(transaction, lanes)
+        rest, several = _rest_of(lanes, state, is_held=is_held), is_shared(lanes.heads, state)
+        with self._lock:
+            wanted = lanes_to_read(lanes.heads, queue, state, self._shares_of(queue), most)
+        candidates = [
+            candidate
+            for lane in wanted
+            for candidate in _lock_candidates(transaction, queue, lane, state.capacity_of(lane, most))
+        ]
         with self._lock:
             shares = self._shares_of(queue)
             choice = choose(
@@ -206,17 +202,31 @@ def _rest_of(lanes: _Lanes, state: ClaimState, *, is_held: bool) -> _Rest:
     return _Rest(0 if is_open else lanes.due_in_ms, limited=bool(lanes.heads) and not is_open)
 
 
-def _lock_only_lane(
-    transaction: Transaction, request: ClaimRequest, queue: str, region: str, most: int
-) -> list[Candidate]:
-    """Lock the first jobs of a queue with one lane and without limits: one step instead of two.
+def _claim_only_lane(
+    transaction: Transaction, request: ClaimRequest, queue: str, most: int
+) -> tuple[Job, ...]:
+    """Claim the first jobs of a queue with one lane and without limits, in one step.
 
-    Return an empty list for other queues, and if there are no such jobs.
+    Return nothing for other queues, and for a claim that leaves some jobs to others.
     """
-    rows = transaction.run(_ONLY_LANE, queue=queue, row_limit=most, crashes_together_max=CRASHES_TOGETHER_MAX)
-    if not rows or not _matches(lane := parse_lane(rows[0][0]), request, region):
-        return []
-    return [Candidate(job_id, lane, rank_ms, bool(alone)) for _, job_id, rank_ms, alone in rows]
+    if request.region or request.without_models:
+        return ()
+    rows = transaction.run(
+        _CLAIM_ONLY_LANE,
+        queue=queue,
+        row_limit=most,
+        crashes_together_max=CRASHES_TOGETHER_MAX,
+        **_claim_values(request),
+    )
+    return tuple(map(job_of, sorted(rows, key=lambda row: (row[-1], row[0]))))
+
+
+def _claim_values(request: ClaimRequest) -> dict[str, Any]:
+    return {
+        "worker": clean(request.worker),
+        "region": clean(request.region),
+        "lease_ms": request.lease_ms,
+    }
 
 
 def _matches(lane: Lane, request: ClaimRequest, region: str) -> bool:
@@ -268,11 +278,6 @@ def _lock_candidates(transaction: Transaction, queue: str, lane: Lane, most: int
 def _update(transaction: Transaction, request: ClaimRequest, job_ids: Sequence[str]) -> tuple[Job, ...]:
     if not job_ids:
         return ()
-    values: dict[str, Any] = {
-        "worker": clean(request.worker),
-        "region": clean(request.region),
-        "lease_ms": request.lease_ms,
-    }
     records = [{"claimed_id": job_id} for job_id in job_ids]
-    jobs = {job.id: job for job in read_jobs(transaction, _CLAIM, records=records, **values)}
+    jobs = {job.id: job for job in read_jobs(transaction, _CLAIM, records=records, **_claim_values(request))}
     return tuple(jobs[job_id] for job_id in job_ids if job_id in jobs)

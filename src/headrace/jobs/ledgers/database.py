@@ -87,6 +87,15 @@ _CLAIMABLE: Final = """(job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELE
         AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
             OR job.expires_at_ms > (SELECT headrace_now()))"""
 """The condition of a pending job that a claim may take, besides its due time."""
+_CLAIMED: Final = """state = 'running',
+    attempt = headrace_job.attempt + 1,
+    lease = headrace_job.lease + 1,
+    worker = :worker,
+    worker_region = :region,
+    started_at_ms = now_ms,
+    lease_until_ms = now_ms + :lease_ms,
+    progress = NULL"""
+"""The new values of claimed jobs."""
 _PAUSES_S: Final = (0.02, 0.1, 0.4)
 """Delays between attempts of a transaction after a lost connection, a deadlock or a lock timeout.
 """
@@ -114,7 +123,8 @@ class Statement:
 def read_statement(name: str) -> Statement:
     """Return the statement in ``queries/<name>.sql``."""
     text = _COMMENT.sub("", (QUERIES / f"{name}.sql").read_text())
-    text = text.replace("{claimable}", _CLAIMABLE).replace("{job_columns}", ", ".join(JOB_COLUMNS))
+    text = text.replace("{claimable}", _CLAIMABLE).replace("{claimed}", _CLAIMED)
+    text = text.replace("{job_columns}", ", ".join(JOB_COLUMNS))
     return Statement(text, _RECORDS.sub(_json_rows, _LOCK.sub("", text)).replace("strpos(", "instr("))
 
 

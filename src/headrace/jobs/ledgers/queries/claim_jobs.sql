@@ -6,14 +6,7 @@ given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(CAST(:given AS jsonb)) AS record(claimed_id text)
 )
 UPDATE headrace_job SET
-    state = 'running',
-    attempt = headrace_job.attempt + 1,
-    lease = headrace_job.lease + 1,
-    worker = :worker,
-    worker_region = :region,
-    started_at_ms = now_ms,
-    lease_until_ms = now_ms + :lease_ms,
-    progress = NULL
+    {claimed}
 FROM given, clock
 WHERE headrace_job.id = claimed_id AND headrace_job.state || '' = 'pending'
 RETURNING {job_columns}
