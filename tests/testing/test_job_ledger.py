@@ -118,6 +118,11 @@ class ClaimsBelowLimitsTwice(MemoryJobLedger):
                 del self._claim_state
 
 
+class ChoosesOnce(MemoryJobLedger):
+    def _choose(self, queue, waiting, most, taken):
+        return replace(super()._choose(queue, waiting, most, taken), stopped=True)
+
+
 class EndpointsWithoutVersions(MemoryJobLedger):
     def _add_version(self, name, settings, by, *, deleted):
         self._table.endpoints.pop(name, None)
@@ -614,6 +619,7 @@ _LEDGERS = [
     (WeightsIgnored, "check_tenants_take_turns_in_one_slot"),
     (WeightsIgnored, "check_weight_of_a_tenant"),
     (LimitsIgnored, "check_limits_of_running_jobs"),
+    (ChoosesOnce, "check_closed_lanes_leave_their_slots_to_others"),
     (LimitsPerVersion, "check_limit_of_a_model_counts_its_versions"),
     (ClaimsBelowLimitsTwice, "check_limit_race"),
     (LimitsIgnored, "check_requeued_job_returns_to_its_lane"),

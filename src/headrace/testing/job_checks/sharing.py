@@ -108,6 +108,17 @@ def check_limits_of_running_jobs(bench: LedgerBench) -> None:
         equal((reply.limited, reply.due_in_ms), (False, None), "the reply without waiting jobs")
 
 
+def check_closed_lanes_leave_their_slots_to_others(bench: LedgerBench) -> None:
+    """Check that a claim fills its slots with later jobs if a limit closes the lanes of the first ones."""
+    bench.ledger.set_limits("model", [ClaimLimit("model", "big", 1)])
+    first = bench.submit(model="big", submitted_by="a")
+    bench.advance(1)
+    bench.submit(model="big", submitted_by="b")
+    bench.advance(1)
+    later = bench.submit(model="small")
+    equal(ids(bench.claim(2)), [first.id, later.id], "the jobs of two slots, with a limit of one")
+
+
 def check_limit_of_a_model_counts_its_versions(bench: LedgerBench) -> None:
     """Check that the versions of a model share its limit, in all queues; without limit all are claimed."""
     bench.ledger.set_limits("model", [ClaimLimit("model", "m", 2)])
