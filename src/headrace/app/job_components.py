@@ -15,6 +15,7 @@ from headrace.config.jobs_file import JobsFile
 from headrace.core.clock import RetryPolicy, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Service
+from headrace.jobs.access.endpoints import EndpointSettings
 from headrace.jobs.brokers import WakeupBroker, open_wakeup_broker
 from headrace.jobs.encryption import EncryptionKey, create_key_file
 from headrace.jobs.intake import PrepareEndpoint
@@ -81,7 +82,7 @@ class JobComponents:
     """
 
     file: JobsFile
-    """The settings file; the secrets of its receivers are encrypted."""
+    """The settings file; the secrets of its receivers and endpoints are encrypted."""
     ledger: SqlJobLedger
     stores: Stores
     paths: JobPaths
@@ -113,7 +114,7 @@ class JobComponents:
             for target in self.file.receivers:
                 self.ledger.outbox.register(target)
             for name, settings in self.file.endpoints.items():
-                self.ledger.set_endpoint(name, self.prepare_endpoint(settings), by=SETTINGS_FILE)
+                self.ledger.set_endpoint(name, settings, by=SETTINGS_FILE)
             components = [self.dispatcher] if self.dispatcher is not None else []
             for service in (*components, *self.services):
                 service.start()
@@ -148,11 +149,13 @@ def open_job_components(
         used, receivers=tuple(_with_encrypted_secrets(target, encryption_key) for target in used.receivers)
     )
     prepare_endpoint = endpoint_preparation(used, encryption_key)
+    endpoints: dict[str, EndpointSettings] = {}
     for name, settings in used.endpoints.items():
         try:
-            prepare_endpoint(settings)
+            endpoints[name] = prepare_endpoint(settings)
         except ConfigError as error:
             raise ConfigError(f"endpoints.{name}: {error}") from error
+    used = replace(used, endpoints=endpoints)
     ledger = open_ledger(locations.ledger_url)
     client = OutboundClient(used.outbound)
     stores, paths = JobStores(client), JobPaths(locations.store_uri)

@@ -23,7 +23,7 @@ from headrace.jobs.lanes import (
     lanes_to_read,
     parse_lane,
 )
-from headrace.jobs.ledger import ClaimRequest
+from headrace.jobs.ledger import ClaimRequest, SettleAndClaimReply
 from headrace.jobs.ledgers.database import Transaction, read_statement
 from headrace.jobs.ledgers.rows import clean, job_of, read_jobs
 from headrace.jobs.state import TRANSITIONS, JobEvent, JobState, source_states
@@ -39,18 +39,10 @@ _CLAIM: Final = read_statement("claim_jobs")
 _WAKE: Final = read_statement("wake_queue")
 _LOCK_LIMITS: Final = read_statement("lock_limits")
 _RUNNING: Final = read_statement("running_lanes")
+_INSERT_LIMITS: Final = read_statement("insert_limits")
 _ALL_REGIONS: Final = "*"
 _SLEEPERS_READ_MAX: Final = 1000
 """Sleeping jobs that are read to find the next one of a region."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """The claimed jobs in order, and when to claim again; `SettleAndClaimReply` describes the fields."""
-
-    jobs: tuple[Job, ...]
-    due_in_ms: int | None = None
-    limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +88,8 @@ class Claims:
         self._shared_queues: set[str] = set()
         """Queues that had several lanes, or limits, when they were last read."""
 
-    def claim(self, transaction: Transaction, request: ClaimRequest) -> Claimed:
-        """Claim jobs as `ClaimRequest` describes it."""
+    def claim(self, transaction: Transaction, request: ClaimRequest) -> SettleAndClaimReply:
+        """Claim jobs as `ClaimRequest` describes it. Return a reply without settlements."""
         near = clean(request.region) or _ALL_REGIONS
         widest = _ALL_REGIONS if request.other_regions else near
         jobs, rests = self._claim(transaction, request, near)
@@ -108,13 +100,14 @@ class Claims:
             rests = {}
         transaction.notice.changed = transaction.notice.changed or bool(jobs)
         if len(jobs) >= request.jobs_max:
-            return Claimed(tuple(jobs))
+            return SettleAndClaimReply((), tuple(jobs))
         known = [
             rests.get(queue) or self._read_rest(transaction, request, queue, widest)
             for queue in dict.fromkeys(request.queues)
         ]
         dues_ms = [max(0, rest.due_in_ms) for rest in known if rest.due_in_ms is not None]
-        return Claimed(tuple(jobs), min(dues_ms, default=None), any(rest.limited for rest in known))
+        limited = any(rest.limited for rest in known)
+        return SettleAndClaimReply((), tuple(jobs), min(dues_ms, default=None), limited)
 
     def _claim(
         self, transaction: Transaction, request: ClaimRequest, region: str
@@ -194,6 +187,20 @@ class Claims:
                 self._shared_queues.discard(queue)
         matching = {lane: place for lane, place in heads.items() if _matches(lane, request, region)}
         return _Lanes(matching, due_in_ms, limits)
+
+
+def write_limits(transaction: Transaction, limits: Sequence[ClaimLimit]) -> None:
+    """Add limits, or replace those of the same kinds and names."""
+    records = [
+        {
+            "limit_kind": limit.kind,
+            "limit_name": clean(limit.name),
+            "new_running_max": limit.running_max,
+            "new_weight": limit.weight,
+        }
+        for limit in limits
+    ]
+    transaction.run(_INSERT_LIMITS, records)
 
 
 def _rest_of(lanes: _Lanes, state: ClaimState, *, is_held: bool) -> _Rest:

@@ -3,7 +3,8 @@
 A statement is a file in ``queries/``, with named parameters, written for PostgreSQL. The text for a
 database follows from three substitutions:
 
-1. ``{job_columns}`` becomes `JOB_COLUMNS`.
+1. ``{job_columns}`` becomes `JOB_COLUMNS`; ``{claimable}`` and ``{claimed}``, which several statements of
+   claims share, become the texts below.
 2. SQLite: the lines ``FOR NO KEY UPDATE …`` are left out. It has one writer at a time, so that no
    row locks are needed.
 3. SQLite: ``jsonb_to_recordset``, which reads the JSON objects in ``:given`` as rows, becomes a

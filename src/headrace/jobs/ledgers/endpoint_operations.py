@@ -13,7 +13,9 @@ from headrace.jobs.access.endpoints import (
     dump_endpoint_settings,
     load_endpoint_settings,
 )
+from headrace.jobs.lanes import ClaimLimit
 from headrace.jobs.ledger import JobLedger
+from headrace.jobs.ledgers.claims import write_limits
 from headrace.jobs.ledgers.database import (
     DatabaseOperations,
     Transaction,
@@ -28,7 +30,6 @@ _VERSIONS: Final = read_statement("endpoint_versions")
 _INSERT: Final = read_statement("insert_endpoint")
 _PRUNE: Final = read_statement("prune_endpoint")
 _DELETE_LIMIT: Final = read_statement("delete_limit")
-_INSERT_LIMITS: Final = read_statement("insert_limits")
 _TRIES_MAX: Final = 8
 
 
@@ -54,13 +55,7 @@ class EndpointOperations(DatabaseOperations, JobLedger):
         assert endpoint is not None, "a version with settings is added, or there is one"
         transaction.run(_DELETE_LIMIT, kind="endpoint", name=endpoint.name)
         if settings.running_max is not None:
-            record = {
-                "limit_kind": "endpoint",
-                "limit_name": endpoint.name,
-                "new_running_max": settings.running_max,
-                "new_weight": 1.0,
-            }
-            transaction.run(_INSERT_LIMITS, [record])
+            write_limits(transaction, [ClaimLimit("endpoint", endpoint.name, settings.running_max)])
         return endpoint
 
     @override
@@ -80,16 +75,16 @@ def _add_version(
     """Return the new version, or the last one if nothing changes; None if nothing is to be deleted."""
     for _ in range(_TRIES_MAX):
         last = next(iter(_read_versions(transaction, name, 1)), None)
-        exists = last is not None and not last.deleted
-        if settings is None and not exists:
+        current = None if last is None or last.deleted else last
+        new = settings or (current and current.settings)
+        if new is None:
             return None
-        if last is not None and exists and last.settings == settings:
-            return last
-        text = dump_endpoint_settings(settings or _settings_of(last))
+        if current is not None and current.settings == settings:
+            return current
         values: dict[str, Any] = {
             "name": name,
             "version": 1 + (last.version if last else 0),
-            "settings": clean(text),
+            "settings": clean(dump_endpoint_settings(new)),
             "created_by": clean(by),
             "deleted": settings is None,
         }
@@ -97,11 +92,6 @@ def _add_version(
             transaction.run(_PRUNE, name=name, version=values["version"], versions_max=VERSIONS_MAX)
             return _endpoint_of(rows[0])
     raise JobLedgerUnavailableError(f"endpoint {name} is being changed by others: try again")
-
-
-def _settings_of(last: Endpoint | None) -> EndpointSettings:
-    assert last is not None, "only an endpoint that exists is deleted"
-    return last.settings
 
 
 def _endpoint_of(row: Sequence[Any]) -> Endpoint:

@@ -34,6 +34,7 @@ from headrace.jobs.ledger import (
     UsageReply,
     Wakeup,
 )
+from headrace.jobs.ledgers.claims import write_limits
 from headrace.jobs.ledgers.client_operations import ClientOperations, queue_of, read_queues
 from headrace.jobs.ledgers.database import (
     CommitNotice,
@@ -62,7 +63,6 @@ _QUEUE_IN_USE: Final = read_statement("queue_in_use")
 _COUNTS: Final = read_statement("queue_counts")
 _DUE_LANES: Final = read_statement("due_lanes")
 _DELETE_LIMITS: Final = read_statement("delete_limits")
-_INSERT_LIMITS: Final = read_statement("insert_limits")
 _TENANT_COUNTS: Final = read_statement("tenant_counts")
 _REPORT_MODELS: Final = read_statement("report_models")
 _REPORTED_MODELS: Final = read_statement("reported_models")
@@ -198,16 +198,7 @@ class SqlJobLedger(ClientOperations, WorkOperations, EndpointOperations, ABC):
     @writing
     def set_limits(self, transaction: Transaction, kind: LimitKind, limits: Sequence[ClaimLimit]) -> None:
         transaction.run(_DELETE_LIMITS, kind=kind)
-        records = [
-            {
-                "limit_kind": kind,
-                "limit_name": clean(limit.name),
-                "new_running_max": limit.running_max,
-                "new_weight": limit.weight,
-            }
-            for limit in limits
-        ]
-        transaction.run(_INSERT_LIMITS, records)
+        write_limits(transaction, limits)
 
     @override
     @writing_once

@@ -85,8 +85,7 @@ class WorkOperations(DatabaseOperations, JobLedger):
         accepted = _settle(transaction, settlements)
         if claim is None:
             return SettleAndClaimReply(accepted, ())
-        claimed = self._claims.claim(transaction, claim)
-        return SettleAndClaimReply(accepted, claimed.jobs, claimed.due_in_ms, claimed.limited)
+        return replace(self._claims.claim(transaction, claim), accepted=accepted)
 
     @override
     @writing
