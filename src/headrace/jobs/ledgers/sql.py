@@ -309,6 +309,7 @@ STEPS: Final = (
     read_step(3, min_reader=1),
     read_step(4, min_reader=4),
     read_step(5, min_reader=5),
+    read_step(6, min_reader=5),
 )
 
 _SCHEMA: Final = """

@@ -1,0 +1,44 @@
+-- The registry of workers. `info` is what a worker states about itself at its start, `status` what its
+-- last heartbeat reported; both are JSON.
+CREATE TABLE headrace_worker (
+    name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    info TEXT COLLATE "C" NOT NULL,
+    status TEXT COLLATE "C" NOT NULL,
+    lease_ms BIGINT NOT NULL,
+    draining BOOLEAN NOT NULL DEFAULT FALSE,
+    started_at_ms BIGINT NOT NULL,
+    seen_at_ms BIGINT NOT NULL,
+    stopped_at_ms BIGINT
+);
+-- Numbers of job events since the ledger exists. Each transaction adds to the rows of one shard, so that
+-- concurrent ones seldom wait for each other; readers add the shards.
+CREATE TABLE headrace_counter (
+    event TEXT COLLATE "C" NOT NULL,
+    cause TEXT COLLATE "C" NOT NULL,
+    queue TEXT COLLATE "C" NOT NULL,
+    model TEXT COLLATE "C" NOT NULL,
+    tenant TEXT COLLATE "C" NOT NULL,
+    bucket INTEGER NOT NULL,
+    shard INTEGER NOT NULL,
+    jobs BIGINT NOT NULL,
+    total_ms BIGINT NOT NULL,
+    PRIMARY KEY (event, cause, queue, model, tenant, bucket, shard)
+) WITH (fillfactor = 50);
+-- Actions of operators and changes by API keys, newest last.
+CREATE TABLE headrace_audit (
+    number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at_ms BIGINT NOT NULL,
+    done_by TEXT COLLATE "C" NOT NULL,
+    tenant TEXT COLLATE "C" NOT NULL,
+    action TEXT COLLATE "C" NOT NULL,
+    subject TEXT COLLATE "C" NOT NULL,
+    details TEXT COLLATE "C" NOT NULL,
+    jobs BIGINT
+);
+CREATE INDEX headrace_audit_at ON headrace_audit (at_ms);
+-- The start of the attempt that a history entry ends.
+ALTER TABLE headrace_history ADD COLUMN started_at_ms BIGINT;
+-- Equal failures of ended jobs have equal fingerprints. Jobs that failed before have none.
+ALTER TABLE headrace_job ADD COLUMN fingerprint TEXT COLLATE "C" NOT NULL DEFAULT '';
+CREATE INDEX headrace_job_fingerprint ON headrace_job (fingerprint, created_at_ms, id)
+    WHERE fingerprint <> '';
