@@ -47,9 +47,10 @@ def test_job_is_shown_with_its_failures(served):
     assert lines["state"] == "failed"
     assert lines["attempt"] == "1 of 3 by worker-1"
     assert lines["failure"].endswith("and more")
-    assert "attempt 1  attempt_failed" in shown
+    assert "attempt 1  claimed by worker-1\n" in shown
+    assert "attempt 1  attempt_failed by worker-1: " in shown
     (document,) = run_command(served, "jobs", "show", job_id, "--json").lines
-    assert (document["id"], document["history"][0]["event"]) == (job_id, "attempt_failed")
+    assert (document["id"], document["history"][1]["event"]) == (job_id, "attempt_failed")
 
 
 def test_job_is_watched_to_its_end(served, monkeypatch):

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from faults.bench import one_ledger
-from headrace.jobs.job import HistoryEvent
+from headrace.jobs.history import HistoryEvent
 from servers.polling import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), one_ledger()]

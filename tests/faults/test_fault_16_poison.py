@@ -4,7 +4,7 @@ import pytest
 
 from faults.bench import SHORT_LEASE_S, Bench, one_ledger
 from headrace.engine.process.process_limits import own_groups
-from headrace.jobs.job import HistoryEvent
+from headrace.jobs.history import HistoryEvent
 from headrace.jobs.state import Cause, JobState
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

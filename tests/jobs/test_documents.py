@@ -8,18 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases import for_each
+from headrace.jobs.history import HistoryEntry, HistoryEvent, history_document, read_history
 from headrace.jobs.job import (
-    HistoryEntry,
-    HistoryEvent,
     Job,
     JobFailure,
     JobProgress,
     NewJob,
     ResultRef,
     change_tag,
-    history_document,
     job_document,
-    read_history,
     read_job,
     same_state,
 )
@@ -110,6 +107,7 @@ def test_change_tag_fits_a_header():
 def test_history_and_queue_documents():
     entry = HistoryEntry(5, HistoryEvent.LEASE_LOST, 1, 2, "w", "crash", "m", "by")
     assert read_history(history_document(entry)) == entry
+    assert read_history(history_document(entry) | {"member_of_a_newer_server": 1}) == entry
     document = queue_document(QueueSettings("q", pending_max=3), QueueCounts(2, 1, 4, 1500, {"eu": 1}))
     assert document == {
         "queue": "q",

@@ -8,6 +8,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import JobLedgerUnavailableError, JobStateError
+from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import Failed, Released
 from headrace.jobs.ledger import (
     DAY_MS,
@@ -368,6 +369,16 @@ class KeepsHistories(MemoryJobLedger):
         self._table.histories[job.id] = history
 
 
+class RecordsNoStarts(MemoryJobLedger):
+    def history(self, job_id):
+        return [replace(entry, started_at_ms=None) for entry in super().history(job_id)]
+
+
+class ForgetsEnds(MemoryJobLedger):
+    def history(self, job_id):
+        return [entry for entry in super().history(job_id) if entry.event is not HistoryEvent.FAILED]
+
+
 class RecordsNoHistory(MemoryJobLedger):
     def _record(self, job, event, **more):
         """Record nothing."""
@@ -673,6 +684,8 @@ _LEDGERS = [
     (DeletesRunningJobs, "check_delete"),
     (KeepsHistories, "check_delete"),
     (RecordsNoHistory, "check_history"),
+    (RecordsNoStarts, "check_history"),
+    (ForgetsEnds, "check_history"),
     (UsesAnyBytes, "check_bytes_of_a_day"),
     (HidesWhatIsLeft, "check_bytes_of_a_day"),
     (HidesWhatIsLeft, "check_bytes_of_the_next_day"),

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from headrace.cli.responses import plain_table, print_table, printable
 from headrace.core.errors import ConfigError
-from headrace.jobs.job import HistoryEntry, Job, JobProgress, job_document
+from headrace.jobs.history import HistoryEntry
+from headrace.jobs.job import Job, JobProgress, job_document
 from headrace.jobs.state import JobState
 from headrace.reports.report import one_line
 
@@ -81,7 +82,8 @@ def print_job(job: Job, history: Iterable[HistoryEntry]) -> None:
         if value:
             click.echo(f"{click.style(f'{name:<12}', bold=True)}  {printable(value)}")
     for entry in history:
-        by = f" by {entry.by}" if entry.by else ""
+        name = entry.by or entry.worker
+        by = f" by {printable(name)}" if name else ""
         message = f": {printable(one_line(entry.message))}" if entry.message else ""
         click.echo(f"  {_timestamp(entry.at_ms)}  attempt {entry.attempt}  {entry.event.value}{by}{message}")
 

@@ -13,7 +13,8 @@ from headrace.cli.job_display import exit_status, fetch_result, follow, print_jo
 from headrace.cli.options import combined_options, name_value_pairs
 from headrace.cli.responses import plain_table, print_table, printable
 from headrace.core.errors import HeadraceError
-from headrace.jobs.job import Job, history_document, job_document
+from headrace.jobs.history import history_document
+from headrace.jobs.job import Job, job_document
 from headrace.jobs.state import JobState
 
 _JOBS_EPILOG = """\b

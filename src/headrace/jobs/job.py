@@ -1,4 +1,4 @@
-"""The values of a job: submission, progress, result, outcome of an attempt, history; and their JSON.
+"""The values of a job: submission, progress, result, outcome of an attempt; and their JSON.
 
 The HTTP API writes the JSON documents, and its clients read them. Fields that an older API does not
 send have their defaults. Times are integers, milliseconds since the epoch. Unknown values are null
@@ -11,7 +11,6 @@ import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
@@ -307,32 +306,6 @@ class Settlement:
     """The final progress; None keeps that of the last heartbeat."""
 
 
-class HistoryEvent(StrEnum):
-    """An event in a job's history: failures, retries and manual changes."""
-
-    ATTEMPT_FAILED = "attempt_failed"
-    LEASE_LOST = "lease_lost"
-    RELEASED = "released"
-    CANCEL_REQUESTED = "cancel_requested"
-    REQUEUED = "requeued"
-    REPUBLISHED = "republished"
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """One entry of a job's history."""
-
-    at_ms: int
-    event: HistoryEvent
-    attempt: int
-    lease: int
-    worker: str = ""
-    cause: str = ""
-    message: str = ""
-    by: str = ""
-    """The key that made a manual change."""
-
-
 def job_document(job: Job, *, hide: str = "") -> Document:
     """Return a job as JSON. Its notification targets are left out because they contain secrets.
 
@@ -394,17 +367,6 @@ def read_job(document: Mapping[str, Any]) -> Job:
         failure=_maybe(document["failure"], _read_failure),
         warnings=tuple(document.get("warnings", ())),
     )
-
-
-def history_document(entry: HistoryEntry) -> Document:
-    """Return a history entry as JSON."""
-    return asdict(entry)
-
-
-def read_history(document: Mapping[str, Any]) -> HistoryEntry:
-    """Return the history entry of a document."""
-    values: dict[str, Any] = {**document, "event": HistoryEvent(document["event"])}
-    return HistoryEntry(**values)
 
 
 def change_tag(job: Job) -> str:

@@ -30,7 +30,8 @@ from typing import Annotated, Any, Final, Protocol
 from headrace.core.predictor import Service
 from headrace.core.settings import Setting
 from headrace.jobs.access.endpoints import Endpoint, EndpointSettings
-from headrace.jobs.job import HistoryEntry, Job, JobFailure, JobProgress, NewJob, Settlement
+from headrace.jobs.history import HistoryEntry
+from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, Settlement
 from headrace.jobs.lanes import AGEING_S_DEFAULT, ClaimLimit, LimitKind
 from headrace.jobs.state import JobState
 
@@ -381,7 +382,11 @@ class JobLedger(Service, Protocol):
         ...
 
     def history(self, job_id: str) -> list[HistoryEntry]:
-        """Return the job's failures, retries and manual changes, oldest first."""
+        """Return what a job does not contain itself of its history, oldest first.
+
+        These are the ends of attempts that did not end the job, manual changes, and the ends that
+        `requeue` and `republish` took back. `headrace.jobs.history.timeline` adds the rest.
+        """
         ...
 
     def find(self, job_filter: JobFilter, *, after: str = "", limit: int = 100) -> Page:

@@ -24,8 +24,9 @@ from headrace.jobs.access.endpoints import (
     keep_secrets,
     read_endpoint_settings,
 )
+from headrace.jobs.history import HistoryEntry, timeline
 from headrace.jobs.intake import JobIntake, JobServiceSettings
-from headrace.jobs.job import QUEUE_DEFAULT, HistoryEntry, Job
+from headrace.jobs.job import QUEUE_DEFAULT, Job
 from headrace.jobs.ledger import JobFilter, Page, QueueCounts, QueueSettings
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.payloads import PublishedCheck, ResultStream
@@ -102,9 +103,9 @@ class JobService(JobIntake):
         return self._ledger.get(job_id, tenant=key.visible_tenant)
 
     def history(self, key: ApiKey, job_id: str) -> list[HistoryEntry]:
-        """Return a job's failures, retries and manual changes."""
-        self.get(key, job_id)
-        return self._ledger.history(job_id)
+        """Return a job's claims, failures, retries, manual changes and ends, oldest first."""
+        job = self.get(key, job_id)
+        return timeline(job, self._ledger.history(job_id))
 
     def find(self, key: ApiKey, job_filter: JobFilter, *, after: str, limit: int) -> Page:
         """Return visible jobs that match, newest first.

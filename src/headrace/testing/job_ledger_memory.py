@@ -17,7 +17,8 @@ from headrace.core.errors import (
     QueueClosedError,
     QueueFullError,
 )
-from headrace.jobs.job import HistoryEvent, Job, JobFailure, NewJob, Settlement, new_job_id
+from headrace.jobs.history import HistoryEvent
+from headrace.jobs.job import Job, JobFailure, NewJob, Settlement, new_job_id
 from headrace.jobs.lanes import (
     Candidate,
     Choice,

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.core.errors import OutputTakenError
+from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import (
     CRASHES_TOGETHER_MAX,
     Cancelled,
     Completed,
     Expired,
     Failed,
-    HistoryEvent,
     Job,
     JobFailure,
     NewJob,

@@ -21,7 +21,8 @@ from headrace.core.errors import (
     QueueInUseError,
 )
 from headrace.jobs.access.endpoints import VERSIONS_MAX, Endpoint, EndpointSettings
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job
+from headrace.jobs.history import HistoryEntry, HistoryEvent, end_of
+from headrace.jobs.job import Job
 from headrace.jobs.lanes import AGEING_MS_MAX, ClaimLimit, LimitKind, QueueShares
 from headrace.jobs.ledger import (
     DAY_MS,
@@ -225,6 +226,7 @@ class MemoryJobs(JobLedger, ABC):
             job = self._ended(job_id, tenant, "only a job that has ended can be put back")
             self._store(requeue_job(self._claim_name(job, "fail"), self.now_ms()))
             table.queues.setdefault(job.spec.queue, QueueSettings(job.spec.queue))
+            table.histories[job_id].append(end_of(job))
             self._record(job, HistoryEvent.REQUEUED, by=by)
             return table.jobs[job_id]
 
@@ -238,6 +240,7 @@ class MemoryJobs(JobLedger, ABC):
             table.queues.setdefault(job.spec.queue, QueueSettings(job.spec.queue))
             self._store(apply_event(job, JobEvent.REPUBLISH, self.now_ms()))
             table.publish_at_ms[job_id] = self.now_ms()
+            table.histories[job_id].append(end_of(job))
             self._record(job, HistoryEvent.REPUBLISHED, by=by)
             return table.jobs[job_id]
 
@@ -493,8 +496,8 @@ class MemoryJobs(JobLedger, ABC):
         self, job: Job, event: HistoryEvent, *, cause: str = "", message: str = "", by: str = ""
     ) -> None:
         worker = job.worker if job.state is JobState.RUNNING else ""
-        entry = HistoryEntry(self.now_ms(), event, job.attempt, job.lease, worker, cause, message, by)
-        self._table.histories[job.id].append(entry)
+        values = (job.attempt, job.lease, worker, cause, message, by, job.started_at_ms)
+        self._table.histories[job.id].append(HistoryEntry(self.now_ms(), event, *values))
 
     def _claim_name(self, job: Job, if_exists: str) -> Job:
         """Return the job as the owner of its output name, or of another one; raise OutputTakenError."""

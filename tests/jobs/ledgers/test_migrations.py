@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
-from headrace.jobs.job import HistoryEvent, JobProgress, NewJob, ResultRef
+from headrace.jobs.history import HistoryEvent
+from headrace.jobs.job import JobProgress, NewJob, ResultRef
 from headrace.jobs.ledger import ClaimRequest, JobFilter, QueueSettings
 from headrace.jobs.ledgers import sql
 from headrace.jobs.ledgers.sql import STEPS, MigrationStep

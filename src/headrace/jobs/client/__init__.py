@@ -27,7 +27,8 @@ from headrace.jobs.client.messages import (
     Filters,
     SubmitOptions,
 )
-from headrace.jobs.job import HistoryEntry, Job
+from headrace.jobs.history import HistoryEntry
+from headrace.jobs.job import Job
 
 try:
     import httpx

@@ -42,7 +42,8 @@ from headrace.jobs.client.messages import (
     make_submit_request,
     read_document,
 )
-from headrace.jobs.job import HistoryEntry, Job, read_history, read_job
+from headrace.jobs.history import HistoryEntry, read_history
+from headrace.jobs.job import Job, read_job
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ from headrace.core.errors import (
     QueueClosedError,
     QueueFullError,
 )
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, NewJob, new_job_id, wall_ms
+from headrace.jobs.history import HistoryEntry, HistoryEvent
+from headrace.jobs.job import Job, NewJob, new_job_id, wall_ms
 from headrace.jobs.lanes import AGEING_MS_MAX, lane_text
 from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueSettings, SubmitReply
 from headrace.jobs.ledgers.database import (

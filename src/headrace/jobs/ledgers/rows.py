@@ -11,7 +11,8 @@ from typing import Any, Final
 import orjson
 
 from headrace.core.errors import DataError
-from headrace.jobs.job import HistoryEntry, HistoryEvent, Job, JobFailure, JobProgress, NewJob, ResultRef
+from headrace.jobs.history import HistoryEntry, HistoryEvent, end_of
+from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.lanes import lane_text
 from headrace.jobs.ledger import OUTPUT_NAMES_KEPT_DAYS, PUBLISH_FIRST_MS
 from headrace.jobs.ledgers.database import (
@@ -118,7 +119,7 @@ def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[s
     if not changes:
         return {}
     jobs = {job.id: job for job in read_jobs(transaction, _CHANGE, records=list(map(_record, changes)))}
-    write_notes(transaction, [(c.before, c.note) for c in changes if c.note and c.before.id in jobs])
+    _write_history(transaction, [record for c in changes if c.before.id in jobs for record in _records(c)])
     ended = [job for job in jobs.values() if job.state.ended and job.spec.notify]
     if ended:
         transaction.outbox.jobs_ended(transaction, ended)
@@ -131,8 +132,20 @@ def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[s
 
 def write_notes(transaction: Transaction, notes: Sequence[tuple[Job, Note]]) -> None:
     """Append notes to histories; each note comes with the job before its change."""
-    if notes:
-        transaction.run(_INSERT_HISTORY, [_history_record(job, note) for job, note in notes])
+    _write_history(transaction, [_history_record(_entry(job, note), job.id) for job, note in notes])
+
+
+def _write_history(transaction: Transaction, records: Sequence[dict[str, Any]]) -> None:
+    if records:
+        transaction.run(_INSERT_HISTORY, records)
+
+
+def _records(each: Change) -> list[dict[str, Any]]:
+    """Return the history records of a change: its note, and before it the end that it takes back."""
+    before = each.before
+    entries = [end_of(before)] if before.state.ended else []
+    entries += [_entry(before, each.note)] if each.note else []
+    return [_history_record(entry, before.id) for entry in entries]
 
 
 def delete_jobs(transaction: Transaction, job_ids: Sequence[str]) -> None:
@@ -220,9 +233,9 @@ def job_of(row: Sequence[Any]) -> Job:
 
 
 def entry_of(row: Sequence[Any]) -> HistoryEntry:
-    """Return the history entry of a row: at_ms, event, attempt, lease, worker, cause, message, by."""
-    at_ms, name, attempt, lease, worker, cause, message, by = row
-    return HistoryEntry(at_ms, HistoryEvent(name), attempt, lease, worker, cause, message, by)
+    """Return the history entry of a row, whose columns are the fields of an entry."""
+    at_ms, name, *values = row
+    return HistoryEntry(at_ms, HistoryEvent(name), *values)
 
 
 def after_ms(seconds: float | None) -> int | None:
@@ -256,16 +269,26 @@ def _record(each: Change) -> dict[str, Any]:
     }
 
 
-def _history_record(job: Job, note: Note) -> dict[str, Any]:
+def _entry(job: Job, note: Note) -> HistoryEntry:
+    """Return the entry of a note, at time 0: that of its transaction."""
+    worker = job.worker if job.state is JobState.RUNNING else ""
+    return HistoryEntry(
+        0, note.event, job.attempt, job.lease, worker, note.cause, note.message, note.by, job.started_at_ms
+    )
+
+
+def _history_record(entry: HistoryEntry, job_id: str) -> dict[str, Any]:
     return {
-        "job_id": job.id,
-        "event": note.event.value,
-        "attempt": job.attempt,
-        "lease": job.lease,
-        "worker": job.worker if job.state is JobState.RUNNING else "",
-        "cause": note.cause,
-        "message": clean(note.message),
-        "done_by": clean(note.by),
+        "job_id": job_id,
+        "entry_at_ms": entry.at_ms or None,
+        "event": entry.event.value,
+        "attempt": entry.attempt,
+        "lease": entry.lease,
+        "worker": clean(entry.worker),
+        "cause": entry.cause,
+        "message": clean(entry.message),
+        "done_by": clean(entry.by),
+        "started_at_ms": entry.started_at_ms,
     }
 
 

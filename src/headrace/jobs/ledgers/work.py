@@ -11,17 +11,8 @@ from typing import Final
 
 from typing_extensions import override
 
-from headrace.jobs.job import (
-    Cancelled,
-    Completed,
-    Expired,
-    Failed,
-    HistoryEvent,
-    Job,
-    JobFailure,
-    Released,
-    Settlement,
-)
+from headrace.jobs.history import HistoryEvent
+from headrace.jobs.job import Cancelled, Completed, Expired, Failed, Job, JobFailure, Released, Settlement
 from headrace.jobs.ledger import (
     PUBLISH_DELAY_MAX_MS,
     PUBLISH_DELAY_MS,

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from headrace.jobs.job import ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT, HistoryEvent
+from headrace.jobs.history import HistoryEvent
+from headrace.jobs.job import ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT
 from headrace.jobs.service import PAGE_MAX
 from headrace.jobs.state import Cause, JobState
 
@@ -167,7 +168,7 @@ class PageDocument(Struct, kw_only=True):
 
 
 class HistoryEntryDocument(Struct, kw_only=True):
-    """One failure or manual change of a job."""
+    """One claim, failure, manual change or end of a job."""
 
     at_ms: Milliseconds
     event: HistoryEvent

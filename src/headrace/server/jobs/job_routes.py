@@ -15,7 +15,8 @@ import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import Scope
-from headrace.jobs.job import Job, change_tag, history_document, same_state
+from headrace.jobs.history import history_document
+from headrace.jobs.job import Job, change_tag, same_state
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.service import CHANGE_SCOPES, QUEUE_SCOPES, queue_document
 from headrace.jobs.submission import (

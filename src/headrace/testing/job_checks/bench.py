@@ -7,10 +7,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import (
     Completed,
     Failed,
-    HistoryEvent,
     Job,
     JobFailure,
     JobProgress,

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.core.errors import JobNotFoundError, JobStateError
-from headrace.jobs.job import Cancelled, Failed, HistoryEvent, Job, JobProgress, NewJob, Outcome, Released
+from headrace.jobs.history import HistoryEvent
+from headrace.jobs.job import Cancelled, Failed, Job, JobProgress, NewJob, Outcome, Released
 from headrace.jobs.ledger import ClaimRequest, JobLedger
 from headrace.jobs.state import ENDED, JobState
 from headrace.testing.expect import equal, raises, true
@@ -292,19 +293,27 @@ def check_reused_id_has_no_history(bench: LedgerBench) -> None:
 
 
 def check_history(bench: LedgerBench) -> None:
-    """Check that the history lists failures and manual changes, oldest first.
+    """Check that the history lists failures, manual changes and ends that were taken back, oldest first.
 
-    Each entry has its attempt, lease and worker.
+    Each entry has its attempt, lease, worker and the start of its attempt.
     """
     job = bench.submit(attempts_max=2)
     equal(bench.ledger.history(job.id), [], "a new job's history")
-    bench.settle(bench.claim_one(worker="w-1"), Failed(OOPS, retry_ms=0))
+    starts: list[int | None] = []
+
+    def claim(worker: str) -> Job:
+        bench.advance(10)
+        claimed = bench.claim_one(worker=worker)
+        starts.append(claimed.started_at_ms)
+        return claimed
+
+    bench.settle(claim("w-1"), Failed(OOPS, retry_ms=0))
+    bench.settle(claim("w-2"), Released())
+    bench.expire_lease(claim("w-3"))
+    ended = bench.reload(job)
     bench.advance(10)
-    bench.settle(bench.claim_one(worker="w-2"), Released())
-    bench.advance(10)
-    bench.expire_lease(bench.claim_one(worker="w-3"))
     bench.ledger.requeue(job.id, by="anna")
-    running = bench.claim_one(worker="w-4")
+    running = claim("w-4")
     bench.heartbeat(running, progress=JobProgress(1))
     bench.ledger.cancel(job.id, by="ben")
     bench.settle(running, Cancelled())
@@ -314,6 +323,7 @@ def check_history(bench: LedgerBench) -> None:
         (HistoryEvent.ATTEMPT_FAILED, 1, 1, "w-1"),
         (HistoryEvent.RELEASED, 2, 2, "w-2"),
         (HistoryEvent.LEASE_LOST, 2, 3, "w-3"),
+        (HistoryEvent.FAILED, 2, 3, "w-3"),
     ]
     equal(by_workers, wanted, "the history of attempts")
     by_hand = [(e.event, e.by) for e in history if e.by]
@@ -322,7 +332,17 @@ def check_history(bench: LedgerBench) -> None:
         [(HistoryEvent.REQUEUED, "anna"), (HistoryEvent.CANCEL_REQUESTED, "ben")],
         "the history of manual changes",
     )
-    equal([e.event for e in history[:3]], [event for event, *_ in wanted], "the first events of the history")
+    equal([e.event for e in history[:4]], [event for event, *_ in wanted], "the first events of the history")
+    equal(
+        [e.started_at_ms for e in history],
+        [*starts[:3], starts[2], starts[2], starts[3]],
+        "the starts of the attempts in the history",
+    )
+    equal(
+        (history[3].at_ms, history[3].cause),
+        (ended.ended_at_ms, "worker_lost"),
+        "the time and cause of the end in the history",
+    )
     equal(
         (history[0].cause, history[0].message),
         ("model", OOPS.message),

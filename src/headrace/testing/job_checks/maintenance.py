@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from headrace.jobs.job import Failed, HistoryEvent, Job, JobProgress, Settlement
+from headrace.jobs.history import HistoryEvent
+from headrace.jobs.job import Failed, Job, JobProgress, Settlement
 from headrace.jobs.ledger import MaintenanceCounts, QueueSettings
 from headrace.jobs.state import Cause, JobState
 from headrace.testing.expect import equal, true

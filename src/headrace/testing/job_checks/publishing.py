@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from headrace.core.errors import JobStateError, OutputTakenError
-from headrace.jobs.job import Completed, Failed, HistoryEvent, IfExists, Job, JobFailure, NewJob, ResultRef
+from headrace.jobs.history import HistoryEvent
+from headrace.jobs.job import Completed, Failed, IfExists, Job, JobFailure, NewJob, ResultRef
 from headrace.jobs.ledger import (
     OUTPUT_NAMES_KEPT_DAYS,
     PUBLISH_DELAY_MAX_MS,
@@ -98,7 +99,8 @@ def check_republishing(bench: LedgerBench) -> None:
     again = bench.ledger.republish(job.id, by="ann")
     equal((again.state, again.ended_at_ms), (JobState.PUBLISHING, None), "the republished job")
     equal((again.lease, again.attempt, again.result), (job.lease, job.attempt, job.result), "its attempt")
-    equal(bench.events(job), [HistoryEvent.REPUBLISHED], "its history")
+    events = [HistoryEvent.PUBLISH_FAILED, HistoryEvent.REPUBLISHED]
+    equal(bench.events(job), events, "its history")
     equal(ids(bench.ledger.claim_publications(9)), [job.id], "the publications that are due at once")
     true(bench.ledger.mark_published(job.id, job.lease, "memory://out/K.out"), "the publication")
     raises(JobStateError, lambda: bench.ledger.republish(job.id), "republishing a completed job")

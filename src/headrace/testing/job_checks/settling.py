@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Final
 
+from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import (
     Cancelled,
     Completed,
     Expired,
     Failed,
-    HistoryEvent,
     Job,
     JobProgress,
     NewJob,
