@@ -504,7 +504,9 @@ class LedgerBesideReference(RuleBasedStateMachine):
         else:
             pytest.fail("maintain never finishes")
         wanted = _sum(self.reference.maintain(LIMIT), self.reference.maintain(LIMIT))
-        assert either or done == wanted
+        # A claim of the ledger may have woken some of the jobs.
+        known_woken = min(done.woken, wanted.woken)
+        assert either or done == replace(wanted, woken=known_woken)
         assert self.reference.maintain(LIMIT).total == 0
         if twice:
             assert self._ledger().maintain(LIMIT).total == 0
