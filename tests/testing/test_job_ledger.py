@@ -369,6 +369,11 @@ class KeepsHistories(MemoryJobLedger):
         self._table.histories[job.id] = history
 
 
+class GroupsAllTenants(MemoryJobLedger):
+    def failure_groups(self, *, tenant=None, limit=100):
+        return super().failure_groups(limit=limit)
+
+
 class RecordsNoStarts(MemoryJobLedger):
     def history(self, job_id):
         return [replace(entry, started_at_ms=None) for entry in super().history(job_id)]
@@ -685,6 +690,7 @@ _LEDGERS = [
     (KeepsHistories, "check_delete"),
     (RecordsNoHistory, "check_history"),
     (RecordsNoStarts, "check_history"),
+    (GroupsAllTenants, "check_failure_groups"),
     (ForgetsEnds, "check_history"),
     (UsesAnyBytes, "check_bytes_of_a_day"),
     (HidesWhatIsLeft, "check_bytes_of_a_day"),

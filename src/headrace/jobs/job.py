@@ -16,7 +16,8 @@ from typing import Any, Final, Literal, cast
 
 import orjson
 
-from headrace.jobs.state import WITH_RESULT, Cause, JobState
+from headrace.jobs.fingerprint import fingerprint_of
+from headrace.jobs.state import WITH_FINGERPRINT, WITH_RESULT, Cause, JobState
 
 PRIORITY_FIRST: Final = 0
 PRIORITY_LAST: Final = 9
@@ -239,6 +240,14 @@ class Job:
         return self.state is JobState.PUBLISHING or (self.state.ended and self.state not in WITH_RESULT)
 
     @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the failure of a failed job, also of a failed publication; else ""."""
+        if self.failure is None or self.state not in WITH_FINGERPRINT:
+            return ""
+        failure = self.failure
+        return fingerprint_of(self.spec.model, failure.cause.value, failure.error, failure.message)
+
+    @property
     def across_regions(self) -> bool:
         """True if the last attempt ran in another region than the data's, as far as both are known."""
         return bool(self.spec.region and self.worker_region) and self.spec.region != self.worker_region
@@ -338,6 +347,7 @@ def _document(job: Job) -> Document:
         "progress": None if job.progress is None else asdict(job.progress),
         "result": None if job.result is None else asdict(job.result),
         "failure": None if job.failure is None else asdict(job.failure),
+        "fingerprint": job.fingerprint,
         "warnings": list(job.warnings),
     }
 

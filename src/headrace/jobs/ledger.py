@@ -45,6 +45,8 @@ PUBLISH_FIRST_MS: Final = 10_000
 PUBLISH_DELAY_MS: Final = 30_000
 """The first delay between two tries of `claim_publications`; each further one is twice as long."""
 PUBLISH_DELAY_MAX_MS: Final = 3_600_000
+FAILURES_READ_MAX: Final = 10_000
+"""The number of last failed jobs that `failure_groups` reads."""
 DAY_MS: Final = 86_400_000
 """The length of a day of `use_bytes`."""
 
@@ -222,6 +224,20 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Failed jobs with one fingerprint: their number, the times of the first and last end, and a job.
+
+    `last` is the job that was submitted last.
+    """
+
+    fingerprint: str
+    jobs: int
+    first_at_ms: int
+    last_at_ms: int
+    last: Job
+
+
+@dataclass(frozen=True, slots=True)
 class UsageReply:
     """The reply to `use_bytes`.
 
@@ -393,6 +409,14 @@ class JobLedger(Service, Protocol):
         """Return a page of matching jobs, newest first.
 
         `after` is the `next_after` of the previous page.
+        """
+        ...
+
+    def failure_groups(self, *, tenant: str | None = None, limit: int = 100) -> list[FailureGroup]:
+        """Return the failed jobs by the fingerprints of their failures, the largest group first.
+
+        The last `FAILURES_READ_MAX` failed jobs are grouped, of one tenant or of all (None). Jobs
+        that failed before schema 6 of the ledger are left out.
         """
         ...
 

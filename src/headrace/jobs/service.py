@@ -27,7 +27,7 @@ from headrace.jobs.access.endpoints import (
 from headrace.jobs.history import HistoryEntry, timeline
 from headrace.jobs.intake import JobIntake, JobServiceSettings
 from headrace.jobs.job import QUEUE_DEFAULT, Job
-from headrace.jobs.ledger import JobFilter, Page, QueueCounts, QueueSettings
+from headrace.jobs.ledger import FailureGroup, JobFilter, Page, QueueCounts, QueueSettings
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.payloads import PublishedCheck, ResultStream
 from headrace.jobs.shared_calls import JobCondition, JobWaiter
@@ -106,6 +106,11 @@ class JobService(JobIntake):
         """Return a job's claims, failures, retries, manual changes and ends, oldest first."""
         job = self.get(key, job_id)
         return timeline(job, self._ledger.history(job_id))
+
+    def failure_groups(self, key: ApiKey, *, limit: int) -> list[FailureGroup]:
+        """Return the visible failed jobs in groups of equal failures, the largest group first."""
+        key.require(Scope.READ)
+        return self._ledger.failure_groups(tenant=key.visible_tenant, limit=limit)
 
     def find(self, key: ApiKey, job_filter: JobFilter, *, after: str, limit: int) -> Page:
         """Return visible jobs that match, newest first.

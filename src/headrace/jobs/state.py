@@ -114,6 +114,8 @@ ENDED: Final = frozenset(
 )
 WITH_RESULT: Final = frozenset({JobState.COMPLETED, JobState.PUBLISH_FAILED})
 """The ended states of a job whose result can be read."""
+WITH_FINGERPRINT: Final = frozenset({JobState.FAILED, JobState.PUBLISH_FAILED})
+"""The ended states that `JobLedger.failure_groups` lists."""
 
 TRANSITIONS: Final[Mapping[tuple[JobState, JobEvent], JobState]] = {
     (JobState.PENDING, JobEvent.CLAIM): JobState.RUNNING,

@@ -26,9 +26,11 @@ from headrace.jobs.job import Job
 from headrace.jobs.lanes import AGEING_MS_MAX, ClaimLimit, LimitKind, QueueShares
 from headrace.jobs.ledger import (
     DAY_MS,
+    FAILURES_READ_MAX,
     OUTPUT_NAMES_KEPT_DAYS,
     PUBLISH_FIRST_MS,
     REPORTED_MODELS_KEPT_DAYS,
+    FailureGroup,
     JobFilter,
     JobLedger,
     Page,
@@ -203,6 +205,31 @@ class MemoryJobs(JobLedger, ABC):
             left = [job for job in found if not after or _sort_key(job) < after]
             more = len(left) > limit > 0
             return Page(tuple(left[:limit]), _sort_key(left[limit - 1]) if more else "")
+
+    @override
+    def failure_groups(self, *, tenant: str | None = None, limit: int = 100) -> list[FailureGroup]:
+        with self._locked() as table:
+            failed = [
+                job
+                for job in table.jobs.values()
+                if job.state in {JobState.FAILED, JobState.PUBLISH_FAILED}
+                and tenant in (None, job.spec.tenant)
+            ]
+            failed.sort(key=lambda job: (job.ended_at_ms or 0, job.id), reverse=True)
+            by_fingerprint: dict[str, list[Job]] = {}
+            for job in failed[:FAILURES_READ_MAX]:
+                by_fingerprint.setdefault(job.fingerprint, []).append(job)
+            found = [
+                FailureGroup(
+                    fingerprint,
+                    len(jobs),
+                    jobs[-1].ended_at_ms or 0,
+                    jobs[0].ended_at_ms or 0,
+                    max(jobs, key=lambda job: job.id),
+                )
+                for fingerprint, jobs in by_fingerprint.items()
+            ]
+            return sorted(found, key=lambda each: (-each.jobs, -each.last_at_ms, each.fingerprint))[:limit]
 
     @override
     def cancel(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:

@@ -23,7 +23,15 @@ from headrace.core.errors import (
 from headrace.jobs.history import HistoryEntry, HistoryEvent
 from headrace.jobs.job import Job, NewJob, new_job_id, wall_ms
 from headrace.jobs.lanes import AGEING_MS_MAX, lane_text
-from headrace.jobs.ledger import JobFilter, JobLedger, Page, QueueSettings, SubmitReply
+from headrace.jobs.ledger import (
+    FAILURES_READ_MAX,
+    FailureGroup,
+    JobFilter,
+    JobLedger,
+    Page,
+    QueueSettings,
+    SubmitReply,
+)
 from headrace.jobs.ledgers.database import (
     DatabaseOperations,
     Row,
@@ -65,6 +73,7 @@ _INSERT_QUEUES: Final = read_statement("insert_queues")
 _QUEUES: Final = read_statement("queues")
 _COUNT_PENDING: Final = read_statement("count_pending")
 _FIND: Final = read_statement("find_jobs")
+_FAILURE_GROUPS: Final = read_statement("failure_groups")
 _HISTORY: Final = read_statement("history")
 _REQUEST_CANCEL: Final = read_statement("request_cancel")
 
@@ -156,6 +165,22 @@ class ClientOperations(DatabaseOperations, JobLedger):
         jobs = read_jobs(transaction, statement, row_limit=limit + 1, **values)
         last = jobs[limit - 1] if len(jobs) > limit > 0 else None
         return Page(tuple(jobs[:limit]), f"{last.created_at_ms}/{last.id}" if last else "")
+
+    @override
+    @reading
+    def failure_groups(
+        self, transaction: Transaction, *, tenant: str | None = None, limit: int = 100
+    ) -> list[FailureGroup]:
+        values: dict[str, Any] = {"jobs_max": FAILURES_READ_MAX, "row_limit": max(limit, 0)}
+        condition = "TRUE"
+        if tenant is not None:
+            condition, values["tenant"] = "job.tenant = :tenant", tenant
+        rows = transaction.run(_FAILURE_GROUPS.filled("conditions", condition), **values)
+        jobs = read_by_id(transaction, [row[-1] for row in rows])
+        return [
+            FailureGroup(fingerprint, count, first_ms, last_ms, jobs[job_id])
+            for fingerprint, count, first_ms, last_ms, job_id in rows
+        ]
 
     @override
     @writing

@@ -266,6 +266,7 @@ def _record(each: Change) -> dict[str, Any]:
         "new_published_uri": clean(then.result.published_uri) if then.result else "",
         "publish_in_ms": each.publish_in_ms if then.needs_publication else None,
         "new_failure": dump(then.failure),
+        "new_fingerprint": then.fingerprint,
     }
 
 

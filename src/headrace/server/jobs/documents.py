@@ -156,6 +156,8 @@ class JobDocument(Struct, kw_only=True):
     progress: ProgressDocument | None
     result: ResultDocument | None
     failure: FailureDocument | None
+    fingerprint: str
+    """Equal for equal failures of a model; empty unless the job, or its publication, failed."""
     warnings: list[str]
     """Reasons why the job may wait for long. Only the response to a submission has any."""
 

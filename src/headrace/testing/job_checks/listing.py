@@ -1,5 +1,6 @@
 """Checks of queries: single jobs, lists, stable pages, queues, counts, tenants and reported models."""
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
@@ -65,6 +66,34 @@ def check_tenant_isolation(bench: LedgerBench) -> None:
     equal(bench.ledger.requeue(ended.id, tenant="a").state, JobState.PENDING, "a tenant's own job, requeued")
     equal(bench.ledger.cancel(job.id, tenant="a").state, JobState.CANCELLED, "a tenant's own job, cancelled")
     equal(bench.ledger.delete(job.id, tenant="a").id, job.id, "a tenant's own job, deleted")
+
+
+def check_failure_groups(bench: LedgerBench) -> None:
+    """Check that failed jobs are grouped by their failures, the largest group first."""
+
+    def fail(message: str, **values: Any) -> Job:
+        bench.advance(1)
+        job = bench.submit(**values)
+        bench.settle(bench.claim_one(), Failed(replace(OOPS, message=message)))
+        return bench.reload(job)
+
+    equal(bench.ledger.failure_groups(), [], "the groups without failed jobs")
+    bench.submit_ended(JobState.CANCELLED)
+    one, alone = fail("row 1 is odd", tenant="a"), fail("the model is too old")
+    two, last = fail("row 22 is odd", tenant="b"), fail("row 3 is odd", tenant="a")
+    large, small = bench.ledger.failure_groups()
+    fingerprints = {job.fingerprint for job in (one, two, last)}
+    equal(({large.fingerprint}, small.fingerprint), (fingerprints, alone.fingerprint), "the fingerprints")
+    equal((large.jobs, small.jobs), (3, 1), "the numbers of jobs")
+    equal((large.first_at_ms, large.last_at_ms), (one.ended_at_ms, last.ended_at_ms), "the times of the ends")
+    equal((large.last, small.last), (last, alone), "the last jobs")
+    equal(bench.ledger.failure_groups(limit=1), [large], "the groups up to a limit")
+    (own,) = bench.ledger.failure_groups(tenant="a")
+    equal((own.jobs, own.last), (2, last), "the group of a tenant")
+    bench.ledger.requeue(last.id)
+    equal(bench.ledger.failure_groups()[0].jobs, 2, "the number of jobs after a requeue")
+    bench.ledger.delete(alone.id)
+    equal(len(bench.ledger.failure_groups()), 1, "the number of groups after a deletion")
 
 
 def check_find_filters(bench: LedgerBench) -> None:

@@ -222,6 +222,7 @@ def _operations(ledger: JobLedger, job_id: str) -> dict[str, Callable[[], object
         "get": lambda: ledger.get(job_id),
         "get_many": lambda: ledger.get_many([job_id]),
         "history": lambda: ledger.history(job_id),
+        "failure_groups": ledger.failure_groups,
         "find": lambda: ledger.find(JobFilter()),
         "cancel": lambda: ledger.cancel(job_id),
         "requeue": lambda: ledger.requeue(job_id),

@@ -8,7 +8,7 @@ given AS MATERIALIZED (
         due_in_ms bigint, restart_lane text, restart_times boolean, expires_in_ms bigint, deadline_in_ms bigint,
         new_attempt bigint, new_crashes bigint, new_started_at_ms bigint, new_cancel_requested boolean,
         new_progress text, new_cursor text, new_result text, new_published_uri text,
-        publish_in_ms bigint, new_failure text
+        publish_in_ms bigint, new_failure text, new_fingerprint text
     )
 )
 UPDATE headrace_job SET
@@ -36,7 +36,8 @@ UPDATE headrace_job SET
     published_uri = new_published_uri,
     publish_at_ms = now_ms + publish_in_ms,
     publish_tries = 0,
-    failure = new_failure
+    failure = new_failure,
+    fingerprint = new_fingerprint
 FROM given, clock
 WHERE headrace_job.id = new_id AND headrace_job.lease = old_lease AND headrace_job.state = old_state
 RETURNING {job_columns}

@@ -42,3 +42,5 @@ ALTER TABLE headrace_history ADD COLUMN started_at_ms BIGINT;
 ALTER TABLE headrace_job ADD COLUMN fingerprint TEXT COLLATE "C" NOT NULL DEFAULT '';
 CREATE INDEX headrace_job_fingerprint ON headrace_job (fingerprint, created_at_ms, id)
     WHERE fingerprint <> '';
+CREATE INDEX headrace_job_failures ON headrace_job (ended_at_ms, id) WHERE fingerprint <> '';
+CREATE INDEX headrace_job_failures_of ON headrace_job (tenant, ended_at_ms, id) WHERE fingerprint <> '';
