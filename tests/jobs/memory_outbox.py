@@ -57,7 +57,15 @@ class MemoryOutbox:
         with self._lock:
             delivery_id = f"dlv_{len(self._deliveries)}"
             record = DeliveryRecord(
-                delivery_id, receiver_id, notification.event_id, "waiting", 0, self.now_ms()
+                delivery_id,
+                receiver_id,
+                notification.event_id,
+                "waiting",
+                0,
+                self.now_ms(),
+                job_id=notification.job_id,
+                type=notification.type,
+                at_ms=notification.at_ms,
             )
             self._deliveries[delivery_id] = _Delivery(notification, receiver_id, record)
             return delivery_id
@@ -177,6 +185,15 @@ class MemoryOutbox:
     def receiver(self, receiver_id):
         with self._lock:
             return self._receivers.get(receiver_id)
+
+    def failing_receivers(self, limit):
+        with self._lock:
+            found = [r for _, r in sorted(self._receivers.items()) if r.disabled_why or r.health.failures]
+            return found[:limit]
+
+    def deliveries_of(self, job_id):
+        with self._lock:
+            return [d.record for d in self._deliveries.values() if d.record.job_id == job_id]
 
     def dead_letters(self, limit):
         with self._lock:

@@ -13,6 +13,7 @@ from headrace.jobs.access import ANONYMOUS_KEY, Access, ApiKey, Scope, hash_key,
 from headrace.jobs.intake import PrepareEndpoint, PrepareNotify
 from headrace.jobs.job import Completed, Failed, Job, JobFailure, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobLedger
+from headrace.jobs.notify.delivery import Outbox
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.submission import SubmissionLimits
@@ -109,6 +110,7 @@ def served_jobs(
     triggers: Triggers | None = None,
     prepare_notify: PrepareNotify | None = None,
     prepare_endpoint: PrepareEndpoint | None = None,
+    outbox: Outbox | None = None,
     **service_settings: Any,
 ) -> Iterator[Served]:
     """Serve the API over `ledger` (in memory if None) until the end of the block."""
@@ -121,6 +123,7 @@ def served_jobs(
         JobServiceSettings(store_uri, submission_limits=limits or SubmissionLimits(), **service_settings),
         prepare_notify=prepare_notify,
         prepare_endpoint=prepare_endpoint,
+        outbox=outbox,
     )
     service.start()
     access = Access({digest: job_key for _, digest, job_key in keys}, anonymous=anonymous)

@@ -145,6 +145,7 @@ def open_jobs(
         prepare_notify=notify_preparation(file, components.encryption_key),
         prepare_endpoint=components.prepare_endpoint,
         region_of=_region_resolver(file),
+        outbox=components.ledger.outbox,
     )
     event_submitter = (
         None if file.triggers is None else EventSubmitter(file.triggers, service.submit_internal)

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -161,6 +161,24 @@ def run_server_command(call: Callable[[], Coroutine[Any, Any, None]], *, json_li
         sys.exit(print_error(error, json_lines=json_lines))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def print_each(names: Iterable[str], action: Callable[[str], str], params: dict[str, Any]) -> int:
+    """Call `action` with each name and print the state that it returns.
+
+    A HeadraceError is printed and does not stop the others. Return 1 if there was one, else 0.
+    """
+    status = 0
+    for name in names:
+        try:
+            state = action(name)
+        except HeadraceError as error:
+            sys.stdout.flush()
+            status = print_error(error, json_lines=params["json_lines"])
+            continue
+        line: Any = orjson.dumps({"id": name, "state": state}) if params["json_lines"] else f"{name}  {state}"
+        click.echo(line)
+    return status
 
 
 JOB_SERVER_OPTIONS = combined_options(

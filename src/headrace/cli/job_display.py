@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,6 +76,26 @@ def print_jobs(jobs: Iterable[Job]) -> int:
     return len(listed)
 
 
+def print_failures(groups: Sequence[dict[str, Any]]) -> None:
+    """Print groups of failed jobs as a table."""
+    if not groups:
+        click.echo("no failed jobs", err=True)
+        return
+    table = plain_table("jobs ", "fingerprint", "model", "cause", "last", "last job", "failure")
+    for group in groups:
+        error = f"{group['error']}: " if group["error"] else ""
+        table.add_row(
+            f"{group['jobs']:,}",
+            group["fingerprint"],
+            printable(group["model"]),
+            group["cause"],
+            timestamp(group["last_at_ms"]),
+            group["job_id"],
+            printable(one_line(error + group["message"])),
+        )
+    print_table(table)
+
+
 def print_job(job: Job, history: Iterable[HistoryEntry]) -> None:
     """Print the details and the history of a job."""
     for name, value in _figures(job).items():
@@ -85,7 +105,7 @@ def print_job(job: Job, history: Iterable[HistoryEntry]) -> None:
         name = entry.by or entry.worker
         by = f" by {printable(name)}" if name else ""
         message = f": {printable(one_line(entry.message))}" if entry.message else ""
-        click.echo(f"  {_timestamp(entry.at_ms)}  attempt {entry.attempt}  {entry.event.value}{by}{message}")
+        click.echo(f"  {timestamp(entry.at_ms)}  attempt {entry.attempt}  {entry.event.value}{by}{message}")
 
 
 def progress_text(progress: JobProgress | None) -> str:
@@ -187,11 +207,11 @@ def _figures(job: Job) -> dict[str, str]:
         "result": "" if result is None else _result(result),
         "failure": "" if failure is None else f"{failure.cause.value}: {one_line(failure.message)}",
         "details": "" if failure is None else failure.uri,
-        "submitted": _timestamp(job.created_at_ms),
-        "due": _timestamp(job.due_at_ms) if job.state is JobState.PENDING else "",
-        "started": _timestamp(job.started_at_ms),
-        "ended": _timestamp(job.ended_at_ms),
-        "deadline": _timestamp(job.deadline_at_ms),
+        "submitted": timestamp(job.created_at_ms),
+        "due": timestamp(job.due_at_ms) if job.state is JobState.PENDING else "",
+        "started": timestamp(job.started_at_ms),
+        "ended": timestamp(job.ended_at_ms),
+        "deadline": timestamp(job.deadline_at_ms),
         "tags": ", ".join(f"{name}={value}" for name, value in spec.tags.items()),
         "correlation": spec.correlation_id,
         "tenant": spec.tenant,
@@ -215,7 +235,8 @@ def _failure_text(job: Job) -> str:
     return text if len(text) <= _REASON_CHARS_MAX else f"{text[:_REASON_CHARS_MAX]}…"
 
 
-def _timestamp(at_ms: int | None) -> str:
+def timestamp(at_ms: int | None) -> str:
+    """Return a time of the ledger as local time; "" for None."""
     if at_ms is None:
         return ""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,6 +1,5 @@
 """``headrace jobs`` and ``headrace queues``: show and control jobs and their queues, and fetch results."""
 
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -8,11 +7,18 @@ from typing import Any, Final
 import click
 import orjson
 
-from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, print_error, run_job_command
-from headrace.cli.job_display import exit_status, fetch_result, follow, print_job, print_job_json, print_jobs
+from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, print_each, run_job_command
+from headrace.cli.job_display import (
+    exit_status,
+    fetch_result,
+    follow,
+    print_failures,
+    print_job,
+    print_job_json,
+    print_jobs,
+)
 from headrace.cli.options import combined_options, name_value_pairs
 from headrace.cli.responses import plain_table, print_table, printable
-from headrace.core.errors import HeadraceError
 from headrace.jobs.history import history_document
 from headrace.jobs.job import Job, job_document
 from headrace.jobs.state import JobState
@@ -33,6 +39,8 @@ Examples:
     headrace jobs requeue --queue night --yes
   Check that a published result is still the one that its job wrote:
     headrace jobs verify 01a2007b-f2f8-7916-a901-e223a26ee99e
+  Show the failed jobs in groups of equal failures:
+    headrace jobs failures
   Print the ids of failed jobs, for a script:
     headrace jobs list --state failed --json | jq -r .id
 """
@@ -111,6 +119,30 @@ def show_command(job_id: str, **params: Any) -> None:
     run_job_command(params, call)
 
 
+@jobs_command.command("failures", epilog=examples("headrace jobs failures"))
+@click.option(
+    "--limit",
+    "-n",
+    type=click.IntRange(1, 500),
+    default=LIST_LIMIT,
+    show_default=True,
+    help="Limit of groups.",
+)
+@JOB_SERVER_OPTIONS
+def failures_command(**params: Any) -> None:
+    """Show the last failed jobs in groups of equal failures, the largest group first."""
+
+    def call(client: Any) -> None:
+        groups = client.failures(limit=params["limit"])
+        if params["json_lines"]:
+            for group in groups:
+                click.echo(orjson.dumps(group))
+        else:
+            print_failures(groups)
+
+    run_job_command(params, call)
+
+
 @jobs_command.command("watch", epilog=examples("headrace jobs watch 01a2007b-f2f8-7916-a901-e223a26ee99e"))
 @click.argument("job_id", metavar="ID")
 @JOB_SERVER_OPTIONS
@@ -177,7 +209,9 @@ def cancel_command(job_ids: tuple[str, ...], **params: Any) -> None:
 
     A running job ends when its worker has stopped it.
     """
-    run_job_command(params, lambda client: _apply_to_each(job_ids, client.cancel, params))
+    run_job_command(
+        params, lambda client: print_each(job_ids, lambda each: _state(client.cancel(each)), params)
+    )
 
 
 @jobs_command.command("retry", epilog=examples("headrace jobs retry 01a2007b-f2f8-7916-a901-e223a26ee99e"))
@@ -188,7 +222,9 @@ def retry_command(job_ids: tuple[str, ...], **params: Any) -> None:
 
     Their count of attempts starts again.
     """
-    run_job_command(params, lambda client: _apply_to_each(job_ids, client.retry, params))
+    run_job_command(
+        params, lambda client: print_each(job_ids, lambda each: _state(client.retry(each)), params)
+    )
 
 
 @jobs_command.command("delete", epilog=examples("headrace jobs delete 01a2007b-f2f8-7916-a901-e223a26ee99e"))
@@ -197,10 +233,11 @@ def retry_command(job_ids: tuple[str, ...], **params: Any) -> None:
 def delete_command(job_ids: tuple[str, ...], **params: Any) -> None:
     """Delete ended jobs with their stored payloads and results."""
 
-    def call(client: Any) -> int:
-        return _apply_to_each(job_ids, client.delete, params, label="deleted")
+    def delete(client: Any, job_id: str) -> str:
+        client.delete(job_id)
+        return "deleted"
 
-    run_job_command(params, call)
+    run_job_command(params, lambda client: print_each(job_ids, lambda each: delete(client, each), params))
 
 
 @jobs_command.command(
@@ -245,7 +282,7 @@ def requeue_command(dry_run: bool, yes: bool, **params: Any) -> None:
             return 0
         if jobs and not yes and not click.confirm(f"Retry {len(jobs):,} jobs?", err=True):
             return 1
-        status = _apply_to_each([job.id for job in jobs], client.retry, params)
+        status = print_each([job.id for job in jobs], lambda each: _state(client.retry(each)), params)
         if not params["json_lines"]:
             click.echo(f"{len(jobs):,} jobs", err=True)
         return status
@@ -259,27 +296,6 @@ def _list_filters(params: dict[str, Any]) -> dict[str, Any]:
     if params["tenant"] is not None:
         filters["tenant"] = params["tenant"]
     return {**filters, "tags": name_value_pairs(params["tags"], "--tag")}
-
-
-def _apply_to_each(job_ids: Any, action: Any, params: dict[str, Any], *, label: str = "") -> int:
-    """Apply an action to all jobs and return 1 if it failed for one of them, else 0.
-
-    A failure does not stop the loop.
-    """
-    status = 0
-    for job_id in job_ids:
-        try:
-            job: Job | None = action(job_id)
-        except HeadraceError as error:
-            sys.stdout.flush()
-            status = print_error(error, json_lines=params["json_lines"])
-            continue
-        state = label or ("" if job is None else _state(job))
-        line: Any = (
-            orjson.dumps({"id": job_id, "state": state}) if params["json_lines"] else f"{job_id}  {state}"
-        )
-        click.echo(line)
-    return status
 
 
 def _state(job: Job) -> str:

@@ -23,6 +23,8 @@ COMMANDS: Final = {
     "submit": ("submit", "Submit a job."),
     "jobs": ("jobs", "List and control jobs."),
     "queues": ("jobs", "List and control job queues."),
+    "deliveries": ("deliveries", "List notifications, and deliver them again."),
+    "receivers": ("deliveries", "List failing receivers of notifications, and enable them."),
     "endpoints": ("endpoints", "List and change endpoints of jobs."),
     "init": ("init", "Create a model project with a test."),
     "keys": ("keys", "Create API keys of models and jobs."),

@@ -30,10 +30,12 @@ from headrace.jobs.access.endpoints import (
     require_payload_size,
 )
 from headrace.jobs.current_endpoints import CurrentEndpoints
+from headrace.jobs.deliveries import Deliveries
 from headrace.jobs.job import NewJob, new_job_id, wall_ms
 from headrace.jobs.kinds.runners import check_options
 from headrace.jobs.known_models import KnownModels
 from headrace.jobs.ledger import JobLedger, SubmitReply
+from headrace.jobs.notify.delivery import Outbox
 from headrace.jobs.paths import output_location
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload
 from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
@@ -126,6 +128,7 @@ class JobIntake(Service):
         prepare_endpoint: PrepareEndpoint | None = None,
         announce: Announce | None = None,
         region_of: RegionOf | None = None,
+        outbox: Outbox | None = None,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.settings = settings
@@ -144,6 +147,7 @@ class JobIntake(Service):
         self._known_models = KnownModels(ledger)
         self._usage = ByteUsage(ledger)
         self._endpoints = CurrentEndpoints(ledger)
+        self.deliveries: Final = Deliveries(ledger, outbox)
         self._life = threading.Lock()
         self._lock = threading.Lock()
         self._changing_queue = threading.Lock()

@@ -84,6 +84,23 @@ def queue_document(settings: QueueSettings, counts: QueueCounts) -> dict[str, An
     }
 
 
+def failure_group_document(group: FailureGroup) -> dict[str, Any]:
+    """Return a group of failed jobs as JSON, with the failure of its last job."""
+    failure = group.last.failure
+    return {
+        "fingerprint": group.fingerprint,
+        "jobs": group.jobs,
+        "first_at_ms": group.first_at_ms,
+        "last_at_ms": group.last_at_ms,
+        "job_id": group.last.id,
+        "queue": group.last.spec.queue,
+        "model": group.last.spec.model,
+        "cause": failure.cause.value if failure else "",
+        "error": failure.error if failure else "",
+        "message": failure.message if failure else "",
+    }
+
+
 class JobService(JobIntake):
     """The operations of the job API, with permission checks, as a service.
 

@@ -229,6 +229,7 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
     e.JobError: Cause.DEFECT,
     e.JobNotFoundError: Cause.DEFECT,
     e.EndpointNotFoundError: Cause.DEFECT,
+    e.ResourceNotFoundError: Cause.DEFECT,
     e.JobStateError: Cause.DEFECT,
     e.OutputTakenError: Cause.INPUT,
     e.ResultGoneError: Cause.INPUT,

@@ -8,6 +8,7 @@ UnauthenticatedError                            401   UNAUTHENTICATED
 ForbiddenError                                  403   PERMISSION_DENIED
 ModelNotFoundError, JobNotFoundError            404   NOT_FOUND
 EndpointNotFoundError                           404   NOT_FOUND
+ResourceNotFoundError                           404   NOT_FOUND
 JobStateError, OutputTakenError                 409   FAILED_PRECONDITION
 QueueInUseError                                 409   FAILED_PRECONDITION
 SequenceLostError                               409   ABORTED
@@ -131,6 +132,7 @@ _TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
     (e.TooManySequencesError, 503, GrpcCode.UNAVAILABLE),
     (e.JobNotFoundError, 404, GrpcCode.NOT_FOUND),
     (e.EndpointNotFoundError, 404, GrpcCode.NOT_FOUND),
+    (e.ResourceNotFoundError, 404, GrpcCode.NOT_FOUND),
     (e.JobStateError, 409, GrpcCode.FAILED_PRECONDITION),
     (e.OutputTakenError, 409, GrpcCode.FAILED_PRECONDITION),
     (e.QueueInUseError, 409, GrpcCode.FAILED_PRECONDITION),

@@ -160,6 +160,12 @@ def check_ended_deliveries(bench: OutboxBench) -> None:
     equal(letters, [(later, "given up", 1), (dead, "refused", 1)], "dead letters")
     equal(len(bench.outbox.dead_letters(1)), 1, "dead letters with a limit")
     equal((_state(bench, done), _state(bench, dead)), ("delivered", "dead"), "the states")
+    (record,) = bench.outbox.dead_letters(1)
+    sent = _of(claims, later).notification
+    equal((record.job_id, record.type, record.at_ms), (sent.job_id, sent.type, sent.at_ms), "its event")
+    of_job = {r.delivery_id for r in bench.outbox.deliveries_of(sent.job_id)}
+    true(later in of_job, "the deliveries of its job do not contain it")
+    equal(list(bench.outbox.deliveries_of("another job")), [], "the deliveries of another job")
 
 
 def check_receiver_health(bench: OutboxBench) -> None:
@@ -203,6 +209,9 @@ def check_disabling(bench: OutboxBench) -> None:
     equal([c.delivery_id for c in _claim(bench)], [second], "the waiting delivery")
     true(outbox.disable("a", "by hand"), "disabling a known receiver")
     equal(_receiver(bench, "a")[1], "by hand", "the reason of a manual disabling")
+    failing = [record.receiver_id for record in outbox.failing_receivers(10)]
+    equal(failing, ["a"], "the failing receivers")
+    equal(list(outbox.failing_receivers(0)), [], "no failing receivers")
     equal(_state(bench, first), "dead", "the dead delivery")
     true(not outbox.enable("z"), "enabling an unknown receiver")
     true(not outbox.disable("z", "?"), "disabling an unknown receiver")

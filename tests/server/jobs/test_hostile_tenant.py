@@ -10,9 +10,12 @@ import pytest
 
 from cases import for_each
 from headrace.jobs.access import Scope
+from headrace.jobs.job import JobFailure
+from headrace.jobs.notify import Notification, WebhookTarget
 from headrace.jobs.paths import UriAllowList
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobState
 from headrace.server.jobs.sagemaker import SageMakerSettings
+from jobs.memory_outbox import MemoryOutbox
 from jobs.service_support import key_of, served_jobs
 
 SHARED = UriAllowList(prefixes=("s3://shared",))
@@ -27,7 +30,9 @@ PAYLOAD = b"the owner's payload"
 def world():
     with (
         served_jobs(
-            keys=[OWNER, HOSTILE, LIMITED, ADMIN], sagemaker=SageMakerSettings("s3://shared/async")
+            keys=[OWNER, HOSTILE, LIMITED, ADMIN],
+            sagemaker=SageMakerSettings("s3://shared/async"),
+            outbox=(outbox := MemoryOutbox()),
         ) as served,
         served.client(OWNER[0]) as owner,
         served.client(HOSTILE[0]) as hostile,
@@ -45,6 +50,8 @@ def world():
             "correlation_id": "owners-id",
         }
         job = owner.post("/v1/jobs", json=submission, headers={"idempotency-key": "k"}).json()
+        outbox.add_receiver(WebhookTarget("hook", "https://owner.example/hook"))
+        delivery = outbox.put(Notification("evt_1", "job.completed", job["id"], 1), "hook")
         upload = owner.post("/v1/uploads").json()["id"]
         owner.put(f"/v1/uploads/{upload}", content=PAYLOAD)
         yield SimpleNamespace(
@@ -55,6 +62,7 @@ def world():
             job=job,
             path=f"/v1/jobs/{job['id']}",
             upload=upload,
+            delivery=delivery,
         )
         limited.close()
         admin.close()
@@ -225,7 +233,41 @@ def health(world):
     assert world.hostile.get("/v1/health/live").json() == {"status": "ok"}
 
 
+def failures(world):
+    served, path = world.served, "/v1/failures"
+    doomed = world.owner.post("/v1/jobs", json={"model": "m", "input": [1], "queue": "doomed"}).json()
+    served.fail(served.claim("doomed"), JobFailure(Cause.MODEL, "it raised"))
+    assert [group["job_id"] for group in world.owner.get(path).json()["failures"]] == [doomed["id"]]
+    assert world.hostile.get(path).json() == {"failures": []}
+
+
+def job_deliveries(world):
+    assert world.owner.get(f"{world.path}/deliveries").json()["deliveries"][0]["id"] == world.delivery
+    assert world.hostile.get(f"{world.path}/deliveries").status_code == 404
+
+
+def redeliver(world):
+    path = f"/v1/deliveries/{world.delivery}/redeliver"
+    refused, unknown = (world.hostile.post(each) for each in (path, "/v1/deliveries/none/redeliver"))
+    assert (refused.status_code, unknown.status_code) == (404, 404)
+    assert refused.json()["error"].replace(world.delivery, "none") == unknown.json()["error"]
+    assert world.owner.post(path).status_code == 200
+
+
+def operators_only(method, path):
+    def case(world):
+        assert world.hostile.request(method, path).status_code == 403
+
+    return case
+
+
 CASES = {
+    "list_failures": failures,
+    "job_deliveries": job_deliveries,
+    "dead_deliveries": operators_only("GET", "/v1/deliveries"),
+    "redeliver": redeliver,
+    "list_receivers": operators_only("GET", "/v1/receivers"),
+    "enable_receiver": operators_only("POST", "/v1/receivers/hook/enable"),
     "get": get_job,
     "find": list_jobs,
     "history": history,

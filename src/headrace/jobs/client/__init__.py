@@ -229,6 +229,30 @@ class Client:
         """Delete an endpoint; its jobs stay. Raise EndpointNotFoundError if there is none."""
         run(self._api.delete_endpoint(name))
 
+    def failures(self, *, limit: int = 100) -> Sequence[dict[str, Any]]:
+        """Return the failed jobs in groups of equal failures, the largest group first."""
+        return run(self._api.failures(limit=limit))
+
+    def deliveries(self, job_id: str) -> Sequence[dict[str, Any]]:
+        """Return the deliveries of a job's notifications, oldest first."""
+        return run(self._api.deliveries(job_id))
+
+    def dead_deliveries(self, *, limit: int = 100) -> Sequence[dict[str, Any]]:
+        """Return the deliveries of all jobs that were given up, the latest first."""
+        return run(self._api.dead_deliveries(limit=limit))
+
+    def redeliver(self, delivery_id: str) -> dict[str, Any]:
+        """Deliver a notification again, at once. Return the delivery. Raise ResourceNotFoundError."""
+        return run(self._api.redeliver(delivery_id))
+
+    def failing_receivers(self, *, limit: int = 100) -> Sequence[dict[str, Any]]:
+        """Return the receivers that are disabled, or whose last delivery failed."""
+        return run(self._api.failing_receivers(limit=limit))
+
+    def enable_receiver(self, name: str) -> dict[str, Any]:
+        """Resume the deliveries to a receiver. Return it. Raise ResourceNotFoundError."""
+        return run(self._api.enable_receiver(name))
+
 
 class AsyncClient(ApiOperations):
     """An asynchronous client of the job API, with the methods and errors of `Client`.

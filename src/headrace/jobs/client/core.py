@@ -321,6 +321,39 @@ class ApiOperations:
             if not tries:
                 raise
 
+    # Failures and notifications
+
+    async def failures(self, *, limit: int = 100) -> Sequence[dict[str, Any]]:
+        """Return the failed jobs in groups of equal failures, the largest group first."""
+        return await self._list("failures", limit)
+
+    async def deliveries(self, job_id: str) -> Sequence[dict[str, Any]]:
+        """Return the deliveries of a job's notifications, oldest first."""
+        response = await self._request(ApiCall("GET", f"{_path(job_id)}/deliveries"))
+        return read_document(response)["deliveries"]
+
+    async def dead_deliveries(self, *, limit: int = 100) -> Sequence[dict[str, Any]]:
+        """Return the deliveries of all jobs that were given up, the latest first."""
+        return await self._list("deliveries", limit)
+
+    async def redeliver(self, delivery_id: str) -> dict[str, Any]:
+        """Deliver a notification again, at once. Return the delivery. Raise ResourceNotFoundError."""
+        return read_document(
+            await self._request(_named_call("POST", "deliveries", delivery_id, "/redeliver"))
+        )
+
+    async def failing_receivers(self, *, limit: int = 100) -> Sequence[dict[str, Any]]:
+        """Return the receivers that are disabled, or whose last delivery failed."""
+        return await self._list("receivers", limit)
+
+    async def enable_receiver(self, name: str) -> dict[str, Any]:
+        """Resume the deliveries to a receiver. Return it. Raise ResourceNotFoundError."""
+        return read_document(await self._request(_named_call("POST", "receivers", name, "/enable")))
+
+    async def _list(self, kind: str, limit: int) -> Sequence[dict[str, Any]]:
+        call = ApiCall("GET", f"/v1/{kind}", params=(("limit", str(limit)),))
+        return read_document(await self._request(call))[kind]
+
     # Shared by all operations
 
     async def _request(
@@ -424,11 +457,15 @@ def _path(job_id: str) -> str:
 
 
 def _queue_call(method: str, name: str, what: str = "") -> ApiCall:
-    return ApiCall(method, f"/v1/queues/{quote(name, safe='')}{what}")
+    return _named_call(method, "queues", name, what)
 
 
 def _endpoint_call(method: str, name: str, what: str = "") -> ApiCall:
-    return ApiCall(method, f"/v1/endpoints/{quote(name, safe='')}{what}")
+    return _named_call(method, "endpoints", name, what)
+
+
+def _named_call(method: str, kind: str, name: str, what: str = "") -> ApiCall:
+    return ApiCall(method, f"/v1/{kind}/{quote(name, safe='')}{what}")
 
 
 def _size(source: bytes | Path) -> int:

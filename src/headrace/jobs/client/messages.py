@@ -56,6 +56,7 @@ _ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
         e.QueueFullError,
         e.QueueInUseError,
         e.RefusedAddressError,
+        e.ResourceNotFoundError,
         e.ResultGoneError,
         e.StoppedError,
         e.UnauthenticatedError,

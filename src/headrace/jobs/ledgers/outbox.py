@@ -66,6 +66,7 @@ _DELIVERY: Final = read_statement("delivery")
 _DEAD: Final = read_statement("dead_deliveries")
 _OF_JOB: Final = read_statement("deliveries_of_job")
 _RECEIVER: Final = read_statement("receiver")
+_FAILING_RECEIVERS: Final = read_statement("failing_receivers")
 _SHORT: Final = frozenset({"state", "cause", "queue", "kind", "attempt", "submitted_at_ms", "output_bytes"})
 
 _log = logging.getLogger("headrace.jobs")
@@ -216,9 +217,9 @@ class SqlOutbox(DatabaseOperations, Outbox):
         rows = transaction.run(_DELIVERY, id=delivery_id)
         return delivery_of(rows[0]) if rows else None
 
+    @override
     @reading
-    def deliveries_of(self, transaction: Transaction, job_id: str) -> list[DeliveryRecord]:
-        """Return a job's deliveries, oldest first."""
+    def deliveries_of(self, transaction: Transaction, job_id: str) -> Sequence[DeliveryRecord]:
         return list(map(delivery_of, transaction.run(_OF_JOB, job_id=job_id)))
 
     @override
@@ -226,6 +227,11 @@ class SqlOutbox(DatabaseOperations, Outbox):
     def receiver(self, transaction: Transaction, receiver_id: str) -> ReceiverRecord | None:
         rows = transaction.run(_RECEIVER, id=receiver_id)
         return receiver_of(rows[0]) if rows else None
+
+    @override
+    @reading
+    def failing_receivers(self, transaction: Transaction, limit: int) -> Sequence[ReceiverRecord]:
+        return list(map(receiver_of, transaction.run(_FAILING_RECEIVERS, row_limit=max(limit, 0))))
 
     @override
     @reading
@@ -262,9 +268,10 @@ def claim_of(row: Sequence[Any]) -> Claim:
 
 def delivery_of(row: Sequence[Any]) -> DeliveryRecord:
     """Return the delivery of a notification. A held one is shown as waiting."""
-    delivery_id, receiver_id, event_id, state, attempts, due_at_ms, why = row
-    shown = "waiting" if state == "held" else state
-    return DeliveryRecord(delivery_id, receiver_id, event_id, shown, attempts, due_at_ms, why)
+    delivery_id, receiver_id, event_id, state, *values = row
+    return DeliveryRecord(
+        delivery_id, receiver_id, event_id, "waiting" if state == "held" else state, *values
+    )
 
 
 def receiver_of(row: Sequence[Any]) -> ReceiverRecord:

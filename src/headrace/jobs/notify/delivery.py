@@ -182,7 +182,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRecord:
-    """The state of a delivery.
+    """The state of a delivery: of the event `type` of a job, which happened at `at_ms`.
 
     `why` is the last attempt's result, "" before the first. `due_at_ms` is valid in the state
     ``waiting``.
@@ -195,6 +195,9 @@ class DeliveryRecord:
     attempts: int
     due_at_ms: int
     why: str = ""
+    job_id: str = ""
+    type: str = ""
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +279,14 @@ class Outbox(Protocol):
 
     def receiver(self, receiver_id: str) -> ReceiverRecord | None:
         """Return the state of a receiver, or None if it does not exist."""
+        ...
+
+    def failing_receivers(self, limit: int) -> Sequence[ReceiverRecord]:
+        """Return the receivers that are disabled, or whose last delivery failed, by id."""
+        ...
+
+    def deliveries_of(self, job_id: str) -> Sequence[DeliveryRecord]:
+        """Return a job's deliveries, oldest first."""
         ...
 
     def dead_letters(self, limit: int) -> Sequence[DeliveryRecord]:

@@ -39,6 +39,7 @@ from headrace.server.jobs.documents import (
     UploadedDocument,
 )
 from headrace.server.jobs.endpoint_routes import EndpointHandlers
+from headrace.server.jobs.failure_routes import FailureHandlers
 from headrace.server.jobs.job_routes import JobHandlers, QueueHandlers
 from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
 from headrace.server.openapi import documentation_routes
@@ -84,6 +85,7 @@ def job_routes(
         PayloadHandlers(api),
         QueueHandlers(api),
         EndpointHandlers(api),
+        FailureHandlers(api),
         OtherHandlers(api, submitter),
     ]
     routes = [found for handlers in groups for found in routes_of(handlers)]

@@ -188,6 +188,73 @@ class HistoryDocument(Struct, kw_only=True):
     history: list[HistoryEntryDocument]
 
 
+class FailureGroupDocument(Struct, kw_only=True):
+    """Failed jobs with equal failures."""
+
+    fingerprint: str
+    jobs: int
+    first_at_ms: Milliseconds
+    last_at_ms: Milliseconds
+    job_id: str
+    """The job of the group that was submitted last; the following members are its own."""
+    queue: str
+    model: str
+    cause: str
+    error: str
+    message: str
+
+
+class FailureGroupsDocument(Struct, kw_only=True):
+    """Groups of failed jobs, the largest first."""
+
+    failures: list[FailureGroupDocument]
+
+
+class DeliveryDocument(Struct, kw_only=True):
+    """The delivery of one notification to one receiver."""
+
+    id: str
+    receiver: str
+    event_id: str
+    state: Literal["waiting", "claimed", "delivered", "dead"]
+    attempts: int
+    due_at_ms: Milliseconds
+    """The time of the next attempt of a waiting delivery."""
+    why: str
+    """The result of the last attempt; empty before the first."""
+    job_id: str
+    type: str
+    at_ms: Milliseconds
+    """The time of the event."""
+
+
+class DeliveriesDocument(Struct, kw_only=True):
+    """Deliveries of notifications."""
+
+    deliveries: list[DeliveryDocument]
+
+
+class ReceiverDocument(Struct, kw_only=True):
+    """A receiver of notifications and its health."""
+
+    receiver: str
+    kind: Literal["webhook", "sns", "email"]
+    address: str
+    failures: int
+    """Failed deliveries in a row."""
+    failing_since_at_ms: int
+    """The time of the first of them; 0 without any."""
+    rests_until_at_ms: int
+    disabled_why: str
+    """The reason why nothing is delivered; empty for an enabled receiver."""
+
+
+class ReceiversDocument(Struct, kw_only=True):
+    """Receivers of notifications, by id."""
+
+    receivers: list[ReceiverDocument]
+
+
 class EndpointDocument(Struct, kw_only=True):
     """One version of an endpoint."""
 
@@ -301,6 +368,12 @@ class HealthDocument(Struct, kw_only=True):
     """The response of a probe."""
 
     status: Literal["ok"]
+
+
+class LimitQuery(Struct, kw_only=True):
+    """The query of a list without pages."""
+
+    limit: Annotated[int, Meta(ge=1, le=500, description="Limit of the list.")] = 100
 
 
 class WaitQuery(Struct, kw_only=True):

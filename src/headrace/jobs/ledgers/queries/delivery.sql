@@ -1,3 +1,3 @@
-SELECT id, receiver_id, event_id, state, attempts, due_at_ms, why
+SELECT id, receiver_id, event_id, state, attempts, due_at_ms, why, job_id, type, at_ms
 FROM headrace_notification
 WHERE id = :id
