@@ -5,7 +5,7 @@ succeeds at once adds no row: its claim and its end are in the job itself, and `
 them. A requeue, which clears them in the job, stores the end first.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -77,32 +77,22 @@ def timeline(job: Job, stored: Iterable[HistoryEntry]) -> list[HistoryEntry]:
     Attempts before schema 6 of the ledger, whose start was not stored, have no claim unless they are
     the job's last.
     """
-    entries = list(stored)
-    last = end_of(job) if job.state.ended else None
-    if last is not None:
-        entries.append(last)
-    claims = _claims([*entries, *([] if last else [_current(job)])])
-    # Claims come first among entries of one time and lease: the sort is stable.
-    found = [*claims, *(replace(each, worker="") if each.event in _ENDS else each for each in entries)]
-    return sorted(found, key=lambda each: (each.at_ms, each.lease))
+    last = end_of(job) if job.state.ended else _claim(job.attempt, job.lease, job.worker, job.started_at_ms)
+    found: list[HistoryEntry] = []
+    leases: set[int] = set()
+    for each in (*stored, last):
+        if each.started_at_ms is not None and each.lease not in leases:
+            leases.add(each.lease)
+            found.append(_claim(each.attempt, each.lease, each.worker, each.started_at_ms))
+        if each.event is not HistoryEvent.CLAIMED:
+            found.append(replace(each, worker="") if each.event in _ENDS else each)
+    return found
 
 
-def _current(job: Job) -> HistoryEntry:
-    """Return an entry that knows the job's last claim."""
+def _claim(attempt: int, lease: int, worker: str, started_at_ms: int | None) -> HistoryEntry:
     return HistoryEntry(
-        0, HistoryEvent.CLAIMED, job.attempt, job.lease, job.worker, started_at_ms=job.started_at_ms
+        started_at_ms or 0, HistoryEvent.CLAIMED, attempt, lease, worker, started_at_ms=started_at_ms
     )
-
-
-def _claims(entries: Sequence[HistoryEntry]) -> list[HistoryEntry]:
-    """Return one claim for each lease whose start an entry knows, from the first such entry."""
-    known: dict[int, HistoryEntry] = {}
-    for each in entries:
-        if each.started_at_ms is not None and each.lease not in known:
-            known[each.lease] = HistoryEntry(
-                each.started_at_ms, HistoryEvent.CLAIMED, each.attempt, each.lease, each.worker
-            )
-    return list(known.values())
 
 
 def history_document(entry: HistoryEntry) -> Document:

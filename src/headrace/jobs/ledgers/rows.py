@@ -119,7 +119,10 @@ def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[s
     if not changes:
         return {}
     jobs = {job.id: job for job in read_jobs(transaction, _CHANGE, records=list(map(_record, changes)))}
-    _write_history(transaction, [record for c in changes if c.before.id in jobs for record in _records(c)])
+    _write_history(
+        transaction,
+        [record for c in changes if c.before.id in jobs for record in _records(c, jobs[c.before.id])],
+    )
     ended = [job for job in jobs.values() if job.state.ended and job.spec.notify]
     if ended:
         transaction.outbox.jobs_ended(transaction, ended)
@@ -140,11 +143,14 @@ def _write_history(transaction: Transaction, records: Sequence[dict[str, Any]]) 
         transaction.run(_INSERT_HISTORY, records)
 
 
-def _records(each: Change) -> list[dict[str, Any]]:
-    """Return the history records of a change: its note, and before it the end that it takes back."""
+def _records(each: Change, after: Job) -> list[dict[str, Any]]:
+    """Return the history records of a change: its note, and before it the end that it takes back.
+
+    The note of an end has the time of the end.
+    """
     before = each.before
     entries = [end_of(before)] if before.state.ended else []
-    entries += [_entry(before, each.note)] if each.note else []
+    entries += [replace(_entry(before, each.note), at_ms=after.ended_at_ms or 0)] if each.note else []
     return [_history_record(entry, before.id) for entry in entries]
 
 
