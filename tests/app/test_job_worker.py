@@ -2,15 +2,19 @@
 
 import pytest
 
+import headrace
 from headrace.app.job_components import JobLocations
 from headrace.app.job_worker import ServedModels, job_repository, open_worker
 from headrace.config.jobs_file import JobsFile
 from headrace.core.errors import ModelLoadError, ModelNotFoundError, ModelNotReadyError
+from headrace.core.statistics import InstanceDeath
 from headrace.engine.engine import Engine
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.notify.deliverer import Deliverer
 from headrace.jobs.worker import WorkerSettings
+from headrace.jobs.worker_registry import ModelCrash, WorkerState
 from integration.command import DOUBLE
+from servers.polling import wait_until
 
 
 @pytest.fixture
@@ -76,6 +80,31 @@ def test_failed_start_stops_the_worker(model, tmp_path):
     (tmp_path / "double.py").write_text("raise RuntimeError('no')")
     with pytest.raises(Exception, match="no"):
         open_worker([model], locations, settings=settings, isolation="thread").start()
+
+
+def test_worker_reports_its_figures_and_the_last_crash(model, tmp_path, monkeypatch):
+    opened = open_worker(
+        [model],
+        JobLocations.folder(tmp_path / "data"),
+        settings=WorkerSettings(name="w", heartbeat_s=0.05, concurrency=3),
+        isolation="thread",
+    )
+    ledger = opened.components.ledger
+    opened.start()
+    try:
+        (first,) = ledger.workers()
+        assert (first.info.name, first.info.version, first.info.slots) == ("w", headrace.__version__, 3)
+        assert first.info.models == ("double", "double@1")
+        assert first.report.ready
+        assert first.report.last_crash is None
+        assert first.report.memory_bytes is None or first.report.memory_bytes > 1 << 20
+        monkeypatch.setattr(Engine, "last_death", InstanceDeath("double", "oom", "no memory", 7))
+        wait_until(lambda: ledger.worker("w").report.last_crash, "a report of the crash")
+        assert ledger.worker("w").report.last_crash == ModelCrash("double", "oom", "no memory", 7)
+    finally:
+        opened.worker.stop(drain=False)
+        assert ledger.worker("w").state is WorkerState.STOPPED
+        opened.stop(drain=False)
 
 
 def test_unreadable_model_is_refused(tmp_path):

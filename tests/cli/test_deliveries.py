@@ -54,7 +54,7 @@ def test_dead_deliveries_are_listed_and_delivered_again(served, outbox):
     assert row.split() == [delivery_id, job_id, "job.completed", "hook", "dead", "1", "HTTP", "410"]
     again = run_command(served, "deliveries", "redeliver", delivery_id, "unknown")
     assert (again.code, again.out) == (1, f"{delivery_id}  waiting\n")
-    assert "no delivery unknown" in again.err
+    assert "no delivery 'unknown'" in again.err
 
 
 def test_disabled_receiver_is_listed_and_enabled(served, outbox):

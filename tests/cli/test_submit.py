@@ -9,6 +9,7 @@ from cli.job_commands import run_command, work_after_first_event
 from headrace.jobs.job import JobFailure, JobProgress
 from headrace.jobs.ledger import ClaimRequest, JobFilter
 from headrace.jobs.state import Cause
+from headrace.jobs.worker_registry import WorkerInfo
 from integration.command import headrace
 from jobs.service_support import served_jobs
 
@@ -21,7 +22,7 @@ def served():
 
 def test_file_is_submitted_and_the_job_id_is_printed(served, tmp_path):
     (tmp_path / "rows.csv").write_bytes(b"1,2\n")
-    served.ledger.report_models(["night"], ["churn"])
+    served.ledger.register_worker(WorkerInfo("w", queues=("night",), models=("churn",)))
     done = run_command(
         served,
         "submit",
@@ -99,7 +100,7 @@ def test_wait_prints_or_saves_the_result(served, tmp_path, monkeypatch):
         served.complete(job, b"0.5\n", "text/csv")
 
     work_after_first_event(monkeypatch, served, work)
-    served.ledger.report_models(["default"], ["m"])
+    served.ledger.register_worker(WorkerInfo("w", queues=("default",), models=("m",)))
     done = run_command(served, "submit", "-m", "m", "--input", "[1]", "--wait")
     assert (done.code, done.out) == (0, "0.5\n")
     assert done.err.splitlines()[0].startswith("submitted ")
@@ -142,7 +143,7 @@ def test_invalid_submission_is_one_line(served, arguments, status, reason):
 
 
 def test_unknown_model_is_wrong_usage_and_an_unserved_queue_a_warning(served):
-    served.ledger.report_models(["default"], ["churn"])
+    served.ledger.register_worker(WorkerInfo("w", queues=("default",), models=("churn",)))
     refused = run_command(served, "submit", "-m", "chrun", "--input", "1", "--json")
     assert refused.code == 2
     assert "did you mean churn?" in refused.err

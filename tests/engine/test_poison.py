@@ -282,6 +282,7 @@ def test_abandoned_call_is_killed_after_grace_period(tmp_path, harm):
         assert behind.result(WAIT_S)["output"][0, 0] == 3
         assert has_exited(pid)
         statistics = engine.model_statistics()
+        assert engine.last_death is None, "a kill for a client that left says nothing about the model"
     assert has_begun(tmp_path) == 1
     assert (statistics.restarts, statistics.cancelled, statistics.success.count) == (1, 1, 1)
     assert statistics.fail.count == 0

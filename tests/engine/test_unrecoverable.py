@@ -94,6 +94,7 @@ def test_guilty_request_fails_alone(isolation, instances):
         assert names_device(guilty.exception(0))
         assert works(engine)
         assert in_processes(engine) == [True] * instances
+        assert engine.last_death.cause == "unrecoverable"
         assert models.Context.calls_when_broken == 0
         if instances == 1:
             assert engine.model_statistics().restarts == 2

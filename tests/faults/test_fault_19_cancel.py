@@ -59,7 +59,7 @@ def test_fault_19_cancel_against_claim(bench: Bench):
                 assert now.state is JobState.CANCELLED
                 continue
             assert (now.state, now.cancel_requested) == (JobState.RUNNING, True)
-            assert bench.ledger.cancel_requests("w") == {job.id}
+            assert bench.ledger.worker_orders("w").cancelled == {job.id}
             cancelled = Settlement(job.id, claimed.lease, Cancelled())
             assert bench.ledger.settle_and_claim([cancelled]).accepted == (True,)
     finally:

@@ -21,6 +21,7 @@ from headrace.jobs.ledger import ClaimRequest, Heartbeat, QueueSettings
 from headrace.jobs.ledgers.sql import STEPS
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 from headrace.jobs.state import Cause
+from headrace.jobs.worker_registry import WorkerInfo
 
 DATA = Path(__file__).parents[1] / "data" / "jobs"
 
@@ -66,7 +67,7 @@ def fill(path: Path) -> None:
     (pending,) = ledger.settle_and_claim([], claim).claimed
     ledger.settle_and_claim([Settlement("pending", pending.lease, Released({"chunk": 7}))])
     ledger.heartbeat("w", [Heartbeat("running", running.lease, JobProgress(3, 9, "records"))], 60_000)
-    ledger.report_models(["default"], ["m", "m@1"])
+    ledger.register_worker(WorkerInfo("w", queues=("default",), models=("m", "m@1")))
     ledger.stop()
 
 

@@ -7,6 +7,7 @@ from headrace.core.errors import JobLedgerUnavailableError, ModelNotFoundError
 from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.job import NewJob
 from headrace.jobs.known_models import CACHED_S, KnownModels, check_model
+from headrace.jobs.worker_registry import WorkerInfo
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger
 
 REPORTS = {
@@ -108,10 +109,10 @@ def test_only_refusals_and_old_answers_are_read_again(ledger):
     """A worker's first report counts at once."""
     clock = ManualClock()
     known = KnownModels(ledger, clock=clock)
-    ledger.report_models(["default"], ["churn"])
+    ledger.register_worker(WorkerInfo("w", queues=("default",), models=("churn",)))
     with pytest.raises(ModelNotFoundError):
         known.check(NewJob(model="fraud"))
-    ledger.report_models(["default"], ["fraud"])
+    ledger.register_worker(WorkerInfo("w", queues=("default",), models=("fraud",)))
     assert known.check(NewJob(model="fraud")) == ()
     ledger.unavailable = True
     assert known.check(NewJob(model="fraud")) == ()
@@ -132,7 +133,7 @@ def test_only_refusals_and_old_answers_are_read_again(ledger):
 def test_messages_name_queues_of_the_key_or_all_with_monitor(ledger, queues, scopes, named):
     """A submission to a queue without a report, and one to a queue without the model."""
     for queue, models in (REPORTS | {"night": {"own"}}).items():
-        ledger.report_models([queue], sorted(models))
+        ledger.register_worker(WorkerInfo("w", queues=(queue,), models=tuple(sorted(models))))
     key = ApiKey("a", "a", frozenset(scopes), queues=queues and frozenset(queues))
     known = KnownModels(ledger)
     warnings = known.check(NewJob(model="nothing", queue="evening"), key)
@@ -146,7 +147,7 @@ def test_messages_name_queues_of_the_key_or_all_with_monitor(ledger, queues, sco
 
 def test_messages_name_only_permitted_models_and_queues(ledger):
     for queue, models in REPORTS.items():
-        ledger.report_models([queue], sorted(models))
+        ledger.register_worker(WorkerInfo("w", queues=(queue,), models=tuple(sorted(models))))
     key = ApiKey(
         "a", "a", frozenset(Scope), queues=frozenset({"default", "night"}), models=frozenset({"churn"})
     )

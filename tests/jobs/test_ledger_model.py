@@ -19,6 +19,7 @@ seconds and 7 ms.
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 import pytest
@@ -59,6 +60,7 @@ from headrace.jobs.ledger import (
 )
 from headrace.jobs.paths import output_location
 from headrace.jobs.state import Cause, JobState
+from headrace.jobs.worker_registry import WorkerInfo, WorkerReport
 from headrace.testing import ManualWallClock, MemoryJobLedger
 from jobs.ledger_fixtures import LEDGERS
 from levels import by_level
@@ -422,6 +424,29 @@ class LedgerBesideReference(RuleBasedStateMachine):
         assert found == wanted
         for job_id in found.lost & set(self.held[worker]):
             self.zombies.append(self.held[worker].pop(job_id))
+
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        actions=st.lists(
+            st.sampled_from(("register", "restart", "report", "drain", "undrain", "end")), max_size=4
+        ),
+    )
+    def workers_are_registered(self, worker, actions):
+        info = WorkerInfo(worker, queues=QUEUES, models=("m",), lease_ms=LEASE_MS)
+        report = WorkerReport(claims=False, memory_bytes=1)
+        acts = {
+            "register": lambda ledger: ledger.register_worker(info, report),
+            "restart": lambda ledger: ledger.register_worker(replace(info, start_id="again")),
+            "report": lambda ledger: ledger.heartbeat(worker, [], LEASE_MS, report),
+            "drain": lambda ledger: _try(partial(ledger.set_worker_draining, draining=True), worker, None),
+            "undrain": lambda ledger: _try(partial(ledger.set_worker_draining, draining=False), worker, None),
+            "end": lambda ledger: ledger.end_worker(worker),
+        }
+        for action in actions:
+            found, wanted = self._both(acts[action])
+            assert found == wanted
+        found, wanted = self._both(lambda ledger: (ledger.workers(), ledger.worker_orders(worker)))
+        assert found == wanted
 
     @rule(worker=st.sampled_from(WORKERS))
     def worker_crashes(self, worker):

@@ -23,6 +23,7 @@ from headrace.jobs.ledger import JobFilter
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.submission import Submission
+from headrace.jobs.worker_registry import WorkerInfo
 from headrace.storage import Stores
 from headrace.testing import ManualWallClock, MemoryJobLedger, check_service
 from jobs.service_support import TEST_KEY
@@ -148,7 +149,7 @@ def test_model_that_no_worker_reported_is_refused_before_anything_is_stored(serv
     assert first.job.warnings == (
         "no worker has served queue default in the last 30 days: the job waits for one",
     )
-    ledger.report_models(["default"], ["new"])
+    ledger.register_worker(WorkerInfo("w", queues=("default",), models=("new",)))
     # A repeated submission gets its job, whatever the workers have by now.
     assert service.submit(TEST_KEY, Submission(job, b"payload")).result(WAIT_S).job.id == first.job.id
     before = stored(stores)
@@ -161,7 +162,7 @@ def test_model_that_no_worker_reported_is_refused_before_anything_is_stored(serv
 
 
 def test_job_of_an_event_is_queued_with_a_logged_warning(service, ledger, caplog):
-    ledger.report_models(["default"], ["new"])
+    ledger.register_worker(WorkerInfo("w", queues=("default",), models=("new",)))
     job = NewJob(model="old", input_uri="s3://in/k", correlation_id="trigger:t")
     made = service.submit_internal(job).result(WAIT_S).job
     assert ledger.get(made.id).spec.model == "old"
@@ -256,3 +257,17 @@ def test_inline_payload_has_no_region_and_an_upload_has_one(regional_service, st
 def test_without_rules_a_job_has_no_region(service):
     reply = service.submit(TEST_KEY, Submission(NewJob(model="m", input_uri="s3://in/k"))).result(WAIT_S)
     assert reply.job.spec.region == ""
+
+
+def test_only_operators_drain_workers_and_only_monitors_see_them(service, ledger):
+    ledger.register_worker(WorkerInfo("w", queues=("default",)))
+    monitor = ApiKey("scaler", "", frozenset({Scope.MONITOR}))
+    plain = ApiKey("shop", "shop", frozenset({Scope.READ, Scope.SUBMIT}))
+    assert [record.info.name for record in service.workers(monitor)] == ["w"]
+    for act in (service.workers, lambda key: service.worker(key, "w")):
+        with pytest.raises(ForbiddenError):
+            act(plain)
+    for key in (plain, monitor):
+        with pytest.raises(ForbiddenError):
+            service.set_worker_draining(key, "w", draining=True)
+    assert not ledger.worker("w").draining

@@ -12,6 +12,7 @@ from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import Failed, Released
 from headrace.jobs.ledger import (
     DAY_MS,
+    NO_REPORT,
     HeartbeatReply,
     MaintenanceCounts,
     Page,
@@ -19,6 +20,7 @@ from headrace.jobs.ledger import (
     UsageReply,
 )
 from headrace.jobs.state import JobState
+from headrace.jobs.worker_registry import WorkerInfo, WorkerRecord
 from headrace.testing import (
     JOB_LEDGER_CHECKS,
     LedgerBench,
@@ -28,7 +30,7 @@ from headrace.testing import (
     job_ledger_memory,
     memory_jobs,
 )
-from headrace.testing.job_checks import wakeups
+from headrace.testing.job_checks import bench, wakeups
 from testing.race_window import RaceWindow
 
 _CHECKS = {check.__name__: check for check in JOB_LEDGER_CHECKS}
@@ -56,8 +58,9 @@ class HeartbeatsDoNotExtend(MemoryJobLedger):
 
 
 class HeartbeatsReportNothing(MemoryJobLedger):
-    def heartbeat(self, worker, heartbeats, lease_ms):
-        return HeartbeatReply(super().heartbeat(worker, heartbeats, lease_ms).lost, frozenset(), frozenset())
+    def heartbeat(self, worker, heartbeats, lease_ms, report=NO_REPORT):
+        reply = super().heartbeat(worker, heartbeats, lease_ms, report)
+        return HeartbeatReply(reply.lost, frozenset(), frozenset())
 
 
 class PrioritiesIgnored(MemoryJobLedger):
@@ -537,6 +540,134 @@ class UsesBytesTwice(MemoryJobLedger):
 REFUSED = UsageReply(False, 0, 0, 0)
 
 
+class DrainsForever(MemoryJobLedger):
+    def register_worker(self, info, report=NO_REPORT):
+        known = self._table.workers.get(info.name)
+        if known is not None:
+            info = replace(info, start_id=known.info.start_id)
+        super().register_worker(info, report)
+
+
+class DrainsUntilRegistered(MemoryJobLedger):
+    def register_worker(self, info, report=NO_REPORT):
+        self._table.workers.pop(info.name, None)
+        super().register_worker(info, report)
+
+
+class RegistersAtHeartbeats(MemoryJobLedger):
+    def _record_report(self, worker, report):
+        self._table.workers.setdefault(worker, WORKER)
+        return super()._record_report(worker, report)
+
+
+class RevivesStoppedWorkers(MemoryJobLedger):
+    def _record_report(self, worker, report):
+        record = self._table.workers.get(worker)
+        if record is not None:
+            self._table.workers[worker] = replace(record, stopped_at_ms=None)
+        return super()._record_report(worker, report)
+
+
+class IdleWorkersReportNothing(MemoryJobLedger):
+    def heartbeat(self, worker, heartbeats, lease_ms, report=NO_REPORT):
+        return super().heartbeat(worker, heartbeats, lease_ms, report if heartbeats else NO_REPORT)
+
+
+class HeartbeatsHideDrains(MemoryJobLedger):
+    def heartbeat(self, worker, heartbeats, lease_ms, report=NO_REPORT):
+        return replace(super().heartbeat(worker, heartbeats, lease_ms, report), draining=False)
+
+
+class EndsForgotten(MemoryJobLedger):
+    def end_worker(self, name):
+        """Record nothing."""
+
+
+class WorkersNeverLost(MemoryJobLedger):
+    def worker(self, name):
+        record = super().worker(name)
+        return replace(record, seen_at_ms=record.read_at_ms)
+
+
+class KeepsAllWorkers(MemoryJobLedger):
+    def _is_kept(self, record):
+        return True
+
+
+class ForgetsLostWorkers(MemoryJobLedger):
+    def _is_kept(self, record):
+        return record.stopped_at_ms is not None or super()._is_kept(replace(record, stopped_at_ms=0))
+
+
+class CountsAllRunningJobs(MemoryJobLedger):
+    def workers(self):
+        running = sum(job.state is JobState.RUNNING for job in self._table.jobs.values())
+        return [replace(record, running=running) for record in super().workers()]
+
+
+class DrainsCancelJobs(MemoryJobLedger):
+    def set_worker_draining(self, name, *, draining, by=""):
+        for job in self.list_running(name):
+            self.cancel(job.id)
+        return super().set_worker_draining(name, draining=draining, by=by)
+
+
+class DrainsEveryName(MemoryJobLedger):
+    def set_worker_draining(self, name, *, draining, by=""):
+        self._table.workers.setdefault(name, replace(WORKER, seen_at_ms=self.now_ms()))
+        return super().set_worker_draining(name, draining=draining, by=by)
+
+
+class DrainsQuietly(MemoryJobLedger):
+    def set_worker_draining(self, name, *, draining, by=""):
+        listeners, self._table.listeners = self._table.listeners, []
+        try:
+            return super().set_worker_draining(name, draining=draining, by=by)
+        finally:
+            self._table.listeners = listeners
+
+
+class OrdersOfOthers(MemoryJobLedger):
+    def worker_orders(self, worker):
+        jobs = self._table.jobs.values()
+        cancelled = frozenset(job.id for job in jobs if job.cancel_requested)
+        return replace(super().worker_orders(worker), cancelled=cancelled)
+
+
+class ForgetsFieldsOfWorkers(MemoryJobLedger):
+    def register_worker(self, info, report=NO_REPORT):
+        super().register_worker(replace(info, region=""), report)
+
+
+class RegistersTwice(MemoryJobLedger):
+    """Reads the registry and writes it in two transactions."""
+
+    window = RaceWindow()
+
+    def register_worker(self, info, report=NO_REPORT):
+        with self._locked() as table:
+            workers = dict(table.workers)
+        self.window.open()
+        with self._locked() as table:
+            table.workers = workers
+            super().register_worker(info, report)
+
+
+class KeepsModelsOfOneWorker(MemoryJobLedger):
+    def register_worker(self, info, report=NO_REPORT):
+        self._table.reported.clear()
+        super().register_worker(info, report)
+
+
+class KeepsModelsForever(MemoryJobLedger):
+    def reported_models(self):
+        pairs = self._table.reported
+        return {queue: frozenset(m for q, m in pairs if q == queue) for queue, _ in pairs}
+
+
+WORKER = WorkerRecord(WorkerInfo("w"), NO_REPORT, 0, False, "", 0, 0, None, 0)
+
+
 class OtherClock(MemoryJobLedger):
     def now_ms(self):
         return super().now_ms() + 600_000
@@ -718,6 +849,25 @@ _LEDGERS = [
     (ForgetsQueuesWithoutJobs, "check_queue_settings"),
     (SharesNothing, "check_ledgers_share_jobs"),
     (OtherClock, "check_clock"),
+    (ForgetsFieldsOfWorkers, "check_registered_worker"),
+    (DrainsEveryName, "check_unknown_worker"),
+    (RegistersAtHeartbeats, "check_reported_heartbeat"),
+    (IdleWorkersReportNothing, "check_reported_heartbeat"),
+    (WorkersNeverLost, "check_lost_worker"),
+    (EndsForgotten, "check_stopped_worker"),
+    (RevivesStoppedWorkers, "check_stopped_worker"),
+    (KeepsAllWorkers, "check_kept_workers"),
+    (ForgetsLostWorkers, "check_kept_workers"),
+    (CountsAllRunningJobs, "check_running_jobs_of_workers"),
+    (DrainsCancelJobs, "check_draining_worker"),
+    (HeartbeatsHideDrains, "check_draining_worker"),
+    (DrainsForever, "check_drain_until_new_start"),
+    (DrainsUntilRegistered, "check_drain_until_new_start"),
+    (DrainsQuietly, "check_wakeup_of_drains"),
+    (OrdersOfOthers, "check_orders_to_cancel"),
+    (RegistersTwice, "check_registration_race"),
+    (KeepsModelsOfOneWorker, "check_registered_models_add_up"),
+    (KeepsModelsForever, "check_registered_models_expire"),
 ]
 
 
@@ -732,7 +882,8 @@ def _run_check(kind, check):
 
 @pytest.fixture(autouse=True)
 def short_timeouts(monkeypatch):
-    monkeypatch.setattr(wakeups, "WAKEUP_TIMEOUT_S", 0.3)
+    for module in (bench, wakeups):
+        monkeypatch.setattr(module, "WAKEUP_TIMEOUT_S", 0.3)
     monkeypatch.setattr(wakeups, "_LONG_WAIT_S", 0.6)
 
 

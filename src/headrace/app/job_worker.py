@@ -7,13 +7,14 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from types import FrameType
 from typing import Any, Final
 
 from typing_extensions import override
 
+import headrace
 from headrace.app.job_components import JobComponents, open_job_components
 from headrace.app.models import ServedModel, open_repository
 from headrace.app.server_options import JobLocations
@@ -31,8 +32,10 @@ from headrace.jobs.maintenance import Retention
 from headrace.jobs.paths import JobPaths
 from headrace.jobs.payloads import Publication
 from headrace.jobs.worker import WorkerSettings
+from headrace.jobs.worker.host import HostFigures
 from headrace.jobs.worker.ledger_loop import not_durable
 from headrace.jobs.worker.worker import Worker
+from headrace.jobs.worker_registry import ModelCrash, WorkerReport
 from headrace.server.exit_deadline import SECOND_SIGNAL_S, ExitDeadline
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
@@ -192,11 +195,30 @@ def join_worker(components: JobComponents, repository: ModelRepository, settings
         kinds,
         settings,
         models=_model_names(repository),
+        version=headrace.__version__,
+        read_report=_WorkerFigures(repository).report,
         listen=None if components.dispatcher is None else components.dispatcher.listener,
         secure=_DurableResults(components.stores, components.paths).secure,
         ended=_ResultPublication(components.publication).ended,
         hide=components.paths.store_uri,
     )
+
+
+class _WorkerFigures:
+    """The figures that a worker reports: of its host, and of the processes of its models."""
+
+    def __init__(self, repository: ModelRepository) -> None:
+        self._repository = repository
+        self._host = HostFigures()
+
+    def report(self) -> WorkerReport:
+        death = self._repository.last_death()
+        return WorkerReport(
+            ready=self._repository.ready(),
+            memory_bytes=self._host.memory_bytes(),
+            gpus=self._host.gpus(),
+            last_crash=None if death is None else ModelCrash(**asdict(death)),
+        )
 
 
 def _model_names(repository: ModelRepository) -> list[str]:

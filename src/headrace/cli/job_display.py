@@ -66,7 +66,7 @@ def print_jobs(jobs: Iterable[Job]) -> int:
             *([job.spec.region or "-"] if regions else []),
             progress_text(job.progress) or "-",
             f"{job.attempt}/{job.spec.attempts_max}",
-            _age(job.created_at_ms),
+            age_text(job.created_at_ms),
             Text(_failure_text(job)),
         )
     if listed:
@@ -242,7 +242,8 @@ def timestamp(at_ms: int | None) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _age(at_ms: int) -> str:
+def age_text(at_ms: int) -> str:
+    """Return the time since a moment, in its largest unit: ``5m``."""
     seconds = max(0, round(time.time() - at_ms / 1000))
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length:

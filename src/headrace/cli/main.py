@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "deliveries": ("deliveries", "List notifications, and deliver them again."),
     "receivers": ("deliveries", "List failing receivers of notifications, and enable them."),
     "endpoints": ("endpoints", "List and change endpoints of jobs."),
+    "workers": ("workers", "List and drain workers of jobs."),
     "init": ("init", "Create a model project with a test."),
     "keys": ("keys", "Create API keys of models and jobs."),
     "completion": ("main", "Print the completion script of a shell."),

@@ -53,7 +53,7 @@
     └── JobError                    a job or its queue refuses an operation
         ├── JobNotFoundError        no job has this id, or the client may not see it
         ├── EndpointNotFoundError   no endpoint of jobs has this name or version, or the client may not see it
-        ├── ResourceNotFoundError   no delivery or receiver has this name, or the client may not see it
+        ├── ResourceNotFoundError   no delivery, receiver or worker has this name, or the client may not see it
         ├── JobStateError           the job's state does not allow the operation
         ├── OutputTakenError        another job owns the name of the output
         ├── IdempotencyError        the key belongs to another submission
@@ -501,10 +501,10 @@ class JobNotFoundError(JobError):
 
 
 class ResourceNotFoundError(JobError):
-    """No resource of a kind, such as a delivery or a receiver, has this name, or the client may not see it."""
+    """No resource of a kind, such as a delivery or a worker, has this name, or the client may not see it."""
 
     def __init__(self, kind: str, name: str) -> None:
-        super().__init__(f"no {kind} {ascii(name[:80])[1:-1]}: it does not exist, or was deleted")
+        super().__init__(f"no {kind} {name!r:.80}: it does not exist, or was deleted")
 
 
 class EndpointNotFoundError(JobError):

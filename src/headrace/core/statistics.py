@@ -32,6 +32,20 @@ class ModelIndexEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceDeath:
+    """The death of an instance of a model that was not intended.
+
+    `cause` is that of `InstanceLostError`, or "" if it is unknown. `at_ms` is milliseconds since the
+    epoch.
+    """
+
+    model: str
+    cause: str
+    message: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Duration:
     """The number of events of one kind, and their total duration in nanoseconds."""
 

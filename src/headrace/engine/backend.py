@@ -7,6 +7,7 @@ process of its own.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from headrace.core.errors import InstanceLostError
 from headrace.core.frozen import statically_frozen
 from headrace.core.model import Call
 from headrace.core.model_traceback import ModelTraceback
@@ -96,6 +97,11 @@ class Backend(Protocol):
     @property
     def lost(self) -> bool:
         """True if the process of the model is gone, or cannot call it: `restart` before the next call."""
+        ...
+
+    @property
+    def loss(self) -> InstanceLostError | None:
+        """The error that explains the loss of the backend; None while it is not lost."""
         ...
 
     def on_lost(self, hook: Callable[[], None]) -> None:

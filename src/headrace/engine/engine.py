@@ -24,7 +24,7 @@ from headrace.core.errors import (
 from headrace.core.model import HandleRequest, HandleResponse, Model
 from headrace.core.predictor import Predictor, PredictorStatistics
 from headrace.core.sequence import SequenceInfo, SequenceLimits
-from headrace.core.statistics import ModelStatistics
+from headrace.core.statistics import InstanceDeath, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.engine.admission import (
     ResponseStream,
@@ -184,6 +184,11 @@ class Engine(Predictor):
     def lost_reason(self) -> str | None:
         """Return the reason why no instance is left, or None while one is alive or restarting."""
         return self._session.lost_reason
+
+    @property
+    def last_death(self) -> InstanceDeath | None:
+        """The last death of an instance since the start that was not intended."""
+        return self._session.last_death
 
     @property
     def ready(self) -> bool:

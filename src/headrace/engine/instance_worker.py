@@ -245,7 +245,14 @@ class InstanceWorker:
         if loop.instance_lost(error):
             # It was killed on purpose, so it restarts without delay.
             self._restarts.deaths = 0
+        elif (death := self._death(error)) is not None:
+            self._session.record_death(death)
         return False
+
+    def _death(self, error: InstanceLostError | None) -> InstanceLostError | None:
+        """Return the explanation of a death: that of the call, or of the backend without a call."""
+        backend = self._slot.backend
+        return error if error is not None or backend is None else backend.loss
 
     # Loss of the instance
 

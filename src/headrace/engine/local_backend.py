@@ -298,6 +298,11 @@ class LocalBackend(Backend):
         """The unrecoverable error that lost it, for clients; None while it can be called."""
         return self._fault.reason
 
+    @property
+    @override
+    def loss(self) -> InstanceLostError | None:
+        return self._fault.error()
+
     @override
     def on_lost(self, hook: Callable[[], None]) -> None:
         self._on_lost = hook

@@ -15,7 +15,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, ModelNotFoundError, ModelNotReadyError
 from headrace.core.model import Model
 from headrace.core.predictor import Service
-from headrace.core.statistics import ModelIndexEntry, ModelState, ModelStatistics
+from headrace.core.statistics import InstanceDeath, ModelIndexEntry, ModelState, ModelStatistics
 from headrace.engine.engine import Engine
 from headrace.engine.settings import ServeSettings
 
@@ -172,6 +172,13 @@ class ModelRepository(Service):
                 if e.engine is not None and name in ("", found)
             ]
         return tuple(engine.model_statistics() for engine in engines)
+
+    def last_death(self) -> InstanceDeath | None:
+        """Return the last death of an instance of a loaded model that was not intended."""
+        with self._lock:
+            engines = [e.engine for versions in self._models.values() for e in versions.values()]
+        deaths = [engine.last_death for engine in engines if engine is not None]
+        return max((d for d in deaths if d is not None), key=lambda d: d.at_ms, default=None)
 
     def definitions(self) -> tuple[ModelDefinition, ...]:
         """Return the definition of every version, ordered by name."""

@@ -8,13 +8,14 @@ from enum import Enum, auto
 from headrace.core.clock import Clock
 from headrace.core.errors import (
     HeadraceError,
+    InstanceLostError,
     OverloadedError,
     SequenceError,
     SequenceFullError,
     StoppedError,
     TooManySequencesError,
 )
-from headrace.core.statistics import ModelStatistics
+from headrace.core.statistics import InstanceDeath, ModelStatistics
 from headrace.engine.backend import Backend
 from headrace.engine.counters import EngineCounters, sum_counters
 from headrace.engine.inline_caller import InlineCaller
@@ -102,6 +103,7 @@ class EngineSession:
         """Set by a stop: restarts of instances do not wait any longer."""
         self.lost_reason: str | None = None
         """The reason why no instance is left: all died and none could be restarted."""
+        self.last_death: InstanceDeath | None = None
         self.began_s = 0.0
         self.counters_lock = threading.Lock()
         """Held while `counters` and `refused` change, since clients of several threads change them."""
@@ -131,6 +133,11 @@ class EngineSession:
             sequences.state_deletes.close()
         if sequences.store is not None:
             sequences.store.close()
+
+    def record_death(self, error: InstanceLostError) -> None:
+        """Record the death of an instance that was not intended. Any thread."""
+        at_ms = round(time.time() * 1000)
+        self.last_death = InstanceDeath(self.name, error.cause or "", error.why, at_ms)
 
     # Threads
 

@@ -34,9 +34,10 @@ from headrace.jobs.history import HistoryEntry
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, Settlement
 from headrace.jobs.lanes import AGEING_S_DEFAULT, ClaimLimit, LimitKind
 from headrace.jobs.state import JobState
+from headrace.jobs.worker_registry import WorkerInfo, WorkerOrders, WorkerRecord, WorkerReport
 
 REPORTED_MODELS_KEPT_DAYS: Final = 30
-"""Days for which a ledger keeps a worker's report of its models."""
+"""Days for which a ledger keeps the models of a worker after it last registered."""
 
 OUTPUT_NAMES_KEPT_DAYS: Final = 365
 """Days for which a ledger keeps an output name for the tenant of its deleted owner."""
@@ -49,6 +50,7 @@ FAILURES_READ_MAX: Final = 10_000
 """The number of last failed jobs that `failure_groups` reads."""
 DAY_MS: Final = 86_400_000
 """The length of a day of `use_bytes`."""
+NO_REPORT: Final = WorkerReport()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """The ids of jobs whose attempts must stop, among the leases of one heartbeat.
+    """The ids of jobs whose attempts must stop, among the leases of one heartbeat, and orders.
 
     `lost`: the lease is no longer valid; the worker stops the attempt and writes nothing more.
     `cancel`: a cancellation was requested. `expired`: the deadline has passed.
@@ -126,6 +128,10 @@ class HeartbeatReply:
     lost: frozenset[str]
     cancel: frozenset[str]
     expired: frozenset[str]
+    draining: bool = False
+    """True if the worker is to claim no more jobs."""
+    registered: bool = False
+    """False if the registry has no living worker of this name: register again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +325,13 @@ class JobLedger(Service, Protocol):
         """
         ...
 
-    def heartbeat(self, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int) -> HeartbeatReply:
-        """Extend leases to `lease_ms` from now, and record their progress and cursors."""
+    def heartbeat(
+        self, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int, report: WorkerReport = NO_REPORT
+    ) -> HeartbeatReply:
+        """Extend leases to `lease_ms` from now, and record their progress and cursors.
+
+        The same transaction replaces the report of the worker in the registry.
+        """
         ...
 
     def mark_published(self, job_id: str, lease: int, uri: str, digest: str = "") -> bool:
@@ -355,8 +366,8 @@ class JobLedger(Service, Protocol):
         """Return the job that owns the name of this job's output: usually itself. None if it is deleted."""
         ...
 
-    def cancel_requests(self, worker: str) -> frozenset[str]:
-        """Return the ids of the worker's running jobs with a requested cancellation.
+    def worker_orders(self, worker: str) -> WorkerOrders:
+        """Return the worker's running jobs with a requested cancellation, and if it is to drain.
 
         The query is cheap.
         """
@@ -534,17 +545,45 @@ class JobLedger(Service, Protocol):
         """
         ...
 
-    # Models of workers
+    # Registry of workers
 
-    def report_models(self, queues: Sequence[str], models: Sequence[str]) -> None:
-        """Record that a worker of each of these queues has these models.
+    def register_worker(self, info: WorkerInfo, report: WorkerReport = NO_REPORT) -> None:
+        """Add a worker to the registry, or replace what it has of the worker of this name.
 
-        A report is kept for `REPORTED_MODELS_KEPT_DAYS` after it was last made.
+        A worker registers at its start, and repeats that now and again. Another `start_id` makes it a
+        new start: the worker does not drain any more. The models of its queues, for `reported_models`,
+        are kept for `REPORTED_MODELS_KEPT_DAYS` after they were last registered.
+        """
+        ...
+
+    def end_worker(self, name: str) -> None:
+        """Record that a worker has stopped. Do nothing for an unknown or stopped one."""
+        ...
+
+    def workers(self) -> list[WorkerRecord]:
+        """Return the living workers, and those that stopped or were lost since `WORKERS_KEPT_MS`.
+
+        They are ordered by name. The query is cheap: it reads an index of running jobs, no jobs.
+        """
+        ...
+
+    def worker(self, name: str) -> WorkerRecord:
+        """Return a worker that `workers` lists, with the ids of its running jobs.
+
+        Raise ResourceNotFoundError for another name.
+        """
+        ...
+
+    def set_worker_draining(self, name: str, *, draining: bool, by: str = "") -> WorkerRecord:
+        """Order a worker to claim no more jobs, or to claim again. Return it afterwards.
+
+        Its running jobs continue. The waiters for its queues are woken, so that it learns of the order
+        soon. Raise ResourceNotFoundError for a worker that `workers` does not list.
         """
         ...
 
     def reported_models(self) -> Mapping[str, frozenset[str]]:
-        """Return the models that workers of each queue have reported, by queue."""
+        """Return the models that workers of each queue have registered, by queue."""
         ...
 
     # Retention
@@ -570,7 +609,7 @@ class JobLedger(Service, Protocol):
         ...
 
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
-        """Return a waiter for a worker: jobs that become due in these queues, and cancellations."""
+        """Return a waiter for a worker: jobs that become due in these queues, cancellations and drains."""
         ...
 
     def watch(self) -> Wakeup:

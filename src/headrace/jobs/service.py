@@ -32,6 +32,7 @@ from headrace.jobs.paths import UriAllowList
 from headrace.jobs.payloads import PublishedCheck, ResultStream
 from headrace.jobs.shared_calls import JobCondition, JobWaiter
 from headrace.jobs.state import JobState
+from headrace.jobs.worker_registry import WorkerRecord
 
 __all__ = ["CHANGE_SCOPES", "PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus", "Scale"]
 
@@ -348,6 +349,25 @@ class JobService(JobIntake):
             desired=ceil(counts.backlog / slots),
             oldest_seconds=counts.oldest_seconds,
         )
+
+    # Workers
+
+    def workers(self, key: ApiKey) -> Sequence[WorkerRecord]:
+        """Return the workers that the registry lists, by name."""
+        key.require(Scope.MONITOR)
+        return self._ledger.workers()
+
+    def worker(self, key: ApiKey, name: str) -> WorkerRecord:
+        """Return a worker with its running jobs. Raise ResourceNotFoundError."""
+        key.require(Scope.MONITOR)
+        return self._ledger.worker(name)
+
+    def set_worker_draining(self, key: ApiKey, name: str, *, draining: bool) -> WorkerRecord:
+        """Let a worker claim no more jobs, or claim again. Raise ResourceNotFoundError."""
+        key.require(Scope.OPERATE)
+        record = self._ledger.set_worker_draining(name, draining=draining, by=key.name)
+        _log.info("a worker was changed", extra={"worker": name, "draining": draining, "by": key.name})
+        return record
 
     def _counts(self, key: ApiKey, name: str) -> QueueCounts:
         key.require(*QUEUE_SCOPES)

@@ -32,6 +32,7 @@ from headrace.jobs.lanes import (
     parse_lane,
 )
 from headrace.jobs.ledger import (
+    NO_REPORT,
     PUBLISH_DELAY_MAX_MS,
     PUBLISH_DELAY_MS,
     ClaimRequest,
@@ -42,6 +43,7 @@ from headrace.jobs.ledger import (
     SubmitReply,
 )
 from headrace.jobs.state import JobEvent, JobState
+from headrace.jobs.worker_registry import WorkerReport
 from headrace.testing.job_rules import (
     apply_event,
     claim_job,
@@ -55,12 +57,12 @@ from headrace.testing.job_rules import (
     publish_job,
     settle_job,
 )
-from headrace.testing.memory_jobs import MemoryJobs
+from headrace.testing.memory_workers import MemoryWorkers
 
 _RETRY_AFTER_S: Final = 1.0
 
 
-class MemoryJobLedger(MemoryJobs):
+class MemoryJobLedger(MemoryWorkers):
     """A `JobLedger` in memory, for tests. `MemoryJobs` describes its arguments."""
 
     # Submission
@@ -205,8 +207,9 @@ class MemoryJobLedger(MemoryJobs):
         return max(0, min(dues) - now_ms) if dues else None
 
     @override
-    def heartbeat(self, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int) -> HeartbeatReply:
-        del worker
+    def heartbeat(
+        self, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int, report: WorkerReport = NO_REPORT
+    ) -> HeartbeatReply:
         lost: set[str] = set()
         cancel: set[str] = set()
         expired: set[str] = set()
@@ -221,7 +224,8 @@ class MemoryJobLedger(MemoryJobs):
                     cancel.add(job.id)
                 if past_deadline(job, self.now_ms()):
                     expired.add(job.id)
-        return HeartbeatReply(frozenset(lost), frozenset(cancel), frozenset(expired))
+            registered, draining = self._record_report(worker, report)
+        return HeartbeatReply(frozenset(lost), frozenset(cancel), frozenset(expired), draining, registered)
 
     def _heartbeat(self, job: Job, heartbeat: Heartbeat, lease_ms: int) -> None:
         updated = replace(
@@ -285,16 +289,6 @@ class MemoryJobLedger(MemoryJobs):
                 table.publish_at_ms[job_id] = self.now_ms() + delay_ms
                 table.jobs[job_id] = replace(job, publish_tries=job.publish_tries + 1)
             return [table.jobs[job_id] for job_id in claimed]
-
-    @override
-    def cancel_requests(self, worker: str) -> frozenset[str]:
-        return frozenset(job.id for job in self.list_running(worker) if job.cancel_requested)
-
-    @override
-    def list_running(self, worker: str) -> list[Job]:
-        with self._locked() as table:
-            jobs = table.jobs.values()
-            return [job for job in jobs if job.state is JobState.RUNNING and job.worker == worker]
 
     @override
     def maintain(self, limit: int) -> MaintenanceCounts:

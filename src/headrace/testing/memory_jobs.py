@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any, Final
 
 from typing_extensions import override
@@ -29,7 +28,6 @@ from headrace.jobs.ledger import (
     FAILURES_READ_MAX,
     OUTPUT_NAMES_KEPT_DAYS,
     PUBLISH_FIRST_MS,
-    REPORTED_MODELS_KEPT_DAYS,
     FailureGroup,
     JobFilter,
     JobLedger,
@@ -41,6 +39,7 @@ from headrace.jobs.ledger import (
 )
 from headrace.jobs.paths import output_location, output_name
 from headrace.jobs.state import JobEvent, JobState
+from headrace.jobs.worker_registry import WorkerRecord
 from headrace.testing.doubles import ManualWallClock
 from headrace.testing.job_rules import (
     apply_event,
@@ -108,7 +107,8 @@ class _Table:
     """The versions of endpoints, newest first."""
     limits: dict[tuple[str, str], ClaimLimit] = field(default_factory=dict[tuple[str, str], ClaimLimit])
     reported: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    """The time of the last report of each queue and model."""
+    """The time at which each queue and model was last registered."""
+    workers: dict[str, WorkerRecord] = field(default_factory=dict[str, WorkerRecord])
     usage: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """The last day of each API key, and its bytes."""
 
@@ -352,18 +352,6 @@ class MemoryJobs(JobLedger, ABC):
             if not all(job.state.ended for job in self._queue_jobs(name)):
                 raise QueueInUseError(f"queue {name} has unfinished jobs, so it cannot be removed")
             return table.queues.pop(name, None) is not None
-
-    @override
-    def report_models(self, queues: Sequence[str], models: Sequence[str]) -> None:
-        with self._locked() as table:
-            table.reported |= dict.fromkeys(product(queues, models), self.now_ms())
-
-    @override
-    def reported_models(self) -> Mapping[str, frozenset[str]]:
-        with self._locked() as table:
-            first_ms = self.now_ms() - REPORTED_MODELS_KEPT_DAYS * 86_400_000
-            kept = [pair for pair, at_ms in table.reported.items() if at_ms >= first_ms]
-            return {queue: frozenset(m for q, m in kept if q == queue) for queue, _ in kept}
 
     @override
     def counts(self, queue: str, *, tenant: str | None = None) -> QueueCounts:

@@ -84,7 +84,7 @@ INSERT INTO "headrace_job" VALUES('running','running','default','','infer','',3,
 INSERT INTO "headrace_job" VALUES('publishing','publishing','default','','infer','',4,3,'','',NULL,'{"key":"K","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','',NULL,'','',1800000010000,0,'||||',1800014400000,NULL,'');
 INSERT INTO "headrace_job" VALUES('unpublished','publish_failed','default','','infer','',5,3,'','',NULL,'{"key":"L","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800018000000,NULL,'e949155a094beecc');
 INSERT INTO "headrace_job" VALUES('published','completed','default','','infer','',6,3,'','',NULL,'{"key":"M","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":"","digest":"sha256:00"}','s3://box/out/M.out',NULL,'','',NULL,0,'||||',1800021600000,NULL,'');
-INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"time_to_live_s":1800.0,"deadline_s":3600.0,"delay_ms":60000}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000,NULL,'');
+INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"deadline_s":3600.0,"time_to_live_s":1800.0,"delay_ms":60000}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000,NULL,'');
 CREATE TABLE headrace_limit (
     kind TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -108,7 +108,7 @@ CREATE TABLE headrace_notification (
     ended_at_ms BIGINT,
     why TEXT NOT NULL DEFAULT ''
 );
-INSERT INTO "headrace_notification" VALUES('01a3185c-5000-77d6-bf28-5dd24151af91','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-731d-8c7e-bacc3f6ad060','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
+INSERT INTO "headrace_notification" VALUES('01a3185c-5000-7d8f-a9b4-48bb51913bd1','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-75bd-841e-8b27a84eb3aa','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
 CREATE TABLE headrace_output (
     location TEXT NOT NULL PRIMARY KEY,
     owner_key TEXT NOT NULL,
@@ -161,14 +161,17 @@ CREATE TABLE headrace_usage (
 );
 CREATE TABLE headrace_worker (
     name TEXT NOT NULL PRIMARY KEY,
+    start_id TEXT NOT NULL,
     info TEXT NOT NULL,
-    status TEXT NOT NULL,
+    report TEXT NOT NULL,
     lease_ms BIGINT NOT NULL,
     draining BOOLEAN NOT NULL DEFAULT FALSE,
+    draining_by TEXT NOT NULL DEFAULT '',
     started_at_ms BIGINT NOT NULL,
     seen_at_ms BIGINT NOT NULL,
     stopped_at_ms BIGINT
 );
+INSERT INTO "headrace_worker" VALUES('w','','{"name":"w","start_id":"","host":"","pid":0,"version":"","queues":["default"],"models":["m","m@1"],"slots":1,"region":"","lease_ms":60000}','{"ready":true,"claims":true,"memory_bytes":null,"gpus":[],"last_crash":null}',60000,0,'',1800000000000,1800000000000,NULL);
 CREATE TABLE headrace_worker_model (
     queue TEXT NOT NULL,
     model TEXT NOT NULL,

@@ -348,6 +348,9 @@ def test_death_while_idle_is_restarted():
         polling.wait_until(lambda: engine.alive and pids(engine)[0] not in (None, pid))
         assert engine.submit(request()).result(WAIT_S)["output"][0, 0] == pids(engine)[0]
         assert engine.model_statistics().restarts == 1
+        death = engine.last_death
+        assert (death.model, death.cause) == (engine.name, "killed")
+        assert "SIGKILL" in death.message
 
 
 @pytest.mark.slow

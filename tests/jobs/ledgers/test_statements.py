@@ -55,8 +55,8 @@ def test_every_statement_finds_its_rows_by_an_index(ledger):
 
 
 def test_statement_of_postgresql_is_the_file_without_comments():
-    source = (QUERIES / "cancel_requests.sql").read_text()
-    assert read_statement("cancel_requests").postgresql == source
+    source = (QUERIES / "reported_models.sql").read_text()
+    assert read_statement("reported_models").postgresql == source
 
 
 def test_records_are_read_by_each_database_in_its_own_way():

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.job import Settlement
-from headrace.jobs.ledger import ClaimRequest, Heartbeat, HeartbeatReply, SettleAndClaimReply
+from headrace.jobs.ledger import NO_REPORT, ClaimRequest, Heartbeat, HeartbeatReply, SettleAndClaimReply
+from headrace.jobs.worker_registry import WorkerReport
 from headrace.testing import ManualWallClock, MemoryJobLedger
 
 WAIT_S = 20.0
@@ -54,10 +55,12 @@ class FaultyLedger(MemoryJobLedger):
         self.after(settlements, answer)
         return answer
 
-    def heartbeat(self, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int) -> HeartbeatReply:
+    def heartbeat(
+        self, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int, report: WorkerReport = NO_REPORT
+    ) -> HeartbeatReply:
         self.heartbeats.append(tuple(heartbeats))
         self.before_heartbeat()
-        reply = super().heartbeat(worker, heartbeats, lease_ms)
+        reply = super().heartbeat(worker, heartbeats, lease_ms, report)
         self.after_heartbeat(reply)
         return reply
 

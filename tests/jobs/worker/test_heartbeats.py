@@ -1,6 +1,7 @@
 """Heartbeats: leases, progress, cancellations, and time limits of attempts."""
 
 import logging
+import os
 import threading
 from typing import Self
 
@@ -10,7 +11,9 @@ from headrace.jobs.job import Cancelled, JobProgress, NewJob, Settlement
 from headrace.jobs.kinds import Attempt, StopReason
 from headrace.jobs.ledger import REPORTED_MODELS_KEPT_DAYS, ClaimRequest
 from headrace.jobs.worker import WorkerSettings
-from headrace.jobs.worker.running_jobs import MODELS_REPORT_S, Heartbeats, RunningJobs
+from headrace.jobs.worker.registration import REGISTER_S, Registration, worker_info
+from headrace.jobs.worker.running_jobs import Heartbeats, RunningJobs
+from headrace.jobs.worker_registry import WorkerReport, WorkerState
 from headrace.testing import ManualClock, ManualWallClock
 from jobs.worker.faulty_ledger import WAIT_S, FaultyLedger, Times, cut
 from servers.polling import wait_until
@@ -29,15 +32,28 @@ class HeartbeatBench:
         self.running_jobs, self.clock = RunningJobs(), ManualClock()
         self.given_up: list[Attempt] = []
         settings = WorkerSettings(name="w1", lease_s=60.0, heartbeat_s=15.0, stop_s=30.0)
+        self.report = WorkerReport
+        self.resumed: list[float] = []
+        self.registration = Registration(
+            self.ledger,
+            worker_info(settings, ("m", "m@1"), "1.2.3"),
+            read_report=self._read_report,
+            is_claiming=lambda: self.running_jobs.claiming,
+            resumed=lambda: self.resumed.append(self.clock.now()),
+            clock=self.clock,
+        )
         self.heartbeats = Heartbeats(
             self.ledger,
             settings,
             self.running_jobs,
             give_up=self._give_up,
             clock=self.clock,
-            models=("m", "m@1"),
+            registration=self.registration,
         )
         self._thread = threading.Thread(target=self.heartbeats.run)
+
+    def _read_report(self) -> WorkerReport:
+        return self.report()
 
     def _give_up(self, attempt: Attempt) -> None:
         if self.running_jobs.mark_finished(attempt):
@@ -98,21 +114,21 @@ def test_heartbeat_extends_leases_and_reports_progress(bench):
     assert bench.ledger.maintain(10).total == 0, "no lease has run out"
 
 
-def test_models_are_reported_at_once_and_then_now_and_again(bench):
+def test_models_are_registered_at_once_and_then_now_and_again(bench):
     assert bench.ledger.reported_models() == {}
-    bench.heartbeats.report_models()
+    bench.registration.register()
     kept_s = REPORTED_MODELS_KEPT_DAYS * 86_400
-    for passed_s in (MODELS_REPORT_S, kept_s - 60.0):
+    for passed_s in (REGISTER_S, kept_s - 60.0):
         assert bench.ledger.reported_models() == {"default": {"m", "m@1"}}
         bench.after(passed_s)
     bench.wall.advance(60_001)
     assert bench.ledger.reported_models() == {"default": {"m", "m@1"}}
 
 
-def test_report_of_models_is_repeated_after_an_outage(bench, caplog):
+def test_registration_is_repeated_after_an_outage(bench, caplog):
     caplog.set_level(logging.CRITICAL)
     bench.ledger.unavailable = True
-    bench.heartbeats.report_models()
+    bench.registration.register()
     bench.ledger.unavailable = False
     assert bench.ledger.reported_models() == {}
     bench.after(15.0)
@@ -225,21 +241,21 @@ def test_lost_lease_gets_no_heartbeat(bench):
 def test_changes_trigger_rate_limited_cancellation_checks(bench):
     one = bench.claim()
     checked_s: list[float] = []
-    cancel_requests = bench.ledger.cancel_requests
-    bench.ledger.cancel_requests = lambda worker: (
+    worker_orders = bench.ledger.worker_orders
+    bench.ledger.worker_orders = lambda worker: (
         checked_s.append(bench.clock.now()),
-        cancel_requests(worker),
+        worker_orders(worker),
     )[1]
     bench.wall.advance(1)
     bench.now(
         lambda: (
             bench.clock.advance(0.2),
             bench.ledger.cancel(one.job.id),
-            bench.heartbeats.check_cancellations(),
+            bench.heartbeats.check_orders(),
         )
     )
     assert one.stopped is StopReason.CANCELLED
-    bench.now(bench.heartbeats.check_cancellations)
+    bench.now(bench.heartbeats.check_orders)
     assert checked_s == [0.2]
     bench.after(0.1)
     assert checked_s == [0.2, pytest.approx(0.3)]
@@ -248,20 +264,20 @@ def test_changes_trigger_rate_limited_cancellation_checks(bench):
 def test_cancellation_check_does_not_stop_later_attempts(bench):
     early = bench.claim()
     later: list[Attempt] = []
-    cancel_requests = bench.ledger.cancel_requests
+    worker_orders = bench.ledger.worker_orders
 
     def meanwhile(worker):
-        found = cancel_requests(worker)
+        found = worker_orders(worker)
         bench.ledger.settle_and_claim([Settlement(early.job.id, early.job.lease, Cancelled())])
         bench.ledger.requeue(early.job.id)
         bench.running_jobs.remove(early)
         later.append(claim_again(bench))
         return found
 
-    bench.ledger.cancel_requests = meanwhile
+    bench.ledger.worker_orders = meanwhile
     bench.ledger.cancel(early.job.id)
     bench.clock.advance(0.2)
-    bench.now(bench.heartbeats.check_cancellations)
+    bench.now(bench.heartbeats.check_orders)
     assert later[0].job.lease == 2
     assert later[0].stopped is None
 
@@ -271,7 +287,7 @@ def test_cancellation_missed_in_an_outage_comes_with_the_next_heartbeat(bench):
     bench.ledger.cancel(one.job.id)
     bench.ledger.unavailable = True
     bench.clock.advance(0.2)
-    bench.now(bench.heartbeats.check_cancellations)
+    bench.now(bench.heartbeats.check_orders)
     assert one.stopped is None
     bench.ledger.unavailable = False
     bench.after(15.0)
@@ -311,3 +327,119 @@ def test_raising_stop_callback_does_not_affect_other_attempts(bench, caplog):
         bench.ledger.cancel(each.job.id)
     bench.after(15.0)
     assert (one.stopped, two.stopped) == (StopReason.CANCELLED, StopReason.CANCELLED)
+
+
+# The registry
+
+
+def record(bench):
+    return bench.ledger.worker("w1")
+
+
+def test_worker_registers_with_its_properties_and_figures(bench):
+    bench.report = lambda: WorkerReport(memory_bytes=7)
+    bench.registration.register()
+    info = record(bench).info
+    assert (info.name, info.version, info.queues, info.models) == ("w1", "1.2.3", ("default",), ("m", "m@1"))
+    assert (info.slots, info.lease_ms, info.pid) == (8, 60_000, os.getpid())
+    assert info.host
+    assert info.start_id
+    assert record(bench).report == WorkerReport(memory_bytes=7)
+
+
+def test_idle_worker_reports_at_each_heartbeat(bench):
+    bench.registration.register()
+    bench.report = lambda: WorkerReport(memory_bytes=8)
+    for _ in range(10):
+        bench.after(15.0)
+    assert record(bench).report.memory_bytes == 8
+    assert record(bench).state is WorkerState.RUNNING
+
+
+def test_failing_figures_lose_no_lease(bench, caplog):
+    caplog.set_level(logging.CRITICAL)
+    bench.report = lambda: WorkerReport(memory_bytes=7)
+    bench.registration.register()
+    one = bench.claim()
+    bench.report = lambda: 1 // 0
+    for _ in range(5):
+        bench.after(15.0)
+    assert bench.ledger.maintain(10).total == 0
+    assert (one.stopped, record(bench).report.memory_bytes) == (None, 7)
+
+
+def test_forgotten_worker_registers_again(bench):
+    bench.registration.register()
+    bench.ledger._table.workers.clear()
+    bench.after(15.0)
+    assert record(bench).state is WorkerState.RUNNING
+
+
+def test_unavailable_ledger_does_not_prevent_the_end(bench, caplog):
+    caplog.set_level(logging.CRITICAL)
+    bench.registration.register()
+    bench.ledger.unavailable = True
+    bench.registration.end()
+    bench.ledger.unavailable = False
+    assert record(bench).state is WorkerState.RUNNING
+    bench.registration.end()
+    assert record(bench).state is WorkerState.STOPPED
+
+
+def test_drain_is_followed_after_a_notification_and_confirmed_soon(bench):
+    bench.registration.register()
+    bench.clock.advance(2.0)
+    bench.ledger.set_worker_draining("w1", draining=True)
+    assert bench.heartbeats.may_claim()
+    bench.now(bench.heartbeats.check_orders)
+    assert not bench.heartbeats.may_claim()
+    assert record(bench).state is WorkerState.DRAINING
+    bench.after(0.1)
+    assert record(bench).state is WorkerState.DRAINED
+    bench.after(15.0)
+    assert record(bench).state is WorkerState.DRAINED
+    bench.ledger.set_worker_draining("w1", draining=False)
+    bench.now(bench.heartbeats.check_orders)
+    assert bench.heartbeats.may_claim()
+    assert len(bench.resumed) == 1
+
+
+def test_drain_is_followed_without_a_notification(bench):
+    bench.registration.register()
+    one = bench.claim()
+    bench.ledger.set_worker_draining("w1", draining=True)
+    bench.after(15.0)
+    assert not bench.heartbeats.may_claim()
+    bench.after(0.1)
+    assert (record(bench).report.claims, record(bench).state) == (False, WorkerState.DRAINING)
+    assert one.stopped is None
+    bench.ledger.set_worker_draining("w1", draining=False)
+    bench.after(15.0)
+    assert bench.heartbeats.may_claim()
+    assert len(bench.resumed) == 1
+
+
+def test_drain_is_not_confirmed_during_a_claim(bench):
+    """The claim began before the order, so that it may still bring jobs."""
+    bench.registration.register()
+    bench.running_jobs.begin_claim()
+    bench.ledger.set_worker_draining("w1", draining=True)
+    bench.after(15.0)
+    for _ in range(3):
+        bench.after(0.1)
+        assert record(bench).state is WorkerState.DRAINING
+    bench.running_jobs.end_claim()
+    bench.after(0.1)
+    assert record(bench).state is WorkerState.DRAINED
+
+
+def test_idle_worker_reads_its_orders_once_a_second(bench):
+    read_s: list[float] = []
+    orders = bench.ledger.worker_orders
+    bench.ledger.worker_orders = lambda worker: (read_s.append(bench.clock.now()), orders(worker))[1]
+    bench.clock.advance(1.0)
+    bench.now(bench.heartbeats.check_orders)
+    bench.now(bench.heartbeats.check_orders)
+    assert (read_s, bench.clock.slept_s[-1]) == ([1.0], 1.0)
+    bench.after(1.0)
+    assert read_s == [1.0, 2.0]

@@ -1,6 +1,7 @@
 """The ledger loop: settlements count once, and claims never exceed the free slots."""
 
 import logging
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -539,3 +540,14 @@ def test_freed_slot_wakes_a_loop_that_skipped_regions(bench):
     bench.ledger_loop._wake.clear()
     bench.ledger_loop.slot_freed()
     assert bench.ledger_loop._wake.is_set()
+
+
+def test_order_to_claim_nothing_counts_also_after_the_claim_is_announced(bench):
+    """A draining worker reports that it claims no more once no claim is announced."""
+    bench.submit()
+    bench.may_claim = lambda: not bench.running_jobs.claiming
+    bench.ledger_loop.notify()
+    bench.ledger_loop._settle_and_claim()
+    assert bench.begun == []
+    assert not bench.running_jobs.claiming
+    assert bench.ledger.log == deque()

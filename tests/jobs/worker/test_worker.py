@@ -14,6 +14,7 @@ from headrace.jobs.ledger import ClaimRequest, JobLedger, QueueSettings
 from headrace.jobs.state import Cause, JobState
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.worker import Worker
+from headrace.jobs.worker_registry import WorkerState
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger, check_service
 from jobs.worker.faulty_ledger import FaultyLedger, Gate, Times, cut
 from jobs.worker.scripted_kind import WAIT_S, ScriptedKind
@@ -746,3 +747,48 @@ def test_unknown_kind_fails_with_the_reason(ledger):
         job = wait_for_job(ledger, submit(ledger, kind="stream"), ended)
     assert job.state is JobState.FAILED
     assert "no jobs of kind 'stream'" in job.failure.message
+
+
+# The registry of workers
+
+
+def test_draining_worker_finishes_its_jobs_and_claims_none(ledger):
+    kind = ScriptedKind()
+    running = submit(ledger)
+    with working(ledger, kind, poll_s=WAIT_S * 10) as worker:
+        first = kind.next()
+        ledger.set_worker_draining("w1", draining=True)
+        wait_until(lambda: not worker._heartbeats.may_claim(), "the drain")
+        waiting = submit(ledger)
+        first.finish()
+        assert wait_for_job(ledger, running, ended).state is JobState.COMPLETED
+        wait_until(lambda: ledger.worker("w1").state is WorkerState.DRAINED, "the confirmation")
+        assert ledger.get(waiting).state is JobState.PENDING
+        ledger.set_worker_draining("w1", draining=False)
+        kind.next().finish()
+        assert wait_for_job(ledger, waiting, ended).state is JobState.COMPLETED
+        assert ledger.worker("w1").state is WorkerState.RUNNING
+    assert ledger.worker("w1").state is WorkerState.STOPPED
+
+
+def test_drain_ends_with_a_new_start(ledger):
+    kind = ScriptedKind(at_once=True)
+    with working(ledger, kind):
+        ledger.set_worker_draining("w1", draining=True)
+    waiting = submit(ledger)
+    with working(ledger, kind):
+        assert wait_for_job(ledger, waiting, ended).state is JobState.COMPLETED
+
+
+def test_unavailable_ledger_at_the_start_does_not_stop_the_worker(ledger, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "register_worker", cut)
+        worker = Worker(
+            ledger, {"infer": ScriptedKind()}, WorkerSettings(name="w1", heartbeat_s=0.01), seed=1
+        )
+        worker.start()
+    try:
+        wait_until(ledger.workers, "the registration")
+    finally:
+        worker.stop(drain=False)

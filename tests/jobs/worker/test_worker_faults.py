@@ -53,9 +53,9 @@ class RandomlyFailingLedger(MemoryJobLedger):
         self._cut()
         return answer
 
-    def heartbeat(self, worker, heartbeats, lease_ms):
+    def heartbeat(self, worker, heartbeats, lease_ms, report):
         self._cut()
-        reply = super().heartbeat(worker, heartbeats, lease_ms)
+        reply = super().heartbeat(worker, heartbeats, lease_ms, report)
         self._cut()
         return reply
 

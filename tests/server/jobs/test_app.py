@@ -7,6 +7,7 @@ import pytest
 from headrace.jobs.access import Scope
 from headrace.jobs.job import JobProgress
 from headrace.jobs.submission import FIELDS
+from headrace.jobs.worker_registry import WorkerInfo
 from jobs.service_support import key_of, served_jobs
 from server.jobs.test_job_routes import UNKNOWN, submit
 
@@ -23,6 +24,7 @@ def described():
         served.complete(served.claim())
         served.report_progress(served.claim(), JobProgress(1, None, "records"))
         http.post(f"/v1/jobs/{submit(http)['id']}/cancel")
+        served.ledger.register_worker(WorkerInfo("w", queues=("default",)))
         document = http.get("/openapi.json").json()
         yield served, document
 
@@ -37,6 +39,7 @@ def test_every_route_except_probes_requires_a_key(described):
                 .replace("{upload_id}", UNKNOWN)
                 .replace("{queue}", "q")
                 .replace("{endpoint}", "e")
+                .replace("{worker}", "w")
             )
             for method in operations.keys() - {"parameters"}:
                 response = http.request(method, url, json={"pending_max": 1})

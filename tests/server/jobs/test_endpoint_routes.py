@@ -15,6 +15,7 @@ from headrace.jobs.ledger import JobFilter
 from headrace.jobs.notify import WebhookTarget
 from headrace.jobs.notify.notifiers import SmtpSettings
 from headrace.jobs.paths import UriAllowList
+from headrace.jobs.worker_registry import WorkerInfo
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from jobs.service_support import key_of, served_jobs
 
@@ -211,7 +212,7 @@ def test_repeated_submission_makes_one_job(served):
 
 
 def test_refusals_name_no_models_of_others(served):
-    served.ledger.report_models(["of-a", "secret-queue"], ["secret-model"])
+    served.ledger.register_worker(WorkerInfo("w", queues=("of-a", "secret-queue"), models=("secret-model",)))
     refused = submit(served, A)
     assert (refused.status_code, refused.json()["type"]) == (404, "ModelNotFoundError")
     assert "secret" not in refused.text

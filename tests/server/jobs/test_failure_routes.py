@@ -98,7 +98,7 @@ def test_disabled_receiver_is_listed_without_its_secrets_and_enabled(served, cli
 
 
 def test_unknown_names_are_not_found(client):
-    with pytest.raises(ResourceNotFoundError, match="no delivery nowhere"):
+    with pytest.raises(ResourceNotFoundError, match="no delivery 'nowhere'"):
         client.redeliver("nowhere")
-    with pytest.raises(ResourceNotFoundError, match="no receiver nowhere"):
+    with pytest.raises(ResourceNotFoundError, match="no receiver 'nowhere'"):
         client.enable_receiver("nowhere")

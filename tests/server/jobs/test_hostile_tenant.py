@@ -14,6 +14,7 @@ from headrace.jobs.job import JobFailure
 from headrace.jobs.notify import Notification, WebhookTarget
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.state import Cause, JobState
+from headrace.jobs.worker_registry import WorkerInfo
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from jobs.memory_outbox import MemoryOutbox
 from jobs.service_support import key_of, served_jobs
@@ -37,6 +38,7 @@ def world():
         served.client(OWNER[0]) as owner,
         served.client(HOSTILE[0]) as hostile,
     ):
+        served.ledger.register_worker(WorkerInfo("owners-worker", queues=("unserved",)))
         limited, admin = served.client(LIMITED[0]), served.client(ADMIN[0])
         for name in ("of-owner", "of-hostile"):
             settings = {"model": "m", "queue": f"queue-{name}", "output_uri": f"s3://{name}/out"}
@@ -198,6 +200,15 @@ def delete_endpoint(world):
     assert world.limited.delete("/v1/endpoints/of-owner").status_code == 403
 
 
+def refused_worker(method, path):
+    def attempt(world):
+        for name in ("owners-worker", "unknown"):
+            assert world.hostile.request(method, path.format(name)).status_code == 403
+        assert not world.served.ledger.worker("owners-worker").draining
+
+    return attempt
+
+
 def receive_s3_events(world):
     assert world.hostile.post("/v1/events/s3", json={"Records": []}).status_code == 403
 
@@ -293,6 +304,10 @@ CASES = {
     "endpoint_versions": endpoint_versions,
     "set_endpoint": set_endpoint,
     "delete_endpoint": delete_endpoint,
+    "list_workers": refused_worker("GET", "/v1/workers"),
+    "get_worker": refused_worker("GET", "/v1/workers/{}"),
+    "drain_worker": refused_worker("POST", "/v1/workers/{}/drain"),
+    "undrain_worker": refused_worker("POST", "/v1/workers/{}/undrain"),
     "receive_s3_events": receive_s3_events,
     "invoke_endpoint_async": invoke_endpoint_async,
     "create_session": session,

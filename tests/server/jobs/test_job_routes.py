@@ -15,6 +15,7 @@ from headrace.jobs.ledger import JobFilter
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.state import Cause
 from headrace.jobs.submission import SubmissionLimits
+from headrace.jobs.worker_registry import WorkerInfo
 from jobs.service_support import STORE, WAIT_S, key_of, served_jobs
 
 UNKNOWN = "01a2007b-0000-7000-8000-000000000000"
@@ -31,7 +32,7 @@ def submit(http, **given):
 
 
 def test_submission_is_accepted_with_its_location(served, http):
-    served.ledger.report_models(["default"], ["m"])
+    served.ledger.register_worker(WorkerInfo("w", queues=("default",), models=("m",)))
     response = http.post("/v1/jobs", json={"model": "m", "input": {"x": [1]}, "tags": {"a": "b"}})
     job = response.json()
     assert response.status_code == 202
@@ -321,7 +322,7 @@ def test_delete_removes_stored_objects(served, http):
 def test_unknown_model_is_refused_and_an_unserved_queue_is_a_warning(served, http):
     first = http.post("/v1/jobs", json={"model": "chrun", "input": 1})
     assert (first.status_code, len(first.json()["warnings"])) == (202, 1)
-    served.ledger.report_models(["default"], ["churn", "churn@1"])
+    served.ledger.register_worker(WorkerInfo("w", queues=("default",), models=("churn", "churn@1")))
     refused = http.post("/v1/jobs", json={"model": "chrun", "input": 1})
     assert (refused.status_code, refused.json()["type"]) == (404, "ModelNotFoundError")
     assert "did you mean churn?" in refused.json()["error"]

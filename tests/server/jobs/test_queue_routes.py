@@ -7,6 +7,7 @@ import pytest
 
 from cases import for_each
 from headrace.jobs.access import Scope
+from headrace.jobs.worker_registry import WorkerInfo
 from jobs.service_support import key_of, served_jobs
 from server.jobs.test_job_routes import submit
 
@@ -114,7 +115,9 @@ def tenants(make_ledger):
             submit(clients["ann"], queue=queue, region="eu")
         made.claim("default")
         clients["ops"].post("/v1/queues/named/pause")
-        made.ledger.report_models(["ann-night", "ann-gpu"], ["m", "ann-model"])
+        made.ledger.register_worker(
+            WorkerInfo("w", queues=("ann-night", "ann-gpu"), models=("m", "ann-model"))
+        )
         yield clients
 
 

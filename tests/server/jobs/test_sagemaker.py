@@ -13,6 +13,7 @@ from headrace.core.errors import DataError
 from headrace.jobs.access import Scope
 from headrace.jobs.ledger import JobFilter
 from headrace.jobs.paths import UriAllowList, output_name
+from headrace.jobs.worker_registry import WorkerInfo
 from headrace.server.jobs.sagemaker import BODY_BYTES_MAX, SageMakerSettings, read_invocation
 from jobs.service_support import key_of, served_jobs
 
@@ -161,7 +162,7 @@ def test_unavailable_ledger_has_sagemakers_503(served):
 
 
 def test_unknown_endpoint_is_a_validation_error(served):
-    served.ledger.report_models(["default"], ["fraud"])
+    served.ledger.register_worker(WorkerInfo("w", queues=("default",), models=("fraud",)))
     with pytest.raises(ClientError) as refused:
         runtime(served.url).invoke_endpoint_async(EndpointName="churn", InputLocation="s3://in/k")
     assert refused.value.response["Error"]["Code"] == "ValidationError"

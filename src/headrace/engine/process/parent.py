@@ -301,6 +301,12 @@ class ProcessBackend(Backend):
     def lost(self) -> bool:
         return not self._closed and (self._process is None or self._process.lost)
 
+    @property
+    @override
+    def loss(self) -> InstanceLostError | None:
+        process = self._process
+        return process.exit_error() if self.lost and process is not None else None
+
     @override
     def on_lost(self, hook: Callable[[], None]) -> None:
         self._on_lost = hook

@@ -206,6 +206,28 @@ class Client:
         """Return the number of workers that a queue needs."""
         return run(self._api.scale(name))
 
+    def workers(self) -> Sequence[dict[str, Any]]:
+        """Return the living workers, and those that ended or were lost in the last day, by name.
+
+        Raise ForbiddenError for a key without the scope ``monitor``.
+        """
+        return run(self._api.workers())
+
+    def worker(self, name: str) -> dict[str, Any]:
+        """Return a worker with its running jobs. Raise ResourceNotFoundError."""
+        return run(self._api.worker(name))
+
+    def drain_worker(self, name: str) -> dict[str, Any]:
+        """Let a worker claim no more jobs; its running jobs continue. Raise ResourceNotFoundError.
+
+        Return it. Its ``state`` is ``drained`` once none of its jobs runs.
+        """
+        return run(self._api.drain_worker(name))
+
+    def undrain_worker(self, name: str) -> dict[str, Any]:
+        """Let a worker claim jobs again. Return it. Raise ResourceNotFoundError."""
+        return run(self._api.undrain_worker(name))
+
     def endpoints(self) -> Sequence[dict[str, Any]]:
         """Return the endpoints that the key may use, with their settings."""
         return run(self._api.endpoints())

@@ -282,6 +282,24 @@ class ApiOperations:
         """Return the number of workers that a queue needs."""
         return read_document(await self._request(_queue_call("GET", name, "/scale")))
 
+    # Workers
+
+    async def workers(self) -> Sequence[dict[str, Any]]:
+        """Return the workers, by name. Raises as `Client.workers` does."""
+        return read_document(await self._request(ApiCall("GET", "/v1/workers")))["workers"]
+
+    async def worker(self, name: str) -> dict[str, Any]:
+        """Return a worker with its running jobs. Raise ResourceNotFoundError."""
+        return read_document(await self._request(_worker_call("GET", name)))
+
+    async def drain_worker(self, name: str) -> dict[str, Any]:
+        """Let a worker claim no more jobs; its running jobs continue. Raise ResourceNotFoundError."""
+        return read_document(await self._request(_worker_call("POST", name, "/drain")))
+
+    async def undrain_worker(self, name: str) -> dict[str, Any]:
+        """Let a worker claim jobs again. Raise ResourceNotFoundError."""
+        return read_document(await self._request(_worker_call("POST", name, "/undrain")))
+
     # Endpoints
 
     async def endpoints(self) -> Sequence[dict[str, Any]]:
@@ -458,6 +476,10 @@ def _path(job_id: str) -> str:
 
 def _queue_call(method: str, name: str, what: str = "") -> ApiCall:
     return _named_call(method, "queues", name, what)
+
+
+def _worker_call(method: str, name: str, what: str = "") -> ApiCall:
+    return _named_call(method, "workers", name, what)
 
 
 def _endpoint_call(method: str, name: str, what: str = "") -> ApiCall:

@@ -28,7 +28,6 @@ from headrace.core.errors import ConfigError, JobLedgerUnavailableError, QueueIn
 from headrace.jobs.lanes import AGEING_MS_MAX, ClaimLimit, LimitKind, parse_lane
 from headrace.jobs.ledger import (
     DAY_MS,
-    REPORTED_MODELS_KEPT_DAYS,
     QueueCounts,
     QueueSettings,
     UsageReply,
@@ -53,8 +52,8 @@ from headrace.jobs.ledgers.database import (
 )
 from headrace.jobs.ledgers.endpoint_operations import EndpointOperations
 from headrace.jobs.ledgers.outbox import NotificationRows, SqlOutbox
-from headrace.jobs.ledgers.rows import clean
 from headrace.jobs.ledgers.work import WorkOperations
+from headrace.jobs.ledgers.worker_operations import WorkerOperations
 
 _QUEUE: Final = read_statement("queue")
 _SET_QUEUE: Final = read_statement("set_queue")
@@ -64,17 +63,13 @@ _COUNTS: Final = read_statement("queue_counts")
 _DUE_LANES: Final = read_statement("due_lanes")
 _DELETE_LIMITS: Final = read_statement("delete_limits")
 _TENANT_COUNTS: Final = read_statement("tenant_counts")
-_REPORT_MODELS: Final = read_statement("report_models")
-_REPORTED_MODELS: Final = read_statement("reported_models")
-_DELETE_OLD_REPORTS: Final = read_statement("delete_old_reports")
 _USE_BYTES: Final = read_statement("use_bytes")
 _USED_BYTES: Final = read_statement("used_bytes")
 _RETURN_BYTES: Final = read_statement("return_bytes")
-_REPORTS_KEPT_MS: Final = REPORTED_MODELS_KEPT_DAYS * DAY_MS
 
 
-class SqlJobLedger(ClientOperations, WorkOperations, EndpointOperations, ABC):
-    """A job ledger over a `Database`: its lifecycle, and the operations on queues, usage and reports.
+class SqlJobLedger(ClientOperations, WorkOperations, EndpointOperations, WorkerOperations, ABC):
+    """A job ledger over a `Database`: its lifecycle, and the operations on queues and usage.
 
     The parameters are those of `Database`.
     """
@@ -223,22 +218,6 @@ class SqlJobLedger(ClientOperations, WorkOperations, EndpointOperations, ABC):
         for queue, *numbers in transaction.run(_TENANT_COUNTS, tenant=tenant):
             found.setdefault(queue, []).append(numbers)
         return {queue: _total(rows) for queue, rows in found.items()}
-
-    @override
-    @writing
-    def report_models(self, transaction: Transaction, queues: Sequence[str], models: Sequence[str]) -> None:
-        pairs = {(clean(queue), clean(model)) for queue in queues for model in models}
-        records = [{"worker_queue": queue, "worker_model": model} for queue, model in sorted(pairs)]
-        transaction.run(_REPORT_MODELS, records)
-        transaction.run(_DELETE_OLD_REPORTS, kept_ms=_REPORTS_KEPT_MS)
-
-    @override
-    @reading
-    def reported_models(self, transaction: Transaction) -> Mapping[str, frozenset[str]]:
-        found: dict[str, set[str]] = {}
-        for queue, model in transaction.run(_REPORTED_MODELS, kept_ms=_REPORTS_KEPT_MS):
-            found.setdefault(queue, set()).add(model)
-        return {queue: frozenset(models) for queue, models in found.items()}
 
     @override
     def statistics(self) -> Mapping[str, Any]:

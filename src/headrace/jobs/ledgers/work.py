@@ -14,6 +14,7 @@ from typing_extensions import override
 from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import Cancelled, Completed, Expired, Failed, Job, JobFailure, Released, Settlement
 from headrace.jobs.ledger import (
+    NO_REPORT,
     PUBLISH_DELAY_MAX_MS,
     PUBLISH_DELAY_MS,
     ClaimRequest,
@@ -45,7 +46,9 @@ from headrace.jobs.ledgers.rows import (
     read_jobs,
     write_changes,
 )
+from headrace.jobs.ledgers.worker_operations import record_report
 from headrace.jobs.state import WORKER_LOST_RULE, Cause, JobEvent, JobState
+from headrace.jobs.worker_registry import WorkerReport
 
 _HEARTBEAT: Final = read_statement("heartbeat")
 _MARK_PUBLISHED: Final = read_statement("mark_published")
@@ -54,7 +57,6 @@ _PAST_TIME_TO_LIVE: Final = read_statement("past_time_to_live")
 _PAST_DEADLINE: Final = read_statement("past_deadline")
 _WAKE: Final = read_statement("wake_jobs")
 _OF_WORKER: Final = read_statement("jobs_of_worker")
-_CANCEL_REQUESTS: Final = read_statement("cancel_requests")
 _CLAIM_PUBLICATIONS: Final = read_statement("claim_publications")
 _RECORD_PUBLISH_FAILURE: Final = read_statement("record_publish_failure")
 _DOUBLINGS_MAX: Final = ceil(log2(PUBLISH_DELAY_MAX_MS / PUBLISH_DELAY_MS))
@@ -81,34 +83,16 @@ class WorkOperations(DatabaseOperations, JobLedger):
     @override
     @writing
     def heartbeat(
-        self, transaction: Transaction, worker: str, heartbeats: Sequence[Heartbeat], lease_ms: int
+        self,
+        transaction: Transaction,
+        worker: str,
+        heartbeats: Sequence[Heartbeat],
+        lease_ms: int,
+        report: WorkerReport = NO_REPORT,
     ) -> HeartbeatReply:
-        del worker  # a lease number identifies its worker
-        if not heartbeats:
-            return HeartbeatReply(frozenset(), frozenset(), frozenset())
-        records = [
-            {
-                "beat_id": item.job_id,
-                "beat_lease": item.lease,
-                "new_progress": dump(item.progress),
-                "new_cursor": dump(item.cursor),
-            }
-            for item in heartbeats
-        ]
-        rows = transaction.run(_HEARTBEAT, records, lease_ms=lease_ms)
-        alive = {(row[0], row[1]) for row in rows}
-        notified = [
-            item.job_id for item in heartbeats if item.notify_progress and (item.job_id, item.lease) in alive
-        ]
-        for job in read_by_id(transaction, notified).values():
-            if job.progress is not None:
-                transaction.outbox.job_progressed(transaction, job, job.progress)
-        transaction.notice.changed = any(item.progress is not None for item in heartbeats)
-        return HeartbeatReply(
-            lost=frozenset(item.job_id for item in heartbeats if (item.job_id, item.lease) not in alive),
-            cancel=frozenset(row[0] for row in rows if row[2]),
-            expired=frozenset(row[0] for row in rows if row[3]),
-        )
+        reply = _extend_leases(transaction, heartbeats, lease_ms)
+        registered, draining = record_report(transaction, worker, report)
+        return replace(reply, registered=registered, draining=draining)
 
     @override
     @writing
@@ -170,11 +154,6 @@ class WorkOperations(DatabaseOperations, JobLedger):
         return read_jobs(transaction, _OF_WORKER, worker=clean(worker))
 
     @override
-    @reading
-    def cancel_requests(self, transaction: Transaction, worker: str) -> frozenset[str]:
-        return frozenset(row[0] for row in transaction.run(_CANCEL_REQUESTS, worker=clean(worker)))
-
-    @override
     @writing
     def claim_publications(self, transaction: Transaction, limit: int) -> list[Job]:
         return read_jobs(
@@ -205,6 +184,37 @@ class WorkOperations(DatabaseOperations, JobLedger):
         ended = [job.id for job in jobs.values() if job.state.ended]
         delete_jobs(transaction, ended)
         return len(ended)
+
+
+def _extend_leases(
+    transaction: Transaction, heartbeats: Sequence[Heartbeat], lease_ms: int
+) -> HeartbeatReply:
+    """Extend leases. A lease number identifies its worker."""
+    if not heartbeats:
+        return HeartbeatReply(frozenset(), frozenset(), frozenset())
+    records = [
+        {
+            "beat_id": item.job_id,
+            "beat_lease": item.lease,
+            "new_progress": dump(item.progress),
+            "new_cursor": dump(item.cursor),
+        }
+        for item in heartbeats
+    ]
+    rows = transaction.run(_HEARTBEAT, records, lease_ms=lease_ms)
+    alive = {(row[0], row[1]) for row in rows}
+    notified = [
+        item.job_id for item in heartbeats if item.notify_progress and (item.job_id, item.lease) in alive
+    ]
+    for job in read_by_id(transaction, notified).values():
+        if job.progress is not None:
+            transaction.outbox.job_progressed(transaction, job, job.progress)
+    transaction.notice.changed = any(item.progress is not None for item in heartbeats)
+    return HeartbeatReply(
+        lost=frozenset(item.job_id for item in heartbeats if (item.job_id, item.lease) not in alive),
+        cancel=frozenset(row[0] for row in rows if row[2]),
+        expired=frozenset(row[0] for row in rows if row[3]),
+    )
 
 
 def _settle(transaction: Transaction, settlements: Sequence[Settlement]) -> tuple[bool, ...]:

@@ -71,7 +71,7 @@ class LedgerLoop:
             and retried.
         settled: Called in the loop's thread with each recorded settlement and True if it counted.
             It removes the attempt from `running_jobs` and returns at once.
-        may_claim: Returns False for other reasons to claim nothing, such as an overdue heartbeat.
+        may_claim: Returns False for other reasons to claim nothing: a drain, or an overdue heartbeat.
         clock: The clock of waits.
         share: Draws the jitter of a wait, 0 to 1.
     """
@@ -279,10 +279,10 @@ class LedgerLoop:
         free_slots = self._settings.concurrency - used_slots
         if free_slots <= 0 or alone or (used_slots and not may_have_jobs):
             return None
-        # `close` is checked again after `begin_claim`, because the thread that closes waits for
-        # claims afterwards.
+        # Checked again after `begin_claim`: the thread that closes waits for claims afterwards, and a
+        # draining worker reports that it claims no more once no claim is under way.
         self._running_jobs.begin_claim()
-        if self._closed:
+        if self._closed or not self._may_claim():
             self._running_jobs.end_claim()
             return None
         # Reset before the claim, so that a notification during the claim is kept.

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -14,6 +14,7 @@ from headrace.jobs.kinds import Attempt, StopReason
 from headrace.jobs.ledger import Heartbeat, JobLedger
 from headrace.jobs.notify.subscription import wants_progress
 from headrace.jobs.worker import WorkerSettings
+from headrace.jobs.worker.registration import Registration
 
 LeaseKey = tuple[str, int]
 """A job's id and a lease number."""
@@ -24,10 +25,12 @@ _RETRY_S: Final = 1.0
 """Seconds until the next try with an unavailable ledger: leases expire meanwhile."""
 PROGRESS_NOTIFY_S: Final = 30.0
 """The shortest time between two notifications of a job's progress."""
-MODELS_REPORT_S: Final = 3600.0
-"""Seconds between two reports of the worker's models, which the ledger keeps much longer."""
-_CANCEL_CHECK_S: Final = 0.1
-"""The shortest time between two checks for cancellations."""
+_ORDERS_S: Final = 0.1
+"""The shortest time between two reads of the orders to a worker with jobs: it may have to cancel some."""
+_IDLE_ORDERS_S: Final = 1.0
+"""The same for an idle worker, which the same notifications lead to claims."""
+_CONFIRM_S: Final = 0.1
+"""Seconds until a draining worker reports again that it claims no more jobs."""
 
 
 @dataclass(slots=True)
@@ -110,6 +113,11 @@ class RunningJobs:
             if entry.working:
                 self._returning.add(attempt)
             self._set_if_empty()
+
+    @property
+    def claiming(self) -> bool:
+        """True while a claim is under way."""
+        return self._claiming
 
     def begin_claim(self) -> None:
         """Note that a claim is under way: until `end_claim`, further attempts may be added."""
@@ -201,7 +209,7 @@ class Heartbeats:
     """The heartbeats of a worker. One thread runs `run`; any thread may call the other methods.
 
     If the ledger does not respond, attempts continue: their outcome counts unless another worker
-    has taken the job. But no more jobs are claimed (`may_claim`).
+    has taken the job. But no more jobs are claimed (`may_claim`). A draining worker claims none either.
 
     Args:
         ledger: The ledger.
@@ -210,7 +218,7 @@ class Heartbeats:
         give_up: Called in the heartbeat thread, once or more often, with an attempt that has not
             stopped `stop_s` after it was told to.
         clock: The clock of waits.
-        models: The worker's models, as jobs name them. The ledger keeps a report of them.
+        registration: The worker's entry in the registry.
     """
 
     def __init__(
@@ -221,16 +229,14 @@ class Heartbeats:
         *,
         give_up: Callable[[Attempt], None],
         clock: Clock,
-        models: Sequence[str] = (),
+        registration: Registration,
     ) -> None:
         self._ledger = ledger
         self._settings = settings
         self._running_jobs = running_jobs
         self._give_up = give_up
         self._clock = clock
-        self._models = tuple(models)
-        self._report_s = clock.now()
-        """The time of the next report of the models."""
+        self._registration = registration
         self._notified: WeakKeyDictionary[Attempt, tuple[float, JobProgress]] = WeakKeyDictionary()
         self._wake = threading.Event()
         self._ended = False
@@ -244,7 +250,9 @@ class Heartbeats:
     # Any thread
 
     def may_claim(self) -> bool:
-        """Return False if the last heartbeat is so old that leases may be lost: claim no more jobs."""
+        """Return False if the worker drains, or its last heartbeat is so old that leases may be lost."""
+        if self._registration.draining:
+            return False
         late_s = self._clock.now() - self._answered_s
         return late_s <= self._settings.lease_s / 2 or not len(self._running_jobs)
 
@@ -260,32 +268,15 @@ class Heartbeats:
         """Note that attempts were told to stop: `stop_s` begins for them."""
         self._wake.set()
 
-    def check_cancellations(self) -> None:
-        """Check soon for cancellations, because the ledger has changed."""
-        if len(self._running_jobs):
-            self._check_due = True
-            self._wake.set()
+    def check_orders(self) -> None:
+        """Read the orders to the worker soon, because the ledger has changed."""
+        self._check_due = True
+        self._wake.set()
 
     def end(self) -> None:
         """Let `run` return."""
         self._ended = True
         self._wake.set()
-
-    def report_models(self) -> None:
-        """Report the worker's models to the ledger if the time has come.
-
-        If the ledger does not respond, a later heartbeat repeats the report.
-        """
-        now_s = self._clock.now()
-        if not self._models or now_s < self._report_s:
-            return
-        try:
-            self._ledger.report_models(self._settings.queues, self._models)
-        except JobLedgerUnavailableError as error:
-            self._report_s = now_s + _RETRY_S
-            _log.warning("the models could not be reported, retrying: %s", error)
-            return
-        self._report_s = now_s + MODELS_REPORT_S
 
     # The heartbeat thread
 
@@ -308,9 +299,9 @@ class Heartbeats:
             self._give_up(attempt)
         if now_s >= self._next_s:
             self._send_heartbeats()
-            self.report_models()
-        elif self._check_due and now_s >= self._checked_s + _CANCEL_CHECK_S:
-            self._check_cancellations()
+            self._registration.register()
+        elif self._check_due and now_s >= self._next_orders_s():
+            self._read_orders()
 
     def _wait_s(self) -> float:
         now_s = self._clock.now()
@@ -319,8 +310,11 @@ class Heartbeats:
         if check_s is not None:
             until_s = min(until_s, check_s)
         if self._check_due:
-            until_s = min(until_s, self._checked_s + _CANCEL_CHECK_S)
+            until_s = min(until_s, self._next_orders_s())
         return max(0.0, until_s - now_s)
+
+    def _next_orders_s(self) -> float:
+        return self._checked_s + (_ORDERS_S if len(self._running_jobs) else _IDLE_ORDERS_S)
 
     def _send_heartbeats(self) -> None:
         now_s = self._clock.now()
@@ -329,13 +323,13 @@ class Heartbeats:
             attempt for attempt in self._running_jobs.attempts() if attempt.stopped is not StopReason.LOST
         ]
         self._next_s = now_s + self._settings.heartbeat_s
-        if not open_attempts:
-            return
         heartbeats = [self._heartbeat_of(a) for a in open_attempts]
+        report = self._registration.report()
         try:
-            reply = self._ledger.heartbeat(self._settings.name, heartbeats, self._settings.lease_ms)
+            reply = self._ledger.heartbeat(self._settings.name, heartbeats, self._settings.lease_ms, report)
         except JobLedgerUnavailableError as error:
-            self._next_s = now_s + _RETRY_S
+            if open_attempts:
+                self._next_s = now_s + _RETRY_S
             _log.warning("no heartbeat could be sent, retrying: %s", error)
             return
         self._answered_s = now_s
@@ -343,6 +337,8 @@ class Heartbeats:
         _stop(open_attempts, reply.lost, StopReason.LOST)
         _stop(open_attempts, reply.cancel, StopReason.CANCELLED)
         _stop(open_attempts, reply.expired, StopReason.EXPIRED)
+        self._registration.on_reply(report, reply)
+        self._confirm_soon(now_s)
 
     def _heartbeat_of(self, attempt: Attempt) -> Heartbeat:
         """Return an attempt's heartbeat; subscribers see new progress every `PROGRESS_NOTIFY_S`."""
@@ -356,14 +352,21 @@ class Heartbeats:
                 self._notified[attempt] = (now_s, progress)
         return Heartbeat(job.id, job.lease, progress, attempt.cursor, notify)
 
-    def _check_cancellations(self) -> None:
+    def _read_orders(self) -> None:
         self._check_due, self._checked_s = False, self._clock.now()
         open_attempts = self._running_jobs.attempts()  # Read before the query, for the same reason.
         try:
-            cancelled = self._ledger.cancel_requests(self._settings.name)
+            orders = self._ledger.worker_orders(self._settings.name)
         except JobLedgerUnavailableError:
-            return  # The next heartbeat reports it too.
-        _stop(open_attempts, cancelled, StopReason.CANCELLED)
+            return  # The next heartbeat reports them too.
+        _stop(open_attempts, orders.cancelled, StopReason.CANCELLED)
+        self._registration.order(draining=orders.draining)
+        self._confirm_soon(self._checked_s)
+
+    def _confirm_soon(self, now_s: float) -> None:
+        """Let a draining worker report soon that it claims no more jobs: somebody waits for that."""
+        if self._registration.is_to_confirm:
+            self._next_s = min(self._next_s, now_s + _CONFIRM_S)
 
 
 def _stop(attempts: Iterable[Attempt], job_ids: Container[str], reason: StopReason) -> None:

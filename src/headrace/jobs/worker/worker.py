@@ -32,7 +32,9 @@ from headrace.jobs.ledger import JobLedger, Wakeup
 from headrace.jobs.state import Cause
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.ledger_loop import LedgerLoop
+from headrace.jobs.worker.registration import Registration, worker_info
 from headrace.jobs.worker.running_jobs import Heartbeats, RunningJobs
+from headrace.jobs.worker_registry import WorkerReport
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -80,6 +82,8 @@ class Worker(Service):
         settings: Queues, concurrency, lease.
         models: The names of all models of the worker, as jobs name them; without any, submissions
             are not checked against this worker.
+        version: The version of headrace, for the registry of workers.
+        read_report: Returns the worker's figures for the registry, at each heartbeat; it must be quick.
         listen: Returns a waiter beside the ledger's own for some queues, such as a wakeup broker's
             listener. The worker closes it.
         secure: Makes results durable before they are settled; see `LedgerLoop`.
@@ -97,6 +101,8 @@ class Worker(Service):
         settings: WorkerSettings,
         *,
         models: Sequence[str] = (),
+        version: str = "",
+        read_report: Callable[[], WorkerReport] = WorkerReport,
         listen: Listen | None = None,
         secure: Secure = lambda settlements: settlements,
         ended: Ended = lambda _attempt, _settlement: None,
@@ -113,8 +119,21 @@ class Worker(Service):
         self._random = random.Random(seed)  # noqa: S311 - jitter
         self._runner = AttemptRunner(kinds, hide=hide, share=self._random.random)
         self._running_jobs = RunningJobs()
+        self._registration = Registration(
+            ledger,
+            worker_info(settings, models, version),
+            read_report=read_report,
+            is_claiming=lambda: self._running_jobs.claiming,
+            resumed=self._resume,
+            clock=self._clock,
+        )
         self._heartbeats = Heartbeats(
-            ledger, settings, self._running_jobs, give_up=self._give_up, clock=self._clock, models=models
+            ledger,
+            settings,
+            self._running_jobs,
+            give_up=self._give_up,
+            clock=self._clock,
+            registration=self._registration,
         )
         self._ledger_loop = LedgerLoop(
             ledger,
@@ -166,8 +185,8 @@ class Worker(Service):
 
     def _begin_threads(self) -> None:
         self._wakeups.append(self._ledger.wakeup(self.settings.queues))
-        # Before the worker is ready, so that no submission precedes the first report.
-        self._heartbeats.report_models()
+        # Before the worker is ready, so that no submission precedes the report of its models.
+        self._registration.register()
         if self._listen_to is not None:
             self._wakeups.append(self._listen_to(self.settings.queues))
         self._slots.start()
@@ -224,6 +243,7 @@ class Worker(Service):
                 wakeup.close()
             self._slots.stop(0.0 if self._running_jobs.slots_after()[0] else _BACKGROUND_STOP_S)
             self._background.stop(_BACKGROUND_STOP_S)
+            self._registration.end()
             _log.info("worker ended", extra={"worker": self.settings.name, "left": len(self._running_jobs)})
         finally:
             self._over.set()
@@ -240,6 +260,10 @@ class Worker(Service):
 
     # Notifications
 
+    def _resume(self) -> None:
+        """Claim again after a drain."""
+        self._ledger_loop.notify()
+
     def _listen(self, wakeup: Wakeup) -> None:
         while not self._listening_over.is_set():
             try:
@@ -250,7 +274,7 @@ class Worker(Service):
                 continue
             if changed:
                 self._ledger_loop.notify()
-                self._heartbeats.check_cancellations()
+                self._heartbeats.check_orders()
 
     # Attempts: begun by the ledger loop's thread, run by a slot's thread
 

@@ -42,6 +42,7 @@ from headrace.server.jobs.endpoint_routes import EndpointHandlers
 from headrace.server.jobs.failure_routes import FailureHandlers
 from headrace.server.jobs.job_routes import JobHandlers, QueueHandlers
 from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
+from headrace.server.jobs.worker_routes import WorkerHandlers
 from headrace.server.openapi import documentation_routes
 from headrace.server.routes import BINARY, Json, Route, read_query, route, routes_of
 from headrace.server.sessions import Sessions, session_routes
@@ -86,6 +87,7 @@ def job_routes(
         QueueHandlers(api),
         EndpointHandlers(api),
         FailureHandlers(api),
+        WorkerHandlers(api),
         OtherHandlers(api, submitter),
     ]
     routes = [found for handlers in groups for found in routes_of(handlers)]

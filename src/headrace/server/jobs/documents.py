@@ -11,6 +11,7 @@ from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT
 from headrace.jobs.service import PAGE_MAX
 from headrace.jobs.state import Cause, JobState
+from headrace.jobs.worker_registry import WorkerState
 
 KindName = Literal["infer", "transform", "stream"]
 Milliseconds = Annotated[int, Meta(description="Milliseconds since the epoch, on the clock of the database.")]
@@ -327,6 +328,64 @@ class ScaleDocument(Struct, kw_only=True):
     slots_per_worker: int
     desired: int
     oldest_seconds: float
+
+
+class GpuDocument(Struct, kw_only=True):
+    """The memory of a GPU, used by all processes together."""
+
+    index: int
+    name: str
+    used_bytes: int
+    total_bytes: int
+
+
+class CrashDocument(Struct, kw_only=True):
+    """The last death of a model's process in a worker."""
+
+    model: str
+    cause: str
+    """`crash`, `oom`, `killed`, `timeout`, `exit` or `unrecoverable`; empty if unknown."""
+    message: str
+    """Empty for keys without `operate`."""
+    at_ms: Annotated[int, Meta(description="Milliseconds since the epoch, on the clock of the worker.")]
+
+
+class WorkerDocument(Struct, kw_only=True):
+    """A worker: what it stated at its start, what its last heartbeat reported, and its jobs."""
+
+    name: str
+    state: WorkerState
+    host: str
+    pid: int
+    version: str
+    region: str
+    queues: list[str]
+    models: list[str]
+    slots: int
+    """The maximum number of concurrent jobs."""
+    running: int
+    job_ids: list[str]
+    """Ids of running jobs, at most 100. Empty in lists, and for keys without `operate`."""
+    ready: bool
+    """False while a model of the worker cannot be called."""
+    memory_bytes: int | None
+    """The memory of the worker's process and of all processes below it; null if unknown."""
+    gpus: list[GpuDocument]
+    last_crash: CrashDocument | None
+    draining: bool
+    draining_by: str
+    """The name of the API key that drained the worker. Empty for keys without `operate`."""
+    lease_ms: int
+    """The time without a heartbeat after which the worker is lost."""
+    started_at_ms: Milliseconds
+    seen_at_ms: Milliseconds
+    stopped_at_ms: Milliseconds | None
+
+
+class WorkersDocument(Struct, kw_only=True):
+    """Workers, sorted by name."""
+
+    workers: list[WorkerDocument]
 
 
 class UploadDocument(Struct, kw_only=True):

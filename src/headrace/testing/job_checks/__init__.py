@@ -34,6 +34,7 @@ from headrace.testing.job_checks import (
     submitting,
     usage,
     wakeups,
+    workers,
 )
 from headrace.testing.job_checks.bench import LedgerBench, NewLedgers
 
@@ -52,6 +53,7 @@ _SUBJECTS: Final = (
     listing,
     usage,
     wakeups,
+    workers,
 )
 JOB_LEDGER_CHECKS: Final[tuple[JobLedgerCheck, ...]] = tuple(
     found

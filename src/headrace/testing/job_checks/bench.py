@@ -26,10 +26,11 @@ from headrace.jobs.ledger import (
     JobLedger,
     MaintenanceCounts,
     SubmitReply,
+    Wakeup,
 )
 from headrace.jobs.state import Cause, JobState
 from headrace.testing.doubles import ManualWallClock
-from headrace.testing.expect import equal, short_repr
+from headrace.testing.expect import equal, short_repr, true
 
 OpenLedger = Callable[[], JobLedger]
 """Returns a ledger, not started. All ledgers of one such function share their jobs."""
@@ -42,6 +43,8 @@ THREADS: Final = 8
 WAKEUP_TIMEOUT_S: Final = 10.0
 """The limit of the real time until a waiter must report a change."""
 _WAIT_S: Final = 60.0
+NO_WAIT_S: Final = 0.01
+_WAKEUPS_MAX: Final = 20
 _ROUNDS_MAX: Final = 20
 
 OOPS: Final = JobFailure(Cause.MODEL, "the model raised on it", error="ValueError")
@@ -212,6 +215,18 @@ def without_id(spec: NewJob) -> NewJob:
     A ledger may write the job's id into it.
     """
     return replace(spec, id="")
+
+
+def drain_wakeups(wakeup: Wakeup) -> None:
+    """Consume the changes so far. The loop is bounded because a waiter may wake without a change."""
+    for _ in range(_WAKEUPS_MAX):
+        if not wakeup.wait(NO_WAIT_S):
+            return
+
+
+def expect_wakeup(wakeup: Wakeup, of_what: str) -> None:
+    """Raise AssertionError unless the waiter reports a change within `WAKEUP_TIMEOUT_S`."""
+    true(wakeup.wait(WAKEUP_TIMEOUT_S), f"a waiter did not report {of_what} within {WAKEUP_TIMEOUT_S:g} s")
 
 
 def run_concurrently(calls: Iterable[Callable[[], _ResultT]]) -> list[_ResultT]:

@@ -287,19 +287,6 @@ def check_list_running(bench: LedgerBench) -> None:
     equal(bench.ledger.list_running("w-3"), [], "the jobs of a worker without leases")
 
 
-def check_cancel_requests(bench: LedgerBench) -> None:
-    """Check that `cancel_requests` returns the worker's running jobs that are to be cancelled."""
-    first, second, other = (_submit_and_claim(bench, worker) for worker in ("w", "w", "w-2"))
-    nobody = frozenset[str]()
-    equal(bench.ledger.cancel_requests("w"), nobody, "cancellations before the first")
-    for job in (second, other):
-        bench.ledger.cancel(job.id)
-    equal(bench.ledger.cancel_requests("w"), frozenset({second.id}), "the worker's own cancellations")
-    bench.settle(bench.reload(second), done("memory://box/1"))
-    equal(bench.ledger.cancel_requests("w"), nobody, "cancellations of ended jobs")
-    equal(bench.reload(first).state, JobState.RUNNING, "a job without a cancellation")
-
-
 def _submit_and_claim(bench: LedgerBench, worker: str = "w", **spec: Any) -> Job:
     """Submit a job and claim it for `worker`. No other job may be due."""
     bench.submit(**spec)

@@ -7,14 +7,22 @@ from collections.abc import Callable
 from headrace.core.errors import HeadraceError, JobLedgerUnavailableError, StoppedError
 from headrace.jobs.access.endpoints import EndpointSettings
 from headrace.jobs.job import Failed, Job, JobProgress, NewJob, Released, Settlement
-from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, JobLedger, QueueSettings, Wakeup
+from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, JobLedger, QueueSettings
 from headrace.jobs.state import JobState
+from headrace.jobs.worker_registry import WorkerInfo
 from headrace.testing.expect import equal, true
-from headrace.testing.job_checks.bench import LEASE_MS, OOPS, WAKEUP_TIMEOUT_S, LedgerBench, done
+from headrace.testing.job_checks.bench import (
+    LEASE_MS,
+    NO_WAIT_S,
+    OOPS,
+    WAKEUP_TIMEOUT_S,
+    LedgerBench,
+    done,
+    drain_wakeups,
+    expect_wakeup,
+)
 from headrace.testing.service import check_service
 
-_NO_WAIT_S = 0.01
-_WAKEUPS_MAX = 20
 _LONG_WAIT_S = 120.0
 
 
@@ -33,26 +41,26 @@ def check_wakeup(bench: LedgerBench) -> None:
     """
     wakeup = bench.ledger.wakeup(["a", "b"])
     bench.submit(queue="a")
-    _expect_wakeup(wakeup, "a new job")
+    expect_wakeup(wakeup, "a new job")
     for queue in ("b", "a"):
         bench.submit(queue=queue)
-        _expect_wakeup(wakeup, f"a new job in {queue}")
+        expect_wakeup(wakeup, f"a new job in {queue}")
     first, second, third = bench.claim(3, queues=["a", "b"])
     for job, outcome, what in (
         (first, Failed(OOPS, retry_ms=0), "a job retried at once"),
         (second, Released(), "a released job"),
     ):
         bench.settle(job, outcome)
-        _expect_wakeup(wakeup, what)
+        expect_wakeup(wakeup, what)
     bench.settle(third, done())
-    _drain_wakeups(wakeup)
+    drain_wakeups(wakeup)
     bench.ledger.requeue(third.id)
-    _expect_wakeup(wakeup, "a requeued job")
+    expect_wakeup(wakeup, "a requeued job")
     bench.submit(queue="a", delay_ms=5_000)
-    _drain_wakeups(wakeup)
+    drain_wakeups(wakeup)
     bench.advance(5_000)
     equal(bench.ledger.maintain(100).woken, 1, "the woken jobs")
-    _expect_wakeup(wakeup, "a job that became due")
+    expect_wakeup(wakeup, "a job that became due")
     wakeup.close()
 
 
@@ -62,7 +70,7 @@ def check_wakeup_across_ledgers(bench: LedgerBench) -> None:
     other = bench.start_ledger()
     other.submit([NewJob(model="m")])
     for wakeup in wakeups:
-        _expect_wakeup(wakeup, "a job submitted to another ledger")
+        expect_wakeup(wakeup, "a job submitted to another ledger")
     for wakeup in wakeups:
         wakeup.close()
 
@@ -71,9 +79,9 @@ def check_wakeup_of_cancellations(bench: LedgerBench) -> None:
     """Check that a worker's waiter reports the requested cancellation of a running job."""
     job = bench.submit_running()
     wakeup = bench.ledger.wakeup(["default"])
-    _drain_wakeups(wakeup)
+    drain_wakeups(wakeup)
     bench.ledger.cancel(job.id)
-    _expect_wakeup(wakeup, "a running job to be cancelled")
+    expect_wakeup(wakeup, "a running job to be cancelled")
     wakeup.close()
 
 
@@ -82,9 +90,9 @@ def check_wakeup_of_resumed_queues(bench: LedgerBench) -> None:
     bench.submit()
     bench.ledger.set_queue(QueueSettings("default", paused=True))
     wakeup = bench.ledger.wakeup(["default"])
-    _drain_wakeups(wakeup)
+    drain_wakeups(wakeup)
     bench.ledger.set_queue(QueueSettings("default"))
-    _expect_wakeup(wakeup, "a resumed queue")
+    expect_wakeup(wakeup, "a resumed queue")
     wakeup.close()
 
 
@@ -92,23 +100,23 @@ def check_watch(bench: LedgerBench) -> None:
     """Check that `watch` reports every change of a job's state and progress."""
     job = bench.submit()
     watch = bench.ledger.watch()
-    _drain_wakeups(watch)
+    drain_wakeups(watch)
     claimed = bench.claim_one()
-    _expect_wakeup(watch, "a claimed job")
+    expect_wakeup(watch, "a claimed job")
     bench.heartbeat(claimed, progress=JobProgress(1, 2))
-    _expect_wakeup(watch, "progress")
+    expect_wakeup(watch, "progress")
     bench.settle(claimed, Failed(OOPS, retry_ms=0))
-    _expect_wakeup(watch, "a retried job")
+    expect_wakeup(watch, "a retried job")
     bench.ledger.cancel(job.id)
-    _expect_wakeup(watch, "a cancelled job")
+    expect_wakeup(watch, "a cancelled job")
     bench.ledger.requeue(job.id)
-    _expect_wakeup(watch, "a requeued job")
+    expect_wakeup(watch, "a requeued job")
     lost = bench.claim_one()
-    _drain_wakeups(watch)
+    drain_wakeups(watch)
     bench.expire_lease(lost)
-    _expect_wakeup(watch, "a lost job")
+    expect_wakeup(watch, "a lost job")
     bench.submit(queue="never-seen")
-    _expect_wakeup(watch, "a new job in a new queue")
+    expect_wakeup(watch, "a new job in a new queue")
     watch.close()
 
 
@@ -120,11 +128,11 @@ def check_wait_ends(bench: LedgerBench) -> None:
     for make in (lambda: bench.ledger.wakeup(["default"]), bench.ledger.watch):
         wakeup = make()
         began_s = time.monotonic()
-        wakeup.wait(_NO_WAIT_S)
+        wakeup.wait(NO_WAIT_S)
         true(time.monotonic() - began_s < WAKEUP_TIMEOUT_S, "a wait does not end at its timeout")
         wakeup.wake()
         _expect_end(lambda wakeup=wakeup: wakeup.wait(_LONG_WAIT_S), "a wait after `wake`")
-        _drain_wakeups(wakeup)
+        drain_wakeups(wakeup)
         waiter = threading.Thread(target=wakeup.wait, args=(_LONG_WAIT_S,), daemon=True)
         waiter.start()
         wakeup.wake()
@@ -139,7 +147,7 @@ def check_wakeups_are_independent(bench: LedgerBench) -> None:
     closed, other = bench.ledger.wakeup(["default"]), bench.ledger.wakeup(["default"])
     closed.close()
     bench.submit()
-    _expect_wakeup(other, "a new job, after another wake-up was closed")
+    expect_wakeup(other, "a new job, after another wake-up was closed")
     other.close()
 
 
@@ -241,7 +249,12 @@ def _operations(ledger: JobLedger, job_id: str) -> dict[str, Callable[[], object
         "delete_endpoint": lambda: ledger.delete_endpoint("e"),
         "use_bytes": lambda: ledger.use_bytes("web", 1, limit=1),
         "return_bytes": lambda: ledger.return_bytes("web", 1, day=1),
-        "report_models": lambda: ledger.report_models(["default"], ["m"]),
+        "register_worker": lambda: ledger.register_worker(WorkerInfo("w")),
+        "end_worker": lambda: ledger.end_worker("w"),
+        "workers": ledger.workers,
+        "worker": lambda: ledger.worker("w"),
+        "worker_orders": lambda: ledger.worker_orders("w"),
+        "set_worker_draining": lambda: ledger.set_worker_draining("w", draining=True),
         "reported_models": ledger.reported_models,
         "ended_before": lambda: ledger.ended_before(0, limit=1),
         "forget": lambda: ledger.forget([job_id]),
@@ -260,17 +273,6 @@ def _expect_unavailable(act: Callable[[], object], what: str) -> None:
 
 def _done(job_id: str, lease: int) -> Settlement:
     return Settlement(job_id, lease, done())
-
-
-def _drain_wakeups(wakeup: Wakeup) -> None:
-    """Consume the changes so far. The loop is bounded because a waiter may wake without a change."""
-    for _ in range(_WAKEUPS_MAX):
-        if not wakeup.wait(_NO_WAIT_S):
-            return
-
-
-def _expect_wakeup(wakeup: Wakeup, of_what: str) -> None:
-    true(wakeup.wait(WAKEUP_TIMEOUT_S), f"a waiter did not report {of_what} within {WAKEUP_TIMEOUT_S:g} s")
 
 
 def _expect_end(wait: Callable[[], object], what: str) -> None:

@@ -1,11 +1,13 @@
--- The registry of workers. `info` is what a worker states about itself at its start, `status` what its
--- last heartbeat reported; both are JSON.
+-- The registry of workers. `info` is what a worker states about itself when it registers, `report` what its
+-- last heartbeat reported; both are JSON. `start_id` differs between two starts under one name.
 CREATE TABLE headrace_worker (
     name TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    start_id TEXT COLLATE "C" NOT NULL,
     info TEXT COLLATE "C" NOT NULL,
-    status TEXT COLLATE "C" NOT NULL,
+    report TEXT COLLATE "C" NOT NULL,
     lease_ms BIGINT NOT NULL,
     draining BOOLEAN NOT NULL DEFAULT FALSE,
+    draining_by TEXT COLLATE "C" NOT NULL DEFAULT '',
     started_at_ms BIGINT NOT NULL,
     seen_at_ms BIGINT NOT NULL,
     stopped_at_ms BIGINT
