@@ -114,7 +114,7 @@ _SERVER, _PORTS = "__server__", "__ports__"
 _USUAL_PORTS = {"rest": "8080", "grpc": "8081", "metrics": "8082", "jobs": "8090"}
 _PORT_OPTIONS = {
     "serve": {"--rest-port": "rest", "--grpc-port": "grpc", "--metrics-port": "metrics"},
-    "up": {"--port": "jobs", "--rest-port": "rest"},
+    "up": {"--port": "jobs", "--rest-port": "rest", "--metrics-port": "metrics"},
 }
 
 

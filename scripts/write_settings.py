@@ -16,7 +16,7 @@ import click
 
 from headrace.app.models import PredictorOptions
 from headrace.app.runners import DataRegions
-from headrace.app.server_options import JobLocations, JobsOptions, ServerOptions
+from headrace.app.server_options import JobLocations, JobsOptions, ServerOptions, WorkerListenerOptions
 from headrace.cli.commands import DefaultCommandGroup
 from headrace.cli.main import load_all
 from headrace.cli.options import SettingOption, default_text
@@ -73,7 +73,7 @@ GROUPS = (
     Group("Sequences", (SequenceLimits,), "`model.toml`", "sequences"),
     Group("A model server", (ServerOptions, RestLimits, TlsFiles, DrainSettings)),
     Group("A job server", (JobLocations, JobsOptions)),
-    Group("A worker", (WorkerSettings, Retention)),
+    Group("A worker", (WorkerSettings, Retention, WorkerListenerOptions)),
     Group("Queues", (QueueSettings,), "the jobs file", "queues.NAME"),
     Group("Endpoints", (EndpointSettings,), "the jobs file", "endpoints.NAME"),
     Group("Triggers", (Trigger,), "the jobs file", "triggers"),

@@ -339,13 +339,19 @@ def test_ci_installs_programs_before_the_tests(tmp_path, user, installs):
         assert apt == []
         return
     assert apt[0].startswith("apt-get ")
-    assert any("--no-install-recommends rabbitmq-server faketime" in call for call in apt) is installs
+    assert (
+        any("--no-install-recommends rabbitmq-server faketime prometheus" in call for call in apt) is installs
+    )
     assert max(map(calls.index, apt)) < calls.index("make test-all")
 
 
 def test_ci_uses_programs_that_are_installed(tmp_path):
     status, calls = _run_ci(
-        tmp_path, id="echo 0", faketime="exit 1", **{"rabbitmq-server": "exit 1", "apt-get": "exit 1"}
+        tmp_path,
+        id="echo 0",
+        faketime="exit 1",
+        promtool="exit 1",
+        **{"rabbitmq-server": "exit 1", "apt-get": "exit 1"},
     )
     assert status == 0
     assert [call for call in calls if call.startswith("apt-get")] == []

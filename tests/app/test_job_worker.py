@@ -1,12 +1,16 @@
 """Job workers: models by name, notifications, start and stop."""
 
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
 import pytest
 
 import headrace
 from headrace.app.job_components import JobLocations
 from headrace.app.job_worker import ServedModels, job_repository, open_worker
+from headrace.app.server_options import WorkerListenerOptions
 from headrace.config.jobs_file import JobsFile
-from headrace.core.errors import ModelLoadError, ModelNotFoundError, ModelNotReadyError
+from headrace.core.errors import ModelLoadError, ModelNotFoundError, ModelNotReadyError, StoppedError
 from headrace.core.statistics import InstanceDeath
 from headrace.engine.engine import Engine
 from headrace.engine.settings import ServeSettings
@@ -14,6 +18,7 @@ from headrace.jobs.notify.deliverer import Deliverer
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker_registry import ModelCrash, WorkerState
 from integration.command import DOUBLE
+from server.support_observe import samples, value
 from servers.polling import wait_until
 
 
@@ -110,3 +115,48 @@ def test_worker_reports_its_figures_and_the_last_crash(model, tmp_path, monkeypa
 def test_unreadable_model_is_refused(tmp_path):
     with pytest.raises(ModelLoadError, match="cannot be read"):
         open_worker(["nowhere.py"], JobLocations.folder(tmp_path / "data"))
+
+
+def get(url):
+    """Return the status and the text of a response."""
+    try:
+        with urlopen(url, timeout=30) as response:
+            return response.status, response.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_worker_shows_its_metrics_and_health(model, tmp_path):
+    options = WorkerListenerOptions(metrics_port=0)
+    locations = JobLocations.folder(tmp_path / "data")
+    worker = open_worker([model], locations, isolation="thread", listener=options)
+    worker.start()
+    try:
+        url = worker.listener.address
+        status, text = get(f"{url}/metrics")
+        assert status == 200
+        found = samples(text)
+        assert value(found, "headrace_worker_slots", worker=worker.worker.settings.name) == 8
+        assert value(found, "headrace_ledger_up") == 1
+        assert value(found, "headrace_model_ready", model="double", version="1") == 1
+        assert not any(name.startswith("headrace_jobs") for name, _ in found), "another process has these"
+        assert get(f"{url}/v1/health/live") == get(f"{url}/v1/health/ready") == (200, '{"status":"ok"}')
+        assert get(f"{url}/v1/jobs")[0] == 404
+    finally:
+        worker.stop(drain=False)
+    with pytest.raises(URLError):
+        get(f"{url}/metrics")
+
+
+def test_worker_is_ready_once_it_runs_until_it_stops(model, tmp_path):
+    worker = open_worker([model], JobLocations.folder(tmp_path / "data"), isolation="thread")
+    assert worker.listener is None, "two workers of one machine must not need the same port"
+    with pytest.raises(StoppedError, match="starting"):
+        worker.health.check()
+    worker.start()
+    try:
+        worker.health.check()
+    finally:
+        worker.stop(drain=False)
+    with pytest.raises(StoppedError, match="stopping"):
+        worker.health.check()

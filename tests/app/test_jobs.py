@@ -7,6 +7,7 @@ import threading
 from math import inf
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -19,6 +20,7 @@ from headrace.app.server_options import ServerOptions
 from headrace.core.errors import ConfigError
 from headrace.jobs.access import PENDING_MAX_DEFAULT, Scope, hash_key, new_key
 from headrace.jobs.access.keys_file import key_lines
+from server.support_observe import samples, value
 
 MODEL = """\
 from headrace import Model
@@ -59,6 +61,7 @@ def server(tmp_path, keys):
     (tmp_path / "twice.py").write_text(MODEL)
     options = JobsOptions(
         port=0,
+        metrics_port=0,
         config=tmp_path / "jobs.toml",
         model_server=ServerOptions(rest_port=0, grpc_port=0, metrics_port=None),
     )
@@ -86,6 +89,29 @@ def test_both_addresses_serve_models_and_jobs_with_the_same_keys(server, keys):
         assert {"/v1/jobs", "/v2/models/{model_name}/infer"} <= paths.keys()
 
 
+def test_metrics_port_has_models_jobs_and_the_worker_without_a_key(server):
+    address = urlsplit(server.addresses["metrics"])
+    with urlopen(f"http://{address.netloc}/metrics", timeout=WAIT_S) as response:
+        found = samples(response.read().decode())
+    assert value(found, "headrace_model_ready", model="twice", version="1") == 1
+    assert value(found, "headrace_ledger_up") == 1
+    assert value(found, "headrace_deliveries", state="dead") == 0
+    assert value(found, "headrace_worker_slots", worker=server.worker.settings.name) == 8
+
+
+def test_job_api_alone_has_metrics_of_jobs_but_no_worker(tmp_path):
+    options = JobsOptions(port=0, metrics_port=0)
+    with running(lambda: open_jobs([], JobLocations.folder(tmp_path / "data"), options)) as opened:
+        call(opened.addresses["jobs"], "POST", "/v1/jobs", json.dumps({"model": "m", "input": 1}).encode())
+        with urlopen(f"{opened.addresses['metrics']}/metrics", timeout=WAIT_S) as response:
+            found = samples(response.read().decode())
+    group = {"queue": "default", "model": "m", "tenant": ""}
+    assert value(found, "headrace_jobs_arrived_total", event="submitted", **group) == 1
+    assert value(found, "headrace_jobs_due", queue="default") == 1
+    assert value(found, "headrace_answers_total", action="submit", door="rest", status="202") == 1
+    assert not any(name.startswith("headrace_worker") for name, _ in found)
+
+
 def test_no_response_names_the_store_or_the_database(tmp_path):
     """Before, jobs showed the addresses of their payloads and results in headrace's own store."""
     (tmp_path / "twice.py").write_text(MODEL)
@@ -93,7 +119,12 @@ def test_no_response_names_the_store_or_the_database(tmp_path):
     good, bad = {"inputs": [TENSOR]}, {"inputs": [{**TENSOR, "name": "unknown"}]}
     bodies = []
     with running(
-        lambda: open_jobs([str(tmp_path / "twice.py")], locations, JobsOptions(port=0), isolation="thread")
+        lambda: open_jobs(
+            [str(tmp_path / "twice.py")],
+            locations,
+            JobsOptions(port=0, metrics_port=None),
+            isolation="thread",
+        )
     ) as opened:
         url = opened.addresses["jobs"]
 
@@ -135,7 +166,7 @@ def test_webhook_secret_without_an_encryption_key_is_refused(tmp_path):
     (tmp_path / "ledger").mkdir()
     locations = JobLocations(f"sqlite:///{tmp_path}/ledger/jobs.db", f"{tmp_path}/objects/")
     hook = {"webhook": "https://h.example/", "secret": "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="}
-    with running(lambda: open_jobs([], locations, JobsOptions(port=0))) as opened:
+    with running(lambda: open_jobs([], locations, JobsOptions(port=0, metrics_port=None))) as opened:
         url = opened.addresses["jobs"]
         for notify, expected in (
             ([hook], 400),
@@ -154,7 +185,9 @@ def test_default_deadline_is_an_option(tmp_path):
     ):
         locations = JobLocations.folder(tmp_path / str(number))
         with running(
-            lambda at=locations, more=options: open_jobs([], at, JobsOptions(port=0, **more))
+            lambda at=locations, more=options: open_jobs(
+                [], at, JobsOptions(port=0, metrics_port=None, **more)
+            )
         ) as opened:
             assert call(opened.addresses["jobs"], "POST", "/v1/jobs", job)[1]["deadline_s"] == expected
 
@@ -171,7 +204,7 @@ def test_waiting_jobs_without_keys_are_limited_by_a_setting(tmp_path, options, c
     job = json.dumps({"model": "m", "input": 1}).encode()
     path = tmp_path / "jobs.toml"
     path.write_text(config or "")
-    used = JobsOptions(port=0, config=config and path, **options)
+    used = JobsOptions(port=0, metrics_port=None, config=config and path, **options)
     locations = JobLocations.folder(tmp_path / f"data-{limit}")
     with running(lambda: open_jobs([], locations, used)) as opened:
         assert opened.pending_max == limit
@@ -183,7 +216,7 @@ def test_waiting_jobs_without_keys_are_limited_by_a_setting(tmp_path, options, c
 
 def test_limit_of_waiting_jobs_with_a_settings_file_is_refused(tmp_path):
     (tmp_path / "jobs.toml").write_text("")
-    options = JobsOptions(port=0, config=tmp_path / "jobs.toml", pending_max=5)
+    options = JobsOptions(port=0, metrics_port=None, config=tmp_path / "jobs.toml", pending_max=5)
     with pytest.raises(ConfigError, match=r"--pending-max cannot be used with --config: set pending_max of"):
         open_jobs([], JobLocations.folder(tmp_path / "data"), options)
 
@@ -194,7 +227,7 @@ def test_stop_ends_the_threads_of_the_job_api(tmp_path):
 
     before = threads()
     locations = JobLocations.folder(tmp_path / "data")
-    with running(lambda: open_jobs([], locations, JobsOptions(port=0))) as opened:
+    with running(lambda: open_jobs([], locations, JobsOptions(port=0, metrics_port=None))) as opened:
         assert call(opened.addresses["jobs"], "GET", "/v1/jobs")[0] == 200
         assert len(threads()) > len(before)
     assert set(threads()) <= set(before)
@@ -215,7 +248,7 @@ def test_foreign_hosts_and_pages_can_neither_read_nor_submit_jobs(tmp_path):
     """Before, a page with the name evil.example got 200 for GET and 202 for POST on loopback."""
     job = json.dumps({"model": "m", "input": 1}).encode()
     locations = JobLocations.folder(tmp_path / "data")
-    with running(lambda: open_jobs([], locations, JobsOptions(port=0))) as opened:
+    with running(lambda: open_jobs([], locations, JobsOptions(port=0, metrics_port=None))) as opened:
         url = opened.addresses["jobs"]
         port = urlsplit(url).port
         page = {"Host": f"localhost:{port}", "Origin": f"http://localhost:{port + 1}"}
@@ -266,6 +299,6 @@ def test_foreign_host_is_refused_by_all_routes(server, keys):
 )
 def test_models_have_no_access_rules_of_their_own(tmp_path, model_server, why):
     (tmp_path / "twice.py").write_text(MODEL)
-    options = JobsOptions(port=0, model_server=model_server)
+    options = JobsOptions(port=0, metrics_port=None, model_server=model_server)
     with pytest.raises(ConfigError, match=why):
         open_jobs([str(tmp_path / "twice.py")], JobLocations.folder(tmp_path / "data"), options)

@@ -15,6 +15,7 @@ from headrace.app.job_worker import open_worker
 from headrace.app.jobs import JobsOptions, open_jobs
 from headrace.app.runners import DataRegions, Workers
 from headrace.app.runs import dry_run, open_watch
+from headrace.app.server_options import WorkerListenerOptions
 from headrace.app.serving import ServerOptions, open_server
 from headrace.cli.main import load_all
 from headrace.engine.settings import ServeSettings
@@ -65,7 +66,11 @@ WORKERS = {
     **OPTION,
 }
 WORK = {**WORKERS, "config": "open_worker(file=...), which takes the file's contents from read_jobs_file"}
-UP = {**WORKERS, "no_serve": "model_server = None, which a shell cannot write"}
+UP = {
+    **WORKERS,
+    "no_serve": "model_server = None, which a shell cannot write",
+    "no_metrics": "metrics_port = None, which a shell cannot write",
+}
 
 RUN_SOURCES = (open_watch, dry_run, Workers, RayWorkers, BeamWorkers, DataRegions)
 COMMANDS: Mapping[str, tuple[tuple[Callable[..., Any], ...], dict[str, str]]] = {
@@ -74,7 +79,10 @@ COMMANDS: Mapping[str, tuple[tuple[Callable[..., Any], ...], dict[str, str]]] = 
     "transform run": ((headrace.transform, *RUN_SOURCES), TRANSFORM),
     "transform retry-failed": ((headrace.retry_failed,), {**TERMINAL, **OPTION}),
     "serve": ((open_server, ServerOptions, ServeSettings), SERVE),
-    "work": ((open_worker, JobLocations, WorkerSettings, ServeSettings, Retention), WORK),
+    "work": (
+        (open_worker, JobLocations, WorkerListenerOptions, WorkerSettings, ServeSettings, Retention),
+        WORK,
+    ),
     "up": (
         (open_jobs, JobLocations, JobsOptions, ServerOptions, WorkerSettings, ServeSettings, Retention),
         UP,

@@ -63,7 +63,7 @@ def server(tmp_path, receiver):
     port = receiver[1].rpartition(":")[2].strip("/")
     settings.write_text((EXAMPLE / "jobs.toml").read_text().replace("8095", port))
     up = ["-m", "headrace", "up", ROOT / "examples" / "serving" / "file-type", "--config", settings]
-    where = ["--data", tmp_path / "data", "--port", 0, "--no-serve"]
+    where = ["--data", tmp_path / "data", "--port", 0, "--no-serve", "--no-metrics"]
     with running(*up, *where, until=r"jobs\s+(\S+)") as (_, url):
         yield url
 

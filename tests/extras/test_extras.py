@@ -339,7 +339,7 @@ def test_asgi_carrier_with_traces(environments, folder):
 @promise("jobs")
 def test_jobs_without_served_models(environments, folder):
     environment = environments("jobs")
-    with running(environment, folder, "up", "model.py", "--no-serve", "--port", "0") as up:
+    with running(environment, folder, "up", "model.py", "--no-serve", "--no-metrics", "--port", "0") as up:
         to = {"HEADRACE_SERVER": up.urls["jobs"]}
         id = succeed(environment, folder, "submit", "--input", "[[1, 2]]", "--model", "model", **to).strip()
         result = succeed(environment, folder, "jobs", "result", "--wait", id, **to)
@@ -350,7 +350,9 @@ def test_jobs_without_served_models(environments, folder):
 @promise("up")
 def test_jobs_and_served_models(environments, folder):
     environment = environments("up")
-    with running(environment, folder, "up", "model.py", "--port", "0", "--rest-port", "0") as up:
+    with running(
+        environment, folder, "up", "model.py", "--port", "0", "--rest-port", "0", "--metrics-port", "0"
+    ) as up:
         to = {"HEADRACE_SERVER": up.urls["jobs"], "HEADRACE_URL": up.urls["rest"]}
         request = ("submit", "--input", "[[1, 2]]", "--model", "model", "--wait")
         assert json.loads(succeed(environment, folder, *request, **to))["outputs"][0]["data"] == [3.0]

@@ -267,7 +267,8 @@ class Bench:
         api_port = port or free_port()
         command = [
             sys.executable, "-m", "headrace", "up", "--ledger", ledger_url or self.ledger_url,
-            "--store", self.store_uri, "--port", str(api_port), "--no-serve", "--log-format", "json",
+            "--store", self.store_uri, "--port", str(api_port), "--no-serve", "--no-metrics",
+            "--log-format", "json",
         ]  # fmt: skip
         command += ["--dispatcher", dispatcher] if dispatcher else []
         command += ["--config", str(config)] if config else []

@@ -123,8 +123,9 @@ class UpProcess(CommandProcess):
     def __init__(self, folder: Path, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
         if not (folder / "model.py").exists():
             (folder / "model.py").write_text(MODEL)
-        ports = ("--port", "0", "--rest-port", "0", "--lease-s", "3", "--heartbeat-s", "0.5")
-        super().__init__(folder, "up", *arguments, *ports, environ=environ)
+        ports = ("--port", "0", "--rest-port", "0", "--metrics-port", "0")
+        leases = ("--lease-s", "3", "--heartbeat-s", "0.5")
+        super().__init__(folder, "up", *arguments, *ports, *leases, environ=environ)
 
     @property
     def url(self) -> str:

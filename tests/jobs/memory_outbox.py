@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from headrace.jobs.notify.delivery import (
     HEALTHY,
     Claim,
+    DeliveryCounts,
     DeliveryDecision,
     DeliveryRecord,
     Done,
@@ -176,6 +177,12 @@ class MemoryOutbox:
                 return False
             self._receivers[receiver_id] = replace(self._receivers[receiver_id], **changes)
             return True
+
+    def counts(self, *, limit):
+        with self._lock:
+            states = [d.record.state for d in self._deliveries.values()]
+            is_open = sum(state in {"waiting", "claimed"} for state in states)
+            return DeliveryCounts(min(is_open, limit), min(states.count("dead"), limit))
 
     def delivery(self, delivery_id):
         with self._lock:

@@ -617,6 +617,7 @@ class LedgerBesideReference(RuleBasedStateMachine):
             counts = ledger.counts(queue, tenant="t")
             assert counts == self.reference.counts(queue, tenant="t")
         assert ledger.queues() == self.reference.queues()
+        assert ledger.counters() == self.reference.counters()
         for tenant in ("", "t"):
             assert ledger.tenant_counts(tenant) == self.reference.tenant_counts(tenant)
             assert ledger.count_pending(tenant, limit=3) == self.reference.count_pending(tenant, limit=3)

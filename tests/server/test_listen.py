@@ -3,11 +3,12 @@
 import asyncio
 import http.client
 import socket
+import threading
 
 import pytest
 
 from headrace.core.errors import ConfigError
-from headrace.server.listen import HttpListener, TlsFiles, bind_socket, new_event_loop
+from headrace.server.listen import HttpListener, ListenerThread, TlsFiles, bind_socket, new_event_loop
 
 
 def run(main):
@@ -100,6 +101,26 @@ def test_stop_before_start_frees_the_port():
         bind_socket("127.0.0.1", port).close()
 
     run(main())
+
+
+def test_listener_thread_serves_until_stop():
+    listener = HttpListener(hello, "127.0.0.1", 0)
+    thread = ListenerThread(listener)
+    port = listener.port
+    thread.start()
+    assert get(port) == (200, b"hi")
+    for _ in range(2):
+        thread.stop()
+    with pytest.raises(ConnectionRefusedError):
+        get(port)
+    assert not any(each.name == "headrace-listener" for each in threading.enumerate())
+
+
+def test_listener_thread_that_never_started_frees_its_port():
+    listener = HttpListener(hello, "127.0.0.1", 0)
+    port = listener.port
+    ListenerThread(listener).stop()
+    bind_socket("127.0.0.1", port).close()
 
 
 def test_port_in_use_is_refused():

@@ -1,6 +1,7 @@
 """Each broken job ledger fails the check of the guarantee that it breaks."""
 
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from math import inf
 
@@ -8,6 +9,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import JobLedgerUnavailableError, JobStateError
+from headrace.jobs.counters import JobCounters, JobGroups
 from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import Failed, Released
 from headrace.jobs.ledger import (
@@ -668,6 +670,81 @@ class KeepsModelsForever(MemoryJobLedger):
 WORKER = WorkerRecord(WorkerInfo("w"), NO_REPORT, 0, False, "", 0, 0, None, 0)
 
 
+class CountsNoCauses(MemoryJobLedger):
+    def _count(self, earlier, job, cause):
+        super()._count(earlier, job, "")
+
+
+class CountsEveryJobAsFailed(MemoryJobLedger):
+    def _count(self, earlier, job, cause):
+        super()._count(earlier, replace(job, state=JobState.FAILED) if job.state.ended else job, cause)
+
+
+class CountsRefusedOutcomes(MemoryJobLedger):
+    def _settle(self, settlement):
+        accepted = super()._settle(settlement)
+        if not accepted:
+            job = self._table.jobs[settlement.job_id]
+            self._count(replace(job, state=JobState.RUNNING), job, "")
+        return accepted
+
+
+class WaitsFromSubmission(MemoryJobLedger):
+    def _count(self, earlier, job, cause):
+        super()._count(earlier, replace(job, due_at_ms=job.created_at_ms), cause)
+
+
+class RunsFromSubmission(MemoryJobLedger):
+    def _count(self, earlier, job, cause):
+        super()._count(earlier and replace(earlier, started_at_ms=earlier.created_at_ms), job, cause)
+
+
+class PublicationsEndJobsAgain(MemoryJobLedger):
+    def _end_publication(self, job):
+        earlier = self._table.jobs[job.id]
+        super()._end_publication(job)
+        self._count(replace(earlier, state=JobState.PUBLISHING), job, "")
+
+
+class CountsKnownJobs(MemoryJobLedger):
+    def _submit(self, new):
+        reply = super()._submit(new)
+        if getattr(reply, "created", True) is False:
+            self._count(None, reply.job, "")
+        return reply
+
+
+class CountsOfAllTenantsTogether(MemoryJobLedger):
+    def _count(self, earlier, job, cause):
+        super()._count(earlier, replace(job, spec=replace(job.spec, tenant="")), cause)
+
+
+class CountsEndWithTheirJobs(MemoryJobLedger):
+    def _remove(self, job):
+        super()._remove(job)
+        self._table.counters = JobCounters()
+
+
+class CountsEveryGroup(MemoryJobLedger):
+    def _count(self, earlier, job, cause):
+        self._table.groups = JobGroups()
+        super()._count(earlier, job, cause)
+
+
+class CountsTwice(MemoryJobLedger):
+    """Reads the counters and writes them in two transactions."""
+
+    window = RaceWindow()
+
+    def settle_and_claim(self, settlements, claim=None):
+        with self._locked() as table:
+            counters = deepcopy(table.counters)
+        self.window.open()
+        with self._locked() as table:
+            table.counters = counters
+            return super().settle_and_claim(settlements, claim)
+
+
 class OtherClock(MemoryJobLedger):
     def now_ms(self):
         return super().now_ms() + 600_000
@@ -829,6 +906,18 @@ _LEDGERS = [
     (KeepsUsageOfYesterday, "check_bytes_of_the_next_day"),
     (ReturnsBytesOfAnyDay, "check_returned_bytes"),
     (UsesBytesTwice, "check_usage_race"),
+    (CountsNoCauses, "check_counted_ends"),
+    (CountsEveryJobAsFailed, "check_counted_ends"),
+    (CountsNoCauses, "check_counted_attempts"),
+    (CountsRefusedOutcomes, "check_counted_attempts"),
+    (WaitsFromSubmission, "check_counted_durations"),
+    (RunsFromSubmission, "check_counted_durations"),
+    (PublicationsEndJobsAgain, "check_counted_publications"),
+    (CountsKnownJobs, "check_counted_arrivals"),
+    (CountsOfAllTenantsTogether, "check_counted_groups"),
+    (CountsEndWithTheirJobs, "check_counted_groups"),
+    (CountsEveryGroup, "check_limit_of_counted_groups"),
+    (CountsTwice, "check_counting_race"),
     (CancelsEndedJobs, "check_cancelling_ended_jobs"),
     (CancelsRunningJobsAtOnce, "check_cancelling_running_jobs"),
     (CancelsRunningJobsAtOnce, "check_final_outcome_overrides_cancellation"),

@@ -74,7 +74,15 @@ class CountingReturns(MemoryOutbox):
         return released
 
 
-@for_each("kind", [Unfenced, Leaseless, Crowding, Forgetful, Unnumbered, Stubborn, Greedy, CountingReturns])
+class CountingAll(MemoryOutbox):
+    def counts(self, *, limit):
+        return super().counts(limit=10**6)
+
+
+@for_each(
+    "kind",
+    [Unfenced, Leaseless, Crowding, Forgetful, Unnumbered, Stubborn, Greedy, CountingReturns, CountingAll],
+)
 def test_broken_outbox_fails(kind):
     with pytest.raises((AssertionError, ValueError)):
         check_outbox(kind)

@@ -17,7 +17,7 @@ from typing_extensions import override
 import headrace
 from headrace.app.job_components import JobComponents, open_job_components
 from headrace.app.models import ServedModel, open_repository
-from headrace.app.server_options import JobLocations
+from headrace.app.server_options import JobLocations, WorkerListenerOptions
 from headrace.config.jobs_file import JobsFile
 from headrace.core.errors import HeadraceError, ModelNotFoundError, ModelNotReadyError
 from headrace.core.model import Isolation
@@ -36,7 +36,13 @@ from headrace.jobs.worker.host import HostFigures
 from headrace.jobs.worker.ledger_loop import not_durable
 from headrace.jobs.worker.worker import Worker
 from headrace.jobs.worker_registry import ModelCrash, WorkerReport
+from headrace.server.application import Guard
+from headrace.server.dataplane import Dataplane
 from headrace.server.exit_deadline import SECOND_SIGNAL_S, ExitDeadline
+from headrace.server.jobs.metrics import SharedReading, process_metrics, worker_metrics
+from headrace.server.jobs.worker_app import WorkerHealth, worker_app
+from headrace.server.listen import HttpListener, ListenerThread
+from headrace.server.metrics import Metrics, MetricsApp
 from headrace.storage.local import LocalStore
 from headrace.storage.resolve import Stores
 
@@ -86,6 +92,9 @@ class OpenedWorker:
     worker: Worker
     repository: ModelRepository
     components: JobComponents
+    health: WorkerHealth
+    listener: ListenerThread | None = None
+    """The listener of metrics and probes. It opens first, and closes last."""
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
@@ -94,16 +103,23 @@ class OpenedWorker:
         If a step fails, stop everything and raise its error.
         """
         try:
+            if self.listener is not None:
+                self.listener.start()
             self.components.start()
             self.repository.start()
             self.worker.start()
         except BaseException:
             self.stop(drain=False)
             raise
+        if not self._stopping.is_set():
+            self.health.phase = "running"
 
     def stop(self, *, drain: bool = True) -> None:
         """Drain the worker, unload the models and disconnect. Run all steps even if one raises."""
+        self.health.phase = "stopping"
         with ExitStack() as stack:
+            if self.listener is not None:
+                stack.callback(self.listener.stop)
             stack.callback(self.components.stop)
             stack.callback(self.repository.stop, drain=False)
             # Requests to an unresponsive store end here, before the models are unloaded.
@@ -130,6 +146,7 @@ class OpenedWorker:
                 # A separate thread: the interrupted main thread may hold a lock that this needs.
                 threading.Thread(target=step, name="headrace-stop", daemon=True).start()
             self._stopping.set()
+            self.health.phase = "stopping"
 
         previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -156,12 +173,13 @@ def open_worker(
     isolation: Isolation = "process",
     retention: Retention | None = None,
     file: JobsFile | None = None,
+    listener: WorkerListenerOptions | None = None,
 ) -> OpenedWorker:
-    """Build a worker: find its models and open its components. Connect and load nothing yet.
+    """Build a worker: find its models, open its components, and bind its port for metrics and probes.
 
-    Models run in separate processes unless `isolation` says otherwise. Only a process can be
-    killed, timed out or run out of memory without the worker. Raises ConfigError for invalid
-    settings.
+    It connects and loads nothing yet. Models run in separate processes unless `isolation` says
+    otherwise. Only a process can be killed, timed out or run out of memory without the worker. Raises
+    ConfigError for invalid settings and a port in use.
     """
     worker_settings = settings or WorkerSettings()
     repository = job_repository(
@@ -176,7 +194,24 @@ def open_worker(
         # Without the key, webhooks would be tried in vain.
         deliver=file is not None and locations.key_file is not None,
     )
-    return OpenedWorker(join_worker(components, repository, worker_settings), repository, components)
+    worker = join_worker(components, repository, worker_settings)
+    dataplane = Dataplane(repository, version=headrace.__version__)
+    reading = SharedReading(components.ledger.now_ms)
+    health = WorkerHealth(dataplane.ready, partial(_responded, reading, worker_settings.lease_s))
+    options = listener or WorkerListenerOptions()
+    thread = None
+    if options.metrics_port is not None:
+        guard = Guard(bound_to=options.host)
+        sources = (process_metrics(components.ledger, reading), worker_metrics(worker))
+        app = worker_app(MetricsApp(Metrics(dataplane, sources=sources), guard), health, guard)
+        thread = ListenerThread(HttpListener(app, options.host, options.metrics_port))
+    return OpenedWorker(worker, repository, components, health, thread)
+
+
+def _responded(reading: SharedReading[int], seconds: float) -> bool:
+    """Return True if the ledger responded in the last `seconds`. A worker without jobs asks it, too."""
+    reading.latest()
+    return reading.succeeded_within(seconds)
 
 
 def join_worker(components: JobComponents, repository: ModelRepository, settings: WorkerSettings) -> Worker:

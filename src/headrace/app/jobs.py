@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from secrets import token_bytes
 from typing import Any
 
@@ -29,8 +30,17 @@ from headrace.server.application import Guard, WebApp, check_bind
 from headrace.server.dataplane import Dataplane
 from headrace.server.jobs.api import BoundedThreadPool
 from headrace.server.jobs.app import job_routes
+from headrace.server.jobs.metrics import (
+    SharedReading,
+    ledger_metrics,
+    process_metrics,
+    read_ledger,
+    worker_metrics,
+)
 from headrace.server.listen import HttpListener, new_event_loop
 from headrace.server.listener import DrainSettings, Listener, Serving
+from headrace.server.metrics import Metrics, MetricsApp, MetricSource
+from headrace.server.observation import ResponseCounters
 from headrace.server.openapi import documentation_routes
 from headrace.server.rest import model_app
 from headrace.server.routes import Route
@@ -163,25 +173,43 @@ def open_jobs(
     routes = job_routes(
         service, thread_pool=thread_pool, sagemaker=file.sagemaker, event_submitter=event_submitter
     ) + session_routes(sessions, file.access)
-    listeners = _open_listeners(options, guard, routes, dataplane if models else None)
+    listeners, counters = _open_listeners(options, guard, routes, dataplane if models else None)
+    metrics: dict[str, Listener] = {}
+    if options.metrics_port is not None:
+        sources = _metric_sources(components, worker)
+        app = MetricsApp(Metrics(dataplane, [counters], sources), guard)
+        metrics["metrics"] = HttpListener(app, options.host, options.metrics_port, options.tls)
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
     server = Serving(
-        _ServiceGroup(services, thread_pool), dataplane.drain, list(listeners.values()), drain=drain
+        _ServiceGroup(services, thread_pool),
+        dataplane.drain,
+        list(listeners.values()),
+        stopped_last=list(metrics.values()),
+        drain=drain,
     )
-    return OpenedJobs(server, listeners, components, worker)
+    return OpenedJobs(server, listeners | metrics, components, worker)
+
+
+def _metric_sources(components: JobComponents, worker: Worker | None) -> list[MetricSource]:
+    """Return the sources of the ledger's metrics and, if there is a worker, of its own."""
+    ledger = components.ledger
+    reading = SharedReading(partial(read_ledger, ledger, ledger.outbox))
+    of_worker = [] if worker is None else [worker_metrics(worker)]
+    return [ledger_metrics(reading), process_metrics(ledger, reading), *of_worker]
 
 
 def _open_listeners(
     options: JobsOptions, guard: Guard, routes: Sequence[Route], dataplane: Dataplane | None
-) -> dict[str, Listener]:
+) -> tuple[dict[str, Listener], ResponseCounters]:
     """Return the listener ``jobs`` and, to serve the models of `dataplane`, those of models.
 
-    ``jobs`` and ``rest`` serve one application, so that either address has jobs and models.
+    ``jobs`` and ``rest`` serve one application, so that either address has jobs and models. Return
+    the counters of its responses, too.
     """
     if options.model_server is None or dataplane is None:
         documentation = documentation_routes(routes, guard, version=headrace.__version__)
         app = WebApp([*routes, *documentation], guard)
-        return {"jobs": HttpListener(app, options.host, options.port, options.tls)}
+        return {"jobs": HttpListener(app, options.host, options.port, options.tls)}, app.response_counters
     from headrace.app.serving import open_listeners  # noqa: PLC0415 - extra `serve`
 
     of_models = options.model_server
@@ -192,7 +220,8 @@ def _open_listeners(
     check_bind(of_models.host, guarded=not guard.access.open, insecure=of_models.insecure)
     app = model_app(dataplane, guard=guard, limits=of_models.limits, job_routes=routes)
     jobs = HttpListener(app, options.host, options.port, options.tls, direct=app.direct)
-    return {"jobs": jobs, **open_listeners(app, dataplane, of_models, guard)[0]}
+    listeners, _ = open_listeners(app, dataplane, of_models, guard)
+    return {"jobs": jobs, **listeners}, app.response_counters
 
 
 def _region_resolver(file: JobsFile) -> RegionOf | None:

@@ -20,6 +20,7 @@ __all__ = ["DrainSettings", "JobLocations", "JobsOptions", "RestLimits", "Server
 
 GrpcCarrier = Literal["grpcio", "asgi"]
 API_PORT: Final = 8090
+METRICS_PORT: Final = 8082
 DATA_FOLDER: Final = "headrace-data"
 LEDGER_NAME: Final = "jobs.db"
 ENCRYPTION_KEY_NAME: Final = "encryption.key"
@@ -56,7 +57,7 @@ class ServerOptions:
     metrics_port: Annotated[
         int | None,
         Setting("Port for Prometheus metrics; 0 takes a free port.", least=0, most=_PORT_MAX),
-    ] = 8082
+    ] = METRICS_PORT
     api_keys: Annotated[
         Path | None,
         Setting("API key file with a table [keys.NAME] for each key, from 'headrace keys new'."),
@@ -182,6 +183,25 @@ def _close_to_others(folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerListenerOptions:
+    """The listener of a worker, for metrics and probes. A port of None opens none."""
+
+    host: Annotated[str, Setting("Address of the metrics port.")] = "127.0.0.1"
+    metrics_port: Annotated[
+        int | None,
+        Setting(
+            "Port for Prometheus metrics and health probes; 0 takes a free port.",
+            least=0,
+            most=_PORT_MAX,
+            default="none",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True, slots=True)
 class JobsOptions:
     """The listeners, access rules and worker of a job server.
 
@@ -194,6 +214,11 @@ class JobsOptions:
     port: Annotated[int, Setting("Port of the job API; 0 takes a free port.", least=0, most=_PORT_MAX)] = (
         API_PORT
     )
+    metrics_port: Annotated[
+        int | None,
+        Setting("Port for Prometheus metrics; 0 takes a free port.", least=0, most=_PORT_MAX),
+    ] = METRICS_PORT
+    """None opens no listener."""
     config: Annotated[
         Path | None,
         Setting("TOML file with keys, triggers, notifications and queue limits; see docs/jobs.md."),

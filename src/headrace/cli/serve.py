@@ -15,6 +15,7 @@ from headrace.app.server_options import (
     RestLimits,
     ServerOptions,
     TlsFiles,
+    WorkerListenerOptions,
 )
 from headrace.cli.commands import complete_files, exit_on_error
 from headrace.cli.logs import configure_server_logs
@@ -242,6 +243,7 @@ def serve_settings(params: dict[str, Any]) -> ServeSettings:
 @setting_options(JobsOptions, without={"config"})
 @setting_options(ServerOptions, without=_NOT_OF_JOBS)
 @click.option("--no-serve", is_flag=True, help="Do not serve the models over REST.")
+@click.option("--no-metrics", is_flag=True, help="Do not open the metrics port.")
 @setting_options(TlsFiles, without={"tls_client_ca"})
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
@@ -270,7 +272,7 @@ def up_command(models: tuple[str, ...], **params: Any) -> None:
         setting = "--pending-max" if params["config"] is None else "pending_max of [anyone]"
         limit = opened.pending_max
         limits = [] if limit is None else [f"waiting jobs: at most {limit:,} ({setting})"]
-        _run(opened.run, lambda: _print_addresses(opened.addresses, 5, limits))
+        _run(opened.run, lambda: _print_addresses(opened.addresses, 7, limits))
 
 
 def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
@@ -283,7 +285,8 @@ def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
 
 def _jobs_options(params: dict[str, Any]) -> JobsOptions:
     tls = _tls_files(params)
-    model_server = settings_from(ServerOptions, params, grpc_port=None, metrics_port=None, tls=tls)
+    # One metrics port has the metrics of the models and of the jobs.
+    model_server = replace(settings_from(ServerOptions, params, grpc_port=None, tls=tls), metrics_port=None)
     options = settings_from(
         JobsOptions,
         params,
@@ -294,6 +297,7 @@ def _jobs_options(params: dict[str, Any]) -> JobsOptions:
     )
     return replace(
         options,
+        metrics_port=None if params["no_metrics"] else options.metrics_port,
         allow_inputs=tuple(map(_absolute_prefix, options.allow_inputs)),
         allow_outputs=tuple(map(_absolute_prefix, options.allow_outputs)),
     )
@@ -315,6 +319,7 @@ def _print_addresses(addresses: Any, width: int, limits: Sequence[str] = ()) -> 
 @click.command("work", epilog=_WORK_EPILOG, context_settings={"auto_envvar_prefix": "HEADRACE_WORK"})
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_files)
 @JOB_LOCATION_OPTIONS
+@setting_options(WorkerListenerOptions)
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
 @SERVER_LOG_OPTIONS
@@ -344,8 +349,15 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
             file=None
             if config is None
             else read_jobs_file(config, store_uri=at.store_uri, reserved=at.reserved_uris),
+            listener=settings_from(WorkerListenerOptions, params),
         )
-        _run(worker.run, lambda: click.echo(f"ready: {worker.worker.settings.name}", err=True))
+
+        def on_ready() -> None:
+            if worker.listener is not None:
+                click.echo(f"metrics {worker.listener.address}", err=True)
+            click.echo(f"ready: {worker.worker.settings.name}", err=True)
+
+        _run(worker.run, on_ready)
 
 
 _JOBS: Final = (
@@ -353,6 +365,7 @@ _JOBS: Final = (
     "uvicorn",
     "httptools",
     "uvloop",
+    "prometheus_client",
     "python_multipart",
     "httpx",
     "httpcore",

@@ -30,6 +30,7 @@ from typing import Annotated, Any, Final, Protocol
 from headrace.core.predictor import Service
 from headrace.core.settings import Setting
 from headrace.jobs.access.endpoints import Endpoint, EndpointSettings
+from headrace.jobs.counters import JobCount
 from headrace.jobs.history import HistoryEntry
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, Settlement
 from headrace.jobs.lanes import AGEING_S_DEFAULT, ClaimLimit, LimitKind
@@ -504,6 +505,15 @@ class JobLedger(Service, Protocol):
 
     def count_pending(self, tenant: str, *, limit: int) -> int:
         """Return the number of a tenant's pending jobs, counted up to `limit`."""
+        ...
+
+    def counters(self) -> list[JobCount]:
+        """Return the numbers of all job events since the ledger exists, sorted.
+
+        Each operation counts its events in its own transaction: a refused or failed one counts nothing,
+        and a repeated one counts once. Numbers only grow; those of deleted jobs and queues stay. At
+        most about `GROUPS_MAX` groups of jobs have numbers of their own, the rest counts as `OTHER`.
+        """
         ...
 
     # Endpoints

@@ -7,7 +7,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError
+from headrace.core.predictor import Service
 from headrace.server.connection import KEEP_ALIVE_S, ConnectionContext, HttpConnection
 from headrace.server.http import AsgiReceive, AsgiScope, AsgiSend
 from headrace.server.listener import DirectHandler, Listener, TlsFiles
@@ -32,6 +34,7 @@ new_event_loop = _uvloop.new_event_loop
 _log = logging.getLogger("headrace.server")
 BACKLOG: Final = 2048
 _STARTED_POLL_S: Final = 0.005
+_THREAD_STOP_S: Final = 1.0
 
 AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 
@@ -128,6 +131,44 @@ class HttpListener(Listener):
         self._server.should_exit = True
         with suppress(asyncio.CancelledError):
             await asyncio.shield(serving)
+
+
+class ListenerThread(Service):
+    """A listener in an event loop of its own thread, for a process without one. Use it once."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._loop: asyncio.AbstractEventLoop = new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-listener", daemon=True)
+        self._ended = False
+
+    @property
+    def address(self) -> str:
+        """The address of the listener."""
+        return self._listener.address
+
+    @override
+    def start(self) -> None:
+        """Accept requests from now on. Raise ConfigError if the listener cannot be opened."""
+        self._thread.start()
+        self._run(self._listener.start())
+
+    @override
+    def stop(self, *, drain: bool = True) -> None:
+        """Close the listener. A second call does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        if not self._thread.is_alive():
+            self._loop.run_until_complete(self._listener.stop(0))
+        else:
+            self._run(self._listener.stop(_THREAD_STOP_S if drain else 0))
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
 def bind_socket(host: str, port: int) -> socket.socket:

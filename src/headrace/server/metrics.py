@@ -66,8 +66,12 @@ class Family:
     description: str
 
 
-_Value = float | Histogram
-_Values = list[tuple[tuple[str, ...], _Value]]
+MetricValue = float | Histogram
+MetricValues = Sequence[tuple[tuple[str, ...], MetricValue]]
+"""The values of a metric, each with the values of its labels."""
+MetricSource = Callable[[], Iterable[tuple[Family, MetricValues]]]
+"""A reader of further metrics. Any thread may call it."""
+_Values = list[tuple[tuple[str, ...], MetricValue]]
 """The values of a metric for one model version, each with the labels after name and version."""
 _Read = Callable[[ModelStatistics], _Values]
 
@@ -260,7 +264,7 @@ _BROKEN: Final = Family(
 _BUILD: Final = Family("headrace_build_info", "info", ("version", "python"), "Always 1.")
 
 FAMILIES: Final = (*(family for family, _ in _OF_MODELS), _READY, _RESPONSES, _BROKEN, _BUILD)
-"""All metrics of headrace."""
+"""The metrics of models and servers; `headrace.server.jobs.metrics` has those of jobs."""
 
 
 def _metric(family: Family) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
@@ -272,7 +276,7 @@ def _metric(family: Family) -> CounterMetricFamily | GaugeMetricFamily | Histogr
     return kinds[family.kind](family.name, family.description, labels=family.labels)
 
 
-def _add(metric: Metric, labels: Sequence[str], value: _Value) -> None:
+def _add(metric: Metric, labels: Sequence[str], value: MetricValue) -> None:
     if isinstance(metric, HistogramMetricFamily):
         assert isinstance(value, Histogram)
         # The text format writes bounds as floats, also whole numbers.
@@ -285,21 +289,27 @@ def _add(metric: Metric, labels: Sequence[str], value: _Value) -> None:
 
 
 class HeadraceCollector(Collector):
-    """A collector of the numbers of a dataplane and its listeners. Any thread may call it.
+    """A collector of the numbers of a dataplane, its listeners and further sources.
 
-    It never calls a model.
+    Any thread may call it. It never calls a model.
     """
 
-    def __init__(self, dataplane: Dataplane, counters: Sequence[ResponseCounters] = ()) -> None:
+    def __init__(
+        self,
+        dataplane: Dataplane,
+        counters: Sequence[ResponseCounters] = (),
+        sources: Sequence[MetricSource] = (),
+    ) -> None:
         self._dataplane = dataplane
         self._counters = counters
+        self._sources = sources
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values, so that a registry need not collect them."""
         return [_metric(family) for family in FAMILIES if family.kind != "info"]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one metric for each of `FAMILIES`."""
+        """Yield one metric for each of `FAMILIES`, and those of the sources."""
         statistics = self._dataplane.statistics()
         for family, read in _OF_MODELS:
             metric = _metric(family)
@@ -312,6 +322,12 @@ class HeadraceCollector(Collector):
         yield _counted(_BROKEN, [(c.protocol, dict(c.broken)) for c in self._counters])
         build = {"version": self._dataplane.version, "python": platform.python_version()}
         yield InfoMetricFamily(_BUILD.name.removesuffix("_info"), _BUILD.description, value=build)
+        for source in self._sources:
+            for family, values in source():
+                metric = _metric(family)
+                for labels, value in values:
+                    _add(metric, labels, value)
+                yield metric
 
     def _ready(self) -> Metric:
         metric = _metric(_READY)
@@ -341,10 +357,15 @@ class Metrics(Collector):
     """
 
     def __init__(
-        self, dataplane: Dataplane, counters: Sequence[ResponseCounters] = (), *, others: Collector = REGISTRY
+        self,
+        dataplane: Dataplane,
+        counters: Sequence[ResponseCounters] = (),
+        sources: Sequence[MetricSource] = (),
+        *,
+        others: Collector = REGISTRY,
     ) -> None:
         self._own = CollectorRegistry(auto_describe=False)
-        self._own.register(HeadraceCollector(dataplane, counters))
+        self._own.register(HeadraceCollector(dataplane, counters, sources))
         ProcessCollector(registry=self._own)
         self._others = others
 

@@ -17,6 +17,7 @@ from headrace.core.errors import (
     QueueClosedError,
     QueueFullError,
 )
+from headrace.jobs.counters import RELEASED
 from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import Job, JobFailure, NewJob, Settlement, new_job_id
 from headrace.jobs.lanes import (
@@ -128,7 +129,7 @@ class MemoryJobLedger(MemoryWorkers):
         if settlement.progress is not None:
             job = replace(job, progress=settlement.progress)
         after, event = settle_job(job, settlement.outcome, self.now_ms())
-        self._store(after)
+        self._store(after, cause=RELEASED if event is HistoryEvent.RELEASED else "")
         if event is HistoryEvent.ATTEMPT_FAILED and after.failure:
             self._record(job, event, cause=after.failure.cause.value, message=after.failure.message)
         elif event:
@@ -274,6 +275,8 @@ class MemoryJobLedger(MemoryWorkers):
         return job if job.state.ended or job.state is JobState.PUBLISHING else None
 
     def _end_publication(self, job: Job) -> None:
+        if not self._table.jobs[job.id].state.ended:
+            self._count(self._table.jobs[job.id], job, "")
         self._table.jobs[job.id] = job
         self._table.publish_at_ms.pop(job.id, None)
         self._notify(None)

@@ -20,6 +20,7 @@ from headrace.core.errors import (
     QueueInUseError,
 )
 from headrace.jobs.access.endpoints import VERSIONS_MAX, Endpoint, EndpointSettings
+from headrace.jobs.counters import CountedEvent, JobCount, JobCounters, JobGroup, JobGroups
 from headrace.jobs.history import HistoryEntry, HistoryEvent, end_of
 from headrace.jobs.job import Job
 from headrace.jobs.lanes import AGEING_MS_MAX, ClaimLimit, LimitKind, QueueShares
@@ -109,6 +110,8 @@ class _Table:
     reported: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """The time at which each queue and model was last registered."""
     workers: dict[str, WorkerRecord] = field(default_factory=dict[str, WorkerRecord])
+    counters: JobCounters = field(default_factory=JobCounters)
+    groups: JobGroups = field(default_factory=JobGroups)
     usage: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """The last day of each API key, and its bytes."""
 
@@ -402,6 +405,11 @@ class MemoryJobs(JobLedger, ABC):
             if counted_day == day and used >= nbytes:
                 table.usage[key_name] = (day, used - nbytes)
 
+    @override
+    def counters(self) -> list[JobCount]:
+        with self._locked() as table:
+            return table.counters.counts()
+
     # Retention
 
     @override
@@ -449,9 +457,13 @@ class MemoryJobs(JobLedger, ABC):
 
     # Helpers
 
-    def _store(self, job: Job) -> None:
-        """Store a job after a change of state, and wake its listeners."""
+    def _store(self, job: Job, *, cause: str = "") -> None:
+        """Store a job after a change of state, count the change, and wake its listeners.
+
+        `cause` is the cause of a retry, if it is not that of the job's failure.
+        """
         table, earlier = self._table, self._table.jobs.get(job.id)
+        self._count(earlier, job, cause or (job.failure.cause.value if job.failure else ""))
         pending = job.state is JobState.PENDING
         if pending and (earlier is None or earlier.state is not JobState.PENDING):
             table.ranks_ms[job.id] = self._rank_ms(job)
@@ -465,6 +477,26 @@ class MemoryJobs(JobLedger, ABC):
         else:
             table.asleep.discard(job.id)
         self._notify(job.spec.queue if pending and job.id not in table.asleep else None)
+
+    def _count(self, earlier: Job | None, job: Job, cause: str) -> None:
+        counters, state, now_ms = self._table.counters, job.state, self.now_ms()
+        group = self._table.groups.counted_as(JobGroup(job.spec.queue, job.spec.model, job.spec.tenant))
+        spec = replace(job.spec, queue=group.queue, model=group.model, tenant=group.tenant)
+        if earlier is None:
+            counters.add(CountedEvent.SUBMITTED, spec)
+        elif earlier.state is JobState.RUNNING:
+            run_ms = now_ms - (earlier.started_at_ms or now_ms)
+            if state is JobState.PENDING:
+                counters.add(CountedEvent.RETRIED, spec, cause=cause, duration_ms=run_ms)
+            else:
+                counters.add(CountedEvent.FINISHED, spec, duration_ms=run_ms)
+        elif earlier.state.ended:
+            returned = CountedEvent.REQUEUED if state is JobState.PENDING else CountedEvent.REPUBLISHED
+            counters.add(returned, spec)
+        if state is JobState.RUNNING:
+            counters.add(CountedEvent.STARTED, spec, duration_ms=now_ms - job.due_at_ms)
+        elif state.ended:
+            counters.add(CountedEvent(state.value), spec, cause=cause if "failed" in state.value else "")
 
     def _rank_ms(self, job: Job) -> float:
         ageing_ms = min(self._queue(job.spec.queue).ageing_s * 1000, AGEING_MS_MAX)

@@ -18,6 +18,7 @@ from headrace.jobs.notify.delivery import (
     HEALTHY,
     Claim,
     Dead,
+    DeliveryCounts,
     DeliveryDecision,
     Done,
     Outbox,
@@ -315,6 +316,20 @@ def check_concurrent_claims(bench: OutboxBench) -> None:
     equal(len(_claim(bench)), len(receivers), "the next delivery of each")
 
 
+def check_delivery_counts(bench: OutboxBench) -> None:
+    """Check that open and dead deliveries are counted up to the limit, and delivered ones are not."""
+    equal(bench.outbox.counts(limit=9), DeliveryCounts(), "the counts of an empty outbox")
+    ids = _deliveries(bench, "a", "b", "c", "d", "d")
+    claims = _claim(bench)
+    _record(bench, _of(claims, ids[0]), Done("200"))
+    _record(bench, _of(claims, ids[1]), Dead("410"))
+    _record(bench, _of(claims, ids[2]), Dead("410"))
+    equal(bench.outbox.counts(limit=9), DeliveryCounts(2, 2), "the counts of a claim, and of one that waits")
+    equal(bench.outbox.counts(limit=1), DeliveryCounts(1, 1), "the counts up to 1")
+    bench.outbox.redeliver(ids[1])
+    equal(bench.outbox.counts(limit=9), DeliveryCounts(3, 1), "the counts after a redelivery")
+
+
 OUTBOX_CHECKS: tuple[OutboxCheck, ...] = (
     check_claim_is_exclusive,
     check_one_claim_per_receiver,
@@ -329,6 +344,7 @@ OUTBOX_CHECKS: tuple[OutboxCheck, ...] = (
     check_release,
     check_next_due,
     check_concurrent_claims,
+    check_delivery_counts,
 )
 """Every check of an outbox."""
 

@@ -21,6 +21,18 @@ CREATE TABLE headrace_counter (
     total_ms BIGINT NOT NULL,
     PRIMARY KEY (event, cause, queue, model, tenant, bucket, shard)
 );
+INSERT INTO "headrace_counter" VALUES('submitted','','default','','',0,0,7,0);
+INSERT INTO "headrace_counter" VALUES('submitted','','default','m','',0,0,1,0);
+INSERT INTO "headrace_counter" VALUES('started','','default','','',0,0,7,0);
+INSERT INTO "headrace_counter" VALUES('started','','default','m','',0,0,1,0);
+INSERT INTO "headrace_counter" VALUES('completed','','default','m','',0,0,1,0);
+INSERT INTO "headrace_counter" VALUES('failed','model','default','','',0,0,1,0);
+INSERT INTO "headrace_counter" VALUES('finished','','default','','',0,0,4,0);
+INSERT INTO "headrace_counter" VALUES('finished','','default','m','',0,0,1,0);
+INSERT INTO "headrace_counter" VALUES('retried','model','default','','',0,0,1,0);
+INSERT INTO "headrace_counter" VALUES('publish_failed','model','default','','',0,0,1,0);
+INSERT INTO "headrace_counter" VALUES('completed','','default','','',0,0,1,0);
+INSERT INTO "headrace_counter" VALUES('retried','released','default','','',0,0,1,0);
 CREATE TABLE headrace_endpoint (
     name TEXT NOT NULL,
     version INTEGER NOT NULL,
@@ -81,10 +93,10 @@ INSERT INTO "headrace_job" VALUES('completed','completed','default','m','infer',
 INSERT INTO "headrace_job" VALUES('failed','failed','default','','infer','',1,3,'d','','k','{"options":{"rows":3}}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,NULL,'','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800003600000,NULL,'e949155a094beecc');
 INSERT INTO "headrace_job" VALUES('pending','pending','default','','infer','',2,3,'','',NULL,'{}',1,2,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,'{"chunk":7}',NULL,'','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800007200000,NULL,'');
 INSERT INTO "headrace_job" VALUES('running','running','default','','infer','',3,3,'','',NULL,'{}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,1800000060000,0,'{"done":3,"total":9,"unit":"records","note":"","bytes_across_regions":0}',NULL,NULL,'',NULL,'','',NULL,0,'||||',1800010800000,NULL,'');
-INSERT INTO "headrace_job" VALUES('publishing','publishing','default','','infer','',4,3,'','',NULL,'{"key":"K","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','',NULL,'','',1800000010000,0,'||||',1800014400000,NULL,'');
-INSERT INTO "headrace_job" VALUES('unpublished','publish_failed','default','','infer','',5,3,'','',NULL,'{"key":"L","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800018000000,NULL,'e949155a094beecc');
-INSERT INTO "headrace_job" VALUES('published','completed','default','','infer','',6,3,'','',NULL,'{"key":"M","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":"","digest":"sha256:00"}','s3://box/out/M.out',NULL,'','',NULL,0,'||||',1800021600000,NULL,'');
-INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"deadline_s":3600.0,"time_to_live_s":1800.0,"delay_ms":60000}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000,NULL,'');
+INSERT INTO "headrace_job" VALUES('publishing','publishing','default','','infer','',4,3,'','',NULL,'{"output_uri":"s3://box/out","key":"K"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','',NULL,'','',1800000010000,0,'||||',1800014400000,NULL,'');
+INSERT INTO "headrace_job" VALUES('unpublished','publish_failed','default','','infer','',5,3,'','',NULL,'{"output_uri":"s3://box/out","key":"L"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800018000000,NULL,'e949155a094beecc');
+INSERT INTO "headrace_job" VALUES('published','completed','default','','infer','',6,3,'','',NULL,'{"output_uri":"s3://box/out","key":"M"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":"","digest":"sha256:00"}','s3://box/out/M.out',NULL,'','',NULL,0,'||||',1800021600000,NULL,'');
+INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"delay_ms":60000,"time_to_live_s":1800.0,"deadline_s":3600.0}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000,NULL,'');
 CREATE TABLE headrace_limit (
     kind TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -108,7 +120,7 @@ CREATE TABLE headrace_notification (
     ended_at_ms BIGINT,
     why TEXT NOT NULL DEFAULT ''
 );
-INSERT INTO "headrace_notification" VALUES('01a3185c-5000-7d8f-a9b4-48bb51913bd1','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-75bd-841e-8b27a84eb3aa','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
+INSERT INTO "headrace_notification" VALUES('01a3185c-5000-74ed-b338-da68dc85022d','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-7def-aaab-84e8d296ea93','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
 CREATE TABLE headrace_output (
     location TEXT NOT NULL PRIMARY KEY,
     owner_key TEXT NOT NULL,

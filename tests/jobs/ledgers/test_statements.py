@@ -31,7 +31,19 @@ def example(parameter: str) -> object:
         return "[{}]"
     if parameter in ("paused", "draining", "deleted"):
         return True
-    numbers = ("version", "_ms", "_max", "limit", "lease", "fence", "taken", "failures", "_bytes", "day")
+    numbers = (
+        "version",
+        "_ms",
+        "_max",
+        "limit",
+        "lease",
+        "fence",
+        "taken",
+        "failures",
+        "_bytes",
+        "day",
+        "shard",
+    )
     return 1 if parameter.endswith(numbers) else "x"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from headrace.jobs.counters import CountedEvent
 from headrace.jobs.job import CRASHES_TOGETHER_MAX, Job
 from headrace.jobs.lanes import (
     Candidate,
@@ -99,6 +100,9 @@ class Claims:
         elif widest != near:
             rests = {}
         transaction.notice.changed = transaction.notice.changed or bool(jobs)
+        for job in jobs:
+            wait_ms = (job.started_at_ms or job.due_at_ms) - job.due_at_ms
+            transaction.counters.add(CountedEvent.STARTED, job.spec, duration_ms=wait_ms)
         if len(jobs) >= request.jobs_max:
             return SettleAndClaimReply((), tuple(jobs))
         known = [

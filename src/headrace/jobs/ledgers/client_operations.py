@@ -20,6 +20,7 @@ from headrace.core.errors import (
     QueueClosedError,
     QueueFullError,
 )
+from headrace.jobs.counters import CountedEvent
 from headrace.jobs.history import HistoryEntry, HistoryEvent
 from headrace.jobs.job import Job, NewJob, new_job_id, wall_ms
 from headrace.jobs.lanes import AGEING_MS_MAX, lane_text
@@ -260,6 +261,8 @@ class _Submissions:
         replies |= {
             index: SubmitReply(inserted[new.id], True) for index, new in ahead.items() if new.id in inserted
         }
+        for job in inserted.values():
+            self.transaction.counters.add(CountedEvent.SUBMITTED, job.spec)
         found = _find_existing(self.transaction, list(missing.values())) if missing else {}
         refused: dict[int, NewJob] = {}
         for index, new in missing.items():

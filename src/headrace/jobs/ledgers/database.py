@@ -18,6 +18,7 @@ the open `Transaction` as the first argument, commits after the method has retur
 the method again: a lost connection, a deadlock or a busy file costs the whole transaction.
 """
 
+import random
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 import orjson
 
 from headrace.core.errors import JobLedgerUnavailableError, MissingExtraError
+from headrace.jobs.counters import GROUPS_MAX, JobCounters, JobGroup, JobGroups
 from headrace.jobs.job import Job, JobProgress
 
 try:
@@ -101,6 +103,11 @@ _PAUSES_S: Final = (0.02, 0.1, 0.4)
 """Delays between attempts of a transaction after a lost connection, a deadlock or a lock timeout.
 """
 
+COUNTER_SHARDS: Final = 16
+"""The number of rows of each counter in PostgreSQL. A transaction adds to one of them at random, so
+that two workers seldom wait for each other.
+"""
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 Row = Sequence[Any]
@@ -168,11 +175,12 @@ class JobEventWriter(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """An open transaction: runs statements and collects the notice for its commit."""
+    """An open transaction: runs statements, and collects its counts and the notice for its commit."""
 
     connection: sa.Connection
     outbox: JobEventWriter
     notice: CommitNotice = field(default_factory=CommitNotice)
+    counters: JobCounters = field(default_factory=JobCounters)
 
     def run(
         self, statement: Statement, records: Sequence[dict[str, Any]] | None = None, **values: Any
@@ -224,6 +232,7 @@ class Database:
         self._on_commit = on_commit
         self._outbox = outbox
         self._engines: Engines | None = None
+        self._groups: JobGroups | None = None
         self._retry_pause = threading.Event()
 
     def open(self) -> sa.Engine:
@@ -262,6 +271,8 @@ class Database:
                 with engine.connect() as connection, connection.begin() as begun:
                     transaction = Transaction(connection, self._outbox)
                     result = do(transaction)
+                    if transaction.counters:
+                        self._write_counts(transaction)
                     committing = True
                     begun.commit()
             except (exc.DBAPIError, exc.TimeoutError) as error:
@@ -277,6 +288,28 @@ class Database:
             return result
         raise AssertionError("the last attempt returns or raises")
 
+    def _write_counts(self, transaction: Transaction) -> None:
+        if self._groups is None:
+            rows = transaction.run(_COUNTED_GROUPS, row_limit=GROUPS_MAX)
+            self._groups = JobGroups(JobGroup(*row) for row in rows)
+        # SQLite has one writer at a time.
+        is_shared = transaction.connection.dialect.name == "postgresql"
+        records = [
+            {
+                "counted_event": count.event.value,
+                "counted_cause": count.cause,
+                "counted_queue": count.group.queue,
+                "counted_model": count.group.model,
+                "counted_tenant": count.group.tenant,
+                "counted_bucket": count.bucket,
+                "more_jobs": count.jobs,
+                "more_ms": count.total_ms,
+            }
+            for count in transaction.counters.counts(self._groups)
+        ]
+        shard = random.randrange(COUNTER_SHARDS) if is_shared else 0  # noqa: S311 - no secret
+        transaction.run(_ADD_COUNTS, records, shard=shard)
+
     def _unavailable(self, error: Exception, *, committing: bool) -> JobLedgerUnavailableError:
         why = first_line(error)
         taken = "it is unknown if the last write was committed" if committing else "nothing was written"
@@ -284,6 +317,9 @@ class Database:
             f"the job ledger {self.where} is unavailable ({why}); {taken}: retry, or check its database"
         )
 
+
+_ADD_COUNTS: Final = read_statement("add_counts")
+_COUNTED_GROUPS: Final = read_statement("counted_groups")
 
 _Self = TypeVar("_Self", bound="DatabaseOperations")
 _Method = Callable[Concatenate[_Self, Transaction, _P], _T]

@@ -29,6 +29,7 @@ from headrace.jobs.ledgers.rows import clean
 from headrace.jobs.notify import EmailTarget, Notification, SnsTarget, Target, WebhookTarget
 from headrace.jobs.notify.delivery import (
     Claim,
+    DeliveryCounts,
     DeliveryDecision,
     DeliveryRecord,
     Done,
@@ -62,6 +63,7 @@ _REDELIVER: Final = read_statement("redeliver")
 _WAKE: Final = read_statement("wake_receiver")
 _DISABLE: Final = read_statement("disable_receiver")
 _ENABLE: Final = read_statement("enable_receiver")
+_COUNT: Final = read_statement("count_deliveries")
 _DELIVERY: Final = read_statement("delivery")
 _DEAD: Final = read_statement("dead_deliveries")
 _OF_JOB: Final = read_statement("deliveries_of_job")
@@ -210,6 +212,11 @@ class SqlOutbox(DatabaseOperations, Outbox):
     @writing
     def enable(self, transaction: Transaction, receiver_id: str) -> bool:
         return bool(transaction.run(_ENABLE, id=receiver_id))
+
+    @override
+    @reading
+    def counts(self, transaction: Transaction, *, limit: int) -> DeliveryCounts:
+        return DeliveryCounts(*transaction.run(_COUNT, row_limit=limit)[0])
 
     @override
     @reading

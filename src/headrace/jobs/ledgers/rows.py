@@ -11,6 +11,7 @@ from typing import Any, Final
 import orjson
 
 from headrace.core.errors import DataError
+from headrace.jobs.counters import RELEASED, CountedEvent, JobCounters
 from headrace.jobs.history import HistoryEntry, HistoryEvent, end_of
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, ResultRef
 from headrace.jobs.lanes import lane_text
@@ -118,7 +119,11 @@ def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[s
     """Write changes of locked jobs, with notes and notifications. Return the changed jobs by id."""
     if not changes:
         return {}
-    jobs = {job.id: job for job in read_jobs(transaction, _CHANGE, records=list(map(_record, changes)))}
+    rows = transaction.run(_CHANGE, list(map(_record, changes)))
+    jobs = {job.id: job for job in map(job_of, rows)}
+    for each in changes:
+        if (job := jobs.get(each.before.id)) is not None:
+            _count(transaction.counters, each, job, now_ms=rows[0][-1])
     _write_history(
         transaction,
         [record for c in changes if c.before.id in jobs for record in _records(c, jobs[c.before.id])],
@@ -131,6 +136,26 @@ def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[s
         if each.then.state is JobState.PENDING and each.due_in_ms == 0:
             transaction.notice.queues.add(each.before.spec.queue)
     return jobs
+
+
+def _count(counters: JobCounters, each: Change, after: Job, *, now_ms: int) -> None:
+    """Count the end of an attempt, the end of a job, and the return of an ended job."""
+    before, spec = each.before, after.spec
+    cause = after.failure.cause.value if after.failure else ""
+    if before.state is JobState.RUNNING:
+        run_ms = now_ms - (before.started_at_ms or now_ms)
+        if after.state is JobState.PENDING:
+            cause = RELEASED if each.event is JobEvent.RELEASE else cause
+            counters.add(CountedEvent.RETRIED, spec, cause=cause, duration_ms=run_ms)
+        else:
+            counters.add(CountedEvent.FINISHED, spec, duration_ms=run_ms)
+    if after.state.ended:
+        has_cause = after.state in (JobState.FAILED, JobState.PUBLISH_FAILED)
+        counters.add(CountedEvent(after.state.value), spec, cause=cause if has_cause else "")
+    elif each.event is JobEvent.REQUEUE:
+        counters.add(CountedEvent.REQUEUED, spec)
+    elif each.event is JobEvent.REPUBLISH:
+        counters.add(CountedEvent.REPUBLISHED, spec)
 
 
 def write_notes(transaction: Transaction, notes: Sequence[tuple[Job, Note]]) -> None:

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError, QueueInUseError
+from headrace.jobs.counters import CountedEvent, JobCount, JobGroup
 from headrace.jobs.lanes import AGEING_MS_MAX, ClaimLimit, LimitKind, parse_lane
 from headrace.jobs.ledger import (
     DAY_MS,
@@ -62,6 +63,7 @@ _QUEUE_IN_USE: Final = read_statement("queue_in_use")
 _COUNTS: Final = read_statement("queue_counts")
 _DUE_LANES: Final = read_statement("due_lanes")
 _DELETE_LIMITS: Final = read_statement("delete_limits")
+_COUNTERS: Final = read_statement("counters")
 _TENANT_COUNTS: Final = read_statement("tenant_counts")
 _USE_BYTES: Final = read_statement("use_bytes")
 _USED_BYTES: Final = read_statement("used_bytes")
@@ -218,6 +220,14 @@ class SqlJobLedger(ClientOperations, WorkOperations, EndpointOperations, WorkerO
         for queue, *numbers in transaction.run(_TENANT_COUNTS, tenant=tenant):
             found.setdefault(queue, []).append(numbers)
         return {queue: _total(rows) for queue, rows in found.items()}
+
+    @override
+    @reading
+    def counters(self, transaction: Transaction) -> list[JobCount]:
+        return [
+            JobCount(CountedEvent(event), cause, JobGroup(*group), bucket, jobs, total_ms)
+            for event, cause, *group, bucket, jobs, total_ms in transaction.run(_COUNTERS)
+        ]
 
     @override
     def statistics(self) -> Mapping[str, Any]:

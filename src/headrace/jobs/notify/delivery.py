@@ -210,6 +210,14 @@ class ReceiverRecord:
     disabled_why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class DeliveryCounts:
+    """Numbers of deliveries that wait or are being sent, and of those that were given up."""
+
+    open: int = 0
+    dead: int = 0
+
+
 class Outbox(Protocol):
     """Deliveries and their receivers. Safe from any thread and from several processes at once.
 
@@ -271,6 +279,10 @@ class Outbox(Protocol):
 
         Return False if the receiver does not exist.
         """
+        ...
+
+    def counts(self, *, limit: int) -> DeliveryCounts:
+        """Return the numbers of open and of dead deliveries, each counted up to `limit`."""
         ...
 
     def delivery(self, delivery_id: str) -> DeliveryRecord | None:

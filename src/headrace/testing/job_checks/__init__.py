@@ -23,6 +23,7 @@ from typing import Final
 
 from headrace.testing.job_checks import (
     claiming,
+    counting,
     endpoints,
     job_actions,
     listing,
@@ -52,6 +53,7 @@ _SUBJECTS: Final = (
     job_actions,
     listing,
     usage,
+    counting,
     wakeups,
     workers,
 )

@@ -242,6 +242,7 @@ def _operations(ledger: JobLedger, job_id: str) -> dict[str, Callable[[], object
         "counts": lambda: ledger.counts("default"),
         "tenant_counts": lambda: ledger.tenant_counts(""),
         "count_pending": lambda: ledger.count_pending("", limit=1),
+        "counters": ledger.counters,
         "set_limits": lambda: ledger.set_limits("model", []),
         "endpoints": ledger.endpoints,
         "endpoint_versions": lambda: ledger.endpoint_versions("e"),

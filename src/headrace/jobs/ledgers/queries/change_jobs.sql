@@ -40,4 +40,4 @@ UPDATE headrace_job SET
     fingerprint = new_fingerprint
 FROM given, clock
 WHERE headrace_job.id = new_id AND headrace_job.lease = old_lease AND headrace_job.state = old_state
-RETURNING {job_columns}
+RETURNING {job_columns}, (SELECT headrace_now())

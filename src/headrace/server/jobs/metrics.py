@@ -1,0 +1,323 @@
+"""The metrics of jobs: those of a whole ledger, and those of one worker.
+
+A ledger counts its jobs itself, so that every process that exposes them exposes the same numbers.
+Readings of the ledger happen in a thread of their own, and scrapes share them for some seconds: a
+scrape neither loads the database nor waits long for it.
+"""
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import JobLedgerUnavailableError
+from headrace.jobs.counters import (
+    ARRIVALS,
+    ENDS,
+    CountedEvent,
+    JobCount,
+    JobGroup,
+    histogram_of,
+)
+from headrace.jobs.ledger import JobLedger, QueueCounts, QueueSettings
+from headrace.jobs.notify.delivery import DeliveryCounts, Outbox
+from headrace.jobs.worker.worker import Worker
+from headrace.server.metrics import Family, MetricKind, MetricSource, MetricValue, MetricValues
+
+READING_S: Final = 5.0
+"""The time for which scrapes share a reading of the ledger."""
+READING_SHARE: Final = 0.1
+"""The largest share of time in which a process reads the ledger for metrics."""
+WAIT_S: Final = 3.0
+"""The longest wait of a scrape for the ledger. Prometheus gives up after 10 s by default."""
+QUEUES_MAX: Final = 200
+"""The limit of queues whose jobs are counted for a scrape, the first by name."""
+DELIVERIES_MAX: Final = 10_000
+
+_GROUP: Final = ("queue", "model", "tenant")
+_Result = TypeVar("_Result")
+_log = logging.getLogger("headrace.jobs")
+
+
+def _of_group(name: str, kind: MetricKind, description: str, *labels: str) -> Family:
+    return Family(name, kind, (*_GROUP, *labels), description)
+
+
+def _of_queue(name: str, description: str) -> Family:
+    return Family(name, "gauge", ("queue",), description)
+
+
+_ARRIVED: Final = _of_group(
+    "headrace_jobs_arrived_total",
+    "counter",
+    "Jobs that were submitted, requeued or republished (their publication repeated), by event.",
+    "event",
+)
+_WAIT: Final = _of_group(
+    "headrace_job_wait_seconds",
+    "histogram",
+    "Seconds from the due time of a job to its claim by a worker, for each started attempt.",
+)
+_RUN: Final = _of_group(
+    "headrace_job_run_seconds",
+    "histogram",
+    "Seconds from the claim of a job to the end of the attempt, for each ended attempt.",
+)
+_RETRIED: Final = _of_group(
+    "headrace_jobs_retried_total",
+    "counter",
+    "Attempts after which the job returned to its queue, by the cause of the failure or released (by a "
+    "worker that stops).",
+    "cause",
+)
+_ENDED: Final = _of_group(
+    "headrace_jobs_ended_total",
+    "counter",
+    "Ended jobs by state: completed, publish_failed, failed, cancelled or expired; the second and third "
+    "have a cause.",
+    "state",
+    "cause",
+)
+_DUE: Final = _of_queue("headrace_jobs_due", "Pending jobs that are due.")
+_LATER: Final = _of_queue("headrace_jobs_later", "Pending jobs that become due later.")
+_RUNNING: Final = _of_queue("headrace_jobs_running", "Running jobs.")
+_OLDEST: Final = _of_queue(
+    "headrace_jobs_oldest_due_seconds", "Waiting time of the oldest due job in seconds; 0 without one."
+)
+_PAUSED: Final = _of_queue("headrace_queue_paused", "1 if the queue gives out no jobs.")
+_DRAINING: Final = _of_queue("headrace_queue_draining", "1 if the queue accepts no jobs.")
+_DELIVERIES: Final = Family(
+    "headrace_deliveries",
+    "gauge",
+    ("state",),
+    "Deliveries of notifications that are open (waiting or being sent) or dead (given up), each counted up "
+    "to 10,000.",
+)
+_UP: Final = Family(
+    "headrace_ledger_up",
+    "gauge",
+    (),
+    "1 if the job ledger responds to this process; if 0, the metrics of the whole ledger are absent.",
+)
+_POOL: Final = Family(
+    "headrace_ledger_pool_size", "gauge", (), "Database connections that this process keeps open."
+)
+_IN_USE: Final = Family(
+    "headrace_ledger_pool_in_use", "gauge", (), "Database connections of this process that are in use."
+)
+_ERRORS: Final = Family(
+    "headrace_ledger_errors_total",
+    "counter",
+    (),
+    "Transactions of this process that failed because the ledger was unavailable, also if repeated.",
+)
+_SLOTS: Final = Family("headrace_worker_slots", "gauge", ("worker",), "Jobs that the worker runs at once.")
+_WORKING: Final = Family(
+    "headrace_worker_running_attempts", "gauge", ("worker",), "Attempts of the worker that have not ended."
+)
+_BEGUN: Final = Family(
+    "headrace_worker_attempts_started_total", "counter", ("worker",), "Attempts that the worker started."
+)
+_OUTCOMES: Final = Family(
+    "headrace_worker_attempts_ended_total",
+    "counter",
+    ("worker", "outcome"),
+    "Attempts of the worker that ended: completed, failed (retried or not), released (returned), or lost "
+    "(the lease or a late outcome).",
+)
+_STUCK: Final = Family(
+    "headrace_worker_attempts_stuck_total",
+    "counter",
+    ("worker",),
+    "Attempts that ignored their stop; each occupies a slot until it returns.",
+)
+
+LEDGER_FAMILIES: Final = (
+    _ARRIVED,
+    _WAIT,
+    _RUN,
+    _RETRIED,
+    _ENDED,
+    _DUE,
+    _LATER,
+    _RUNNING,
+    _OLDEST,
+    _PAUSED,
+    _DRAINING,
+    _DELIVERIES,
+)
+"""The metrics of a whole ledger, the same in every process that exposes them."""
+PROCESS_FAMILIES: Final = (_UP, _POOL, _IN_USE, _ERRORS)
+WORKER_FAMILIES: Final = (_SLOTS, _WORKING, _BEGUN, _OUTCOMES, _STUCK)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerReading:
+    """The numbers of a ledger at one time."""
+
+    counts: Sequence[JobCount]
+    queues: Sequence[tuple[QueueSettings, QueueCounts]]
+    deliveries: DeliveryCounts
+
+
+def read_ledger(ledger: JobLedger, outbox: Outbox) -> LedgerReading:
+    """Read the numbers of a ledger. Raise JobLedgerUnavailableError."""
+    queues = ledger.queues()
+    if len(queues) > QUEUES_MAX:
+        _log.warning("metrics have the first %d of %d queues", QUEUES_MAX, len(queues))
+    counted = [(settings, ledger.counts(settings.name)) for settings in queues[:QUEUES_MAX]]
+    return LedgerReading(ledger.counters(), counted, outbox.counts(limit=DELIVERIES_MAX))
+
+
+class SharedReading(Generic[_Result]):
+    """A reading that several threads share for some seconds. It never runs twice at once.
+
+    Args:
+        read: The reading. It may raise, and may block for long.
+        clock: The clock of ages.
+        wait_s: The longest wait of `latest`.
+    """
+
+    def __init__(
+        self, read: Callable[[], _Result], *, clock: Clock | None = None, wait_s: float = WAIT_S
+    ) -> None:
+        self._read = read
+        self._clock = clock or SystemClock()
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+        self._current: Future[_Result] | None = None
+        self._expires_s = 0.0
+        self._succeeded_s: float | None = None
+
+    def latest(self) -> _Result | None:
+        """Return the current reading, after a new one if it is too old. None if it failed or takes long."""
+        with self._lock:
+            current = self._current
+            if current is None or (current.done() and self._clock.now() >= self._expires_s):
+                current = self._current = Future()
+                threading.Thread(
+                    target=self._run, args=(current,), name="headrace-ledger-reading", daemon=True
+                ).start()
+        try:
+            return current.result(self._wait_s)
+        except Exception:  # noqa: BLE001 - `_run` logged it
+            return None
+
+    def succeeded_within(self, seconds: float) -> bool:
+        """Return True if a reading succeeded in the last `seconds`."""
+        with self._lock:
+            return self._succeeded_s is not None and self._clock.now() - self._succeeded_s <= seconds
+
+    def _run(self, future: Future[_Result]) -> None:
+        began_s = self._clock.now()
+        try:
+            result = self._read()
+        except BaseException as error:  # noqa: BLE001 - the thread must end the future
+            if not isinstance(error, JobLedgerUnavailableError):
+                _log.exception("the ledger could not be read for metrics")
+            self._end(began_s, succeeded=False)
+            future.set_exception(error)
+        else:
+            self._end(began_s, succeeded=True)
+            future.set_result(result)
+
+    def _end(self, began_s: float, *, succeeded: bool) -> None:
+        with self._lock:
+            now_s = self._clock.now()
+            self._expires_s = now_s + max(READING_S, (now_s - began_s) / READING_SHARE)
+            if succeeded:
+                self._succeeded_s = now_s
+
+
+def ledger_metrics(reading: SharedReading[LedgerReading]) -> MetricSource:
+    """Return the source of `LEDGER_FAMILIES`. Without a reading, no metric of it has a value."""
+
+    def read() -> Iterator[tuple[Family, MetricValues]]:
+        found = reading.latest()
+        values: Mapping[Family, MetricValues] = {} if found is None else _ledger_values(found)
+        for family in LEDGER_FAMILIES:
+            yield family, values.get(family, ())
+
+    return read
+
+
+def process_metrics(ledger: JobLedger, reading: SharedReading[Any]) -> MetricSource:
+    """Return the source of `PROCESS_FAMILIES`: the connection of this process to a ledger."""
+
+    def read() -> Iterator[tuple[Family, MetricValues]]:
+        yield _UP, [((), float(reading.latest() is not None))]
+        statistics = ledger.statistics()
+        for family, name in ((_POOL, "pool_size"), (_IN_USE, "pool_in_use"), (_ERRORS, "errors")):
+            yield family, [((), statistics[name])]
+
+    return read
+
+
+def worker_metrics(worker: Worker) -> MetricSource:
+    """Return the source of `WORKER_FAMILIES`."""
+
+    def read() -> Iterator[tuple[Family, MetricValues]]:
+        found, name = worker.statistics(), worker.settings.name
+        yield _SLOTS, [((name,), worker.settings.concurrency)]
+        yield _WORKING, [((name,), found.running)]
+        yield _BEGUN, [((name,), found.begun)]
+        outcomes = {
+            "completed": found.completed,
+            "failed": found.failed,
+            "released": found.released,
+            "lost": found.lost,
+        }
+        yield _OUTCOMES, [((name, outcome), count) for outcome, count in outcomes.items()]
+        yield _STUCK, [((name,), found.stuck)]
+
+    return read
+
+
+def _ledger_values(reading: LedgerReading) -> Mapping[Family, MetricValues]:
+    counts, queues = reading.counts, reading.queues
+    values: dict[Family, MetricValues] = {
+        _ARRIVED: _sums(counts, ARRIVALS, lambda count: (count.event.value,)),
+        _WAIT: _histograms(counts, (CountedEvent.STARTED,)),
+        _RUN: _histograms(counts, (CountedEvent.RETRIED, CountedEvent.FINISHED)),
+        _RETRIED: _sums(counts, (CountedEvent.RETRIED,), lambda count: (count.cause,)),
+        _ENDED: _sums(counts, ENDS, lambda count: (count.event.value, count.cause)),
+        _DELIVERIES: [(("open",), reading.deliveries.open), (("dead",), reading.deliveries.dead)],
+    }
+    gauges: tuple[tuple[Family, Callable[[QueueSettings, QueueCounts], float]], ...] = (
+        (_DUE, lambda _, jobs: jobs.due),
+        (_LATER, lambda _, jobs: jobs.later),
+        (_RUNNING, lambda _, jobs: jobs.running),
+        (_OLDEST, lambda _, jobs: jobs.oldest_seconds),
+        (_PAUSED, lambda queue, _: queue.paused),
+        (_DRAINING, lambda queue, _: queue.draining),
+    )
+    for family, value in gauges:
+        values[family] = [((queue.name,), float(value(queue, jobs))) for queue, jobs in queues]
+    return values
+
+
+def _sums(
+    counts: Iterable[JobCount],
+    events: Sequence[CountedEvent],
+    more_labels: Callable[[JobCount], tuple[str, ...]],
+) -> MetricValues:
+    sums: defaultdict[tuple[str, ...], int] = defaultdict(int)
+    for count in counts:
+        if count.event in events:
+            sums[*count.group, *more_labels(count)] += count.jobs
+    return sorted(sums.items())
+
+
+def _histograms(counts: Iterable[JobCount], events: Sequence[CountedEvent]) -> MetricValues:
+    groups: defaultdict[JobGroup, list[JobCount]] = defaultdict(list)
+    for count in counts:
+        if count.event in events:
+            groups[count.group].append(count)
+    found: list[tuple[tuple[str, ...], MetricValue]] = [
+        (tuple(group), histogram_of(groups[group])) for group in sorted(groups)
+    ]
+    return found
