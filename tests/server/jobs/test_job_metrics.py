@@ -10,6 +10,7 @@ from headrace.jobs.notify.delivery import DeliveryCounts
 from headrace.jobs.state import Cause
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.worker import Worker, WorkerStatistics
+from headrace.jobs.worker_registry import WorkerInfo, WorkerState
 from headrace.server.jobs import metrics
 from headrace.server.jobs.metrics import (
     LEDGER_FAMILIES,
@@ -36,6 +37,15 @@ def ledger():
 
 def reading_of(ledger, **options):
     return SharedReading(lambda: read_ledger(ledger, MemoryOutbox()), **options)
+
+
+def test_workers_are_counted_by_state(ledger):
+    for name in ("a", "b"):
+        ledger.register_worker(WorkerInfo(name))
+    ledger.set_worker_draining("b", draining=True)
+    found = scrape(ledger_metrics(reading_of(ledger)))
+    states = {state: value(found, "headrace_workers", state=state) for state in WorkerState}
+    assert states == dict.fromkeys(WorkerState, 0) | {"running": 1, "draining": 1}
 
 
 def test_events_of_jobs_are_counted_by_queue_model_and_tenant(ledger):
@@ -90,7 +100,7 @@ GAUGES = (
 
 
 def test_deliveries_are_counted():
-    reading = SharedReading(lambda: LedgerReading([], [], DeliveryCounts(3, 2)))
+    reading = SharedReading(lambda: LedgerReading([], [], DeliveryCounts(3, 2), {}))
     found = scrape(ledger_metrics(reading))
     assert samples_of(found, "headrace_deliveries") == {("open",): 3, ("dead",): 2}
 

@@ -7,7 +7,7 @@ scrape neither loads the database nor waits long for it.
 
 import logging
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from headrace.jobs.counters import (
 from headrace.jobs.ledger import JobLedger, QueueCounts, QueueSettings
 from headrace.jobs.notify.delivery import DeliveryCounts, Outbox
 from headrace.jobs.worker.worker import Worker
+from headrace.jobs.worker_registry import WorkerState
 from headrace.server.metrics import Family, MetricKind, MetricSource, MetricValue, MetricValues
 
 READING_S: Final = 5.0
@@ -90,6 +91,12 @@ _OLDEST: Final = _of_queue(
 )
 _PAUSED: Final = _of_queue("headrace_queue_paused", "1 if the queue gives out no jobs.")
 _DRAINING: Final = _of_queue("headrace_queue_draining", "1 if the queue accepts no jobs.")
+_WORKERS: Final = Family(
+    "headrace_workers",
+    "gauge",
+    ("state",),
+    "Registered workers by state; those that are stopped or lost for a day.",
+)
 _DELIVERIES: Final = Family(
     "headrace_deliveries",
     "gauge",
@@ -148,6 +155,7 @@ LEDGER_FAMILIES: Final = (
     _OLDEST,
     _PAUSED,
     _DRAINING,
+    _WORKERS,
     _DELIVERIES,
 )
 """The metrics of a whole ledger, the same in every process that exposes them."""
@@ -162,6 +170,7 @@ class LedgerReading:
     counts: Sequence[JobCount]
     queues: Sequence[tuple[QueueSettings, QueueCounts]]
     deliveries: DeliveryCounts
+    workers: Mapping[WorkerState, int]
 
 
 def read_ledger(ledger: JobLedger, outbox: Outbox) -> LedgerReading:
@@ -170,7 +179,8 @@ def read_ledger(ledger: JobLedger, outbox: Outbox) -> LedgerReading:
     if len(queues) > QUEUES_MAX:
         _log.warning("metrics have the first %d of %d queues", QUEUES_MAX, len(queues))
     counted = [(settings, ledger.counts(settings.name)) for settings in queues[:QUEUES_MAX]]
-    return LedgerReading(ledger.counters(), counted, outbox.counts(limit=DELIVERIES_MAX))
+    workers = Counter(record.state for record in ledger.workers())
+    return LedgerReading(ledger.counters(), counted, outbox.counts(limit=DELIVERIES_MAX), workers)
 
 
 class SharedReading(Generic[_Result]):
@@ -285,6 +295,7 @@ def _ledger_values(reading: LedgerReading) -> Mapping[Family, MetricValues]:
         _RUN: _histograms(counts, (CountedEvent.RETRIED, CountedEvent.FINISHED)),
         _RETRIED: _sums(counts, (CountedEvent.RETRIED,), lambda count: (count.cause,)),
         _ENDED: _sums(counts, ENDS, lambda count: (count.event.value, count.cause)),
+        _WORKERS: [((state.value,), reading.workers.get(state, 0)) for state in WorkerState],
         _DELIVERIES: [(("open",), reading.deliveries.open), (("dead",), reading.deliveries.dead)],
     }
     gauges: tuple[tuple[Family, Callable[[QueueSettings, QueueCounts], float]], ...] = (

@@ -86,14 +86,19 @@ def check_counted_durations(bench: LedgerBench) -> None:
     job = bench.claim_one()
     bench.advance(86_400_001)
     bench.settle(job, done())
+    bench.submit()
+    bench.advance(900)
+    job = bench.claim_one()
+    bench.advance(59_000)
+    bench.settle(job, done())
     counts = bench.ledger.counters()
     waits = histogram_of(count for count in counts if count.event is CountedEvent.STARTED)
-    equal(waits.total, 0.725, "the sum of waits of 0.7 and 0.025 s")
-    equal(waits.counts, (1, 0, 0, 1, *(0,) * 9), "their buckets")
+    equal(waits.total, 1.625, "the sum of waits of 0.7, 0.025 and 0.9 s")
+    equal(waits.counts, (1, 0, 0, 2, *(0,) * 9), "their buckets")
     ended = (CountedEvent.RETRIED, CountedEvent.FINISHED)
     runs = histogram_of(count for count in counts if count.event in ended)
-    equal(runs.total, 86_460.001, "the sum of run times of a minute, and of a day and a millisecond")
-    equal(runs.counts, (*(0,) * 6, 1, *(0,) * 5, 1), "their buckets")
+    equal(runs.total, 86_519.001, "the sum of run times of 60 s, of a day and a millisecond, and of 59 s")
+    equal(runs.counts, (*(0,) * 6, 2, *(0,) * 5, 1), "their buckets")
 
 
 def check_counted_publications(bench: LedgerBench) -> None:
