@@ -1,4 +1,4 @@
-"""Section large: the cost of a claim with a million ended jobs and many pending ones."""
+"""Section large: the cost of claims and lists with a million ended jobs and many pending ones."""
 
 import argparse
 import sqlite3
@@ -9,6 +9,7 @@ from job_storage import LEDGERS, SQLITE, JobStorage, open_storage
 from targets import Target, spread
 
 RATIO_MAX = 3
+LIST_MS_MAX = 50
 
 _COLUMNS = (
     "id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id, "
@@ -25,17 +26,34 @@ _POSTGRES_ID = "'{tag}' || lpad(to_hex(n / 65536), 7, '0') || '-0000-7000-8000-'
 def rows(names: str, ended: bool) -> str:
     """Return the INSERT of ended or pending jobs. `names` formats their ids; `n` runs through them."""
     job_id = names.format(tag="0" if ended else "1")
-    common = f"'default', 'bench', 'infer', '', 5, 3, '', '', '{_SPEC}'"
+    # The oldest 50 ended jobs are the only ones with their queue, model, kind and tenant.
+    queue, model, kind, tenant = "'default'", "'bench'", "'infer'", "''"
+    if ended:
+        queue, model = (
+            "CASE WHEN n <= 50 THEN 'rare' ELSE 'default' END",
+            "CASE WHEN n <= 50 THEN 'rare' ELSE 'bench' END",
+        )
+        kind = "CASE WHEN n <= 50 THEN 'stream' ELSE 'infer' END"
+        tenant = "CASE WHEN n <= 50 THEN 'rare' WHEN n % 2 = 0 THEN 'a' ELSE '' END"
+    correlated = "CASE WHEN n % 100000 = 7 THEN 'c' ELSE '' END"
+    common = f"{queue}, {model}, {kind}, {tenant}, 5, 3, '', {correlated}, '{_SPEC}'"
     at = f"{_FIRST_MS} + n"
     lane = f"'|||bench|', {at} + 5 * 3600000"
     if ended:
         rest = f"1, 1, 'worker', {at}, {at}, FALSE, {at} + 20, {at} + 30, '{_RESULT}', {lane}"
         return (
-            f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, 'completed', {common}, "
+            f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, "
+            f"CASE WHEN n % 100 = 0 THEN 'failed' ELSE 'completed' END, {common}, "
             f"{rest} FROM numbers"
         )
     rest = f"0, 0, '', {at}, {at}, FALSE, NULL, NULL, NULL, {lane}"
     return f"INSERT INTO headrace_job ({_COLUMNS}) SELECT {job_id}, 'pending', {common}, {rest} FROM numbers"
+
+
+_TAGS = (
+    "INSERT INTO headrace_tag (job_id, name, value, created_at_ms) SELECT id, 'day', "
+    f"CASE WHEN created_at_ms <= {_FIRST_MS + 50} THEN 'rare' ELSE 'all' END, created_at_ms FROM headrace_job"
+)
 
 
 def fill(storage: JobStorage, ended: int, pending: int) -> None:
@@ -46,6 +64,7 @@ def fill(storage: JobStorage, ended: int, pending: int) -> None:
         with sqlite3.connect(storage.ledger_url.removeprefix("sqlite:///")) as file:
             for count, over in ((ended, True), (pending, False)):
                 file.execute(_recursive(count, rows(_SQLITE_ID, over)))
+            file.execute(_TAGS)
             file.commit()
             file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         return
@@ -55,9 +74,10 @@ def fill(storage: JobStorage, ended: int, pending: int) -> None:
         for count, over in ((ended, True), (pending, False)):
             numbers = f"FROM generate_series(1, {count}::bigint) AS numbers(n)"
             connection.execute(rows(_POSTGRES_ID, over).replace("FROM numbers", numbers))
+        connection.execute(_TAGS)
         # The server's own maintenance does this sooner or later; the measurement must not wait for
         # it.
-        connection.execute("VACUUM (ANALYZE) headrace_job")
+        connection.execute("VACUUM (ANALYZE) headrace_job, headrace_tag")
         connection.execute("CHECKPOINT")
 
 
@@ -67,7 +87,7 @@ def _recursive(count: int, insert: str) -> str:
 
 
 def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
-    """Claims of one job with a million ended and 100,000 pending jobs, and with none; loaded by SQL"""
+    """Claims of one job, and lists by every filter, with a million ended and 100,000 pending jobs"""
     targets, figures = [], {}
     with open_storage() as new:
         for kind in LEDGERS:
@@ -82,8 +102,9 @@ def section(arguments: argparse.Namespace) -> tuple[list[Target], dict]:
                     found[name].append(
                         run_script("jobs/claim_speed.py", storage.ledger_url, "--claims", arguments.claims)
                     )
-            targets += targets_of(kind, found)
-            figures[kind] = found
+            lists = run_script("jobs/filter_speed.py", large.ledger_url)
+            targets += [*targets_of(kind, found), *list_targets(kind, lists)]
+            figures[kind] = {**found, "lists": lists}
     return targets, figures
 
 
@@ -100,4 +121,17 @@ def targets_of(kind: str, found: dict[str, list[dict]]) -> list[Target]:
     more = [a - b for a, b in zip(large, empty, strict=True)]
     what = f"{kind}: MB more of the claiming process"
     targets.append(Target("large", what, measured, median(more), None, False, spread(more)))
+    return targets
+
+
+def list_targets(kind: str, lists: dict) -> list[Target]:
+    """Print the time of a page of each filter. Return the targets of single filters and of pairs."""
+    targets = []
+    for name in ("single", "pairs"):
+        slowest = max(lists[name], key=lambda one: one["ms"])
+        what = f"{kind}: ms of the slowest page, {name} of {len(lists[name])} filters ({slowest['filter']})"
+        measured = f"{slowest['ms']:.1f} ms"
+        targets.append(Target("large", what, measured, slowest["ms"], LIST_MS_MAX, False, ""))
+    for one in lists["single"]:
+        console.print(f"[dim]{kind}: {one['ms']:7.1f} ms, {one['jobs']:3d} jobs: {one['filter']}[/]")
     return targets

@@ -109,7 +109,7 @@ def test_job_api_alone_has_metrics_of_jobs_but_no_worker(tmp_path):
     assert value(found, "headrace_jobs_arrived_total", event="submitted", **group) == 1
     assert value(found, "headrace_jobs_due", queue="default") == 1
     assert value(found, "headrace_answers_total", action="submit", door="rest", status="202") == 1
-    assert not any(name.startswith("headrace_worker") for name, _ in found)
+    assert not any(name.startswith("headrace_worker_") for name, _ in found)
 
 
 def test_no_response_names_the_store_or_the_database(tmp_path):

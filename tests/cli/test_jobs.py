@@ -104,14 +104,57 @@ def test_cancel_continues_after_a_failure(served):
 
 
 def test_failed_jobs_are_requeued_together(served):
-    ids = {submitted(served, "-q", "night") for _ in range(3)}
+    for _ in range(3):
+        submitted(served, "-q", "night")
     for _ in range(2):
         served.fail(served.claim("night"), FAILURE)
-    listed = run_command(served, "jobs", "requeue", "-q", "night", "--dry-run", "--json").lines
-    assert {line["state"] for line in listed} == {"failed"}
-    refused = run_command(served, "jobs", "requeue", "-q", "night")
-    assert refused.code == 1
+    counted = run_command(served, "jobs", "requeue", "-q", "night", "--dry-run")
+    assert (counted.code, counted.out) == (0, "2 jobs match\n")
+    assert run_command(served, "jobs", "requeue", "-q", "night").code == 1
     done = run_command(served, "jobs", "requeue", "-q", "night", "--yes")
-    assert (done.code, done.err) == (0, "2 jobs\n")
-    assert {line.split()[0] for line in done.out.splitlines()} < ids
+    assert (done.code, done.out, done.err) == (0, "2 jobs requeued\n", "")
     assert len(run_command(served, "jobs", "list", "--state", "pending", "--json").lines) == 3
+    none = run_command(served, "jobs", "requeue", "-q", "night")
+    assert (none.code, none.err) == (0, "no matching jobs\n")
+
+
+def test_jobs_are_changed_by_conditions(served):
+    for number in range(3):
+        submitted(served, "--tag", f"n={number % 2}")
+    done = run_command(served, "jobs", "cancel", "--tag", "n=0", "--yes", "--json")
+    assert done.lines[0] == {
+        "action": "cancel",
+        "dry_run": False,
+        "matched": 2,
+        "changed": 2,
+        "skipped": {},
+        "next_after": "",
+    }
+    limited = run_command(served, "jobs", "retry", "--state", "cancelled", "-n", "1", "--yes")
+    assert limited.out == "1 jobs retried\n"
+    assert "more jobs match" in limited.err
+    run_command(served, "jobs", "cancel", "--all", "--yes")
+    assert run_command(served, "jobs", "delete", "--all", "--yes").out == "3 jobs deleted\n"
+
+
+def test_conditions_and_ids_exclude_each_other(served):
+    job_id = submitted(served)
+    both = run_command(served, "jobs", "cancel", job_id, "-q", "night")
+    neither = run_command(served, "jobs", "cancel")
+    assert (both.code, neither.code) == (2, 2)
+    assert "not both" in both.err
+    assert "--all" in neither.err
+
+
+def test_audit_log_is_a_table_or_json(served):
+    run_command(served, "queues", "pause", "night")
+    submitted(served, "--tag", "n=1")
+    run_command(served, "jobs", "cancel", "--tag", "n=1", "--yes")
+    rows = run_command(served, "audit").out.splitlines()
+    assert rows[0].split() == ["time", "by", "action", "subject", "jobs", "details"]
+    assert [row.split()[3] for row in rows[1:]] == ["jobs.cancel", "queue.change"]
+    (entry,) = run_command(served, "audit", "--action", "jobs.cancel", "--json").lines
+    assert (entry["jobs"], entry["details"]) == (1, {"filter": {"tag": ["n=1"]}})
+    assert len(run_command(served, "audit", "--json", "-n", "1").lines) == 1
+    none = run_command(served, "audit", "--by", "nobody")
+    assert (none.code, none.out, none.err) == (0, "", "no entries\n")

@@ -9,6 +9,8 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import JobLedgerUnavailableError, JobStateError
+from headrace.jobs.actions import ActionReply, JobAction
+from headrace.jobs.audit import AuditPage
 from headrace.jobs.counters import JobCounters, JobGroups
 from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import Failed, Released
@@ -350,6 +352,53 @@ class PagesNeverEnd(MemoryJobLedger):
 class TagsIgnored(MemoryJobLedger):
     def find(self, wanted, *, after="", limit=100):
         return super().find(replace(wanted, tags={}), after=after, limit=limit)
+
+
+class ActionsOfAnyTenant(MemoryJobLedger):
+    def apply_action(self, action, job_ids, *, tenant=None, by="", audit=None):
+        return super().apply_action(action, job_ids, by=by, audit=audit)
+
+
+class ActionsStopAtASkip(MemoryJobLedger):
+    def apply_action(self, action, job_ids, *, tenant=None, by="", audit=None):
+        for number, job_id in enumerate(job_ids):
+            reply = super().apply_action(action, [job_id], tenant=tenant, by=by)
+            if reply.skipped:
+                return super().apply_action(action, job_ids[number:][:1], tenant=tenant, by=by)
+        return ActionReply()
+
+
+class RetriesRequeueOnly(MemoryJobLedger):
+    def _apply(self, action, job_id, tenant, by):
+        return super()._apply(JobAction.REQUEUE if action is JobAction.RETRY else action, job_id, tenant, by)
+
+
+class ActionsTakeOutputs(MemoryJobLedger):
+    def _claim_name(self, job, if_exists):
+        return super()._claim_name(job, "replace" if job.state.ended else if_exists)
+
+
+class ActionsUnaudited(MemoryJobLedger):
+    def apply_action(self, action, job_ids, *, tenant=None, by="", audit=None):
+        return super().apply_action(action, job_ids, tenant=tenant, by=by)
+
+
+class AuditsAttempts(MemoryJobLedger):
+    def apply_action(self, action, job_ids, *, tenant=None, by="", audit=None):
+        self.record_audit(replace(audit, jobs=len(job_ids)))
+        return super().apply_action(action, job_ids, tenant=tenant, by=by)
+
+
+class AuditOfAllKeys(MemoryJobLedger):
+    def audit(self, *, done_by="", action="", after="", limit=100):
+        return super().audit(action=action, after=after, limit=limit)
+
+
+class AuditKeptForever(MemoryJobLedger):
+    def audit(self, *, done_by="", action="", after="", limit=100):
+        with self._locked() as table:
+            found = [entry for entry in reversed(table.audit) if not after or entry.number < int(after)]
+            return AuditPage(tuple(found[:limit]), str(found[limit - 1].number) if found[limit:] else "")
 
 
 class TenantsIgnored(MemoryJobLedger):
@@ -893,6 +942,14 @@ _LEDGERS = [
     (PagesByNumber, "check_pages_during_changes"),
     (PagesNeverEnd, "check_pages"),
     (TagsIgnored, "check_find_filters"),
+    (ActionsOfAnyTenant, "check_action_reply"),
+    (ActionsStopAtASkip, "check_action_reply"),
+    (RetriesRequeueOnly, "check_action_changes_jobs_in_its_states"),
+    (ActionsTakeOutputs, "check_action_with_taken_output"),
+    (ActionsUnaudited, "check_action_is_audited"),
+    (AuditsAttempts, "check_action_is_audited"),
+    (AuditOfAllKeys, "check_audit_log"),
+    (AuditKeptForever, "check_audit_log_ends"),
     (TenantsIgnored, "check_tenant_isolation"),
     (DeletesRunningJobs, "check_delete"),
     (KeepsHistories, "check_delete"),

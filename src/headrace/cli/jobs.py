@@ -1,5 +1,6 @@
 """``headrace jobs`` and ``headrace queues``: show and control jobs and their queues, and fetch results."""
 
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +18,16 @@ from headrace.cli.job_display import (
     print_job_json,
     print_jobs,
 )
-from headrace.cli.options import combined_options, name_value_pairs
+from headrace.cli.job_filters import (
+    FILTER_OPTIONS,
+    bulk_options,
+    change_matching,
+    has_filter,
+    list_filters,
+    state_option,
+)
 from headrace.cli.responses import plain_table, print_table, printable
+from headrace.jobs.actions import JobAction
 from headrace.jobs.history import history_document
 from headrace.jobs.job import Job, job_document
 from headrace.jobs.state import JobState
@@ -35,8 +44,8 @@ Examples:
   Cancel two jobs, retry one, and retry all failed jobs of a queue after a look at them:
     headrace jobs cancel 01a2007b-f2f8-7916-a901-e223a26ee99e 01a2007b-f303-78e6-aa54-7e167cc78718
     headrace jobs retry 01a2007b-f2f8-7916-a901-e223a26ee99e
-    headrace jobs requeue --queue night --dry-run
-    headrace jobs requeue --queue night --yes
+    headrace jobs retry --queue night --state failed --dry-run
+    headrace jobs retry --queue night --state failed --yes
   Check that a published result is still the one that its job wrote:
     headrace jobs verify 01a2007b-f2f8-7916-a901-e223a26ee99e
   Show the failed jobs in groups of equal failures:
@@ -45,26 +54,6 @@ Examples:
     headrace jobs list --state failed --json | jq -r .id
 """
 LIST_LIMIT: Final = 50
-REQUEUED_MAX: Final = 10_000
-_ENDED: Final = tuple(
-    sorted(state.value for state in JobState if state.ended and state is not JobState.COMPLETED)
-)
-
-
-_FILTER_OPTIONS = combined_options(
-    click.option("--queue", "-q", default="", help="Queue of the jobs."),
-    click.option("--model", "-m", default="", help="Model of the jobs."),
-    click.option("--kind", default="", help="Kind of the jobs."),
-    click.option(
-        "--tag",
-        "tags",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Tag of the jobs. Repeatable; jobs need all tags.",
-    ),
-    click.option("--correlation-id", default="", help="Correlation id of the jobs."),
-    click.option("--tenant", help="Tenant of the jobs, for keys that see all tenants."),
-)
 
 
 @click.group("jobs", cls=DefaultListGroup, epilog=_JOBS_EPILOG)
@@ -75,14 +64,8 @@ def jobs_command() -> None:
 @jobs_command.command(
     "list", epilog=examples("headrace jobs list --queue night --state failed --tag day=2026-11-21")
 )
-@_FILTER_OPTIONS
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice([s.value for s in JobState]),
-    help="State of the jobs. Repeatable.",
-)
+@FILTER_OPTIONS
+@state_option(*JobState)
 @click.option(
     "--limit", "-n", type=click.IntRange(min=1), default=LIST_LIMIT, show_default=True, help="Limit of jobs."
 )
@@ -91,7 +74,7 @@ def list_command(**params: Any) -> None:
     """List jobs, newest first. The default of `headrace jobs`."""
 
     def call(client: Any) -> None:
-        jobs = islice(client.list(**_list_filters(params), states=params["states"]), params["limit"])
+        jobs = islice(client.list(**list_filters(params)), params["limit"])
         if not params["json_lines"]:
             print_jobs(jobs)
             return
@@ -201,101 +184,78 @@ def verify_command(job_ids: tuple[str, ...], **params: Any) -> None:
     run_job_command(params, call)
 
 
-@jobs_command.command("cancel", epilog=examples("headrace jobs cancel 01a2007b-f2f8-7916-a901-e223a26ee99e"))
-@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@JOB_SERVER_OPTIONS
-def cancel_command(job_ids: tuple[str, ...], **params: Any) -> None:
-    """Cancel pending or running jobs.
+def _change_command(
+    action: JobAction, *, ids: bool = True, states: tuple[str, ...] = ()
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Return a decorator that makes the command of an action on jobs by their ids, or by conditions."""
+    name = action.value
+    by_id = (f"headrace jobs {name} 01a2007b-f2f8-7916-a901-e223a26ee99e",) if ids else ()
+    epilog = examples(
+        *by_id,
+        f"headrace jobs {name} --queue night --tag day=2026-11-21 --dry-run",
+        f"headrace jobs {name} --queue night --tag day=2026-11-21 --yes",
+    )
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        command = bulk_options(action, states=states)(JOB_SERVER_OPTIONS(function))
+        if ids:
+            command = click.argument("job_ids", metavar="[ID...]", nargs=-1)(command)
+        return jobs_command.command(name, epilog=epilog)(command)
+
+    return decorate
+
+
+@_change_command(JobAction.CANCEL)
+def cancel_command(**params: Any) -> None:
+    """Cancel pending or running jobs: those with these ids, or all that match conditions.
 
     A running job ends when its worker has stopped it.
     """
-    run_job_command(
-        params, lambda client: print_each(job_ids, lambda each: _state(client.cancel(each)), params)
-    )
+    _change(params, JobAction.CANCEL, lambda client: client.cancel)
 
 
-@jobs_command.command("retry", epilog=examples("headrace jobs retry 01a2007b-f2f8-7916-a901-e223a26ee99e"))
-@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@JOB_SERVER_OPTIONS
-def retry_command(job_ids: tuple[str, ...], **params: Any) -> None:
+@_change_command(JobAction.RETRY)
+def retry_command(**params: Any) -> None:
     """Retry jobs that ended without a result, and publications that failed.
 
-    Their count of attempts starts again.
+    These are the jobs with the ids, or all that match conditions. Their count of attempts starts again.
     """
+    _change(params, JobAction.RETRY, lambda client: client.retry)
+
+
+@_change_command(JobAction.DELETE)
+def delete_command(**params: Any) -> None:
+    """Delete ended jobs with their stored payloads and results.
+
+    These are the jobs with the ids, or all that match conditions.
+    """
+    _change(params, JobAction.DELETE, lambda client: client.delete, label="deleted")
+
+
+@_change_command(JobAction.REQUEUE, ids=False, states=(JobState.FAILED.value,))
+def requeue_command(**params: Any) -> None:
+    """Run ended jobs again, all that match conditions. Their earlier results are lost."""
+    _change(params, JobAction.REQUEUE)
+
+
+def _change(
+    params: dict[str, Any],
+    action: JobAction,
+    of_client: Callable[[Any], Any] = lambda _: None,
+    *,
+    label: str = "",
+) -> None:
+    if has_filter(params):
+        run_job_command(params, lambda client: change_matching(client, action, params))
+        return
+
+    def apply(client: Any, job_id: str) -> str:
+        job = of_client(client)(job_id)
+        return label or _state(job)
+
     run_job_command(
-        params, lambda client: print_each(job_ids, lambda each: _state(client.retry(each)), params)
+        params, lambda client: print_each(params["job_ids"], lambda each: apply(client, each), params)
     )
-
-
-@jobs_command.command("delete", epilog=examples("headrace jobs delete 01a2007b-f2f8-7916-a901-e223a26ee99e"))
-@click.argument("job_ids", metavar="ID...", nargs=-1, required=True)
-@JOB_SERVER_OPTIONS
-def delete_command(job_ids: tuple[str, ...], **params: Any) -> None:
-    """Delete ended jobs with their stored payloads and results."""
-
-    def delete(client: Any, job_id: str) -> str:
-        client.delete(job_id)
-        return "deleted"
-
-    run_job_command(params, lambda client: print_each(job_ids, lambda each: delete(client, each), params))
-
-
-@jobs_command.command(
-    "requeue",
-    epilog=examples(
-        "headrace jobs requeue --queue night --dry-run", "headrace jobs requeue --queue night --yes"
-    ),
-)
-@_FILTER_OPTIONS
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice(_ENDED),
-    default=("failed",),
-    show_default=True,
-    help="State of the jobs. Repeatable.",
-)
-@click.option(
-    "--limit",
-    "-n",
-    type=click.IntRange(1, REQUEUED_MAX),
-    default=1000,
-    show_default=True,
-    help="Limit of jobs.",
-)
-@click.option("--dry-run", is_flag=True, help="List the jobs and change nothing.")
-@click.option("--yes", is_flag=True, help="Skip the confirmation.")
-@JOB_SERVER_OPTIONS
-def requeue_command(dry_run: bool, yes: bool, **params: Any) -> None:
-    """Retry all selected jobs that ended without a result."""
-
-    def call(client: Any) -> int:
-        jobs: list[Job] = list(
-            islice(client.list(**_list_filters(params), states=params["states"]), params["limit"])
-        )
-        if dry_run:
-            for job in jobs if params["json_lines"] else ():
-                print_job_json(job)
-            if not params["json_lines"]:
-                print_jobs(jobs)
-            return 0
-        if jobs and not yes and not click.confirm(f"Retry {len(jobs):,} jobs?", err=True):
-            return 1
-        status = print_each([job.id for job in jobs], lambda each: _state(client.retry(each)), params)
-        if not params["json_lines"]:
-            click.echo(f"{len(jobs):,} jobs", err=True)
-        return status
-
-    run_job_command(params, call)
-
-
-def _list_filters(params: dict[str, Any]) -> dict[str, Any]:
-    names = ("queue", "model", "kind", "correlation_id")
-    filters = {name: params[name] for name in names if params[name]}
-    if params["tenant"] is not None:
-        filters["tenant"] = params["tenant"]
-    return {**filters, "tags": name_value_pairs(params["tags"], "--tag")}
 
 
 def _state(job: Job) -> str:

@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "queues": ("jobs", "List and control job queues."),
     "deliveries": ("deliveries", "List notifications, and deliver them again."),
     "receivers": ("deliveries", "List failing receivers of notifications, and enable them."),
+    "audit": ("audit", "List the actions of operators."),
     "endpoints": ("endpoints", "List and change endpoints of jobs."),
     "workers": ("workers", "List and drain workers of jobs."),
     "init": ("init", "Create a model project with a test."),

@@ -53,7 +53,7 @@
     └── JobError                    a job or its queue refuses an operation
         ├── JobNotFoundError        no job has this id, or the client may not see it
         ├── EndpointNotFoundError   no endpoint of jobs has this name or version, or the client may not see it
-        ├── ResourceNotFoundError   no delivery, receiver or worker has this name, or the client may not see it
+        ├── ResourceNotFoundError   no delivery, receiver or worker has this name
         ├── JobStateError           the job's state does not allow the operation
         ├── OutputTakenError        another job owns the name of the output
         ├── IdempotencyError        the key belongs to another submission

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from headrace.core.errors import ResourceNotFoundError
 from headrace.jobs.access import ApiKey, Scope
+from headrace.jobs.audit import AuditLog
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.notify import EmailTarget, SnsTarget, Target, WebhookTarget
 from headrace.jobs.notify.delivery import DeliveryRecord, Outbox, ReceiverRecord
@@ -17,12 +18,13 @@ _CHANGE: Final = (Scope.SUBMIT, Scope.OPERATE)
 class Deliveries:
     """The operations on deliveries and receivers. Every operation first checks the client's key.
 
-    Without an outbox there are no deliveries.
+    Without an outbox there are no deliveries. Changes are recorded in the audit log.
     """
 
-    def __init__(self, ledger: JobLedger, outbox: Outbox | None) -> None:
+    def __init__(self, ledger: JobLedger, outbox: Outbox | None, audit: AuditLog) -> None:
         self._ledger = ledger
         self._outbox = outbox
+        self._audit = audit
 
     def of_job(self, key: ApiKey, job_id: str) -> Sequence[DeliveryRecord]:
         """Return a job's deliveries, oldest first. Raise JobNotFoundError."""
@@ -47,6 +49,7 @@ class Deliveries:
         if outbox is None or found is None or not self._may_see(key, found.job_id):
             raise ResourceNotFoundError("delivery", delivery_id)
         outbox.redeliver(delivery_id)
+        self._audit.record(key, "delivery.redeliver", delivery_id, {"job": found.job_id})
         return outbox.delivery(delivery_id) or found
 
     def failing_receivers(self, key: ApiKey, *, limit: int) -> Sequence[ReceiverRecord]:
@@ -61,6 +64,7 @@ class Deliveries:
         found = outbox.receiver(receiver_id) if outbox and outbox.enable(receiver_id) else None
         if found is None:
             raise ResourceNotFoundError("receiver", receiver_id)
+        self._audit.record(key, "receiver.enable", receiver_id)
         return found
 
     def _may_see(self, key: ApiKey, job_id: str) -> bool:

@@ -29,6 +29,7 @@ from headrace.jobs.access.endpoints import (
     apply_endpoint,
     require_payload_size,
 )
+from headrace.jobs.audit import AuditLog
 from headrace.jobs.current_endpoints import CurrentEndpoints
 from headrace.jobs.deliveries import Deliveries
 from headrace.jobs.job import NewJob, new_job_id, wall_ms
@@ -147,7 +148,8 @@ class JobIntake(Service):
         self._known_models = KnownModels(ledger)
         self._usage = ByteUsage(ledger)
         self._endpoints = CurrentEndpoints(ledger)
-        self.deliveries: Final = Deliveries(ledger, outbox)
+        self.audit: Final = AuditLog(ledger)
+        self.deliveries: Final = Deliveries(ledger, outbox, self.audit)
         self._life = threading.Lock()
         self._lock = threading.Lock()
         self._changing_queue = threading.Lock()

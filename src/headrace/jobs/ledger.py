@@ -30,6 +30,8 @@ from typing import Annotated, Any, Final, Protocol
 from headrace.core.predictor import Service
 from headrace.core.settings import Setting
 from headrace.jobs.access.endpoints import Endpoint, EndpointSettings
+from headrace.jobs.actions import ActionReply, JobAction
+from headrace.jobs.audit import AuditEntry, AuditPage
 from headrace.jobs.counters import JobCount
 from headrace.jobs.history import HistoryEntry
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, Settlement
@@ -212,6 +214,8 @@ class JobFilter:
     model: str = ""
     kind: str = ""
     correlation_id: str = ""
+    fingerprint: str = ""
+    """The fingerprint of a failure, as `failure_groups` returns it."""
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tenant: str | None = None
     """None matches all tenants."""
@@ -223,7 +227,8 @@ class JobFilter:
 class Page:
     """One page of a list of jobs, newest first.
 
-    `next_after` starts the next page; "" on the last one.
+    `next_after` starts the next page; "" on the last one. A page may be short, or empty, without being
+    the last one.
     """
 
     jobs: tuple[Job, ...]
@@ -418,9 +423,11 @@ class JobLedger(Service, Protocol):
         ...
 
     def find(self, job_filter: JobFilter, *, after: str = "", limit: int = 100) -> Page:
-        """Return a page of matching jobs, newest first.
+        """Return a page of at most `limit` matching jobs, newest first.
 
-        `after` is the `next_after` of the previous page.
+        `after` is the `next_after` of the previous page. A page reads a bounded number of rows,
+        whatever its filter: if few of them match, it has fewer jobs than `limit`, perhaps none, and a
+        `next_after` behind the rows that it read. Only an empty `next_after` ends the list.
         """
         ...
 
@@ -466,6 +473,38 @@ class JobLedger(Service, Protocol):
         Raise JobStateError for a job that has not ended.
         """
         ...
+
+    def apply_action(
+        self,
+        action: JobAction,
+        job_ids: Sequence[str],
+        *,
+        tenant: str | None = None,
+        by: str = "",
+        audit: AuditEntry | None = None,
+    ) -> ActionReply:
+        """Apply a manual action to several jobs in one transaction, each as the operation of its name.
+
+        `RETRY` republishes a job that is `publish_failed`, and requeues others. Jobs that the action
+        cannot change stay as they are, and are counted in the reply by reason. If any job was changed,
+        `audit` is recorded with their number.
+        """
+        ...
+
+    # Audit log
+
+    def record_audit(self, entry: AuditEntry) -> None:
+        """Append an entry to the audit log, with the ledger's time. It is kept for `AUDIT_KEPT_DAYS`."""
+        ...
+
+    def audit(self, *, done_by: str = "", action: str = "", after: str = "", limit: int = 100) -> AuditPage:
+        """Return a page of the audit log, newest first: entries of a key and of an action; "" for all.
+
+        `after` is the `next_after` of the previous page. Pages are as those of `find`.
+        """
+        ...
+
+    # Queues
 
     def queues(self) -> list[QueueSettings]:
         """Return all queues that had a job or settings since they were last deleted, by name."""

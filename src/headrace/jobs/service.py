@@ -4,7 +4,7 @@ The rights of a key are in `access.ApiKey`. `intake` accepts jobs and payloads; 
 Methods block, except those that return futures, and may be called from any thread.
 """
 
-import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -24,6 +24,7 @@ from headrace.jobs.access.endpoints import (
     keep_secrets,
     read_endpoint_settings,
 )
+from headrace.jobs.bulk import CHANGE_SCOPES, BulkReply, BulkRequest, run_bulk
 from headrace.jobs.history import HistoryEntry, timeline
 from headrace.jobs.intake import JobIntake, JobServiceSettings
 from headrace.jobs.job import QUEUE_DEFAULT, Job
@@ -36,12 +37,10 @@ from headrace.jobs.worker_registry import WorkerRecord
 
 __all__ = ["CHANGE_SCOPES", "PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus", "Scale"]
 
-_log = logging.getLogger("headrace.jobs")
-
 PAGE_MAX: Final = 500
+FIND_S_MAX: Final = 1.0
+"""Seconds for which `find` looks for a page with jobs."""
 _ENDPOINT_SCOPES: Final = (Scope.READ, Scope.SUBMIT)
-CHANGE_SCOPES: Final = (Scope.SUBMIT, Scope.OPERATE)
-"""The scopes that may cancel or retry a job."""
 QUEUE_SCOPES: Final = (Scope.READ, Scope.MONITOR)
 """The scopes that may read queues: the own jobs in them, or all."""
 
@@ -106,7 +105,8 @@ class JobService(JobIntake):
     """The operations of the job API, with permission checks, as a service.
 
     Every operation first checks the rights of the client's key. The ledger and the stores are
-    owned by the caller: started before, stopped after.
+    owned by the caller: started before, stopped after. Changes by operators, and all changes of many
+    jobs, are recorded in the audit log.
     """
 
     def check_ready(self) -> None:
@@ -133,14 +133,19 @@ class JobService(JobIntake):
     def find(self, key: ApiKey, job_filter: JobFilter, *, after: str, limit: int) -> Page:
         """Return visible jobs that match, newest first.
 
-        Raise LimitError for more than PAGE_MAX at once.
+        A page may be short, or empty, without being the last one, as those of `JobLedger.find`. Pages
+        without jobs are skipped for up to FIND_S_MAX. Raise LimitError for more than PAGE_MAX at once.
         """
         key.require(Scope.READ)
         if not 0 < limit <= PAGE_MAX:
             raise LimitError(f"limit: must be from 1 to {PAGE_MAX}, not {limit}")
         if key.visible_tenant is not None:
             job_filter = replace(job_filter, tenant=key.visible_tenant)
-        return self._ledger.find(job_filter, after=after, limit=limit)
+        until_s = time.monotonic() + FIND_S_MAX
+        page = self._ledger.find(job_filter, after=after, limit=limit)
+        while not page.jobs and page.next_after and time.monotonic() < until_s:
+            page = self._ledger.find(job_filter, after=page.next_after, limit=limit)
+        return page
 
     def follow(self, key: ApiKey, job_id: str, condition: JobCondition) -> JobWaiter:
         """Wait for a visible job; call `Follower.leave` to give up.
@@ -158,7 +163,9 @@ class JobService(JobIntake):
         Raises as `JobLedger.cancel` does.
         """
         key.require(*CHANGE_SCOPES)
-        return self._ledger.cancel(job_id, tenant=key.visible_tenant, by=key.name)
+        job = self._ledger.cancel(job_id, tenant=key.visible_tenant, by=key.name)
+        self._record_job(key, "job.cancel", job)
+        return job
 
     def retry(self, key: ApiKey, job_id: str) -> Job:
         """Requeue a job that ended without a result; publish again a result that is not published.
@@ -168,13 +175,14 @@ class JobService(JobIntake):
         """
         key.require(*CHANGE_SCOPES)
         job = self._ledger.get(job_id, tenant=key.visible_tenant)
-        if job.state is JobState.PUBLISH_FAILED:
-            return self._ledger.republish(job_id, tenant=key.visible_tenant, by=key.name)
         if job.state is JobState.COMPLETED:
             raise JobStateError(
                 job_id, job.state.value, "it has a result; submit it again to repeat the work"
             )
-        return self._ledger.requeue(job_id, tenant=key.visible_tenant, by=key.name)
+        again = self._ledger.republish if job.state is JobState.PUBLISH_FAILED else self._ledger.requeue
+        job = again(job_id, tenant=key.visible_tenant, by=key.name)
+        self._record_job(key, "job.retry", job)
+        return job
 
     def delete(self, key: ApiKey, job_id: str) -> Job:
         """Delete an ended job and the objects stored for it alone. Published results stay.
@@ -183,8 +191,21 @@ class JobService(JobIntake):
         """
         key.require(Scope.SUBMIT)
         job = self._ledger.delete(job_id, tenant=key.deletable_tenant)
+        self._record_job(key, "job.delete", job)
         self._payloads.delete_job_objects(job)
         return job
+
+    def bulk(self, key: ApiKey, request: BulkRequest) -> BulkReply:
+        """Apply an action to all jobs that match a filter and that the key may change.
+
+        Deletion also deletes the objects stored for the jobs alone. Raises as `run_bulk` does.
+        """
+        return run_bulk(self._ledger, key, request, delete_objects=self._payloads.delete_job_objects)
+
+    def _record_job(self, key: ApiKey, action: str, job: Job) -> None:
+        """Record the change of one job by an operator. Clients may change their own jobs unrecorded."""
+        if Scope.OPERATE in key.granted or key.tenant != job.spec.tenant:
+            self.audit.record(key, action, job.id, {"tenant": job.spec.tenant}, jobs=1)
 
     # Payloads
 
@@ -256,12 +277,12 @@ class JobService(JobIntake):
             current = {each.name: each for each in self._ledger.endpoints()}
             if name not in current and len(current) >= ENDPOINTS_MAX:
                 raise LimitError(f"{ENDPOINTS_MAX} endpoints exist already: delete one first")
-            stored = current[name].settings if name in current else None
-            prepared = self._prepared(keep_secrets(settings, stored))
+            stored = current.get(name)
+            prepared = self._prepared(keep_secrets(settings, stored and stored.settings))
             endpoint = self._ledger.set_endpoint(name, prepared, by=key.name)
             self._endpoints.drop()
-        fields = {"endpoint": name, "version": endpoint.version, "by": key.name}
-        _log.info("an endpoint was set", extra=fields)
+        if stored is None or stored.version != endpoint.version:
+            self.audit.record(key, "endpoint.set", name, {"version": endpoint.version})
         return endpoint
 
     def delete_endpoint(self, key: ApiKey, name: str) -> None:
@@ -272,7 +293,7 @@ class JobService(JobIntake):
             self._endpoints.drop()
         if not deleted:
             raise EndpointNotFoundError(name)
-        _log.info("an endpoint was deleted", extra={"endpoint": name, "by": key.name})
+        self.audit.record(key, "endpoint.delete", name)
 
     def _prepared(self, settings: EndpointSettings) -> EndpointSettings:
         """Return the settings of an endpoint as the ledger has them."""
@@ -316,7 +337,7 @@ class JobService(JobIntake):
         with self._changing_queue:
             settings = replace(self._ledger.queue(name), **changes)
             self._ledger.set_queue(settings)
-        _log.info("a queue was changed", extra={"queue": name, "by": key.name, **changes})
+        self.audit.record(key, "queue.change", name, changes)
         return QueueStatus(settings, self._ledger.counts(name))
 
     def delete_queue(self, key: ApiKey, name: str) -> None:
@@ -328,7 +349,7 @@ class JobService(JobIntake):
         with self._changing_queue:
             deleted = self._ledger.delete_queue(name)
         if deleted:
-            _log.info("a queue was removed", extra={"queue": name, "by": key.name})
+            self.audit.record(key, "queue.delete", name)
 
     def scale(self, key: ApiKey, name: str, slots_per_worker: int | None = None) -> Scale:
         """Return the number of workers that a queue needs for the jobs that the key may count.
@@ -366,7 +387,7 @@ class JobService(JobIntake):
         """Let a worker claim no more jobs, or claim again. Raise ResourceNotFoundError."""
         key.require(Scope.OPERATE)
         record = self._ledger.set_worker_draining(name, draining=draining, by=key.name)
-        _log.info("a worker was changed", extra={"worker": name, "draining": draining, "by": key.name})
+        self.audit.record(key, "worker.drain" if draining else "worker.undrain", name)
         return record
 
     def _counts(self, key: ApiKey, name: str) -> QueueCounts:

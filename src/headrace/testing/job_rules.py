@@ -201,6 +201,7 @@ def matches_filter(job: Job, job_filter: JobFilter) -> bool:
         (job_filter.model, spec.model),
         (job_filter.kind, spec.kind),
         (job_filter.correlation_id, spec.correlation_id),
+        (job_filter.fingerprint, job.fingerprint),
     )
     return (
         all(expected in ("", value) for expected, value in named)

@@ -17,9 +17,12 @@ from headrace.core.errors import (
     JobLedgerUnavailableError,
     JobNotFoundError,
     JobStateError,
+    OutputTakenError,
     QueueInUseError,
 )
 from headrace.jobs.access.endpoints import VERSIONS_MAX, Endpoint, EndpointSettings
+from headrace.jobs.actions import ActionReply, JobAction, SkipReason
+from headrace.jobs.audit import AUDIT_KEPT_DAYS, AuditEntry, AuditPage
 from headrace.jobs.counters import CountedEvent, JobCount, JobCounters, JobGroup, JobGroups
 from headrace.jobs.history import HistoryEntry, HistoryEvent, end_of
 from headrace.jobs.job import Job
@@ -112,6 +115,8 @@ class _Table:
     workers: dict[str, WorkerRecord] = field(default_factory=dict[str, WorkerRecord])
     counters: JobCounters = field(default_factory=JobCounters)
     groups: JobGroups = field(default_factory=JobGroups)
+    audit: list[AuditEntry] = field(default_factory=list[AuditEntry])
+    """The audit log, oldest first."""
     usage: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """The last day of each API key, and its bytes."""
 
@@ -287,6 +292,70 @@ class MemoryJobs(JobLedger, ABC):
             job = self._ended(job_id, tenant, "only a job that has ended can be deleted; cancel it first")
             self._remove(job)
             return job
+
+    @override
+    def apply_action(
+        self,
+        action: JobAction,
+        job_ids: Sequence[str],
+        *,
+        tenant: str | None = None,
+        by: str = "",
+        audit: AuditEntry | None = None,
+    ) -> ActionReply:
+        with self._locked():
+            changed: list[Job] = []
+            skipped: Counter[SkipReason] = Counter()
+            for job_id in dict.fromkeys(job_ids):
+                found = self._apply(action, job_id, tenant, by)
+                if isinstance(found, Job):
+                    changed.append(found)
+                else:
+                    skipped[found] += 1
+            if audit is not None and changed:
+                self.record_audit(replace(audit, jobs=len(changed)))
+            return ActionReply(tuple(changed), skipped)
+
+    def _apply(self, action: JobAction, job_id: str, tenant: str | None, by: str) -> Job | SkipReason:
+        try:
+            job = self.get(job_id, tenant=tenant)
+            if action is JobAction.CANCEL:
+                if job.cancel_requested and not job.state.ended:
+                    return SkipReason.REQUESTED
+                return SkipReason.STATE if job.state.ended else self.cancel(job_id, by=by)
+            if action is JobAction.DELETE:
+                return self.delete(job_id)
+            if action is JobAction.RETRY and job.state is JobState.PUBLISH_FAILED:
+                return self.republish(job_id, by=by)
+            if action is JobAction.RETRY and job.state is JobState.COMPLETED:
+                return SkipReason.STATE
+            return self.requeue(job_id, by=by)
+        except JobNotFoundError:
+            return SkipReason.GONE
+        except JobStateError:
+            return SkipReason.STATE
+        except OutputTakenError:
+            return SkipReason.OUTPUT_TAKEN
+
+    @override
+    def record_audit(self, entry: AuditEntry) -> None:
+        with self._locked() as table:
+            table.audit.append(replace(entry, number=len(table.audit) + 1, at_ms=self.now_ms()))
+
+    @override
+    def audit(self, *, done_by: str = "", action: str = "", after: str = "", limit: int = 100) -> AuditPage:
+        with self._locked() as table:
+            first_ms = self.now_ms() - AUDIT_KEPT_DAYS * DAY_MS
+            found = [
+                entry
+                for entry in reversed(table.audit)
+                if entry.at_ms >= first_ms
+                and done_by in ("", entry.done_by)
+                and action in ("", entry.action)
+                and (not after or _audit_key(entry) < after)
+            ]
+            more = len(found) > limit > 0
+            return AuditPage(tuple(found[:limit]), _audit_key(found[limit - 1]) if more else "")
 
     @override
     def queues(self) -> list[QueueSettings]:
@@ -578,6 +647,11 @@ class MemoryJobs(JobLedger, ABC):
                 table.names[location] = replace(name, freed_at_ms=self.now_ms())
         if job.spec.idempotency_key:
             del table.keys[job.spec.tenant, job.spec.idempotency_key]
+
+
+def _audit_key(entry: AuditEntry) -> str:
+    """Return the key of an entry in the audit log. Later entries have greater keys."""
+    return f"{entry.number:019d}"
 
 
 def _sort_key(job: Job) -> str:

@@ -89,14 +89,14 @@ CREATE TABLE headrace_job (
     published_uri TEXT NOT NULL DEFAULT '',
     failure TEXT
 , region TEXT NOT NULL DEFAULT '', worker_region TEXT NOT NULL DEFAULT '', publish_at_ms BIGINT, publish_tries INTEGER NOT NULL DEFAULT 0, lane TEXT NOT NULL DEFAULT '', rank_ms BIGINT NOT NULL DEFAULT 0, keep_ms BIGINT, fingerprint TEXT NOT NULL DEFAULT '');
-INSERT INTO "headrace_job" VALUES('completed','completed','default','m','infer','',0,3,'','',NULL,'{"notify":[{"webhook":"https://example.com"}],"tags":{"team":"blue"}}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":3,"content_type":"text/csv"}','',NULL,'','',NULL,0,'|||m|',1800000000000,NULL,'');
+INSERT INTO "headrace_job" VALUES('completed','completed','default','m','infer','',0,3,'','',NULL,'{"tags":{"team":"blue"},"notify":[{"webhook":"https://example.com"}]}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":3,"content_type":"text/csv"}','',NULL,'','',NULL,0,'|||m|',1800000000000,NULL,'');
 INSERT INTO "headrace_job" VALUES('failed','failed','default','','infer','',1,3,'d','','k','{"options":{"rows":3}}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,NULL,'','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800003600000,NULL,'e949155a094beecc');
 INSERT INTO "headrace_job" VALUES('pending','pending','default','','infer','',2,3,'','',NULL,'{}',1,2,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,'{"chunk":7}',NULL,'','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800007200000,NULL,'');
 INSERT INTO "headrace_job" VALUES('running','running','default','','infer','',3,3,'','',NULL,'{}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,1800000060000,0,'{"done":3,"total":9,"unit":"records","note":"","bytes_across_regions":0}',NULL,NULL,'',NULL,'','',NULL,0,'||||',1800010800000,NULL,'');
 INSERT INTO "headrace_job" VALUES('publishing','publishing','default','','infer','',4,3,'','',NULL,'{"output_uri":"s3://box/out","key":"K"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','',NULL,'','',1800000010000,0,'||||',1800014400000,NULL,'');
 INSERT INTO "headrace_job" VALUES('unpublished','publish_failed','default','','infer','',5,3,'','',NULL,'{"output_uri":"s3://box/out","key":"L"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800018000000,NULL,'e949155a094beecc');
 INSERT INTO "headrace_job" VALUES('published','completed','default','','infer','',6,3,'','',NULL,'{"output_uri":"s3://box/out","key":"M"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":"","digest":"sha256:00"}','s3://box/out/M.out',NULL,'','',NULL,0,'||||',1800021600000,NULL,'');
-INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"delay_ms":60000,"time_to_live_s":1800.0,"deadline_s":3600.0}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000,NULL,'');
+INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"deadline_s":3600.0,"delay_ms":60000,"time_to_live_s":1800.0}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000,NULL,'');
 CREATE TABLE headrace_limit (
     kind TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -120,7 +120,7 @@ CREATE TABLE headrace_notification (
     ended_at_ms BIGINT,
     why TEXT NOT NULL DEFAULT ''
 );
-INSERT INTO "headrace_notification" VALUES('01a3185c-5000-74ed-b338-da68dc85022d','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-7def-aaab-84e8d296ea93','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
+INSERT INTO "headrace_notification" VALUES('01a3185c-5000-7163-9e33-952e427d13d1','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-7db2-a08e-c543e85f4f70','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
 CREATE TABLE headrace_output (
     location TEXT NOT NULL PRIMARY KEY,
     owner_key TEXT NOT NULL,
@@ -162,10 +162,10 @@ INSERT INTO "headrace_schema" VALUES(6,5,1800000000000);
 CREATE TABLE headrace_tag (
     job_id TEXT NOT NULL,
     name TEXT NOT NULL,
-    value TEXT NOT NULL,
+    value TEXT NOT NULL, created_at_ms BIGINT NOT NULL DEFAULT 0,
     PRIMARY KEY (job_id, name)
 );
-INSERT INTO "headrace_tag" VALUES('completed','team','blue');
+INSERT INTO "headrace_tag" VALUES('completed','team','blue',1800000000000);
 CREATE TABLE headrace_usage (
     key_name TEXT NOT NULL PRIMARY KEY,
     day BIGINT NOT NULL,
@@ -199,14 +199,11 @@ CREATE INDEX headrace_job_expiring ON headrace_job (expires_at_ms)
     WHERE state = 'pending' AND started_at_ms IS NULL AND expires_at_ms IS NOT NULL;
 CREATE INDEX headrace_job_deadline ON headrace_job (deadline_at_ms)
     WHERE state = 'pending' AND deadline_at_ms IS NOT NULL;
-CREATE INDEX headrace_job_created ON headrace_job (created_at_ms, id);
-CREATE INDEX headrace_job_failed ON headrace_job (created_at_ms, id) WHERE state = 'failed';
 CREATE INDEX headrace_job_correlated ON headrace_job (correlation_id, created_at_ms, id)
     WHERE correlation_id <> '';
 CREATE UNIQUE INDEX headrace_job_key ON headrace_job (tenant, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 CREATE INDEX headrace_history_of ON headrace_history (job_id, number);
-CREATE INDEX headrace_tag_value ON headrace_tag (name, value, job_id);
 CREATE INDEX headrace_notification_open ON headrace_notification (receiver_id, due_at_ms, id)
     WHERE state IN ('waiting', 'claimed');
 CREATE INDEX headrace_notification_dead ON headrace_notification (ended_at_ms) WHERE state = 'dead';
@@ -227,6 +224,11 @@ CREATE INDEX headrace_job_fingerprint ON headrace_job (fingerprint, created_at_m
     WHERE fingerprint <> '';
 CREATE INDEX headrace_job_failures ON headrace_job (ended_at_ms, id) WHERE fingerprint <> '';
 CREATE INDEX headrace_job_failures_of ON headrace_job (tenant, ended_at_ms, id) WHERE fingerprint <> '';
+CREATE INDEX headrace_job_state ON headrace_job (state, created_at_ms, id, tenant, queue, model, kind)
+    WHERE length(id) >= 0;
+CREATE INDEX headrace_job_tenant ON headrace_job (tenant, created_at_ms, id, queue, model, kind)
+    WHERE length(id) >= 0;
+CREATE INDEX headrace_tag_value ON headrace_tag (name, value, created_at_ms, job_id);
 DELETE FROM "sqlite_sequence";
 INSERT INTO "sqlite_sequence" VALUES('headrace_history',3);
 COMMIT;

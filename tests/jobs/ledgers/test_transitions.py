@@ -14,7 +14,7 @@ from headrace.jobs.job import (
     ResultRef,
     Settlement,
 )
-from headrace.jobs.ledgers.client_operations import requeue_change
+from headrace.jobs.ledgers.job_actions import requeue_change
 from headrace.jobs.ledgers.rows import after_ms, change
 from headrace.jobs.ledgers.work import lost_lease_change, settlement_change
 from headrace.jobs.state import TRANSITIONS, WORKER_LOST_RULE, Cause, JobEvent, JobState

@@ -272,7 +272,24 @@ def operators_only(method, path):
     return case
 
 
+def bulk(world):
+    for action in ("cancel", "retry", "requeue", "delete"):
+        everything = world.hostile.post("/v1/jobs/bulk", json={"action": action, "all": True})
+        assert (everything.status_code, everything.json()["matched"]) == (200, 0)
+        conditions = {"queue": "secret", "correlation_id": "owners-id"}
+        body = {"action": action, "filter": conditions, "dry_run": True}
+        assert world.hostile.post("/v1/jobs/bulk", json=body).json()["matched"] == 0
+        named = {"action": action, "filter": {"tenant": "owner"}}
+        assert world.hostile.post("/v1/jobs/bulk", json=named).status_code == 403
+
+
+def audit(world):
+    assert world.hostile.get("/v1/audit").status_code == 403
+
+
 CASES = {
+    "bulk": bulk,
+    "audit": audit,
     "list_failures": failures,
     "job_deliveries": job_deliveries,
     "dead_deliveries": operators_only("GET", "/v1/deliveries"),

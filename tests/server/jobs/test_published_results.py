@@ -139,5 +139,8 @@ def test_failed_publication_is_visible_and_can_be_retried(shared, tmp_path):
     assert publish(served, job_id)
     assert (tmp_path / "locked" / "day 0.csv.out").read_bytes() == b"result"
     assert [entry["event"] for entry in ann.get(f"/v1/jobs/{job_id}/history").json()["history"]] == [
-        "republished"
+        "claimed",
+        "publish_failed",
+        "republished",
+        "completed",
     ]

@@ -1,6 +1,5 @@
 """Routes of queues, and what keys of two tenants see of them."""
 
-import logging
 from contextlib import ExitStack
 
 import pytest
@@ -76,18 +75,17 @@ def test_scale_counts_due_and_running_jobs(served, http):
     assert http.get("/v1/queues/empty/scale").json()["desired"] == 0
 
 
-def test_removed_queue_has_no_settings(served, http, caplog):
+def test_removed_queue_has_no_settings(served, http):
     http.post("/v1/queues/night/pause")
     job_id = submit(http, queue="night")["id"]
     refused = http.delete("/v1/queues/night")
     assert (refused.status_code, refused.json()["type"]) == (409, "QueueInUseError")
     assert http.get("/v1/queues/night").json()["paused"]
     http.post(f"/v1/jobs/{job_id}/cancel")
-    caplog.set_level(logging.INFO, "headrace.jobs")
     for _ in range(2):
         done = http.delete("/v1/queues/night")
         assert (done.status_code, done.content) == (204, b"")
-    assert [record.queue for record in caplog.records if record.message == "a queue was removed"] == ["night"]
+    assert [entry.subject for entry in served.ledger.audit(action="queue.delete").entries] == ["night"]
     assert http.get("/v1/queues").json() == {"queues": []}
     assert not http.get("/v1/queues/night").json()["paused"]
     assert http.get(f"/v1/jobs/{job_id}").json()["queue"] == "night"

@@ -164,6 +164,34 @@ class Client:
         """Delete an ended job and the objects stored for it alone."""
         run(self._api.delete(job_id))
 
+    def bulk(
+        self,
+        action: str,
+        *,
+        dry_run: bool = False,
+        limit: int | None = None,
+        all_jobs: bool = False,
+        **wanted: Unpack[Filters],
+    ) -> dict[str, Any]:
+        """Apply ``cancel``, ``retry``, ``requeue`` or ``delete`` to all jobs that match, newest first.
+
+        Return the numbers of jobs that matched, that were changed, and that were skipped, by reason.
+        With `dry_run`, nothing is changed. `limit` limits the jobs of this call. A call without
+        conditions needs `all_jobs`.
+
+        Raise DataError for states to which the action does not apply. After a lost response, the error
+        EndpointUnavailableError leaves open how many jobs were changed; call again.
+        """
+        return run(self._api.bulk(action, dry_run=dry_run, limit=limit, all_jobs=all_jobs, **wanted))
+
+    def audit(self, *, done_by: str = "", action: str = "") -> Iterator[dict[str, Any]]:
+        """Yield the entries of the audit log, newest first; pages are fetched as needed.
+
+        `done_by` is the name of an API key, and `action` an action; "" matches all. The key needs the
+        scope ``operate``.
+        """
+        return iterate(self._api.audit(done_by=done_by, action=action))
+
     def upload(self, source: bytes | Path) -> str:
         """Send a large payload to the store. Return the id for a submission's ``upload``."""
         return run(self._api.upload(source))

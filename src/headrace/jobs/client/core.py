@@ -6,6 +6,7 @@ end in the calling thread, over a transport that blocks instead of suspending (`
 
 import logging
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -35,6 +36,7 @@ from headrace.jobs.client.messages import (
     EventReader,
     Filters,
     SubmitOptions,
+    bulk_filter,
     encode_settings,
     encode_submit_request,
     error_from_response,
@@ -55,6 +57,10 @@ WAIT_S: Final = 25.0
 """Seconds of one long poll. Proxies cut off connections that are silent for a minute."""
 RECONNECT_S: Final = 0.5
 PAGE: Final = 200
+BULK_PAGE: Final = 1_000
+"""The jobs of one request of an action on many jobs."""
+BULK_S: Final = 30.0
+"""Seconds that such a request may take beyond the usual timeout."""
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _NOT_BEGUN: Final = frozenset({429, 503})
 _NO_CONTENT: Final = 204
@@ -202,6 +208,47 @@ class ApiOperations:
         except JobNotFoundError:
             if not tries:
                 raise
+
+    async def bulk(
+        self,
+        action: str,
+        *,
+        dry_run: bool = False,
+        limit: int | None = None,
+        all_jobs: bool = False,
+        **wanted: Unpack[Filters],
+    ) -> dict[str, Any]:
+        """Apply an action to all jobs that match. Return the totals, as `Client.bulk` does."""
+        total: dict[str, Any] = {"action": action, "dry_run": dry_run, "matched": 0, "changed": 0}
+        skipped: Counter[str] = Counter()
+        document = {"action": action, "filter": bulk_filter(wanted), "all": all_jobs, "dry_run": dry_run}
+        after = ""
+        while True:
+            left = BULK_PAGE if limit is None else limit - total["matched"]
+            content = encode_settings({**document, "limit": min(left, BULK_PAGE), "after": after})
+            headers = {"content-type": "application/json"}
+            call = ApiCall(
+                "POST", "/v1/jobs/bulk", headers=headers, content=content, repeatable=dry_run, extra_s=BULK_S
+            )
+            reply = read_document(await self._request(call))
+            total["matched"] += reply["matched"]
+            total["changed"] += reply["changed"]
+            skipped.update(reply["skipped"])
+            after = reply["next_after"]
+            if not after or (limit is not None and total["matched"] >= limit):
+                return {**total, "skipped": dict(skipped), "next_after": after}
+
+    async def audit(self, *, done_by: str = "", action: str = "") -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the entries of the audit log, newest first; pages are fetched as needed."""
+        after = ""
+        while True:
+            params = (("done_by", done_by), ("action", action), ("limit", str(PAGE)), ("after", after))
+            document = read_document(await self._request(ApiCall("GET", "/v1/audit", params)))
+            for entry in document["entries"]:
+                yield entry
+            after = document["next_after"]
+            if not after:
+                return
 
     # Payloads
 

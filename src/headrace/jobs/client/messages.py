@@ -137,6 +137,8 @@ class Filters(TypedDict, total=False):
     model: str
     kind: str
     correlation_id: str
+    fingerprint: str
+    """The fingerprint of a failure, as `failures` returns it."""
     tags: Mapping[str, str]
     tenant: str
     """A tenant, for keys that may see all."""
@@ -270,6 +272,19 @@ def list_query(wanted: Filters) -> tuple[tuple[str, str], ...]:
         elif value not in (None, ""):
             params.append((name, str(value)))
     return tuple(params)
+
+
+def bulk_filter(wanted: Filters) -> dict[str, Any]:
+    """Return the filter of an action on many jobs; "" matches all."""
+    found: dict[str, Any] = {}
+    for name, value in wanted.items():
+        if name == "states":
+            found["state"] = [str(state) for state in wanted.get("states", ())]
+        elif name == "tags":
+            found["tag"] = [f"{tag}={text}" for tag, text in wanted.get("tags", {}).items()]
+        elif value not in (None, "") or (name == "tenant" and value is not None):
+            found[name] = value
+    return found
 
 
 def _json_order(value: Any, fields: dict[str, Any], key: str, headers: Mapping[str, str]) -> SubmitRequest:

@@ -1,9 +1,9 @@
-"""The operations of clients: submit, read, list, cancel, requeue and delete jobs.
+"""The operations of clients: submit, read and list jobs.
 
 Submission is idempotent, and in bulk, as far as the queues accept jobs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
@@ -11,17 +11,14 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.errors import (
-    DataError,
     HeadraceError,
     IdempotencyError,
     JobLedgerUnavailableError,
-    JobNotFoundError,
-    JobStateError,
     QueueClosedError,
     QueueFullError,
 )
 from headrace.jobs.counters import CountedEvent
-from headrace.jobs.history import HistoryEntry, HistoryEvent
+from headrace.jobs.history import HistoryEntry
 from headrace.jobs.job import Job, NewJob, new_job_id, wall_ms
 from headrace.jobs.lanes import AGEING_MS_MAX, lane_text
 from headrace.jobs.ledger import (
@@ -40,14 +37,12 @@ from headrace.jobs.ledgers.database import (
     read_statement,
     reading,
     writing,
-    writing_once,
 )
-from headrace.jobs.ledgers.output_names import claim_name, claim_names
+from headrace.jobs.ledgers.job_actions import read_visible
+from headrace.jobs.ledgers.listing import find_page
+from headrace.jobs.ledgers.output_names import claim_names
 from headrace.jobs.ledgers.rows import (
-    Change,
-    Note,
     after_ms,
-    change,
     clean,
     delete_jobs,
     dump_spec,
@@ -55,10 +50,7 @@ from headrace.jobs.ledgers.rows import (
     read_by_id,
     read_by_keys,
     read_jobs,
-    write_changes,
-    write_notes,
 )
-from headrace.jobs.state import JobEvent, JobState, source_states
 
 RETRY_AFTER_S: Final = 1.0
 _STATEMENT_JOBS: Final = 500
@@ -73,19 +65,8 @@ _INSERT_TAGS: Final = read_statement("insert_tags")
 _INSERT_QUEUES: Final = read_statement("insert_queues")
 _QUEUES: Final = read_statement("queues")
 _COUNT_PENDING: Final = read_statement("count_pending")
-_FIND: Final = read_statement("find_jobs")
 _FAILURE_GROUPS: Final = read_statement("failure_groups")
 _HISTORY: Final = read_statement("history")
-_REQUEST_CANCEL: Final = read_statement("request_cancel")
-
-_FILTERS: Final[Mapping[str, str]] = {
-    "queue": "job.queue = :queue",
-    "model": "job.model = :model",
-    "kind": "job.kind = :kind",
-    # With the condition of the partial index.
-    "correlation_id": "job.correlation_id = :correlation_id AND job.correlation_id <> ''",
-}
-"""The conditions of a filter's text fields; empty ones match every job."""
 
 Identity = tuple[str, str, str]
 
@@ -133,7 +114,7 @@ class ClientOperations(DatabaseOperations, JobLedger):
     @override
     @reading
     def get(self, transaction: Transaction, job_id: str, *, tenant: str | None = None) -> Job:
-        return _read_visible(transaction, job_id, tenant)
+        return read_visible(transaction, job_id, tenant)
 
     @override
     @reading
@@ -159,13 +140,7 @@ class ClientOperations(DatabaseOperations, JobLedger):
         self, transaction: Transaction, job_filter: JobFilter, *, after: str = "", limit: int = 100
     ) -> Page:
         """Return a page of jobs. Raise DataError for an invalid `after`."""
-        limit = max(limit, 0)
-        conditions = _conditions(job_filter) | _conditions_after(after)
-        statement = _FIND.filled("conditions", " AND ".join(conditions) or "TRUE")
-        values = {name: value for each in conditions.values() for name, value in each.items()}
-        jobs = read_jobs(transaction, statement, row_limit=limit + 1, **values)
-        last = jobs[limit - 1] if len(jobs) > limit > 0 else None
-        return Page(tuple(jobs[:limit]), f"{last.created_at_ms}/{last.id}" if last else "")
+        return find_page(transaction, job_filter, after, limit)
 
     @override
     @reading
@@ -182,58 +157,6 @@ class ClientOperations(DatabaseOperations, JobLedger):
             FailureGroup(fingerprint, count, first_ms, last_ms, jobs[job_id])
             for fingerprint, count, first_ms, last_ms, job_id in rows
         ]
-
-    @override
-    @writing
-    def cancel(
-        self, transaction: Transaction, job_id: str, *, tenant: str | None = None, by: str = ""
-    ) -> Job:
-        job = _read_visible(transaction, job_id, tenant, lock=True)
-        if job.state is JobState.CANCELLED or (job.cancel_requested and not job.state.ended):
-            return job
-        if job.state not in source_states(JobEvent.CANCEL):
-            why = "an ended job cannot be cancelled" if job.state.ended else "its work is done"
-            raise JobStateError(job_id, job.state.value, why)
-        note = Note(HistoryEvent.CANCEL_REQUESTED, by=by)
-        if job.state is JobState.PENDING:
-            return write_changes(transaction, [change(job, JobEvent.CANCEL, note=note)])[job_id]
-        transaction.run(_REQUEST_CANCEL, id=job_id)
-        write_notes(transaction, [(job, note)])
-        transaction.notice.queues.add(job.spec.queue)
-        transaction.notice.changed = True
-        return replace(job, cancel_requested=True)
-
-    @override
-    @writing_once
-    def requeue(
-        self, transaction: Transaction, job_id: str, *, tenant: str | None = None, by: str = ""
-    ) -> Job:
-        job = _read_ended(transaction, job_id, tenant, "only an ended job can be requeued")
-        job = claim_name(transaction, job, "fail")
-        transaction.run(_INSERT_QUEUES, [{"queue_name": job.spec.queue}])
-        return write_changes(transaction, [requeue_change(job, by)])[job_id]
-
-    @override
-    @writing_once
-    def republish(
-        self, transaction: Transaction, job_id: str, *, tenant: str | None = None, by: str = ""
-    ) -> Job:
-        job = _read_visible(transaction, job_id, tenant, lock=True)
-        if job.state not in source_states(JobEvent.REPUBLISH):
-            raise JobStateError(job_id, job.state.value, "only a failed publication can be repeated")
-        job = claim_name(transaction, job, "fail")
-        transaction.run(_INSERT_QUEUES, [{"queue_name": job.spec.queue}])
-        note = Note(HistoryEvent.REPUBLISHED, by=by)
-        return write_changes(transaction, [change(job, JobEvent.REPUBLISH, note=note, publish_in_ms=0)])[
-            job_id
-        ]
-
-    @override
-    @writing_once
-    def delete(self, transaction: Transaction, job_id: str, *, tenant: str | None = None) -> Job:
-        job = _read_ended(transaction, job_id, tenant, "only an ended job can be deleted; cancel it first")
-        delete_jobs(transaction, [job_id])
-        return job
 
 
 @dataclass(slots=True)
@@ -373,7 +296,12 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[str, Job]:
         records = [_record(new, places) for new in jobs[begin : begin + _STATEMENT_JOBS]]
         inserted |= {job.id: job for job in read_jobs(transaction, _INSERT, records=records)}
     tags = [
-        {"tagged_id": job.id, "tag_name": clean(name), "tag_value": clean(value)}
+        {
+            "tagged_id": job.id,
+            "tag_name": clean(name),
+            "tag_value": clean(value),
+            "tagged_at_ms": job.created_at_ms,
+        }
         for job in inserted.values()
         for name, value in job.spec.tags.items()
     ]
@@ -418,71 +346,3 @@ def _record(new: NewJob, places: dict[str, int]) -> dict[str, Any]:
         "deadline_in_ms": after_ms(new.deadline_s),
         "new_keep_ms": after_ms(new.keep_s),
     }
-
-
-def _read_visible(transaction: Transaction, job_id: str, tenant: str | None, *, lock: bool = False) -> Job:
-    """Return a job. Raise JobNotFoundError, also for another tenant's."""
-    job = read_by_id(transaction, [job_id], lock=lock).get(job_id)
-    if job is None or tenant not in (None, job.spec.tenant):
-        raise JobNotFoundError(job_id)
-    return job
-
-
-def _read_ended(transaction: Transaction, job_id: str, tenant: str | None, why: str) -> Job:
-    job = _read_visible(transaction, job_id, tenant, lock=True)
-    if not job.state.ended:
-        raise JobStateError(job_id, job.state.value, why)
-    return job
-
-
-def requeue_change(job: Job, by: str) -> Change:
-    """Return the change of an ended job that is requeued: lease number, crashes and cursor stay."""
-    return change(
-        job,
-        JobEvent.REQUEUE,
-        due_in_ms=0,
-        restart_times=True,
-        note=Note(HistoryEvent.REQUEUED, by=by),
-        attempt=0,
-        started_at_ms=None,
-        cancel_requested=False,
-        progress=None,
-        result=None,
-        failure=None,
-    )
-
-
-def _conditions(job_filter: JobFilter) -> dict[str, dict[str, Any]]:
-    """Return the conditions of a filter, each with the values of its parameters."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, condition in _FILTERS.items():
-        if value := getattr(job_filter, name):
-            found[condition] = {name: value}
-    if job_filter.tenant is not None:
-        found["job.tenant = :tenant"] = {"tenant": job_filter.tenant}
-    if job_filter.states:
-        # Literals, so that the partial index of a state can be used.
-        states = " OR ".join(f"job.state = '{state.value}'" for state in sorted(job_filter.states))
-        found[f"({states})"] = {}
-    if job_filter.created_from_ms is not None:
-        found["job.created_at_ms >= :from_ms"] = {"from_ms": job_filter.created_from_ms}
-    if job_filter.created_before_ms is not None:
-        found["job.created_at_ms < :before_ms"] = {"before_ms": job_filter.created_before_ms}
-    for number, (name, value) in enumerate(job_filter.tags.items()):
-        named = f"name = :tag{number} AND value = :value{number}"
-        condition = f"job.id IN (SELECT job_id FROM headrace_tag WHERE {named})"  # noqa: S608
-        found[condition] = {f"tag{number}": name, f"value{number}": value}
-    return found
-
-
-def _conditions_after(after: str) -> dict[str, dict[str, Any]]:
-    """Return the condition of the pages after a position; none for the first page."""
-    if not after:
-        return {}
-    created, _, job_id = after.partition("/")
-    if not created.isdecimal() or not job_id:
-        raise DataError(
-            f"after: invalid page position {after!r}: use next_after of the previous page, or begin again"
-        )
-    values = {"after_ms": int(created), "after_id": job_id}
-    return {"(job.created_at_ms, job.id) < (:after_ms, :after_id)": values}

@@ -34,6 +34,7 @@ from headrace.jobs.ledger import (
     UsageReply,
     Wakeup,
 )
+from headrace.jobs.ledgers.audit_operations import AuditOperations
 from headrace.jobs.ledgers.claims import write_limits
 from headrace.jobs.ledgers.client_operations import ClientOperations, queue_of, read_queues
 from headrace.jobs.ledgers.database import (
@@ -52,6 +53,7 @@ from headrace.jobs.ledgers.database import (
     writing_once,
 )
 from headrace.jobs.ledgers.endpoint_operations import EndpointOperations
+from headrace.jobs.ledgers.job_actions import ActionOperations
 from headrace.jobs.ledgers.outbox import NotificationRows, SqlOutbox
 from headrace.jobs.ledgers.work import WorkOperations
 from headrace.jobs.ledgers.worker_operations import WorkerOperations
@@ -70,7 +72,15 @@ _USED_BYTES: Final = read_statement("used_bytes")
 _RETURN_BYTES: Final = read_statement("return_bytes")
 
 
-class SqlJobLedger(ClientOperations, WorkOperations, EndpointOperations, WorkerOperations, ABC):
+class SqlJobLedger(
+    ClientOperations,
+    ActionOperations,
+    AuditOperations,
+    WorkOperations,
+    EndpointOperations,
+    WorkerOperations,
+    ABC,
+):
     """A job ledger over a `Database`: its lifecycle, and the operations on queues and usage.
 
     The parameters are those of `Database`.
@@ -274,9 +284,10 @@ _FOR_SQLITE: Final = (
         "INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT",
     ),
     (re.compile(r"\) WITH \([^)]*\)"), ")"),
+    (re.compile(r"WHERE state <> 'running' AND"), "WHERE"),
 )
-"""The substitutions that make a migration's text SQLite's: no collation, no storage options, and
-``headrace_now`` is a function of the connection.
+"""The substitutions that make a migration's text SQLite's: no collation, no storage options, indexes of
+lists with all jobs, and ``headrace_now`` is a function of the connection.
 """
 
 

@@ -26,6 +26,8 @@ THREADS: Final = 16
 CALLS_MAX: Final = 2_000
 CHECKS_MAX: Final = 4
 """The number of concurrent comparisons of published objects, each of which occupies a thread."""
+BULK_REQUESTS_MAX: Final = 4
+"""The number of concurrent actions on many jobs, each of which occupies a thread."""
 RETRY_AFTER_S: Final = 1.0
 _JOB_ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _QUEUE: Final = re.compile(QUEUE_NAME)
@@ -108,6 +110,7 @@ class Api:
         self.thread_pool = thread_pool or BoundedThreadPool()
         self.uploads = asyncio.Semaphore(self.settings.uploads_max)
         self.checks = asyncio.Semaphore(CHECKS_MAX)
+        self.bulk_requests = asyncio.Semaphore(BULK_REQUESTS_MAX)
 
     def document(self, job: Job) -> Document:
         """Return a job as JSON, without addresses in the server's own store."""

@@ -30,6 +30,7 @@ from headrace.server.jobs.api import (
     job_id_of,
     respond_json,
 )
+from headrace.server.jobs.bulk_routes import BulkHandlers
 from headrace.server.jobs.documents import (
     EventOutcomesDocument,
     HealthDocument,
@@ -84,6 +85,7 @@ def job_routes(
     groups: list[object] = [
         JobHandlers(api),
         PayloadHandlers(api),
+        BulkHandlers(api),
         QueueHandlers(api),
         EndpointHandlers(api),
         FailureHandlers(api),

@@ -5,8 +5,11 @@
 
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
+from headrace.jobs.audit import AUDIT_PAGE_MAX
+from headrace.jobs.bulk import BULK_JOBS_DEFAULT, BULK_JOBS_MAX
 from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT
 from headrace.jobs.service import PAGE_MAX
@@ -19,6 +22,7 @@ WAIT_S_MAX: Final = 60.0
 Moment = Annotated[int, Meta(ge=0, le=2**53)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Text = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
+PagePosition = Annotated[str, Meta(max_length=512, description="`next_after` of the previous page.")]
 Media = Annotated[str, Meta(min_length=3, max_length=255, pattern=r"^[\x20-\x7e]+$")]
 
 
@@ -164,7 +168,7 @@ class JobDocument(Struct, kw_only=True):
 
 
 class PageDocument(Struct, kw_only=True):
-    """A page of jobs, newest first. `next_after` is "" on the last page."""
+    """A page of jobs, newest first. Only the last page has the `next_after` ""; any page may be short."""
 
     jobs: list[JobDocument]
     next_after: str
@@ -451,22 +455,90 @@ class ResultQuery(WaitQuery, kw_only=True):
     ] = False
 
 
-class JobsQuery(Struct, kw_only=True):
-    """The query of a list of jobs."""
+class JobConditions(Struct, kw_only=True):
+    """Conditions on jobs; those that are left out match every job."""
 
     queue: str = ""
     state: list[JobState] = []
     model: str = ""
     kind: str = ""
     correlation_id: str = ""
+    fingerprint: Annotated[str, Meta(description="Fingerprint of the failure.")] = ""
     tag: Annotated[list[str], Meta(description="NAME=VALUE; a job must have all given tags.")] = []
     tenant: (
         Annotated[str, Meta(description="Tenant of the jobs; only for keys that see all tenants.")] | None
     ) = None
     created_from_ms: Moment | None = None
     created_before_ms: Moment | None = None
-    after: Annotated[str, Meta(max_length=512, description="`next_after` of the previous page.")] = ""
+
+
+class JobsQuery(JobConditions, kw_only=True):
+    """The query of a list of jobs."""
+
+    after: PagePosition = ""
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
+
+
+class FilterDocument(JobConditions, kw_only=True, forbid_unknown_fields=True):
+    """The conditions on the jobs of an action, as in the query of a list."""
+
+
+class BulkDocument(Struct, kw_only=True, forbid_unknown_fields=True):
+    """An action on all jobs that match a filter."""
+
+    action: Literal["cancel", "retry", "requeue", "delete"]
+    filter: FilterDocument = msgspec.field(default_factory=FilterDocument)
+    all: Annotated[bool, Meta(description="Required with a filter without conditions.")] = False
+    dry_run: Annotated[bool, Meta(description="Count the jobs and change nothing.")] = False
+    limit: Annotated[int, Meta(ge=1, le=BULK_JOBS_MAX)] = BULK_JOBS_DEFAULT
+    after: PagePosition = ""
+
+
+class BulkReplyDocument(Struct, kw_only=True):
+    """The numbers of jobs of an action. `next_after` is "" if no job is left."""
+
+    action: Literal["cancel", "retry", "requeue", "delete"]
+    dry_run: bool
+    matched: int
+    changed: int
+    skipped: dict[str, int]
+    """The jobs that matched and were not changed, by reason: `gone`, `state`, `requested` (the
+    cancellation), `output_taken`.
+    """
+    next_after: str
+
+
+class AuditQuery(Struct, kw_only=True):
+    """The query of the audit log."""
+
+    done_by: Annotated[str, Meta(max_length=255, description="Name of an API key.")] = ""
+    action: Annotated[str, Meta(max_length=255, description="Action, such as `queue.change`.")] = ""
+    after: PagePosition = ""
+    limit: Annotated[int, Meta(ge=1, le=AUDIT_PAGE_MAX)] = 100
+
+
+class AuditEntryDocument(Struct, kw_only=True):
+    """One action."""
+
+    number: int
+    at_ms: Milliseconds
+    by: str
+    """The name of the API key; empty without keys."""
+    tenant: str
+    """The tenant of the key."""
+    action: str
+    subject: str
+    """The name or the id of the changed thing."""
+    details: dict[str, Any]
+    jobs: int | None
+    """The number of changed jobs."""
+
+
+class AuditPageDocument(Struct, kw_only=True):
+    """A page of the audit log, newest first. `next_after` is "" on the last page."""
+
+    entries: list[AuditEntryDocument]
+    next_after: str
 
 
 class ScaleQuery(Struct, kw_only=True):

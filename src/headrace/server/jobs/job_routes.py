@@ -17,7 +17,6 @@ from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, S
 from headrace.jobs.access import Scope
 from headrace.jobs.history import history_document
 from headrace.jobs.job import Job, change_tag, same_state
-from headrace.jobs.ledger import JobFilter
 from headrace.jobs.service import CHANGE_SCOPES, QUEUE_SCOPES, queue_document
 from headrace.jobs.submission import (
     JSON,
@@ -38,6 +37,7 @@ from headrace.server.jobs.api import (
     queue_of,
     respond_json,
 )
+from headrace.server.jobs.bulk_routes import filter_of
 from headrace.server.jobs.documents import (
     HistoryDocument,
     JobDocument,
@@ -126,19 +126,13 @@ class JobHandlers:
 
     @route("GET", "/v1/jobs", _READ, PageDocument, query=JobsQuery, errors=(*ERRORS, 413))
     async def find(self, exchange: Exchange) -> None:
-        """List jobs, newest first, one page at a time."""
+        """List jobs, newest first, one page at a time.
+
+        A page may have fewer jobs than `limit`, even none, and a `next_after`: the server reads a bounded
+        number of jobs for it. Only an empty `next_after` ends the list.
+        """
         query = read_query(JobsQuery, exchange.query)
-        wanted = JobFilter(
-            queue=query.queue,
-            states=frozenset(query.state),
-            model=query.model,
-            kind=query.kind,
-            correlation_id=query.correlation_id,
-            tags=dict(map(_tag, query.tag)),
-            tenant=query.tenant,
-            created_from_ms=query.created_from_ms,
-            created_before_ms=query.created_before_ms,
-        )
+        wanted = filter_of(query)
         key = exchange.client
         page = await self._run(self._service.find, key, wanted, after=query.after, limit=query.limit)
         document = {"jobs": list(map(self._api.document, page.jobs)), "next_after": page.next_after}
@@ -303,13 +297,6 @@ def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submissi
             f"content type {ascii(bare)[:80]}: must be {JSON}; to send a payload, add model to the query"
         )
     return read_document(body, envelope, limits, model_optional=model_optional)
-
-
-def _tag(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise DataError(f"tag: must be NAME=VALUE, not {ascii(text)[:80]}")
-    return name, value
 
 
 async def _event_stream(api: Api, job: Job, last_tag: str) -> AsyncGenerator[bytes, None]:

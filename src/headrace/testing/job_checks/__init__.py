@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.testing.job_checks import (
+    bulk_actions,
     claiming,
     counting,
     endpoints,
@@ -51,6 +52,7 @@ _SUBJECTS: Final = (
     publishing,
     maintenance,
     job_actions,
+    bulk_actions,
     listing,
     usage,
     counting,

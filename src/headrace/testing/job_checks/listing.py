@@ -88,6 +88,8 @@ def check_failure_groups(bench: LedgerBench) -> None:
     equal(bench.ledger.failure_groups(limit=1), [large], "the groups up to a limit")
     own = [(group.jobs, group.last) for group in bench.ledger.failure_groups(tenant="a")]
     equal(own, [(2, last)], "the group of a tenant")
+    listed = ids(bench.ledger.find(JobFilter(fingerprint=large.fingerprint)).jobs)
+    equal(listed, ids([last, two, one]), "the jobs of a group")
     bench.ledger.requeue(last.id)
     equal(bench.ledger.failure_groups()[0].jobs, 2, "the number of jobs after a requeue")
     bench.ledger.delete(alone.id)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from headrace.core.errors import HeadraceError, JobLedgerUnavailableError, StoppedError
 from headrace.jobs.access.endpoints import EndpointSettings
+from headrace.jobs.actions import JobAction
+from headrace.jobs.audit import AuditEntry
 from headrace.jobs.job import Failed, Job, JobProgress, NewJob, Released, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, JobLedger, QueueSettings
 from headrace.jobs.state import JobState
@@ -235,6 +237,9 @@ def _operations(ledger: JobLedger, job_id: str) -> dict[str, Callable[[], object
         "cancel": lambda: ledger.cancel(job_id),
         "requeue": lambda: ledger.requeue(job_id),
         "delete": lambda: ledger.delete(job_id),
+        "apply_action": lambda: ledger.apply_action(JobAction.CANCEL, [job_id]),
+        "record_audit": lambda: ledger.record_audit(AuditEntry("ops", "", "queue.delete", "q")),
+        "audit": ledger.audit,
         "queues": ledger.queues,
         "queue": lambda: ledger.queue("default"),
         "set_queue": lambda: ledger.set_queue(QueueSettings("default")),

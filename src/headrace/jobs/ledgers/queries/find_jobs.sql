@@ -1,6 +1,7 @@
--- {conditions} are those of the filter, as `client_operations.py` lists them.
+-- Return the jobs at {places}, which `listing.py` writes, in their order.
+WITH place AS MATERIALIZED (
+    {places}
+)
 SELECT {job_columns}
-FROM headrace_job AS job
-WHERE {conditions}
-ORDER BY job.created_at_ms DESC, job.id DESC
-LIMIT :row_limit
+FROM place JOIN headrace_job AS job ON job.id = place_id
+ORDER BY place_ms DESC, place_id DESC

@@ -46,3 +46,22 @@ CREATE INDEX headrace_job_fingerprint ON headrace_job (fingerprint, created_at_m
     WHERE fingerprint <> '';
 CREATE INDEX headrace_job_failures ON headrace_job (ended_at_ms, id) WHERE fingerprint <> '';
 CREATE INDEX headrace_job_failures_of ON headrace_job (tenant, ended_at_ms, id) WHERE fingerprint <> '';
+-- Lists of jobs walk one of these indexes, newest first; `listing.py` chooses it. The index of states also
+-- serves lists of all jobs. Their last columns decide conditions on these without the rows of the table.
+-- PostgreSQL writes every index again with each change of a job, except those that do not contain the
+-- changed row: a claim writes no more of them than before. SQLite writes changed columns only, and its
+-- index of tenants contains the running jobs.
+-- The condition on the id holds for every row. Only lists contain it, so that planners cannot choose these
+-- indexes for other statements.
+DROP INDEX headrace_job_failed;
+DROP INDEX headrace_job_created;
+CREATE INDEX headrace_job_state ON headrace_job (state, created_at_ms, id, tenant, queue, model, kind)
+    WHERE length(id) >= 0;
+CREATE INDEX headrace_job_tenant ON headrace_job (tenant, created_at_ms, id, queue, model, kind)
+    WHERE state <> 'running' AND length(id) >= 0;
+-- Tags repeat the time of creation of their jobs, in whose order they are read. Older programs write 0.
+ALTER TABLE headrace_tag ADD COLUMN created_at_ms BIGINT NOT NULL DEFAULT 0;
+UPDATE headrace_tag
+SET created_at_ms = coalesce((SELECT job.created_at_ms FROM headrace_job AS job WHERE job.id = job_id), 0);
+DROP INDEX headrace_tag_value;
+CREATE INDEX headrace_tag_value ON headrace_tag (name, value, created_at_ms, job_id);

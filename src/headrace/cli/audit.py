@@ -1,0 +1,67 @@
+"""``headrace audit``: show the audit log of a job API."""
+
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final
+
+import click
+import orjson
+
+from headrace.cli.commands import JOB_SERVER_OPTIONS, examples, run_job_command
+from headrace.cli.responses import plain_table, print_table, printable
+
+_LIMIT: Final = 50
+_DETAILS_CHARS_MAX: Final = 80
+
+
+@click.command(
+    "audit",
+    epilog=examples(
+        "headrace audit",
+        "headrace audit --by operator --action jobs.delete",
+        "headrace audit --json -n 10000 | jq .action",
+    ),
+)
+@click.option("--by", "done_by", default="", metavar="NAME", help="Name of an API key.")
+@click.option("--action", default="", metavar="NAME", help="Action, such as queue.change or jobs.cancel.")
+@click.option(
+    "--limit", "-n", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Limit of entries."
+)
+@JOB_SERVER_OPTIONS
+def audit_command(**params: Any) -> None:
+    """List the actions of operators and all changes of many jobs, newest first.
+
+    The key needs the scope operate. Entries are kept for 365 days.
+    """
+
+    def call(client: Any) -> None:
+        entries = islice(client.audit(done_by=params["done_by"], action=params["action"]), params["limit"])
+        if params["json_lines"]:
+            for entry in entries:
+                click.echo(orjson.dumps(entry))
+        else:
+            _print_entries(list(entries))
+
+    run_job_command(params, call)
+
+
+def _print_entries(entries: list[dict[str, Any]]) -> None:
+    if not entries:
+        click.echo("no entries", err=True)
+        return
+    table = plain_table("time", "by", "action", "subject", "jobs ", "details")
+    for entry in entries:
+        table.add_row(
+            datetime.fromtimestamp(entry["at_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            printable(entry["by"]) or "-",
+            entry["action"],
+            printable(entry["subject"]) or "-",
+            "-" if entry["jobs"] is None else f"{entry['jobs']:,}",
+            _details(entry["details"]),
+        )
+    print_table(table)
+
+
+def _details(details: dict[str, Any]) -> str:
+    text = printable(orjson.dumps(details).decode()) if details else "-"
+    return text if len(text) <= _DETAILS_CHARS_MAX else f"{text[:_DETAILS_CHARS_MAX]}…"
