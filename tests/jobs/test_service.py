@@ -19,7 +19,7 @@ from headrace.core.errors import (
 from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.intake import authorize_job
 from headrace.jobs.job import NewJob
-from headrace.jobs.ledger import JobFilter
+from headrace.jobs.ledger import JobFilter, Page
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.submission import Submission
@@ -271,3 +271,20 @@ def test_only_operators_drain_workers_and_only_monitors_see_them(service, ledger
         with pytest.raises(ForbiddenError):
             service.set_worker_draining(key, "w", draining=True)
     assert not ledger.worker("w").draining
+
+
+def test_pages_without_jobs_are_skipped_for_a_while(service, ledger, monkeypatch):
+    ledger.submit([NewJob()])
+    pages = [Page((), "1"), Page((), "2"), ledger.find(JobFilter())]
+    asked = []
+
+    def find(job_filter, *, after, limit):
+        asked.append(after)
+        return pages[len(asked) - 1]
+
+    monkeypatch.setattr(ledger, "find", find)
+    assert len(service.find(TEST_KEY, JobFilter(), after="0", limit=5).jobs) == 1
+    assert asked == ["0", "1", "2"]
+    asked.clear()
+    monkeypatch.setattr("headrace.jobs.service.FIND_S_MAX", 0.0)
+    assert service.find(TEST_KEY, JobFilter(), after="0", limit=5) == Page((), "1")

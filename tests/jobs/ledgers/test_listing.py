@@ -125,6 +125,17 @@ def test_page_takes_the_walk_with_the_fewest_rows(ledger, monkeypatch):
     assert (len(by_tenant.jobs), by_tenant.next_after) == (1, "")
 
 
+def test_page_takes_the_walk_that_gets_furthest(ledger, monkeypatch):
+    for number in range(60):
+        ledger.submit([NewJob(tenant="a" if number % 5 == 0 else "b")])
+        ledger.clock.advance(1)
+    monkeypatch.setattr(listing, "ROWS_READ_MAX", 6)
+    monkeypatch.setattr(listing, "ROWS_FETCHED_MAX", 6)
+    page = ledger.find(JobFilter(tenant="a", states=frozenset({JobState.PENDING})))
+    assert len(page.jobs) == 6, "the tenant's jobs, not those in the state"
+    assert page.next_after
+
+
 def test_page_without_matching_rows_continues(ledger, monkeypatch):
     monkeypatch.setattr(listing, "ROWS_READ_MAX", 3)
     ledger.submit([NewJob(queue="old")])
