@@ -1,25 +1,18 @@
 """The audit log: who changed what through the job API, kept in the ledger for `AUDIT_KEPT_DAYS`."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
-from headrace.core.errors import HeadraceError, LimitError
-from headrace.jobs.access import ApiKey, Scope
-
-if TYPE_CHECKING:
-    from headrace.jobs.ledger import JobLedger
+from headrace.jobs.access import ApiKey
 
 AUDIT_KEPT_DAYS: Final = 365
 AUDIT_PAGE_MAX: Final = 500
 DETAILS_CHARS_MAX: Final = 4_000
 """The length of the details of an entry as JSON. Of longer ones, the beginning is kept."""
-
-_log = logging.getLogger("headrace.jobs.audit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,45 +69,3 @@ def audit_document(entry: AuditEntry) -> dict[str, Any]:
         "details": dict(entry.details),
         "jobs": entry.jobs,
     }
-
-
-class AuditLog:
-    """The audit log of a ledger."""
-
-    def __init__(self, ledger: "JobLedger") -> None:
-        self._ledger = ledger
-
-    def record(
-        self,
-        key: ApiKey,
-        action: str,
-        subject: str = "",
-        details: Mapping[str, Any] = MappingProxyType({}),
-        *,
-        jobs: int | None = None,
-    ) -> None:
-        """Record an action that a key has done. `details` is JSON without secrets.
-
-        The action is done: if the ledger is unavailable now, the entry is logged as an error instead
-        of raising one.
-        """
-        entry = audit_entry(key, action, subject, details, jobs=jobs)
-        fields = {"by": entry.done_by, "action": action, "subject": subject, "details": dict(entry.details)}
-        try:
-            self._ledger.record_audit(entry)
-        except HeadraceError as error:
-            _log.error("an action is missing in the audit log: %s", error, extra=fields)
-        else:
-            _log.info("an action was recorded", extra=fields)
-
-    def find(
-        self, key: ApiKey, *, done_by: str = "", action: str = "", after: str = "", limit: int = 100
-    ) -> AuditPage:
-        """Return a page of the log, as `JobLedger.audit` does.
-
-        Raise LimitError for more than AUDIT_PAGE_MAX at once.
-        """
-        key.require(Scope.OPERATE)
-        if not 0 < limit <= AUDIT_PAGE_MAX:
-            raise LimitError(f"limit: must be from 1 to {AUDIT_PAGE_MAX}, not {limit}")
-        return self._ledger.audit(done_by=done_by, action=action, after=after, limit=limit)

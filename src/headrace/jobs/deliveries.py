@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from headrace.core.errors import ResourceNotFoundError
 from headrace.jobs.access import ApiKey, Scope
-from headrace.jobs.audit import AuditLog
+from headrace.jobs.audit_log import AuditLog
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.notify import EmailTarget, SnsTarget, Target, WebhookTarget
 from headrace.jobs.notify.delivery import DeliveryRecord, Outbox, ReceiverRecord

@@ -29,7 +29,7 @@ from headrace.jobs.access.endpoints import (
     apply_endpoint,
     require_payload_size,
 )
-from headrace.jobs.audit import AuditLog
+from headrace.jobs.audit_log import AuditLog
 from headrace.jobs.current_endpoints import CurrentEndpoints
 from headrace.jobs.deliveries import Deliveries
 from headrace.jobs.job import NewJob, new_job_id, wall_ms
