@@ -152,7 +152,7 @@ def test_audit_log_is_a_table_or_json(served):
     run_command(served, "jobs", "cancel", "--tag", "n=1", "--yes")
     rows = run_command(served, "audit").out.splitlines()
     assert rows[0].split() == ["time", "by", "action", "subject", "jobs", "details"]
-    assert [row.split()[3] for row in rows[1:]] == ["jobs.cancel", "queue.change"]
+    assert [row.split()[4] for row in rows[1:]] == ["jobs.cancel", "queue.change"]
     (entry,) = run_command(served, "audit", "--action", "jobs.cancel", "--json").lines
     assert (entry["jobs"], entry["details"]) == (1, {"filter": {"tag": ["n=1"]}})
     assert len(run_command(served, "audit", "--json", "-n", "1").lines) == 1

@@ -1,6 +1,5 @@
 """``headrace audit``: show the audit log of a job API."""
 
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
@@ -8,6 +7,7 @@ import click
 import orjson
 
 from headrace.cli.commands import JOB_SERVER_OPTIONS, examples, run_job_command
+from headrace.cli.job_display import timestamp
 from headrace.cli.responses import plain_table, print_table, printable
 
 _LIMIT: Final = 50
@@ -52,7 +52,7 @@ def _print_entries(entries: list[dict[str, Any]]) -> None:
     table = plain_table("time", "by", "action", "subject", "jobs ", "details")
     for entry in entries:
         table.add_row(
-            datetime.fromtimestamp(entry["at_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            timestamp(entry["at_ms"]),
             printable(entry["by"]) or "-",
             entry["action"],
             printable(entry["subject"]) or "-",

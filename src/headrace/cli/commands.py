@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -163,21 +163,22 @@ def run_server_command(call: Callable[[], Coroutine[Any, Any, None]], *, json_li
         sys.exit(INTERRUPTED)
 
 
-def print_each(names: Iterable[str], action: Callable[[str], str], params: dict[str, Any]) -> int:
-    """Call `action` with each name and print the state that it returns.
+def print_each(
+    names: Iterable[str], action: Callable[[str], tuple[str, Mapping[str, Any]]], params: dict[str, Any]
+) -> int:
+    """Call `action` with each name. Print the text that it returns, or the document as a JSON line.
 
     A HeadraceError is printed and does not stop the others. Return 1 if there was one, else 0.
     """
     status = 0
     for name in names:
         try:
-            state = action(name)
+            text, document = action(name)
         except HeadraceError as error:
             sys.stdout.flush()
             status = print_error(error, json_lines=params["json_lines"])
             continue
-        line: Any = orjson.dumps({"id": name, "state": state}) if params["json_lines"] else f"{name}  {state}"
-        click.echo(line)
+        click.echo(orjson.dumps(document) if params["json_lines"] else f"{name}  {text}")
     return status
 
 

@@ -72,10 +72,13 @@ def job_command(job_id: str, **params: Any) -> None:
 def redeliver_command(delivery_ids: tuple[str, ...], **params: Any) -> None:
     """Deliver notifications again, at once and with all their attempts. Their event ids stay the same."""
 
-    def call(client: Any) -> int:
-        return print_each(delivery_ids, lambda each: client.redeliver(each)["state"], params)
+    def redeliver(client: Any, delivery_id: str) -> tuple[str, dict[str, Any]]:
+        delivery = client.redeliver(delivery_id)
+        return delivery["state"], delivery
 
-    run_job_command(params, call)
+    run_job_command(
+        params, lambda client: print_each(delivery_ids, lambda each: redeliver(client, each), params)
+    )
 
 
 @click.group("receivers", cls=DefaultListGroup, epilog=_RECEIVERS_EPILOG)
@@ -117,12 +120,10 @@ def list_receivers_command(**params: Any) -> None:
 @JOB_SERVER_OPTIONS
 def enable_command(receivers: tuple[str, ...], **params: Any) -> None:
     """Resume the deliveries to receivers."""
-
-    def enable(client: Any, receiver: str) -> str:
-        client.enable_receiver(receiver)
-        return "enabled"
-
-    run_job_command(params, lambda client: print_each(receivers, lambda each: enable(client, each), params))
+    run_job_command(
+        params,
+        lambda client: print_each(receivers, lambda each: ("enabled", client.enable_receiver(each)), params),
+    )
 
 
 def _print_lines(documents: Iterable[Any]) -> None:

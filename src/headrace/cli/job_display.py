@@ -236,7 +236,7 @@ def _failure_text(job: Job) -> str:
 
 
 def timestamp(at_ms: int | None) -> str:
-    """Return a time of the ledger as local time; "" for None."""
+    """Return a time of the ledger in UTC; "" for None."""
     if at_ms is None:
         return ""
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

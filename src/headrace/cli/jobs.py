@@ -249,9 +249,10 @@ def _change(
         run_job_command(params, lambda client: change_matching(client, action, params))
         return
 
-    def apply(client: Any, job_id: str) -> str:
+    def apply(client: Any, job_id: str) -> tuple[str, dict[str, str]]:
         job = of_client(client)(job_id)
-        return label or _state(job)
+        state = label or _state(job)
+        return state, {"id": job_id, "state": state}
 
     run_job_command(
         params, lambda client: print_each(params["job_ids"], lambda each: apply(client, each), params)

@@ -8,10 +8,9 @@ import orjson
 from rich.filesize import decimal
 from rich.text import Text
 
-from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, print_error, run_job_command
+from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, print_each, run_job_command
 from headrace.cli.job_display import age_text
 from headrace.cli.responses import plain_table, print_table, printable
-from headrace.core.errors import HeadraceError
 
 _EPILOG = """\b
 Examples:
@@ -83,19 +82,11 @@ def undrain_command(workers: tuple[str, ...], **params: Any) -> None:
 
 
 def _change_each(change: Callable[[str], Any], names: Iterable[str], params: dict[str, Any]) -> int:
-    """Change workers one by one. Return 1 if one could not be changed, else 0."""
-    status = 0
-    for name in names:
-        try:
-            found = change(name)
-        except HeadraceError as error:
-            status = print_error(error, json_lines=params["json_lines"])
-            continue
-        if params["json_lines"]:
-            click.echo(orjson.dumps(found))
-        else:
-            click.echo(f"{printable(name)}  {found['state']}, {found['running']} running")
-    return status
+    def apply(name: str) -> tuple[str, dict[str, Any]]:
+        worker = change(name)
+        return f"{worker['state']}, {worker['running']} running", worker
+
+    return print_each(names, apply, params)
 
 
 def _print_workers(workers: list[dict[str, Any]], params: dict[str, Any]) -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from headrace.core.errors import DataError, ForbiddenError, HeadraceError, LimitError
-from headrace.jobs.access import ApiKey, Scope
+from headrace.jobs.access import CHANGE_SCOPES, ApiKey, Scope
 from headrace.jobs.actions import ACTION_STATES, ActionReply, JobAction
 from headrace.jobs.audit import audit_entry
 from headrace.jobs.job import Job
 from headrace.jobs.ledger import JobFilter, JobLedger
 
-__all__ = ["BULK_JOBS_DEFAULT", "BULK_JOBS_MAX", "CHANGE_SCOPES", "BulkReply", "BulkRequest", "run_bulk"]
+__all__ = ["BULK_JOBS_DEFAULT", "BULK_JOBS_MAX", "BulkReply", "BulkRequest", "run_bulk"]
 
 BULK_JOBS_DEFAULT: Final = 1_000
 BULK_JOBS_MAX: Final = 10_000
@@ -24,8 +24,6 @@ BULK_S_MAX: Final = 20.0
 _TRANSACTION_JOBS: Final = 500
 _DELETED_JOBS: Final = 100
 """The jobs of a transaction that deletes them: their objects are deleted one by one afterwards."""
-CHANGE_SCOPES: Final = (Scope.SUBMIT, Scope.OPERATE)
-"""The scopes that may cancel, retry or requeue a job."""
 
 _log = logging.getLogger("headrace.jobs")
 

@@ -5,14 +5,13 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from headrace.core.errors import ResourceNotFoundError
-from headrace.jobs.access import ApiKey, Scope
+from headrace.jobs.access import CHANGE_SCOPES, ApiKey, Scope
 from headrace.jobs.audit_log import AuditLog
 from headrace.jobs.ledger import JobLedger
 from headrace.jobs.notify import EmailTarget, SnsTarget, Target, WebhookTarget
 from headrace.jobs.notify.delivery import DeliveryRecord, Outbox, ReceiverRecord
 
 DELIVERIES_MAX: Final = 500
-_CHANGE: Final = (Scope.SUBMIT, Scope.OPERATE)
 
 
 class Deliveries:
@@ -43,7 +42,7 @@ class Deliveries:
         A delivery that is being attempted stays as it is. Raise ResourceNotFoundError, also for a
         delivery of another tenant's job.
         """
-        key.require(*_CHANGE)
+        key.require(*CHANGE_SCOPES)
         outbox = self._outbox
         found = None if outbox is None else outbox.delivery(delivery_id)
         if outbox is None or found is None or not self._may_see(key, found.job_id):

@@ -16,7 +16,7 @@ from headrace.core.errors import (
     JobStateError,
     LimitError,
 )
-from headrace.jobs.access import ApiKey, Scope
+from headrace.jobs.access import CHANGE_SCOPES, ApiKey, Scope
 from headrace.jobs.access.endpoints import (
     ENDPOINTS_MAX,
     Endpoint,
@@ -24,7 +24,7 @@ from headrace.jobs.access.endpoints import (
     keep_secrets,
     read_endpoint_settings,
 )
-from headrace.jobs.bulk import CHANGE_SCOPES, BulkReply, BulkRequest, run_bulk
+from headrace.jobs.bulk import BulkReply, BulkRequest, run_bulk
 from headrace.jobs.history import HistoryEntry, timeline
 from headrace.jobs.intake import JobIntake, JobServiceSettings
 from headrace.jobs.job import QUEUE_DEFAULT, Job
@@ -35,7 +35,7 @@ from headrace.jobs.shared_calls import JobCondition, JobWaiter
 from headrace.jobs.state import JobState
 from headrace.jobs.worker_registry import WorkerRecord
 
-__all__ = ["CHANGE_SCOPES", "PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus", "Scale"]
+__all__ = ["PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus", "Scale"]
 
 PAGE_MAX: Final = 500
 FIND_S_MAX: Final = 1.0

@@ -78,6 +78,8 @@ class Scope(StrEnum):
     """Load and unload models; list and cancel sequences."""
 
 
+CHANGE_SCOPES: Final = (Scope.SUBMIT, Scope.OPERATE)
+"""The scopes that may cancel, retry or requeue a job, or deliver its notifications again."""
 _INCLUDED: Final[Mapping[Scope, frozenset[Scope]]] = {
     Scope.SUBMIT: frozenset({Scope.SUBMIT}),
     Scope.READ: frozenset({Scope.READ}),

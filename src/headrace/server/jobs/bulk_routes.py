@@ -4,12 +4,11 @@ from dataclasses import asdict
 from typing import Final
 
 from headrace.core.errors import DataError
-from headrace.jobs.access import Scope
+from headrace.jobs.access import CHANGE_SCOPES, Scope
 from headrace.jobs.actions import JobAction
 from headrace.jobs.audit import audit_document
 from headrace.jobs.bulk import BulkRequest
 from headrace.jobs.ledger import JobFilter
-from headrace.jobs.service import CHANGE_SCOPES
 from headrace.server.http import Exchange
 from headrace.server.jobs.api import ERRORS, Api, respond_json
 from headrace.server.jobs.documents import (

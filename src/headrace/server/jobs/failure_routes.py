@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from headrace.jobs.access import Scope
+from headrace.jobs.access import CHANGE_SCOPES, Scope
 from headrace.jobs.deliveries import delivery_document, receiver_document
-from headrace.jobs.service import CHANGE_SCOPES, failure_group_document
+from headrace.jobs.service import failure_group_document
 from headrace.server.http import Exchange
 from headrace.server.jobs.api import ERRORS, Api, job_id_of, respond_json
 from headrace.server.jobs.documents import (

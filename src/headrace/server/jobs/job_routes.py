@@ -14,10 +14,10 @@ from typing import Any, Final
 import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
-from headrace.jobs.access import Scope
+from headrace.jobs.access import CHANGE_SCOPES, Scope
 from headrace.jobs.history import history_document
 from headrace.jobs.job import Job, change_tag, same_state
-from headrace.jobs.service import CHANGE_SCOPES, QUEUE_SCOPES, queue_document
+from headrace.jobs.service import QUEUE_SCOPES, queue_document
 from headrace.jobs.submission import (
     JSON,
     Submission,
