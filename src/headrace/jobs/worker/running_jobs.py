@@ -28,7 +28,7 @@ PROGRESS_NOTIFY_S: Final = 30.0
 _ORDERS_S: Final = 0.1
 """The shortest time between two reads of the orders to a worker with jobs: it may have to cancel some."""
 _IDLE_ORDERS_S: Final = 1.0
-"""The same for an idle worker, which the same notifications lead to claims."""
+"""The same for an idle worker, for which most notifications mean new jobs."""
 _CONFIRM_S: Final = 0.1
 """Seconds until a draining worker reports again that it claims no more jobs."""
 
@@ -364,7 +364,7 @@ class Heartbeats:
         self._confirm_soon(self._checked_s)
 
     def _confirm_soon(self, now_s: float) -> None:
-        """Let a draining worker report soon that it claims no more jobs: somebody waits for that."""
+        """Let a draining worker report soon that it claims no more jobs: an operator may wait for it."""
         if self._registration.is_to_confirm:
             self._next_s = min(self._next_s, now_s + _CONFIRM_S)
 
