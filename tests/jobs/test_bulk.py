@@ -15,7 +15,8 @@ from headrace.core.errors import (
 from headrace.jobs import bulk
 from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.actions import JobAction
-from headrace.jobs.audit import DETAILS_CHARS_MAX, AuditLog, audit_entry
+from headrace.jobs.audit import DETAILS_CHARS_MAX, audit_entry
+from headrace.jobs.audit_log import AuditLog
 from headrace.jobs.bulk import BULK_JOBS_MAX, BULK_S_MAX, BulkRequest, run_bulk
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import JobFilter
