@@ -140,6 +140,15 @@ class Api:
             self.service.follower.leave(waiter)
 
 
+class ApiHandlers:
+    """A group of route handlers that share the service and the thread pool of an API."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._service = api.service
+        self._run = api.thread_pool.run
+
+
 def job_id_of(exchange: Exchange) -> str:
     """Return the job id of the path.
 

@@ -25,6 +25,7 @@ from headrace.server.http import DisconnectedError, Exchange, SlowBodyError
 from headrace.server.jobs.api import (
     ERRORS,
     Api,
+    ApiHandlers,
     ApiSettings,
     BoundedThreadPool,
     job_id_of,
@@ -123,12 +124,11 @@ def jobs_app(
     return WebApp([*routes, *documentation], guard, body_s_max=settings.body_s_max)
 
 
-class OtherHandlers:
+class OtherHandlers(ApiHandlers):
     """The handlers of health and of event notifications; their docstrings describe them for clients."""
 
     def __init__(self, api: Api, submitter: EventSubmitter) -> None:
-        self._service = api.service
-        self._run = api.thread_pool.run
+        super().__init__(api)
         self._submitter = submitter
 
     @route("GET", "/v1/health/live", (), HealthDocument)
@@ -172,13 +172,8 @@ def _wants_confirmation(body: bytes) -> bool:
     return isinstance(document, dict) and cast("dict[str, Any]", document).get("Type") == _CONFIRMATION
 
 
-class PayloadHandlers:
+class PayloadHandlers(ApiHandlers):
     """The handlers of uploads and results. Their docstrings are the descriptions for clients."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._service = api.service
-        self._run = api.thread_pool.run
 
     @route(
         "GET",

@@ -10,7 +10,7 @@ from headrace.jobs.audit import audit_document
 from headrace.jobs.bulk import BulkRequest
 from headrace.jobs.ledger import JobFilter
 from headrace.server.http import Exchange
-from headrace.server.jobs.api import ERRORS, Api, respond_json
+from headrace.server.jobs.api import ERRORS, ApiHandlers, respond_json
 from headrace.server.jobs.documents import (
     AuditPageDocument,
     AuditQuery,
@@ -23,13 +23,8 @@ from headrace.server.routes import read_json, read_query, route
 _BODY_BYTES_MAX: Final = 1 << 16
 
 
-class BulkHandlers:
+class BulkHandlers(ApiHandlers):
     """The handlers of these routes. Their docstrings are the descriptions for clients."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._service = api.service
-        self._run = api.thread_pool.run
 
     @route(
         "POST",

@@ -14,7 +14,7 @@ from headrace.jobs.access.endpoints import (
     read_endpoint_name,
 )
 from headrace.server.http import Exchange
-from headrace.server.jobs.api import DOCUMENT_BYTES_MAX, ERRORS, Api, respond_json
+from headrace.server.jobs.api import DOCUMENT_BYTES_MAX, ERRORS, ApiHandlers, respond_json
 from headrace.server.jobs.documents import EndpointDocument, EndpointQuery, EndpointsDocument
 from headrace.server.routes import read_query, route
 
@@ -24,12 +24,8 @@ _ENDPOINT: Final = "/v1/endpoints/{endpoint}"
 _SETTINGS: Final[Any] = settings_structure(EndpointSettings)
 
 
-class EndpointHandlers:
+class EndpointHandlers(ApiHandlers):
     """The handlers of the routes of endpoints. Their docstrings are the descriptions for clients."""
-
-    def __init__(self, api: Api) -> None:
-        self._service = api.service
-        self._run = api.thread_pool.run
 
     @route("GET", "/v1/endpoints", _SEE, EndpointsDocument, errors=ERRORS)
     async def list_endpoints(self, exchange: Exchange) -> None:

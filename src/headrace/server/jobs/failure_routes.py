@@ -6,7 +6,7 @@ from headrace.jobs.access import CHANGE_SCOPES, Scope
 from headrace.jobs.deliveries import delivery_document, receiver_document
 from headrace.jobs.service import failure_group_document
 from headrace.server.http import Exchange
-from headrace.server.jobs.api import ERRORS, Api, job_id_of, respond_json
+from headrace.server.jobs.api import ERRORS, Api, ApiHandlers, job_id_of, respond_json
 from headrace.server.jobs.documents import (
     DeliveriesDocument,
     DeliveryDocument,
@@ -21,13 +21,12 @@ _READ: Final = (Scope.READ,)
 _OPERATE: Final = (Scope.OPERATE,)
 
 
-class FailureHandlers:
+class FailureHandlers(ApiHandlers):
     """The handlers of the routes of failures. Their docstrings are the descriptions for clients."""
 
     def __init__(self, api: Api) -> None:
-        self._service = api.service
+        super().__init__(api)
         self._deliveries = api.service.deliveries
-        self._run = api.thread_pool.run
 
     @route("GET", "/v1/failures", _READ, FailureGroupsDocument, query=LimitQuery, errors=ERRORS)
     async def list_failures(self, exchange: Exchange) -> None:

@@ -33,6 +33,7 @@ from headrace.server.jobs.api import (
     DOCUMENT_BYTES_MAX,
     ERRORS,
     Api,
+    ApiHandlers,
     job_id_of,
     queue_of,
     respond_json,
@@ -88,13 +89,8 @@ _NO_EVENTS: Final[Json] = {
 }
 
 
-class JobHandlers:
+class JobHandlers(ApiHandlers):
     """The handlers of the routes of jobs. Their docstrings are the descriptions for clients."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._service = api.service
-        self._run = api.thread_pool.run
 
     @route(
         "POST",
@@ -200,12 +196,8 @@ class JobHandlers:
             await exchange.respond_streaming(CONTENT_TYPE.encode(), events, _EVENT_HEADERS)
 
 
-class QueueHandlers:
+class QueueHandlers(ApiHandlers):
     """The handlers of the routes of queues. Their docstrings are the descriptions for clients."""
-
-    def __init__(self, api: Api) -> None:
-        self._service = api.service
-        self._run = api.thread_pool.run
 
     @route("GET", "/v1/queues", QUEUE_SCOPES, QueuesDocument, errors=ERRORS)
     async def list_queues(self, exchange: Exchange) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Final
 from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.worker_registry import WorkerRecord, worker_document
 from headrace.server.http import Exchange
-from headrace.server.jobs.api import ERRORS, Api, respond_json
+from headrace.server.jobs.api import ERRORS, ApiHandlers, respond_json
 from headrace.server.jobs.documents import WorkerDocument, WorkersDocument
 from headrace.server.routes import route
 
@@ -14,12 +14,8 @@ _OPERATE: Final = (Scope.OPERATE,)
 _WORKER: Final = "/v1/workers/{worker}"
 
 
-class WorkerHandlers:
+class WorkerHandlers(ApiHandlers):
     """The handlers of the routes of workers. Their docstrings are the descriptions for clients."""
-
-    def __init__(self, api: Api) -> None:
-        self._service = api.service
-        self._run = api.thread_pool.run
 
     @route("GET", "/v1/workers", _MONITOR, WorkersDocument, errors=ERRORS)
     async def list_workers(self, exchange: Exchange) -> None:
