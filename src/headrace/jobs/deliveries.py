@@ -8,7 +8,7 @@ from headrace.core.errors import ResourceNotFoundError
 from headrace.jobs.access import CHANGE_SCOPES, ApiKey, Scope
 from headrace.jobs.audit_log import AuditLog
 from headrace.jobs.ledger import JobLedger
-from headrace.jobs.notify import EmailTarget, SnsTarget, Target, WebhookTarget
+from headrace.jobs.notify import TARGET_KINDS, EmailTarget, SnsTarget, Target, WebhookTarget
 from headrace.jobs.notify.delivery import DeliveryRecord, Outbox, ReceiverRecord
 
 DELIVERIES_MAX: Final = 500
@@ -81,14 +81,11 @@ def receiver_document(record: ReceiverRecord) -> dict[str, Any]:
     """Return a receiver as JSON, without its secrets."""
     return {
         "receiver": record.receiver_id,
-        "kind": _KINDS[type(record.target)],
+        "kind": TARGET_KINDS[type(record.target)],
         "address": _address(record.target),
         **asdict(record.health),
         "disabled_why": record.disabled_why,
     }
-
-
-_KINDS: Final[dict[type[Target], str]] = {WebhookTarget: "webhook", SnsTarget: "sns", EmailTarget: "email"}
 
 
 def _address(target: Target) -> str:

@@ -26,7 +26,7 @@ from headrace.jobs.ledgers.database import (
     writing_once,
 )
 from headrace.jobs.ledgers.rows import clean
-from headrace.jobs.notify import EmailTarget, Notification, SnsTarget, Target, WebhookTarget
+from headrace.jobs.notify import TARGET_KINDS, Notification, SnsTarget, Target
 from headrace.jobs.notify.delivery import (
     Claim,
     DeliveryCounts,
@@ -46,7 +46,7 @@ from headrace.jobs.notify.subscription import (
     read_subscriptions,
 )
 
-_KINDS: Final[dict[str, type[Target]]] = {"webhook": WebhookTarget, "sns": SnsTarget, "email": EmailTarget}
+_KINDS: Final = {name: kind for kind, name in TARGET_KINDS.items()}
 _INSERT: Final = read_statement("insert_notifications")
 _ADD_RECEIVER: Final = read_statement("add_receiver")
 _SET_RECEIVER: Final = read_statement("set_receiver")
@@ -248,11 +248,10 @@ class SqlOutbox(DatabaseOperations, Outbox):
 
 def dump_target(target: Target) -> str:
     """Return a target as JSON, with its secrets as they are: encrypted, except in tests."""
-    (kind,) = (name for name, cls in _KINDS.items() if isinstance(target, cls))
     values: dict[str, Any] = asdict(target)
     if isinstance(target, SnsTarget):
         values["include_response"] = sorted(target.include_response)
-    return orjson.dumps({"kind": kind, **values}).decode()
+    return orjson.dumps({"kind": TARGET_KINDS[type(target)], **values}).decode()
 
 
 def target_of(text: str) -> Target:

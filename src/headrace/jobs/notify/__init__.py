@@ -177,6 +177,12 @@ class EmailTarget:
 
 
 Target = WebhookTarget | SnsTarget | EmailTarget
+TARGET_KINDS: Final[Mapping[type[Target], str]] = {
+    WebhookTarget: "webhook",
+    SnsTarget: "sns",
+    EmailTarget: "email",
+}
+"""The names of the kinds of targets."""
 
 
 class Notifier(Protocol):
