@@ -1,14 +1,16 @@
 """``headrace audit``: show the audit log of a job API."""
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
 
 import click
 import orjson
+from rich.table import Table
 
 from headrace.cli.commands import JOB_SERVER_OPTIONS, examples, run_job_command
 from headrace.cli.job_display import timestamp
-from headrace.cli.responses import plain_table, print_table, printable
+from headrace.cli.responses import plain_table, print_documents, printable
 
 _LIMIT: Final = 50
 _DETAILS_CHARS_MAX: Final = 80
@@ -36,19 +38,12 @@ def audit_command(**params: Any) -> None:
 
     def call(client: Any) -> None:
         entries = islice(client.audit(done_by=params["done_by"], action=params["action"]), params["limit"])
-        if params["json_lines"]:
-            for entry in entries:
-                click.echo(orjson.dumps(entry))
-        else:
-            _print_entries(list(entries))
+        print_documents(list(entries), params, _entry_table, none="no entries")
 
     run_job_command(params, call)
 
 
-def _print_entries(entries: list[dict[str, Any]]) -> None:
-    if not entries:
-        click.echo("no entries", err=True)
-        return
+def _entry_table(entries: Sequence[dict[str, Any]]) -> Table:
     table = plain_table("time", "by", "action", "subject", "jobs ", "details")
     for entry in entries:
         table.add_row(
@@ -59,7 +54,7 @@ def _print_entries(entries: list[dict[str, Any]]) -> None:
             "-" if entry["jobs"] is None else f"{entry['jobs']:,}",
             _details(entry["details"]),
         )
-    print_table(table)
+    return table
 
 
 def _details(details: dict[str, Any]) -> str:

@@ -1,14 +1,14 @@
 """``headrace deliveries`` and ``headrace receivers``: show and repeat notifications about jobs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
-import orjson
+from rich.table import Table
 
 from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, print_each, run_job_command
 from headrace.cli.job_display import timestamp
-from headrace.cli.responses import plain_table, print_table, printable
+from headrace.cli.responses import plain_table, print_documents, printable
 from headrace.reports.report import one_line
 
 _DELIVERIES_EPILOG = """\b
@@ -45,7 +45,8 @@ def list_command(**params: Any) -> None:
     """List the deliveries that were given up, the latest first. The default of `headrace deliveries`."""
 
     def call(client: Any) -> None:
-        _print_deliveries(client.dead_deliveries(limit=params["limit"]), params, "no dead deliveries")
+        deliveries = client.dead_deliveries(limit=params["limit"])
+        print_documents(deliveries, params, _delivery_table, none="no dead deliveries")
 
     run_job_command(params, call)
 
@@ -59,7 +60,8 @@ def job_command(job_id: str, **params: Any) -> None:
     """List the deliveries of the job ID, oldest first."""
 
     def call(client: Any) -> None:
-        _print_deliveries(client.deliveries(job_id), params, "the job has no notifications")
+        deliveries = client.deliveries(job_id)
+        print_documents(deliveries, params, _delivery_table, none="the job has no notifications")
 
     run_job_command(params, call)
 
@@ -94,23 +96,7 @@ def list_receivers_command(**params: Any) -> None:
 
     def call(client: Any) -> None:
         receivers = client.failing_receivers(limit=params["limit"])
-        if params["json_lines"]:
-            _print_lines(receivers)
-        elif not receivers:
-            click.echo("no failing receivers", err=True)
-        else:
-            table = plain_table("receiver", "kind", "address", "failures ", "since", "state")
-            for each in receivers:
-                why = each["disabled_why"]
-                table.add_row(
-                    printable(each["receiver"]),
-                    each["kind"],
-                    printable(each["address"]),
-                    f"{each['failures']:,}",
-                    timestamp(each["failing_since_at_ms"]) if each["failures"] else "-",
-                    f"disabled: {printable(one_line(why))}" if why else "enabled",
-                )
-            print_table(table)
+        print_documents(receivers, params, _receiver_table, none="no failing receivers")
 
     run_job_command(params, call)
 
@@ -126,18 +112,22 @@ def enable_command(receivers: tuple[str, ...], **params: Any) -> None:
     )
 
 
-def _print_lines(documents: Iterable[Any]) -> None:
-    for document in documents:
-        click.echo(orjson.dumps(document))
+def _receiver_table(receivers: Sequence[dict[str, Any]]) -> Table:
+    table = plain_table("receiver", "kind", "address", "failures ", "since", "state")
+    for each in receivers:
+        why = each["disabled_why"]
+        table.add_row(
+            printable(each["receiver"]),
+            each["kind"],
+            printable(each["address"]),
+            f"{each['failures']:,}",
+            timestamp(each["failing_since_at_ms"]) if each["failures"] else "-",
+            f"disabled: {printable(one_line(why))}" if why else "enabled",
+        )
+    return table
 
 
-def _print_deliveries(deliveries: Sequence[dict[str, Any]], params: dict[str, Any], none: str) -> None:
-    if params["json_lines"]:
-        _print_lines(deliveries)
-        return
-    if not deliveries:
-        click.echo(none, err=True)
-        return
+def _delivery_table(deliveries: Sequence[dict[str, Any]]) -> Table:
     table = plain_table("delivery", "job", "event", "receiver", "state", "attempts ", "last result")
     for each in deliveries:
         table.add_row(
@@ -149,4 +139,4 @@ def _print_deliveries(deliveries: Sequence[dict[str, Any]], params: dict[str, An
             f"{each['attempts']:,}",
             printable(one_line(each["why"])) or "-",
         )
-    print_table(table)
+    return table

@@ -1,14 +1,16 @@
 """``headrace endpoints``: show and change the endpoints of jobs."""
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import click
 import orjson
+from rich.table import Table
 
 from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, run_job_command
-from headrace.cli.responses import plain_table, print_table, printable
+from headrace.cli.responses import plain_table, print_documents, printable
 from headrace.core.errors import ConfigError
 
 _EPILOG = """\b
@@ -114,14 +116,12 @@ def _read_settings(file: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-def _print_endpoints(endpoints: Any, params: dict[str, Any]) -> None:
-    if params["json_lines"]:
-        for endpoint in endpoints:
-            click.echo(orjson.dumps(endpoint))
-        return
-    if not endpoints:
-        click.echo("no endpoints: create one with headrace endpoints set NAME FILE", err=True)
-        return
+def _print_endpoints(endpoints: Sequence[dict[str, Any]], params: dict[str, Any]) -> None:
+    none = "no endpoints: create one with headrace endpoints set NAME FILE"
+    print_documents(endpoints, params, _endpoint_table, none=none)
+
+
+def _endpoint_table(endpoints: Sequence[dict[str, Any]]) -> Table:
     table = plain_table(*_COLUMNS)
     for endpoint in endpoints:
         settings = endpoint["settings"]
@@ -134,4 +134,4 @@ def _print_endpoints(endpoints: Any, params: dict[str, Any]) -> None:
             printable(settings["output_uri"]) or "-",
             printable(endpoint["created_by"]) or "-",
         )
-    print_table(table)
+    return table

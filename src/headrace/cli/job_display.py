@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.responses import plain_table, print_table, printable
@@ -76,11 +77,8 @@ def print_jobs(jobs: Iterable[Job]) -> int:
     return len(listed)
 
 
-def print_failures(groups: Sequence[dict[str, Any]]) -> None:
-    """Print groups of failed jobs as a table."""
-    if not groups:
-        click.echo("no failed jobs", err=True)
-        return
+def failure_table(groups: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of groups of failed jobs."""
     table = plain_table("jobs ", "fingerprint", "model", "cause", "last", "last job", "failure")
     for group in groups:
         error = f"{group['error']}: " if group["error"] else ""
@@ -93,7 +91,7 @@ def print_failures(groups: Sequence[dict[str, Any]]) -> None:
             group["job_id"],
             printable(one_line(error + group["message"])),
         )
-    print_table(table)
+    return table
 
 
 def print_job(job: Job, history: Iterable[HistoryEntry]) -> None:

@@ -85,7 +85,7 @@ def list_filters(params: dict[str, Any]) -> dict[str, Any]:
 def has_filter(params: dict[str, Any]) -> bool:
     """Return True if the options select jobs.
 
-    Raise UsageError if they do so besides the ids of jobs, and without either.
+    Raise UsageError for conditions together with ids of jobs, and for neither.
     """
     selects = params["all_jobs"] or bool(list_filters(params))
     if selects and params.get("job_ids"):

@@ -1,19 +1,20 @@
 """``headrace jobs`` and ``headrace queues``: show and control jobs and their queues, and fetch results."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import orjson
+from rich.table import Table
 
 from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, print_each, run_job_command
 from headrace.cli.job_display import (
     exit_status,
+    failure_table,
     fetch_result,
     follow,
-    print_failures,
     print_job,
     print_job_json,
     print_jobs,
@@ -26,7 +27,7 @@ from headrace.cli.job_filters import (
     list_filters,
     state_option,
 )
-from headrace.cli.responses import plain_table, print_table, printable
+from headrace.cli.responses import plain_table, print_documents, printable
 from headrace.jobs.actions import JobAction
 from headrace.jobs.history import history_document
 from headrace.jobs.job import Job, job_document
@@ -117,11 +118,7 @@ def failures_command(**params: Any) -> None:
 
     def call(client: Any) -> None:
         groups = client.failures(limit=params["limit"])
-        if params["json_lines"]:
-            for group in groups:
-                click.echo(orjson.dumps(group))
-        else:
-            print_failures(groups)
+        print_documents(groups, params, failure_table, none="no failed jobs")
 
     run_job_command(params, call)
 
@@ -372,15 +369,11 @@ def scale_command(queue: str, **params: Any) -> None:
     run_job_command(params, call)
 
 
-def _print_queues(queues: Any, params: dict[str, Any]) -> None:
-    if params["json_lines"]:
-        for queue in queues:
-            click.echo(orjson.dumps(queue))
-        return
-    if not queues:
-        click.echo("no queues: the first job creates one", err=True)
-        return
+def _print_queues(queues: Sequence[dict[str, Any]], params: dict[str, Any]) -> None:
+    print_documents(queues, params, _queue_table, none="no queues: the first job creates one")
 
+
+def _queue_table(queues: Sequence[dict[str, Any]]) -> Table:
     # Jobs of a region without workers wait forever; this column shows them.
     regions = any(_regions(queue) for queue in queues)
     table = plain_table(*_QUEUE_COLUMNS, *(["queued by region"] if regions else []))
@@ -395,7 +388,7 @@ def _print_queues(queues: Any, params: dict[str, Any]) -> None:
             _queue_state(queue),
             *([_regions(queue)] if regions else []),
         )
-    print_table(table)
+    return table
 
 
 def _regions(queue: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Print responses as tables, text or JSON, and save their outputs to files."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,26 @@ def print_table(table: Table) -> None:
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     console.print(table)
+
+
+def print_documents(
+    documents: Sequence[dict[str, Any]],
+    params: Mapping[str, Any],
+    to_table: Callable[[Sequence[dict[str, Any]]], Table],
+    *,
+    none: str,
+) -> None:
+    """Print documents as JSON lines or as their table, as the options of the command say.
+
+    Without documents, print `none` to standard error instead of a table.
+    """
+    if params["json_lines"]:
+        for document in documents:
+            click.echo(orjson.dumps(document))
+    elif documents:
+        print_table(to_table(documents))
+    else:
+        click.echo(none, err=True)
 
 
 def plain_table(*columns: str) -> Table:

@@ -1,16 +1,17 @@
 """``headrace workers``: show the workers of jobs, drain them and end a drain."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import click
 import orjson
 from rich.filesize import decimal
+from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, print_each, run_job_command
 from headrace.cli.job_display import age_text
-from headrace.cli.responses import plain_table, print_table, printable
+from headrace.cli.responses import plain_table, print_documents, printable
 
 _EPILOG = """\b
 Examples:
@@ -44,7 +45,10 @@ def workers_command() -> None:
 @JOB_SERVER_OPTIONS
 def list_command(**params: Any) -> None:
     """List the workers, with those that ended in the last day. The default of `headrace workers`."""
-    run_job_command(params, lambda client: _print_workers(client.workers(), params))
+    none = "no workers: start one with headrace work MODEL"
+    run_job_command(
+        params, lambda client: print_documents(client.workers(), params, _worker_table, none=none)
+    )
 
 
 @workers_command.command("show", epilog=examples("headrace workers show gpu-1"))
@@ -89,14 +93,7 @@ def _change_each(change: Callable[[str], Any], names: Iterable[str], params: dic
     return print_each(names, apply, params)
 
 
-def _print_workers(workers: list[dict[str, Any]], params: dict[str, Any]) -> None:
-    if params["json_lines"]:
-        for worker in workers:
-            click.echo(orjson.dumps(worker))
-        return
-    if not workers:
-        click.echo("no workers: start one with headrace work MODEL", err=True)
-        return
+def _worker_table(workers: Sequence[dict[str, Any]]) -> Table:
     # Generated names begin with the host.
     hosts = not all(worker["name"].startswith(worker["host"]) for worker in workers)
     table = plain_table(
@@ -126,7 +123,7 @@ def _print_workers(workers: list[dict[str, Any]], params: dict[str, Any]) -> Non
             _ago(worker["seen_at_ms"]),
             Text(_crash_text(worker["last_crash"])),
         )
-    print_table(table)
+    return table
 
 
 def _details(worker: dict[str, Any]) -> dict[str, str]:
