@@ -504,7 +504,7 @@ class ResourceNotFoundError(JobError):
     """No resource of a kind, such as a delivery or a worker, has this name, or the client may not see it."""
 
     def __init__(self, kind: str, name: str) -> None:
-        super().__init__(f"no {kind} {name!r:.80}: it does not exist, or was deleted")
+        super().__init__(f"no {kind} {name!r:.80}: check the name; its entry may have been removed")
 
 
 class EndpointNotFoundError(JobError):

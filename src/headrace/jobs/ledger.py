@@ -122,7 +122,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """The ids of jobs whose attempts must stop, among the leases of one heartbeat, and orders.
+    """The reply to a heartbeat: the ids of jobs whose attempts must stop, and the order to drain.
 
     `lost`: the lease is no longer valid; the worker stops the attempt and writes nothing more.
     `cancel`: a cancellation was requested. `expired`: the deadline has passed.
@@ -415,7 +415,7 @@ class JobLedger(Service, Protocol):
         ...
 
     def history(self, job_id: str) -> list[HistoryEntry]:
-        """Return what a job does not contain itself of its history, oldest first.
+        """Return the stored entries of a job's history, oldest first.
 
         These are the ends of attempts that did not end the job, manual changes, and the ends that
         `requeue` and `republish` took back. `headrace.jobs.history.timeline` adds the rest.
@@ -597,9 +597,9 @@ class JobLedger(Service, Protocol):
     # Registry of workers
 
     def register_worker(self, info: WorkerInfo, report: WorkerReport = NO_REPORT) -> None:
-        """Add a worker to the registry, or replace what it has of the worker of this name.
+        """Add a worker to the registry, or replace the entry of this name.
 
-        A worker registers at its start, and repeats that now and again. Another `start_id` makes it a
+        A worker registers at its start, and again every hour. Another `start_id` makes it a
         new start: the worker does not drain any more. The models of its queues, for `reported_models`,
         are kept for `REPORTED_MODELS_KEPT_DAYS` after they were last registered.
         """
