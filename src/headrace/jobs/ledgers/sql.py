@@ -310,6 +310,7 @@ STEPS: Final = (
     read_step(4, min_reader=4),
     read_step(5, min_reader=5),
     read_step(6, min_reader=5),
+    read_step(7, min_reader=7),
 )
 
 _SCHEMA: Final = """
