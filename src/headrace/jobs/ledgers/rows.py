@@ -19,6 +19,7 @@ from headrace.jobs.ledger import OUTPUT_NAMES_KEPT_DAYS, PUBLISH_FIRST_MS
 from headrace.jobs.ledgers.database import (
     JOB_COLUMNS,
     SPEC_COLUMNS,
+    Row,
     Statement,
     Transaction,
     read_statement,
@@ -38,6 +39,9 @@ _OUTPUTS_KEPT_MS: Final = OUTPUT_NAMES_KEPT_DAYS * 86_400_000
 
 _AT: Final = {name: index for index, name in enumerate(JOB_COLUMNS)}
 _spec_values: Final = itemgetter(*(_AT[name] for name in SPEC_COLUMNS))
+_json_values: Final = itemgetter(
+    *(_AT[name] for name in ("progress", "cursor", "result", "published_uri", "failure"))
+)
 _IN_SPEC: Final = frozenset(f.name for f in fields(NewJob)) - {"id", "idempotency_key", *SPEC_COLUMNS}
 _DEFAULTS: Final = asdict(NewJob(options={}, tags={}))
 _KNOWN: Final = {
@@ -119,11 +123,13 @@ def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[s
     """Write changes of locked jobs, with notes and notifications. Return the changed jobs by id."""
     if not changes:
         return {}
-    rows = transaction.run(_CHANGE, list(map(_record, changes)))
-    jobs = {job.id: job for job in map(job_of, rows)}
-    for each in changes:
-        if (job := jobs.get(each.before.id)) is not None:
-            _count(transaction.counters, each, job, now_ms=rows[0][-1])
+    records = list(map(_record, changes))
+    rows = {row[0]: row for row in transaction.run(_CHANGE, records)}
+    jobs: dict[str, Job] = {}
+    for each, record in zip(changes, records, strict=True):
+        if (row := rows.get(each.before.id)) is not None:
+            jobs[row[0]] = job = _written(each.then, record, row)
+            _count(transaction.counters, each, job, now_ms=row[-1])
     _write_history(
         transaction,
         [record for c in changes if c.before.id in jobs for record in _records(c, jobs[c.before.id])],
@@ -234,10 +240,6 @@ def dump_spec(new: NewJob) -> str:
 
 def job_of(row: Sequence[Any]) -> Job:
     """Return the job of a row of JOB_COLUMNS."""
-    result = row[_AT["result"]]
-    progress = row[_AT["progress"]]
-    cursor = row[_AT["cursor"]]
-    failure = row[_AT["failure"]]
     return Job(
         id=row[0],
         state=JobState(row[1]),
@@ -255,12 +257,21 @@ def job_of(row: Sequence[Any]) -> Job:
         deadline_at_ms=row[_AT["deadline_at_ms"]],
         lease_until_ms=row[_AT["lease_until_ms"]],
         cancel_requested=bool(row[_AT["cancel_requested"]]),
-        progress=None if progress is None else JobProgress(**_known(JobProgress, progress)),
-        cursor=None if cursor is None else orjson.loads(cursor),
-        result=None if result is None else _result_of(result, row[_AT["published_uri"]]),
-        failure=None if failure is None else _failure_of(failure),
         publish_tries=row[_AT["publish_tries"]],
+        **_read_values(*_json_values(row)),
     )
+
+
+def _read_values(
+    progress: str | None, cursor: str | None, result: str | None, published_uri: str, failure: str | None
+) -> dict[str, Any]:
+    """Return the fields of a job whose columns have JSON."""
+    return {
+        "progress": None if progress is None else JobProgress(**_known(JobProgress, progress)),
+        "cursor": None if cursor is None else orjson.loads(cursor),
+        "result": None if result is None else _result_of(result, published_uri),
+        "failure": None if failure is None else _failure_of(failure),
+    }
 
 
 def entry_of(row: Sequence[Any]) -> HistoryEntry:
@@ -299,6 +310,30 @@ def _record(each: Change) -> dict[str, Any]:
         "new_failure": dump(then.failure),
         "new_fingerprint": then.fingerprint,
     }
+
+
+def _written(job: Job, record: Mapping[str, Any], row: Row) -> Job:
+    """Return a changed job as it would be read, from its record and the row of its new times.
+
+    Reading the unchanged columns again, of which the spec is JSON, would cost more than the rest.
+    """
+    _, due_at_ms, ended_at_ms, expires_at_ms, deadline_at_ms, _ = row
+    return replace(
+        job,
+        due_at_ms=due_at_ms,
+        ended_at_ms=ended_at_ms,
+        expires_at_ms=expires_at_ms,
+        deadline_at_ms=deadline_at_ms,
+        lease_until_ms=None,
+        publish_tries=0,
+        **_read_values(
+            record["new_progress"],
+            record["new_cursor"],
+            record["new_result"],
+            record["new_published_uri"],
+            record["new_failure"],
+        ),
+    )
 
 
 def _entry(job: Job, note: Note) -> HistoryEntry:
