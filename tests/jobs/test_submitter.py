@@ -24,13 +24,13 @@ class GatedLedger(MemoryJobLedger):
         self.commits = []
         self.poison = None
 
-    def submit(self, jobs):
+    def submit(self, jobs, *, all_or_nothing=False):
         self.commits.append(len(jobs))
         self.began.release()
         assert self.gate.wait(WAIT_S)
         if any(job.model == self.poison for job in jobs):
             raise ValueError("no database takes this")
-        return super().submit(jobs)
+        return super().submit(jobs, all_or_nothing=all_or_nothing)
 
 
 @pytest.fixture

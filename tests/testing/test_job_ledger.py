@@ -275,10 +275,15 @@ class NeverFull(MemoryJobLedger):
 
 
 class OneRefusalRefusesAll(MemoryJobLedger):
-    def submit(self, jobs):
-        replies = super().submit(jobs)
+    def submit(self, jobs, *, all_or_nothing=False):
+        replies = super().submit(jobs, all_or_nothing=all_or_nothing)
         refused = [reply for reply in replies if isinstance(reply, Exception)]
         return refused[:1] * len(replies) if refused else replies
+
+
+class QueuesTheRest(MemoryJobLedger):
+    def submit(self, jobs, *, all_or_nothing=False):
+        return super().submit(jobs)
 
 
 class LimitIgnored(MemoryJobLedger):
@@ -933,6 +938,7 @@ _LEDGERS = [
     (NeverFull, "check_full_queue"),
     (NeverFull, "check_full_queue_returns_known_keys"),
     (OneRefusalRefusesAll, "check_full_queue"),
+    (QueuesTheRest, "check_all_or_nothing"),
     (LimitIgnored, "check_maintenance_limit"),
     (KeepsExpiredLeases, "check_lost_leases"),
     (ExpiresValidLeases, "check_valid_leases_are_kept"),

@@ -298,10 +298,14 @@ class JobLedger(Service, Protocol):
 
     # Submission
 
-    def submit(self, jobs: Sequence[NewJob]) -> list[SubmitReply | Exception]:
+    def submit(
+        self, jobs: Sequence[NewJob], *, all_or_nothing: bool = False
+    ) -> list[SubmitReply | Exception]:
         """Queue jobs in one transaction. Return one reply for each, in order.
 
-        A refused job has an error in place of its reply; the others are queued all the same.
+        A refused job has an error in place of its reply; the others are queued all the same. With
+        `all_or_nothing`, an error in the replies means that nothing was queued, and that the other
+        replies do not count.
         IdempotencyError: the key stands for another digest. QueueClosedError: the queue is
         draining. QueueFullError: the queue already has `pending_max` pending jobs. OutputTakenError:
         another job owns the name of the output, and `NewJob.if_exists` does not permit another way.

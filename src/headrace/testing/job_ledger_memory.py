@@ -69,16 +69,21 @@ class MemoryJobLedger(MemoryWorkers):
     # Submission
 
     @override
-    def submit(self, jobs: Sequence[NewJob]) -> list[SubmitReply | Exception]:
+    def submit(
+        self, jobs: Sequence[NewJob], *, all_or_nothing: bool = False
+    ) -> list[SubmitReply | Exception]:
         replies: list[SubmitReply | Exception] = []
         taken: dict[tuple[str, str], OutputTakenError] = {}
-        with self._locked():
+        with self._locked() as table:
+            before = table.copy() if all_or_nothing else None
             for new in jobs:
                 identity = (new.tenant, new.idempotency_key or new.id)
                 reply = taken.get(identity) or self._submit(new)
                 if isinstance(reply, OutputTakenError) and identity[1]:
                     taken[identity] = reply
                 replies.append(reply)
+            if before is not None and any(isinstance(reply, Exception) for reply in replies):
+                table.restore(before)
         return replies
 
     def _submit(self, new: NewJob) -> SubmitReply | Exception:

@@ -8,7 +8,8 @@ from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from typing_extensions import override
@@ -119,6 +120,16 @@ class _Table:
     """The audit log, oldest first."""
     usage: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """The last day of each API key, and its bytes."""
+
+    def copy(self) -> dict[str, Any]:
+        """Return a copy of the contents."""
+        names = {each.name for each in fields(self)} - {"lock", "listeners"}
+        return {name: deepcopy(getattr(self, name)) for name in names}
+
+    def restore(self, contents: Mapping[str, Any]) -> None:
+        """Return to the contents of an earlier `copy`."""
+        for name, value in contents.items():
+            setattr(self, name, value)
 
 
 def lost_delay_ms(job: Job) -> int:

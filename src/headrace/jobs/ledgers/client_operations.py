@@ -71,6 +71,14 @@ _HISTORY: Final = read_statement("history")
 Identity = tuple[str, str, str]
 
 
+class _RolledBack(Exception):  # noqa: N818 - ends a transaction, not an operation
+    """The transaction of a submission is undone, because some of its jobs are refused."""
+
+    def __init__(self, replies: list[SubmitReply | Exception]) -> None:
+        super().__init__()
+        self.replies = replies
+
+
 class ClientOperations(DatabaseOperations, JobLedger):
     """The operations of a ledger that clients of the job API request."""
 
@@ -78,7 +86,9 @@ class ClientOperations(DatabaseOperations, JobLedger):
     """Returns the time that new ids begin with. Ids sort by it; nothing else depends on it."""
 
     @override
-    def submit(self, jobs: Sequence[NewJob]) -> list[SubmitReply | Exception]:
+    def submit(
+        self, jobs: Sequence[NewJob], *, all_or_nothing: bool = False
+    ) -> list[SubmitReply | Exception]:
         if not jobs:
             return []
         at_ms = self._wall_ms()
@@ -90,17 +100,23 @@ class ClientOperations(DatabaseOperations, JobLedger):
             if not new.id:
                 new_ids.add(job_id)
             named.append(_cleaned(new, job_id))
-        return self._submit(named, new_ids)
+        try:
+            return self._submit(named, new_ids, all_or_nothing)
+        except _RolledBack as refused:
+            return refused.replies
 
     @writing
     def _submit(
-        self, transaction: Transaction, jobs: Sequence[NewJob], new_ids: set[str]
+        self, transaction: Transaction, jobs: Sequence[NewJob], new_ids: set[str], all_or_nothing: bool
     ) -> list[SubmitReply | Exception]:
         submissions = _Submissions(transaction, jobs, new_ids)
         for _ in range(_ROUNDS_MAX):
             remaining = [index for index in range(len(jobs)) if index not in submissions.replies]
             if not remaining:
-                return [submissions.replies[index] for index in range(len(jobs))]
+                replies = [submissions.replies[index] for index in range(len(jobs))]
+                if all_or_nothing and any(isinstance(reply, Exception) for reply in replies):
+                    raise _RolledBack(replies)
+                return replies
             submissions.answer(remaining)
         raise JobLedgerUnavailableError(
             "jobs with these ids or keys changed during the submission, nothing was queued: try again"

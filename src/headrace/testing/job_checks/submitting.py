@@ -231,6 +231,34 @@ def check_full_queue(bench: LedgerBench) -> None:
     )
 
 
+def check_all_or_nothing(bench: LedgerBench) -> None:
+    """Check that one refused job keeps all others of an `all_or_nothing` call out of the ledger."""
+    ledger = bench.ledger
+    ledger.submit([NewJob(id="earlier", idempotency_key="k", body_digest="1")])
+    ledger.set_queue(QueueSettings("closed", draining=True))
+    jobs = [
+        NewJob(id="new", idempotency_key="n", tags={"day": "1"}),
+        NewJob(id="named", queue="other", output_uri="memory://box/", key="K"),
+        NewJob(id="refused", queue="closed"),
+        NewJob(id="known", idempotency_key="k", body_digest="1"),
+    ]
+    before = ledger.counters()
+    replies = ledger.submit(jobs, all_or_nothing=True)
+    true(isinstance(replies[2], QueueClosedError), f"the refused job has the reply {short_repr(replies[2])}")
+    equal(sorted(ledger.get_many([job.id for job in jobs])), [], "the jobs of a refused call")
+    equal(ids(ledger.find(JobFilter(tags={"day": "1"})).jobs), [], "the tags of a refused call")
+    equal([queue.name for queue in ledger.queues()], ["closed", "default"], "the queues afterwards")
+    equal(ledger.counters(), before, "the counters after a refused call")
+
+    del jobs[2]
+    created = [accepted(reply).created for reply in ledger.submit(jobs, all_or_nothing=True)]
+    equal(created, [True, True, False], "the new jobs of a call without a refusal")
+    equal(
+        sorted(ledger.get_many(["new", "named", "known", "earlier"])), ["earlier", "named", "new"], "all jobs"
+    )
+    equal(ledger.get("named").spec.output_name, "", "the output name, which no refused job owns")
+
+
 def check_full_queue_returns_known_keys(bench: LedgerBench) -> None:
     """Check that a known key returns its job from a full queue.
 
