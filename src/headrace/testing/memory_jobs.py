@@ -8,7 +8,7 @@ from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -122,9 +122,9 @@ class _Table:
     """The last day of each API key, and its bytes."""
 
     def copy(self) -> dict[str, Any]:
-        """Return a copy of the contents."""
-        names = {each.name for each in fields(self)} - {"lock", "listeners"}
-        return {name: deepcopy(getattr(self, name)) for name in names}
+        """Return a copy of the contents, for a change that adds jobs."""
+        names = {each.name for each in fields(self)} - {"lock", "listeners", "counters"}
+        return {name: copy(getattr(self, name)) for name in names} | {"counters": deepcopy(self.counters)}
 
     def restore(self, contents: Mapping[str, Any]) -> None:
         """Return to the contents of an earlier `copy`."""
