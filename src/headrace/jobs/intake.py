@@ -90,6 +90,24 @@ class JobServiceSettings:
     followers_max: int = FOLLOWERS_MAX
 
 
+PASSING_REFUSALS: Final = (ModelNotFoundError, OverloadedError, QueueFullError)
+"""Refusals of a submission that another time would not meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedJob:
+    """A job that its key may submit, as it is before its payload is stored."""
+
+    job: NewJob
+    submission: Submission
+    endpoint: Endpoint | None
+    warnings: tuple[str, ...] = ()
+
+    def stored_uri(self, job: NewJob) -> str:
+        """Return the URI of the payload that was stored for `job`, or ""."""
+        return "" if self.submission.payload is None else job.input_uri
+
+
 def authorize_job(key: ApiKey, job: NewJob, *, trusted_output: bool = False) -> NewJob:
     """Return the job for this client's tenant, with normalized URIs.
 
@@ -204,37 +222,20 @@ class JobIntake(Service):
         queued twice.
         """
         key.require(Scope.SUBMIT)
-        endpoint = self._endpoint_of(key, submission.job.endpoint)
-        if submission.payload is not None:
-            key.require_inline(len(submission.payload))
-            require_payload_size(endpoint, len(submission.payload))
-        job = self._authorize(key, submission, endpoint, trusted_output=trusted_output)
+        checked = self._check(key, submission, trusted_output=trusted_output)
         try:
-            if submission.payload is not None:
-                self._usage.use(key, len(submission.payload))
-            warnings = self._known_models.check(job, _limited_to(endpoint, key))
+            checked = self._use(key, checked)
             self._admit(key)
-        except (ModelNotFoundError, OverloadedError, QueueFullError):
-            # A job in the ledger is not checked again: a client that lost the response and retries
-            # receives it.
-            existing = self._existing_reply(job, submission.upload)
+        except PASSING_REFUSALS:
+            existing = self._existing_reply(checked)
             if existing is None:
                 raise
-            return existing
+            return _completed(existing)
         stored = ""
         try:
-            if submission.upload:
-                # The upload id replaces the idempotency key: an upload creates one job.
-                uri, size_bytes = self._payloads.check_upload(key.tenant, submission.upload)
-                require_payload_size(endpoint, size_bytes)
-                job = replace(job, id=submission.upload, input_uri=uri, idempotency_key="")
-            elif submission.payload is not None:
-                job_id = new_job_id(self._now_ms())
-                stored = self._payloads.store_payload(job_id, submission.payload)
-                job = replace(job, id=job_id, input_uri=stored)
-            # An inline payload is small and may be processed in any region.
-            job = self._with_deadline(job if stored else self._with_region(job))
-            future = self._submitter.submit(job, warnings)
+            job = self._with_input(key, checked)
+            stored = checked.stored_uri(job)
+            future = self._submitter.submit(job, checked.warnings)
         except BaseException:
             self._arrived(key)
             if stored:
@@ -242,6 +243,37 @@ class JobIntake(Service):
             raise
         future.add_done_callback(partial(self._submitted, key, stored))
         return future
+
+    def _check(self, key: ApiKey, submission: Submission, *, trusted_output: bool = False) -> CheckedJob:
+        """Return the job with the settings of its endpoint, if the key may submit it."""
+        endpoint = self._endpoint_of(key, submission.job.endpoint)
+        if submission.payload is not None:
+            key.require_inline(len(submission.payload))
+            require_payload_size(endpoint, len(submission.payload))
+        job = self._authorize(key, submission, endpoint, trusted_output=trusted_output)
+        return CheckedJob(job, submission, endpoint)
+
+    def _use(self, key: ApiKey, checked: CheckedJob) -> CheckedJob:
+        """Count the bytes of the payload, and check the model. Return the job with its warnings."""
+        if checked.submission.payload is not None:
+            self._usage.use(key, len(checked.submission.payload))
+        warnings = self._known_models.check(checked.job, _limited_to(checked.endpoint, key))
+        return replace(checked, warnings=warnings)
+
+    def _with_input(self, key: ApiKey, checked: CheckedJob) -> NewJob:
+        """Store the payload, or find the upload. Return the job as the ledger has it."""
+        job, submission = checked.job, checked.submission
+        if submission.payload is not None:
+            job_id = new_job_id(self._now_ms())
+            uri = self._payloads.store_payload(job_id, submission.payload)
+            # An inline payload is small and may be processed in any region.
+            return self._with_deadline(replace(job, id=job_id, input_uri=uri))
+        if submission.upload:
+            # The upload id replaces the idempotency key: an upload creates one job.
+            uri, size_bytes = self._payloads.check_upload(key.tenant, submission.upload)
+            require_payload_size(checked.endpoint, size_bytes)
+            job = replace(job, id=submission.upload, input_uri=uri, idempotency_key="")
+        return self._with_deadline(self._with_region(job))
 
     def _endpoint_of(self, key: ApiKey, name: str) -> Endpoint | None:
         """Return the endpoint of a submission that names `name`, or None for a direct one."""
@@ -275,20 +307,22 @@ class JobIntake(Service):
         job = replace(job, notify=(*of_endpoint, *own))
         return authorize_job(_limited_to(endpoint, key), job, trusted_output=True)
 
-    def _existing_reply(self, job: NewJob, upload: str) -> "Future[SubmitReply] | None":
-        """Return the reply to a submission that is in the ledger already, or None."""
+    def _existing_reply(self, checked: CheckedJob) -> SubmitReply | IdempotencyError | None:
+        """Return the reply to a submission that is in the ledger already, or None.
+
+        Such a job is not refused for passing reasons: a client that lost the response and retries
+        receives it.
+        """
+        job, upload = checked.job, checked.submission.upload
         if upload:
             found = self._ledger.get_many([upload]).get(upload)
         else:
             found = self._ledger.get_by_key(job.tenant, job.idempotency_key)
         if found is None or found.spec.tenant != job.tenant:
             return None
-        future: Future[SubmitReply] = Future()
         if found.spec.body_digest != job.body_digest:
-            future.set_exception(IdempotencyError(upload or job.idempotency_key, found.id))
-        else:
-            future.set_result(SubmitReply(found, created=False))
-        return future
+            return IdempotencyError(upload or job.idempotency_key, found.id)
+        return SubmitReply(found, created=False)
 
     def _with_notify(self, job: NewJob) -> NewJob:
         """Return the job with its ``notify`` entries as the ledger has them."""
@@ -329,20 +363,20 @@ class JobIntake(Service):
             return job
         return replace(job, region=self._region_of(job.input_uri) or "")
 
-    def _admit(self, key: ApiKey) -> None:
+    def _admit(self, key: ApiKey, jobs: int = 1) -> None:
         with self._lock:
             arriving = self._arriving[key.tenant]
-            self._arriving[key.tenant] += 1
+            self._arriving[key.tenant] += jobs
         try:
             pending = self._ledger.count_pending(key.tenant, limit=key.pending_max)
-            key.require_quota(pending + arriving)
+            key.require_quota(pending + arriving, jobs)
         except BaseException:
-            self._arrived(key)
+            self._arrived(key, jobs)
             raise
 
-    def _arrived(self, key: ApiKey) -> None:
+    def _arrived(self, key: ApiKey, jobs: int = 1) -> None:
         with self._lock:
-            self._arriving[key.tenant] -= 1
+            self._arriving[key.tenant] -= jobs
             if not self._arriving[key.tenant]:
                 del self._arriving[key.tenant]
 
@@ -398,6 +432,15 @@ class JobIntake(Service):
             if reservation is not None:
                 reservation.close()
             raise
+
+
+def _completed(reply: SubmitReply | IdempotencyError) -> "Future[SubmitReply]":
+    future: Future[SubmitReply] = Future()
+    if isinstance(reply, IdempotencyError):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)
+    return future
 
 
 def _limited_to(endpoint: Endpoint | None, key: ApiKey) -> ApiKey:

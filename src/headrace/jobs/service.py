@@ -24,9 +24,10 @@ from headrace.jobs.access.endpoints import (
     keep_secrets,
     read_endpoint_settings,
 )
+from headrace.jobs.batch import BatchIntake
 from headrace.jobs.bulk import BulkReply, BulkRequest, run_bulk
 from headrace.jobs.history import HistoryEntry, timeline
-from headrace.jobs.intake import JobIntake, JobServiceSettings
+from headrace.jobs.intake import JobServiceSettings
 from headrace.jobs.job import QUEUE_DEFAULT, Job
 from headrace.jobs.ledger import FailureGroup, JobFilter, Page, QueueCounts, QueueSettings
 from headrace.jobs.paths import UriAllowList
@@ -101,7 +102,7 @@ def failure_group_document(group: FailureGroup) -> dict[str, Any]:
     }
 
 
-class JobService(JobIntake):
+class JobService(BatchIntake):
     """The operations of the job API, with permission checks, as a service.
 
     Every operation first checks the rights of the client's key. The ledger and the stores are

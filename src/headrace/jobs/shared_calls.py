@@ -132,6 +132,19 @@ class Submitter(Service):
             self._changed.notify()
         return future
 
+    def submit_together(
+        self, jobs: Sequence[NewJob], warnings: Sequence[tuple[str, ...]], *, all_or_nothing: bool
+    ) -> list[SubmitReply | Exception]:
+        """Submit jobs in a commit of their own. Block until the ledger's replies are there."""
+        replies = self._ledger.submit(jobs, all_or_nothing=all_or_nothing)
+        if all_or_nothing and any(isinstance(reply, Exception) for reply in replies):
+            return replies
+        self._announce_new(replies)
+        return [
+            reply if isinstance(reply, Exception) else _with_warnings(reply, texts)
+            for reply, texts in zip(replies, warnings, strict=True)
+        ]
+
     def statistics(self) -> SubmitterStatistics:
         """Return a snapshot of the counters."""
         with self._changed:
@@ -171,10 +184,8 @@ class Submitter(Service):
         for pending, reply in zip(batch, replies, strict=True):
             if isinstance(reply, Exception):
                 _fail(pending.future, reply)
-                continue
-            job = replace(reply.job, warnings=pending.warnings) if pending.warnings else reply.job
-            if pending.future.set_running_or_notify_cancel():
-                pending.future.set_result(SubmitReply(job, reply.created))
+            elif pending.future.set_running_or_notify_cancel():
+                pending.future.set_result(_with_warnings(reply, pending.warnings))
 
     def _announce_new(self, replies: Sequence[SubmitReply | Exception]) -> None:
         """Announce new due jobs; workers find jobs that become due later by themselves."""
@@ -339,6 +350,10 @@ class Follower(Service):
             return
         # The pause is as long as the read, so that half of the ledger's time is left for others.
         self._clock.sleep(max(POLL_S_MIN, self._clock.now() - began_s), self._closing)
+
+
+def _with_warnings(reply: SubmitReply, warnings: tuple[str, ...]) -> SubmitReply:
+    return SubmitReply(replace(reply.job, warnings=warnings), reply.created) if warnings else reply
 
 
 def _fail(future: "Future[Any]", error: Exception) -> None:

@@ -105,8 +105,18 @@ def read_document(
         raise DataError(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise DataError(f"the body must be a JSON object, not {format_value(found)}")
-    check_nesting(found, limits.depth_max)
-    document = cast("dict[str, Any]", found)
+    return read_submission(cast("dict[str, Any]", found), headers, limits, model_optional=model_optional)
+
+
+def read_submission(
+    document: dict[str, Any],
+    headers: SubmissionHeaders,
+    limits: SubmissionLimits,
+    *,
+    model_optional: bool = False,
+) -> Submission:
+    """Return the submission of a JSON object, which is changed. The errors are those of `read_document`."""
+    check_nesting(document, limits.depth_max)
     _refuse_unknown(document, {*FIELDS, *_PAYLOADS})
     sources = [name for name in (*_PAYLOADS, "input_uri") if name in document]
     if len(sources) > 1:

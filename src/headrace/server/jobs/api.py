@@ -22,12 +22,16 @@ from headrace.server.routes import QUEUE_NAME
 
 DOCUMENT_BYTES_MAX: Final = 1 << 20
 """The maximum size of a submission in addition to its payload."""
+BATCH_BYTES_MAX: Final = 16 << 20
+"""The maximum size of a batch of submissions, with its payloads."""
 THREADS: Final = 16
 CALLS_MAX: Final = 2_000
 CHECKS_MAX: Final = 4
 """The number of concurrent comparisons of published objects, each of which occupies a thread."""
 BULK_REQUESTS_MAX: Final = 4
 """The number of concurrent actions on many jobs, each of which occupies a thread."""
+BATCHES_MAX: Final = 4
+"""The number of concurrent batches of submissions, each of which occupies a thread."""
 RETRY_AFTER_S: Final = 1.0
 _JOB_ID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _QUEUE: Final = re.compile(QUEUE_NAME)
@@ -110,6 +114,7 @@ class Api:
         self.thread_pool = thread_pool or BoundedThreadPool()
         self.uploads = asyncio.Semaphore(self.settings.uploads_max)
         self.checks = asyncio.Semaphore(CHECKS_MAX)
+        self.batches = asyncio.Semaphore(BATCHES_MAX)
         self.bulk_requests = asyncio.Semaphore(BULK_REQUESTS_MAX)
 
     def document(self, job: Job) -> Document:

@@ -6,9 +6,10 @@
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from headrace.jobs.audit import AUDIT_PAGE_MAX
+from headrace.jobs.batch import BATCH_JOBS_MAX
 from headrace.jobs.bulk import BULK_JOBS_DEFAULT, BULK_JOBS_MAX
 from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT
@@ -65,6 +66,21 @@ class SubmissionDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     tags: dict[str, str] = {}
     notify: list[dict[str, Any]] = []
     correlation_id: Text | None = None
+
+
+class BatchJobDocument(SubmissionDocument, kw_only=True, forbid_unknown_fields=True):
+    """A job of a batch."""
+
+    idempotency_key: Annotated[str, Meta(pattern=r"^[!-~]{1,255}$")] | None = None
+    """Repeated submissions with the same key and content make one job."""
+
+
+class BatchDocument(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A batch of submissions."""
+
+    jobs: Annotated[list[BatchJobDocument], Meta(min_length=1, max_length=BATCH_JOBS_MAX)]
+    all_or_nothing: bool = False
+    """Queue all jobs, or none if one of them is refused."""
 
 
 class ProgressDocument(Struct, kw_only=True):
@@ -165,6 +181,22 @@ class JobDocument(Struct, kw_only=True):
     """Equal for equal failures of a model; empty unless the job, or its publication, failed."""
     warnings: list[str]
     """Reasons why the job may wait for long. Only the response to a submission has any."""
+
+
+class BatchResultDocument(Struct, kw_only=True):
+    """The result of a job of a batch: the job, or the members of an error."""
+
+    status: int
+    """The status of the response to a submission of this job alone."""
+    job: JobDocument | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class BatchReplyDocument(Struct, kw_only=True):
+    """The results of a batch, in the order of its jobs."""
+
+    results: list[BatchResultDocument]
 
 
 class PageDocument(Struct, kw_only=True):

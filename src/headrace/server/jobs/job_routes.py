@@ -15,8 +15,10 @@ import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import CHANGE_SCOPES, Scope
+from headrace.jobs.batch import Batch, BatchReply, read_batch
 from headrace.jobs.history import history_document
 from headrace.jobs.job import Job, change_tag, same_state
+from headrace.jobs.ledger import SubmitReply
 from headrace.jobs.service import QUEUE_SCOPES, queue_document
 from headrace.jobs.submission import (
     JSON,
@@ -28,8 +30,10 @@ from headrace.jobs.submission import (
 )
 from headrace.protocols.sse import CONTENT_TYPE
 from headrace.runs.media_types import bare_type
+from headrace.server.errors import error_body, status_of
 from headrace.server.http import Exchange
 from headrace.server.jobs.api import (
+    BATCH_BYTES_MAX,
     DOCUMENT_BYTES_MAX,
     ERRORS,
     Api,
@@ -40,6 +44,8 @@ from headrace.server.jobs.api import (
 )
 from headrace.server.jobs.bulk_routes import filter_of
 from headrace.server.jobs.documents import (
+    BatchDocument,
+    BatchReplyDocument,
     HistoryDocument,
     JobDocument,
     JobsQuery,
@@ -119,6 +125,34 @@ class JobHandlers(ApiHandlers):
         reply = await self._api.submit(exchange.client, submission)
         location = [(b"location", f"/v1/jobs/{reply.job.id}".encode())]
         await respond_json(exchange, self._api.document(reply.job), 202 if reply.created else 200, location)
+
+    @route(
+        "POST",
+        "/v1/jobs/batch",
+        _SUBMIT,
+        BatchReplyDocument,
+        request=(BatchDocument,),
+        errors=(*ERRORS, 404, 408, 409, 413, 422),
+    )
+    async def submit_batch(self, exchange: Exchange) -> None:
+        """Submit up to 1,000 jobs.
+
+        Each job has a result at its place: the job with status 202 or 200, or the error with the status
+        that a submission of this job alone would have. With `all_or_nothing`, the first error is the
+        response, its text has the index of the job, and nothing was queued.
+        """
+        body = await exchange.body(BATCH_BYTES_MAX)
+        async with self._api.batches:
+            batch = await self._run(_read_batch, exchange, body, self._service.settings.submission_limits)
+            replies = await self._run(self._service.submit_batch, exchange.client, batch)
+        results = await self._run(lambda: list(map(self._result, replies)))
+        await respond_json(exchange, {"results": results})
+
+    def _result(self, reply: BatchReply) -> dict[str, Any]:
+        if isinstance(reply, SubmitReply):
+            return {"status": 202 if reply.created else 200, "job": self._api.document(reply.job)}
+        status = status_of(reply)
+        return {"status": status.http, **orjson.loads(error_body(status))}
 
     @route("GET", "/v1/jobs", _READ, PageDocument, query=JobsQuery, errors=(*ERRORS, 413))
     async def find(self, exchange: Exchange) -> None:
@@ -289,6 +323,11 @@ def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submissi
             f"content type {ascii(bare)[:80]}: must be {JSON}; to send a payload, add model to the query"
         )
     return read_document(body, envelope, limits, model_optional=model_optional)
+
+
+def _read_batch(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Batch:
+    trace = exchange.header(b"traceparent") or ""
+    return read_batch(body, limits, trace=trace, model_optional=exchange.client.endpoints is not None)
 
 
 async def _event_stream(api: Api, job: Job, last_tag: str) -> AsyncGenerator[bytes, None]:
