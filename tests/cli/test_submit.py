@@ -7,7 +7,7 @@ import pytest
 from cases import for_each
 from cli.job_commands import run_command, work_after_first_event
 from headrace.jobs.job import JobFailure, JobProgress
-from headrace.jobs.ledger import ClaimRequest, JobFilter
+from headrace.jobs.ledger import ClaimRequest, JobFilter, QueueSettings
 from headrace.jobs.state import Cause
 from headrace.jobs.worker_registry import WorkerInfo
 from integration.command import headrace
@@ -171,3 +171,59 @@ def test_region_is_submitted_and_shown(served):
     assert "eu-west-1, processed in us" in run_command(served, "jobs", "show", job_id).out
     wrong = run_command(served, "submit", "-m", "m", "--input", "1", "--region", "eu west")
     assert (wrong.code, "region: 'eu west' is not a valid region" in wrong.err) == (1, True)
+
+
+def write_lines(path, *lines):
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_batch_submits_a_job_for_each_line(served, tmp_path):
+    served.ledger.set_queue(QueueSettings("closed", draining=True))
+    path = write_lines(
+        tmp_path / "jobs.jsonl",
+        {"input": [1], "tags": {"n": "1"}},
+        "\n",
+        {"input": [2], "queue": "closed"},
+        {"input_uri": "s3://in/a.csv", "model": "other"},
+    )
+    options = ("submit", "--batch", path, "-m", "churn", "--priority", "1", "--idempotency-key", "day")
+    done = run_command(served, *options)
+    assert done.code == 1
+    other, churn = served.ledger.find(JobFilter()).jobs
+    assert done.out.split() == [churn.id, other.id]
+    assert "refused: line 3: queue closed is" in done.err
+    assert done.err.endswith("2 submitted, 1 refused\n")
+    assert (churn.spec.model, churn.spec.priority, churn.spec.idempotency_key) == ("churn", 1, "day-1")
+    assert (other.spec.model, other.spec.priority, other.spec.idempotency_key) == ("other", 1, "day-4")
+
+    again = run_command(served, *options, "--json")
+    lines = [json.loads(line) for line in again.out.splitlines()]
+    assert [line.get("id") for line in lines] == [churn.id, None, other.id]
+    assert (lines[1]["event"], lines[1]["line"], lines[1]["type"]) == ("refused", 3, "QueueClosedError")
+    assert len(served.ledger.find(JobFilter()).jobs) == 2
+
+
+def test_batch_submits_all_jobs_or_none(served, tmp_path):
+    path = write_lines(tmp_path / "jobs.jsonl", {"input": [1]}, {"input": [2], "colour": "red"})
+    done = run_command(served, "submit", "--batch", path, "-m", "churn", "--all-or-nothing")
+    assert done.code == 1
+    assert "'colour' is not an argument of submit" in done.err
+    path = write_lines(tmp_path / "jobs.jsonl", {"input": [1]}, {"input": [2], "priority": 10})
+    done = run_command(served, "submit", "--batch", path, "-m", "churn", "--all-or-nothing")
+    assert "nothing was queued, because of jobs[1]: priority" in done.err
+    assert served.ledger.find(JobFilter()).jobs == ()
+
+
+def test_malformed_batches_are_refused(served, tmp_path):
+    for lines, reason in (
+        (("{",), "jobs.jsonl, line 1: is not JSON"),
+        ((json.dumps({"input": 1}) + "\n", "[1]\n"), "jobs.jsonl, line 2: must be a JSON object"),
+        ((), "has no jobs"),
+    ):
+        done = run_command(served, "submit", "--batch", write_lines(tmp_path / "jobs.jsonl", *lines))
+        assert (done.code, reason in done.err) == (1, True), done.err
+    path = tmp_path / "jobs.jsonl"
+    for arguments in (("a.csv", "--batch", path), ("--batch", path, "--wait"), ("--all-or-nothing", "a.csv")):
+        assert run_command(served, "submit", *arguments).code == 2
+    assert served.ledger.find(JobFilter()).jobs == ()

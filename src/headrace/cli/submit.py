@@ -15,6 +15,7 @@ from headrace.cli.job_display import (
     print_job_json,
 )
 from headrace.cli.options import key_values, name_value_pairs
+from headrace.cli.submit_batch import submit_batch
 from headrace.core.errors import ConfigError
 from headrace.jobs.job import IF_EXISTS, Kind
 from headrace.reports.report import one_line
@@ -39,11 +40,13 @@ Examples:
   Submit standard input, due in an hour, with a time limit of ten minutes:
     headrace submit - --content-type text/csv --model churn --delay-s 3600 \\
         --time-limit-s 600 < rows.csv
+  Submit a job for each line of a file, which has the fields of a submission as JSON:
+    headrace submit --batch jobs.jsonl --model churn --idempotency-key day-21 > ids.txt
   Print the job's id, for a script:
     headrace submit rows.csv --model churn --json | jq -r .id
 
 \b
-Exit status: 0 submitted, with --wait completed; 1 refused, failed, cancelled or expired;
+Exit status: 0 submitted, with --wait completed; 1 refused (with --batch any), failed, cancelled or expired;
 2 wrong usage or an unknown model; 130 stopped by Ctrl-C, while the job continues.
 """
 _FIELDS = (
@@ -75,6 +78,12 @@ _SECONDS = click.FloatRange(min=0)
 @click.option(
     "--input", "-i", "inline_input", metavar="JSON", help="Payload as a JSON value, instead of PAYLOAD."
 )
+@click.option(
+    "--batch",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True, exists=True),
+    help="JSON Lines file with a job per line, instead of PAYLOAD; options are the defaults of all lines.",
+)
+@click.option("--all-or-nothing", is_flag=True, help="With --batch, submit no job if one is refused.")
 @click.option("--kind", type=click.Choice(get_args(Kind)), help="Kind of the job.  [default: infer]")
 @click.option("--queue", "-q", help="Queue of the job.  [default: default]")
 @click.option("--content-type", help="Content type of the payload.  [default: by file name]")
@@ -128,8 +137,12 @@ def submit_command(**params: Any) -> None:
     """
     if params["output"] is not None and not params["wait"]:
         raise click.UsageError("--output requires --wait")
+    _check_batch(params)
 
     def call(client: Any) -> int:
+        if params["batch"] is not None:
+            defaults = _options(params) | ({"model": params["model"]} if params["model"] else {})
+            return submit_batch(client, params["batch"], defaults, params=params)
         job = client.submit(params["model"], **_payload(params), **_options(params))
         for warning in job.warnings:
             click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {one_line(warning)}", err=True)
@@ -142,6 +155,17 @@ def submit_command(**params: Any) -> None:
         return 0
 
     run_job_command(params, call)
+
+
+def _check_batch(params: dict[str, Any]) -> None:
+    if params["batch"] is None:
+        if params["all_or_nothing"]:
+            raise click.UsageError("--all-or-nothing requires --batch")
+        return
+    others = {"payload": "PAYLOAD", "inline_input": "--input", "wait": "--wait", "key": "--key"}
+    for name, shown in others.items():
+        if params[name]:
+            raise click.UsageError(f"give either --batch or {shown}")
 
 
 def _wait(client: Any, job: Any, params: dict[str, Any]) -> int:

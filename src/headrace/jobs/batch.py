@@ -37,7 +37,7 @@ BatchReply = SubmitReply | Exception
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SubmissionBatch:
     """Submissions of one request, in order; one that is malformed is an error."""
 
     entries: tuple[BatchEntry, ...]
@@ -46,7 +46,7 @@ class Batch:
 
 def read_batch(
     body: bytes, limits: SubmissionLimits, *, trace: str = "", model_optional: bool = False
-) -> Batch:
+) -> SubmissionBatch:
     """Parse a batch: ``{"jobs": [...], "all_or_nothing": false}``.
 
     Each job is a document as `read_document` parses it, and may have an ``idempotency_key``. Raise
@@ -70,7 +70,7 @@ def read_batch(
     if len(submitted) > BATCH_JOBS_MAX:
         raise LimitError(f"jobs: {len(submitted)} exceed the limit of {BATCH_JOBS_MAX} in a batch")
     read = partial(_read_entry, limits=limits, trace=trace, model_optional=model_optional)
-    return Batch(tuple(map(read, submitted)), all_or_nothing)
+    return SubmissionBatch(tuple(map(read, submitted)), all_or_nothing)
 
 
 def _read_entry(found: Any, *, limits: SubmissionLimits, trace: str, model_optional: bool) -> BatchEntry:
@@ -90,7 +90,7 @@ def _read_entry(found: Any, *, limits: SubmissionLimits, trace: str, model_optio
 class BatchIntake(JobIntake):
     """The intake of jobs, also of many in one call."""
 
-    def submit_batch(self, key: ApiKey, batch: Batch) -> list[BatchReply]:
+    def submit_batch(self, key: ApiKey, batch: SubmissionBatch) -> list[BatchReply]:
         """Queue the jobs of a batch in one transaction. Return one reply for each, in order.
 
         Jobs are refused as `submit` refuses them. The tenant's quota admits the new jobs of a batch
@@ -131,7 +131,7 @@ class BatchIntake(JobIntake):
             return error
 
     def _admit_batch(
-        self, key: ApiKey, batch: Batch, checked: Mapping[int, CheckedJob]
+        self, key: ApiKey, batch: SubmissionBatch, checked: Mapping[int, CheckedJob]
     ) -> dict[int, BatchReply]:
         """Queue checked jobs if the tenant's quota has places for all of them."""
         try:
@@ -143,7 +143,9 @@ class BatchIntake(JobIntake):
         finally:
             self._arrived(key, len(checked))
 
-    def _queue(self, key: ApiKey, batch: Batch, checked: Mapping[int, CheckedJob]) -> dict[int, BatchReply]:
+    def _queue(
+        self, key: ApiKey, batch: SubmissionBatch, checked: Mapping[int, CheckedJob]
+    ) -> dict[int, BatchReply]:
         """Store the payloads of admitted jobs and queue them. Delete payloads that no job has."""
         jobs: dict[int, NewJob] = {}
         replies: dict[int, BatchReply] = {}
@@ -169,7 +171,7 @@ class BatchIntake(JobIntake):
         return replies
 
 
-def _is_refused(batch: Batch, replies: Mapping[int, BatchReply]) -> bool:
+def _is_refused(batch: SubmissionBatch, replies: Mapping[int, BatchReply]) -> bool:
     """Return True if no job of the batch may be queued."""
     return batch.all_or_nothing and any(isinstance(reply, Exception) for reply in replies.values())
 

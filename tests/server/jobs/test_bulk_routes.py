@@ -144,6 +144,7 @@ def test_unchanged_endpoint_is_not_recorded(world):
 
 NOT_RECORDED = {
     "submit": "the job itself has its client",
+    "submit_batch": "the jobs themselves have their client",
     "begin_upload": "an upload is part of a submission",
     "upload": "an upload is part of a submission",
     "receive_s3_events": "its jobs name their trigger",

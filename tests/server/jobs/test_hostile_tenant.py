@@ -134,6 +134,19 @@ def begin_upload(world):
     assert world.hostile.post("/v1/uploads").json()["id"] != world.upload
 
 
+def submit_batch(world):
+    taken = {"model": "m", "input": [1], "output_uri": "s3://shared/out", "key": "mine"}
+    jobs = [
+        {**taken, "if_exists": "replace"},
+        {"model": "m", "input": [1], "idempotency_key": "k"},
+        {"model": "m", "upload": world.upload, "content_type": "text/plain"},
+        {"model": "m", "input": [1], "endpoint": "of-owner"},
+    ]
+    response = world.hostile.post("/v1/jobs/batch", json={"jobs": jobs})
+    assert [result["status"] for result in response.json()["results"]] == [409, 202, 400, 403]
+    assert world.job["id"] not in response.text
+
+
 def upload(world):
     assert world.hostile.put(f"/v1/uploads/{world.upload}", content=b"replaced").status_code == 400
     mine = {"model": "m", "upload": world.upload, "content_type": "text/plain"}
@@ -306,6 +319,7 @@ CASES = {
     "retry": retry,
     "delete": delete,
     "submit": submit,
+    "submit_batch": submit_batch,
     "begin_upload": begin_upload,
     "upload": upload,
     "list_queues": list_queues,

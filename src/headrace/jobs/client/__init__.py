@@ -7,7 +7,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Final, Self, Unpack
 
 from typing_extensions import override
 
-from headrace.core.errors import ConfigError, MissingExtraError
+from headrace.core.errors import ConfigError, HeadraceError, MissingExtraError
 from headrace.jobs.client.core import RETRY_S, TIMEOUT_S, ApiOperations, ApiTransport, iterate, run
 from headrace.jobs.client.messages import (
     UNSET,
@@ -95,6 +95,20 @@ class Client:
         JSON), or any JSON value. Large payloads are uploaded first.
         """
         return run(self._api.submit(model, input, **options))
+
+    def submit_batch(
+        self, jobs: Iterable[Mapping[str, Any]], *, all_or_nothing: bool = False
+    ) -> Sequence[Job | HeadraceError]:
+        """Submit many jobs, in requests of at most 1,000. Return the job or the error of each, in order.
+
+        Each job is a mapping with the arguments of `submit`: ``model``, ``input`` and options. Payloads of
+        bytes and files are uploaded one by one. With `all_or_nothing`, there is one request, and the error
+        of the first refused job is raised: nothing was queued.
+
+        If a request fails, its error is raised, and the jobs of earlier requests are queued: with
+        idempotency keys, the call can be repeated.
+        """
+        return run(self._api.submit_batch(jobs, all_or_nothing=all_or_nothing))
 
     def get(self, job_id: str) -> Job:
         """Return a job as it is now."""

@@ -7,7 +7,7 @@ end in the calling thread, over a transport that blocks instead of suspending (`
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from headrace.core.clock import Clock, RetryPolicy, SystemClock, retry_after_s
 from headrace.core.errors import (
     DeadlineError,
     EndpointNotFoundError,
-    EndpointRefusedError,
     EndpointUnavailableError,
     HeadraceError,
     JobNotFoundError,
@@ -36,13 +35,19 @@ from headrace.jobs.client.messages import (
     EventReader,
     Filters,
     SubmitOptions,
+    SubmitRequest,
+    batch_document,
     bulk_filter,
+    encode_batch,
     encode_settings,
     encode_submit_request,
     error_from_response,
     list_query,
     make_submit_request,
+    read_batch_results,
     read_document,
+    read_job_response,
+    split_arguments,
 )
 from headrace.jobs.history import HistoryEntry, read_history
 from headrace.jobs.job import Job, read_job
@@ -57,6 +62,9 @@ WAIT_S: Final = 25.0
 """Seconds of one long poll. Proxies cut off connections that are silent for a minute."""
 RECONNECT_S: Final = 0.5
 PAGE: Final = 200
+BATCH_JOBS: Final = 1_000
+"""The jobs of one request of a batch of submissions."""
+BATCH_BYTES: Final = 8 << 20
 BULK_PAGE: Final = 1_000
 """The jobs of one request of an action on many jobs."""
 BULK_S: Final = 30.0
@@ -118,13 +126,45 @@ class ApiOperations:
         """Submit a job. Return once it is in the ledger. `input` is as in `Client.submit`."""
         order = make_submit_request(model, input, options)
         if order.source is not None and _size(order.source) > INLINE_BYTES_MAX:
-            upload = await self.upload(order.source)
-            order = replace(order, source=None, upload=upload)
-        return _job(await self._request(encode_submit_request(order)))
+            order = await self._with_uploaded(order)
+        return read_job_response(await self._request(encode_submit_request(order)))
+
+    async def submit_batch(
+        self, jobs: Iterable[Mapping[str, Any]], *, all_or_nothing: bool = False
+    ) -> Sequence[Job | HeadraceError]:
+        """Submit many jobs. Return the job or the error of each, as `Client.submit_batch` does."""
+        found: list[Job | HeadraceError] = []
+        documents: list[bytes] = []
+        size_bytes, repeatable = 0, True
+        for arguments in jobs:
+            order = await self._with_uploaded(make_submit_request(*split_arguments(arguments)))
+            document = batch_document(order)
+            full = len(documents) >= BATCH_JOBS or size_bytes + len(document) > BATCH_BYTES
+            if documents and full and not all_or_nothing:
+                found += await self._send_batch(documents, repeatable=repeatable)
+                documents, size_bytes, repeatable = [], 0, True
+            documents.append(document)
+            size_bytes += len(document)
+            repeatable &= order.repeatable
+        if documents:
+            found += await self._send_batch(documents, all_or_nothing, repeatable=repeatable)
+        return found
+
+    async def _send_batch(
+        self, documents: Sequence[bytes], all_or_nothing: bool = False, *, repeatable: bool
+    ) -> Sequence[Job | HeadraceError]:
+        call = encode_batch(documents, all_or_nothing=all_or_nothing, repeatable=repeatable)
+        return read_batch_results(await self._request(call))
+
+    async def _with_uploaded(self, order: SubmitRequest) -> SubmitRequest:
+        """Return a submission whose payload of bytes is uploaded."""
+        if order.source is None:
+            return order
+        return replace(order, source=None, upload=await self.upload(order.source))
 
     async def get(self, job_id: str) -> Job:
         """Return a job as it is now."""
-        return _job(await self._request(ApiCall("GET", _path(job_id))))
+        return read_job_response(await self._request(ApiCall("GET", _path(job_id))))
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
         """Return a job once it has ended in any state. Raise DeadlineError after `timeout_s`."""
@@ -133,7 +173,9 @@ class ApiOperations:
             left_s = WAIT_S if timeout_s is None else timeout_s - (self._clock.now() - began_s)
             wait_s = max(0.0, min(WAIT_S, left_s))
             params = (("wait", f"{wait_s:g}"),) if wait_s else ()
-            job = _job(await self._request(ApiCall("GET", _path(job_id), params, extra_s=wait_s)))
+            job = read_job_response(
+                await self._request(ApiCall("GET", _path(job_id), params, extra_s=wait_s))
+            )
             if job.state.ended:
                 return job
             if timeout_s is not None and self._clock.now() - began_s >= timeout_s:
@@ -188,14 +230,16 @@ class ApiOperations:
 
     async def cancel(self, job_id: str) -> Job:
         """Cancel a job: a pending one at once, a running one soon. A second call does nothing."""
-        return _job(await self._request(ApiCall("POST", f"{_path(job_id)}/cancel")))
+        return read_job_response(await self._request(ApiCall("POST", f"{_path(job_id)}/cancel")))
 
     async def retry(self, job_id: str) -> Job:
         """Requeue a job that ended without a result, or publish again a result that is not published.
 
         Not repeated if the first request may have arrived: the second would be refused.
         """
-        return _job(await self._request(ApiCall("POST", f"{_path(job_id)}/retry", repeatable=False)))
+        return read_job_response(
+            await self._request(ApiCall("POST", f"{_path(job_id)}/retry", repeatable=False))
+        )
 
     async def delete(self, job_id: str) -> None:
         """Delete an ended job and the objects stored for it alone.
@@ -506,13 +550,6 @@ async def _next(body: ApiStream) -> bytes | None:
         return await body.read()
     except ConnectionLostError:
         return None
-
-
-def _job(response: ApiResponse) -> Job:
-    try:
-        return read_job(read_document(response))
-    except (KeyError, TypeError, ValueError) as error:
-        raise EndpointRefusedError(response.url, f"the response is no job: {error!r}") from error
 
 
 def _path(job_id: str) -> str:

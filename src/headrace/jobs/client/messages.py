@@ -17,7 +17,7 @@ from headrace.core.errors import (
     HeadraceError,
     LimitError,
 )
-from headrace.jobs.job import Kind
+from headrace.jobs.job import Job, Kind, read_job
 
 INLINE_BYTES_MAX: Final = 1 << 20
 """Larger payloads are uploaded first. APIs accept this size with a submission, unless a key's limit
@@ -67,6 +67,10 @@ _ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
 _FACTS: Final[Mapping[str, Any]] = {"job_id": "", "state": "", "key": "", "retry_after_s": 1.0}
 """Attributes of these errors, with the defaults for responses without them."""
 EVENT_BYTES_MAX: Final = 4 << 20
+
+
+BATCH_S: Final = 60.0
+"""Seconds that the response to a batch may take beyond the usual timeout: its payloads are stored first."""
 
 
 class Unset:
@@ -229,6 +233,39 @@ def encode_submit_request(order: SubmitRequest) -> ApiCall:
         raise ConfigError(f"an option of the job is not JSON: {error}") from None
 
 
+def split_arguments(arguments: Mapping[str, Any]) -> tuple[str, Any, SubmitOptions]:
+    """Return the model, the input and the options among the arguments of `submit`.
+
+    Raise ConfigError for an unknown name.
+    """
+    options = dict(arguments)
+    model, value = options.pop("model", ""), options.pop("input", UNSET)
+    if unknown := sorted(options.keys() - SubmitOptions.__annotations__.keys()):
+        raise ConfigError(f"{unknown[0]!r} is not an argument of submit")
+    return model, value, cast("SubmitOptions", options)
+
+
+def encode_batch(documents: Sequence[bytes], *, all_or_nothing: bool, repeatable: bool) -> ApiCall:
+    """Return the request of a batch, whose jobs are documents of `batch_document`."""
+    document = {"jobs": list(map(orjson.Fragment, documents)), "all_or_nothing": all_or_nothing}
+    headers = {"content-type": _JSON}
+    return ApiCall(
+        "POST", "/v1/jobs/batch", (), headers, orjson.dumps(document), repeatable=repeatable, extra_s=BATCH_S
+    )
+
+
+def batch_document(order: SubmitRequest) -> bytes:
+    """Return a submission without a payload of bytes as a job of a batch.
+
+    Raise ConfigError for values that the API's JSON does not have.
+    """
+    key = {"idempotency_key": order.idempotency_key} if order.idempotency_key else {}
+    try:
+        return orjson.dumps(_document(order) | key)
+    except TypeError as error:
+        raise ConfigError(f"an option of the job is not JSON: {error}") from None
+
+
 def encode_settings(settings: Mapping[str, Any]) -> bytes:
     """Return settings as JSON. Raise ConfigError for values that JSON does not have."""
     try:
@@ -245,14 +282,18 @@ def _submit_call(order: SubmitRequest) -> ApiCall:
         headers["content-type"] = order.fields["content_type"]
         params, repeatable = _query(order.fields), order.repeatable
         return ApiCall("POST", "/v1/jobs", params, headers, order.source, repeatable=repeatable)
+    headers["content-type"] = _JSON
+    content = orjson.dumps(_document(order))
+    return ApiCall("POST", "/v1/jobs", (), headers, content, repeatable=order.repeatable)
+
+
+def _document(order: SubmitRequest) -> dict[str, Any]:
     document = dict(order.fields)
     if order.upload:
         document["upload"] = order.upload
     if order.input is not UNSET:
         document["input"] = order.input
-    headers["content-type"] = _JSON
-    content = orjson.dumps(document)
-    return ApiCall("POST", "/v1/jobs", (), headers, content, repeatable=order.repeatable)
+    return document
 
 
 def media_type_of(name: str) -> str:
@@ -354,6 +395,35 @@ def read_document(response: ApiResponse) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise EndpointRefusedError(response.url, "the response is no JSON object", status=response.status)
     return cast("dict[str, Any]", found)
+
+
+def read_job_response(response: ApiResponse) -> Job:
+    """Return the job of a response. Raise EndpointRefusedError if it has none."""
+    return _read_job(read_document(response), response.url)
+
+
+def read_batch_results(response: ApiResponse) -> list[Job | HeadraceError]:
+    """Return the jobs and errors of a batch. Raise EndpointRefusedError if the response has none."""
+    results: Any = read_document(response).get("results")
+    if not isinstance(results, list):
+        raise EndpointRefusedError(response.url, "the response has no results of a batch")
+    return [_read_batch_result(result, response.url) for result in cast("list[Any]", results)]
+
+
+def _read_batch_result(result: Any, url: str) -> Job | HeadraceError:
+    if not isinstance(result, dict):
+        raise EndpointRefusedError(url, f"the result of a job is {result!r}")
+    found = cast("dict[str, Any]", result)
+    if "job" in found:
+        return _read_job(found["job"], url)
+    return error_from_response(ApiResponse(found.get("status", 500), {}, orjson.dumps(found), url))
+
+
+def _read_job(document: Mapping[str, Any], url: str) -> Job:
+    try:
+        return read_job(document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise EndpointRefusedError(url, f"the response is no job: {error!r}") from error
 
 
 def error_from_response(response: ApiResponse) -> HeadraceError:

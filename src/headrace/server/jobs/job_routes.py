@@ -15,7 +15,7 @@ import orjson
 
 from headrace.core.errors import DataError, JobNotFoundError, OverloadedError, StoppedError
 from headrace.jobs.access import CHANGE_SCOPES, Scope
-from headrace.jobs.batch import Batch, BatchReply, read_batch
+from headrace.jobs.batch import BatchReply, SubmissionBatch, read_batch
 from headrace.jobs.history import history_document
 from headrace.jobs.job import Job, change_tag, same_state
 from headrace.jobs.ledger import SubmitReply
@@ -325,7 +325,7 @@ def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submissi
     return read_document(body, envelope, limits, model_optional=model_optional)
 
 
-def _read_batch(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Batch:
+def _read_batch(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> SubmissionBatch:
     trace = exchange.header(b"traceparent") or ""
     return read_batch(body, limits, trace=trace, model_optional=exchange.client.endpoints is not None)
 
