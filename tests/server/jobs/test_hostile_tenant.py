@@ -143,7 +143,9 @@ def submit_batch(world):
         {"model": "m", "input": [1], "endpoint": "of-owner"},
     ]
     response = world.hostile.post("/v1/jobs/batch", json={"jobs": jobs})
-    assert [result["status"] for result in response.json()["results"]] == [409, 202, 400, 403]
+    taken, own, stolen, forbidden = response.json()["results"]
+    assert (taken["status"], stolen["status"], forbidden["status"]) == (409, 400, 403)
+    assert own["job"]["tenant"] == "hostile"
     assert world.job["id"] not in response.text
 
 
