@@ -370,6 +370,8 @@ _JOBS: Final = (
     "httpx",
     "httpcore",
     "cryptography",
+    "cronsim",
+    "tzdata",
 )
 _SERVE: Final = (
     "grpc",
