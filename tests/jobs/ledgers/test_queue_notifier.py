@@ -1,5 +1,6 @@
 from headrace.jobs.ledgers.database import CommitNotice
-from headrace.jobs.ledgers.sqlite import QueueNotifier, SqliteWakeup
+from headrace.jobs.ledgers.queue_notifier import QueueNotifier
+from headrace.jobs.ledgers.sqlite import SqliteWakeup
 
 
 def was_woken(waiter) -> bool:

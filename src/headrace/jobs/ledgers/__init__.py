@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 _POSTGRES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 
 
-def open_ledger(url: str) -> "SqlJobLedger":
+def open_ledger(url: str, *, pool_size: int | None = None) -> "SqlJobLedger":
     """Return the ledger at `url`, not started.
+
+    `pool_size` is the number of connections that a ledger in PostgreSQL keeps open, None the default.
 
     The URL is ``sqlite:///jobs.db`` (``sqlite:////var/jobs.db`` for an absolute path), a plain
     path, or ``postgresql://user:password@host/database``, with libpq's options after ``?``.
@@ -27,7 +29,7 @@ def open_ledger(url: str) -> "SqlJobLedger":
     if not separator:
         return _sqlite(url, url)
     if scheme in _POSTGRES:
-        return _postgres(url)
+        return _postgres(url, pool_size)
     if scheme == "sqlite":
         if not rest.startswith("/"):
             raise ConfigError(f"{url}: an SQLite ledger needs a path, as in sqlite:///jobs.db")
@@ -46,11 +48,11 @@ def _sqlite(url: str, path: str) -> "SqlJobLedger":
     return SqliteJobLedger(path)
 
 
-def _postgres(url: str) -> "SqlJobLedger":
+def _postgres(url: str, pool_size: int | None) -> "SqlJobLedger":
     if not urlsplit(url).path.strip("/"):
         raise ConfigError(
             "a job ledger in PostgreSQL needs a database's name, as in postgresql://host/database"
         )
     from headrace.jobs.ledgers.postgres import PostgresJobLedger  # noqa: PLC0415 - imported on demand
 
-    return PostgresJobLedger(url)
+    return PostgresJobLedger(url) if pool_size is None else PostgresJobLedger(url, pool_size=pool_size)

@@ -1,6 +1,7 @@
 """The job ledger in PostgreSQL, for workers on many hosts. Adapter module of psycopg."""
 
 import contextlib
+import logging
 import select
 import socket
 import threading
@@ -14,6 +15,7 @@ from typing_extensions import override
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.jobs.ledger import Wakeup
 from headrace.jobs.ledgers.database import CommitNotice, Engines, event, exc, sa
+from headrace.jobs.ledgers.queue_notifier import QueueNotifier
 from headrace.jobs.ledgers.sql import SqlJobLedger
 
 try:
@@ -22,9 +24,12 @@ except ImportError as _error:
     raise MissingExtraError("postgres", "a job ledger in PostgreSQL") from _error
 
 _T = TypeVar("_T")
+_log = logging.getLogger("headrace.jobs")
 
 POOL_SIZE: Final = 8
+"""The number of connections that a process keeps open for its transactions."""
 POOL_OVERFLOW: Final = 8
+"""The number of further connections that it opens for a transaction while others run."""
 POOL_WAIT_S: Final = 15.0
 CONNECT_S: Final = 5
 STATEMENT_S: Final = 30
@@ -33,13 +38,20 @@ RESPONSE_S: Final = 40.0
 LOCK_S: Final = 10
 IDLE_IN_TRANSACTION_S: Final = 60
 RECONNECT_S: Final = 0.5
-"""Seconds before a listener or notifier connects again."""
+"""Seconds before a lost connection for notices is opened again."""
+CONNECTIONS_PERCENT_MAX: Final = 80
+"""The share of a server's connections above which a process opens none for notices."""
+CROWDED_S: Final = 30.0
+"""Seconds before such a process tries again."""
 
 _WORK: Final = "headrace_work"
 _CHANGES: Final = "headrace_news"
 _PAYLOAD_BYTES_MAX: Final = 7000
 _ALL_QUEUES: Final = "*"
-_LISTEN: Final = {_WORK: b"LISTEN headrace_work", _CHANGES: b"LISTEN headrace_news"}
+_LISTEN: Final = (b"LISTEN headrace_work", b"LISTEN headrace_news")
+_CROWDED: Final = (
+    "SELECT count(datid) * 100 > %s * current_setting('max_connections')::int FROM pg_stat_activity"
+)
 _MIGRATION_LOCK: Final = 0x6865_6164_7261_6365
 """The advisory lock of migrations."""
 
@@ -82,32 +94,35 @@ class PostgresJobLedger(SqlJobLedger):
 
     Args:
         url: A libpq URL, ``postgresql://user:password@host:port/database?sslmode=require``.
+        pool_size: The number of connections that stay open for transactions. One more is for notices.
     """
 
     _advice = "is the server running, and may this user create tables?"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, pool_size: int = POOL_SIZE) -> None:
         self._url = _parse(url)
-        self._notifier = _CommitNotifier(self._listening)
+        self._pool_size = pool_size
+        self._notifier = QueueNotifier()
+        self._channel = CommitChannel(self._connect_for_notices, self._notifier)
         where = self._url.set(query={}).render_as_string(hide_password=True)
-        super().__init__(self._engines, where=f"at {where}", on_commit=self._notifier.notify)
+        super().__init__(self._engines, where=f"at {where}", on_commit=self._channel.notify)
 
     @override
     def wakeup(self, queues: Sequence[str]) -> Wakeup:
-        return PostgresWakeup(self._listening, _WORK, frozenset(queues))
+        return PostgresWakeup(self._channel, self._notifier, queues)
 
     @override
     def watch(self) -> Wakeup:
-        return PostgresWakeup(self._listening, _CHANGES, None)
+        return PostgresWakeup(self._channel, self._notifier, None)
 
     @override
     def _begin(self) -> None:
         super()._begin()
-        self._notifier.start()
+        self._channel.start()
 
     @override
     def _end(self) -> None:
-        self._notifier.stop()
+        self._channel.stop()
         super()._end()
 
     @override
@@ -129,7 +144,7 @@ class PostgresJobLedger(SqlJobLedger):
             self._url,
             creator=self._connect,
             isolation_level="READ COMMITTED",
-            pool_size=POOL_SIZE,
+            pool_size=self._pool_size,
             max_overflow=POOL_OVERFLOW,
             pool_timeout=POOL_WAIT_S,
             pool_use_lifo=True,
@@ -142,7 +157,7 @@ class PostgresJobLedger(SqlJobLedger):
         options: dict[str, Any] = _CONNECTION | dialect.create_connect_args(self._url)[1]
         return TimedConnection.connect(**options, autocommit=autocommit)
 
-    def _listening(self) -> "psycopg.Connection[Any]":
+    def _connect_for_notices(self) -> "psycopg.Connection[Any]":
         """Return a connection outside the pool and without transactions."""
         return self._connect(autocommit=True)
 
@@ -191,70 +206,161 @@ class TimedConnection(psycopg.Connection[Any]):
             return end.value
 
 
-class _CommitNotifier:
-    """Notifies all processes of commits, on its own connection and thread.
+class CommitChannel:
+    """Sends notices of commits to other processes, and receives theirs: one connection, one thread.
 
     The transactions themselves do not notify: notifying transactions commit one after the other, so
     that no two share a write to the disk. Commits during one notification are reported together by
-    the next. Waiters find lost notifications after their timeout.
+    the next.
+
+    Notices are lost without a connection, and if too few connections are left for the transactions of
+    all processes. Waiters then find changes after their timeout.
     """
 
-    def __init__(self, connect: "Callable[[], psycopg.Connection[Any]]") -> None:
+    def __init__(self, connect: "Callable[[], psycopg.Connection[Any]]", notifier: QueueNotifier) -> None:
         self._connect = connect
-        self._changed = threading.Condition()
+        self._notifier = notifier
+        self._lock = threading.Lock()
         self._queues: set[str] = set()
-        self._any_change = False
+        self._changed = False
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._wake_writer: socket.socket | None = None
+        self._connection: psycopg.Connection[Any] | None = None
+        self.is_listening = False
+        """True while the notices of other processes are received."""
+        self._retry_s: float | None = None
+        """Seconds until the next try to connect; None if nobody needs the connection."""
 
     def start(self) -> None:
         """Start the thread."""
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="headrace-ledger-news", daemon=True)
+        reader, self._wake_writer = socket.socketpair()
+        reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._thread = threading.Thread(
+            target=self._run, args=(reader,), name="headrace-ledger-news", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
         """Send what is pending if possible, and end the thread."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
+        self._stopping = True
+        self.wake()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
+        with self._lock:
+            writer, self._wake_writer = self._wake_writer, None
+        if writer is not None:
+            writer.close()
 
     def notify(self, notice: CommitNotice) -> None:
-        """Send a notification soon."""
-        with self._changed:
+        """Wake the waiters of this process, and send the notice to others soon."""
+        self._notifier.notify(notice)
+        with self._lock:
             self._queues |= notice.queues
-            self._any_change = self._any_change or notice.changed
-            self._changed.notify()
+            self._changed = self._changed or notice.changed
+        self.wake()
 
-    def _run(self) -> None:
-        connection: psycopg.Connection[Any] | None = None
-        while (messages := self._next()) is not None:
+    def wake(self) -> None:
+        """Make the thread look for notices and new waiters."""
+        with self._lock:
+            if self._wake_writer is not None:
+                with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread will look
+                    self._wake_writer.send(b"!")
+
+    def _run(self, wake_reader: socket.socket) -> None:
+        with wake_reader:
+            self._exchange(wake_reader)
+
+    def _exchange(self, wake_reader: socket.socket) -> None:
+        while True:
+            stopping = self._stopping
             try:
-                if connection is None:
-                    connection = self._connect()
-                for channel, payload in messages:
-                    connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
+                self._open()
+                self._send(self._pending())
+                self._receive()
             except psycopg.Error:
-                if connection is not None:
-                    connection.close()
-                    connection = None
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, RECONNECT_S)
+                self._close(RECONNECT_S)
+            if stopping:
+                break
+            self._wait(wake_reader)
+        self._close(None)
+
+    def _open(self) -> None:
+        """Connect if there are notices or waiters, and connections are left."""
+        wanted = self._notifier.has_waiters or self._queues or self._changed
+        if self._connection is not None or not wanted:
+            return
+        self._connection = connection = self._connect()
+        connection.add_notify_handler(self._on_notification)
+        if connection.execute(_CROWDED, (CONNECTIONS_PERCENT_MAX,)).fetchone() == (True,):
+            _log.warning(
+                "more than %d %% of the database's connections are used: this process does without "
+                "notifications of other processes for %d s, and polls",
+                CONNECTIONS_PERCENT_MAX,
+                CROWDED_S,
+            )
+            self._close(CROWDED_S)
+            return
+        for channel in _LISTEN:
+            connection.execute(channel)
+        self.is_listening = True
+        # Notices may have been missed until now.
+        self._notifier.wake_all()
+
+    def _close(self, retry_s: float | None) -> None:
+        connection, self._connection = self._connection, None
+        self.is_listening = False
+        self._retry_s = retry_s
         if connection is not None:
             connection.close()
 
-    def _next(self) -> list[tuple[str, str]] | None:
-        """Return channels and payloads; None at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queues or self._any_change or self._stopping)
+    def _pending(self) -> list[tuple[str, str]]:
+        """Return the channels and payloads of the pending notices."""
+        with self._lock:
             messages = [(_WORK, _payload(self._queues))] if self._queues else []
-            if self._any_change:
+            if self._changed:
                 messages.append((_CHANGES, ""))
-            self._queues, self._any_change = set(), False
-            return messages or None
+            self._queues, self._changed = set(), False
+        return messages
+
+    def _send(self, messages: Sequence[tuple[str, str]]) -> None:
+        if self._connection is not None:
+            for channel, payload in messages:
+                self._connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
+
+    def _receive(self) -> None:
+        if self._connection is not None:
+            pgconn = self._connection.pgconn
+            pgconn.consume_input()
+            while (notification := pgconn.notifies()) is not None:
+                self._deliver(notification.relname.decode(), notification.extra.decode())
+
+    def _on_notification(self, notification: "psycopg.Notify") -> None:
+        """Deliver a notification that arrived with the response to a statement."""
+        self._deliver(notification.channel, notification.payload)
+
+    def _deliver(self, channel: str, payload: str) -> None:
+        if payload == _ALL_QUEUES:
+            self._notifier.wake_all()
+        elif channel == _WORK:
+            self._notifier.notify(CommitNotice(set(orjson.loads(payload))))
+        else:
+            self._notifier.notify(CommitNotice(changed=True))
+
+    def _wait(self, wake_reader: socket.socket) -> None:
+        """Wait for a notification, a notice, a waiter or the next try to connect."""
+        poll = select.poll()  # select does not support file numbers above 1024
+        poll.register(wake_reader, select.POLLIN)
+        timeout_s = self._retry_s
+        if self._connection is not None:
+            poll.register(self._connection.fileno(), select.POLLIN)
+            timeout_s = None
+        poll.poll(None if timeout_s is None else timeout_s * 1000)
+        with contextlib.suppress(BlockingIOError):
+            wake_reader.recv(4096)
 
 
 def _payload(queues: set[str]) -> str:
@@ -263,93 +369,30 @@ def _payload(queues: set[str]) -> str:
 
 
 class PostgresWakeup(Wakeup):
-    """A waiter on a listening connection. The first `wait` opens it; it is reopened when lost."""
+    """A waiter on commits. The first `wait` ends when the process listens: commits may have been missed."""
 
-    def __init__(
-        self, connect: "Callable[[], psycopg.Connection[Any]]", channel: str, queues: frozenset[str] | None
-    ) -> None:
-        self._connect = connect
-        self._channel = channel
-        self._queues = queues
-        self._waiting = threading.Lock()
+    def __init__(self, channel: CommitChannel, notifier: QueueNotifier, queues: Sequence[str] | None) -> None:
+        self._notifier = notifier
+        self._waiter = notifier.add_waiter(queues)
         self._closed = False
-        self._connection: psycopg.Connection[Any] | None = None
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
+        if channel.is_listening:
+            self._waiter.set()
+        channel.wake()
 
     @override
     def wait(self, timeout_s: float) -> bool:
-        until_s = time.monotonic() + timeout_s
-        with self._waiting:
-            while not self._closed:
-                left_s = max(0.0, until_s - time.monotonic())
-                if self._connection is None:
-                    if self._listen():
-                        return True  # changes may have been missed without a connection
-                    received = self._received(min(RECONNECT_S, left_s))
-                else:
-                    received = self._received(left_s)
-                if received:
-                    return True
-                if time.monotonic() >= until_s:
-                    return False
+        woken = self._waiter.wait(timeout_s)
+        if self._closed:
             return False
+        self._waiter.clear()
+        return woken
 
     @override
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # the pipe is full, or closed
-            self._wake_writer.send(b"!")
+        self._waiter.set()
 
     @override
     def close(self) -> None:
         self._closed = True
-        self.wake()
-        with self._waiting:
-            self._disconnect()
-            self._wake_reader.close()
-            self._wake_writer.close()
-
-    def _listen(self) -> bool:
-        try:
-            self._connection = self._connect()
-            self._connection.execute(_LISTEN[self._channel])
-        except psycopg.Error:
-            self._disconnect()
-            return False
-        return True
-
-    def _received(self, timeout_s: float) -> bool:
-        connection = self._connection
-        poll = select.poll()  # select does not support file numbers above 1024
-        poll.register(self._wake_reader, select.POLLIN)
-        if connection is not None:
-            poll.register(connection.fileno(), select.POLLIN)
-        ready = [file for file, _ in poll.poll(timeout_s * 1000)]
-        if self._wake_reader.fileno() in ready:
-            self._wake_reader.recv(4096)
-            return True
-        if not ready or connection is None:
-            return False
-        try:
-            return self._read(connection)
-        except psycopg.Error:
-            self._disconnect()
-            return False
-
-    def _read(self, connection: "psycopg.Connection[Any]") -> bool:
-        connection.pgconn.consume_input()
-        received = False
-        while (notification := connection.pgconn.notifies()) is not None:
-            received = received or self._concerns(notification.extra.decode())
-        return received
-
-    def _concerns(self, payload: str) -> bool:
-        if self._queues is None or payload == _ALL_QUEUES:
-            return True
-        return not self._queues.isdisjoint(orjson.loads(payload))
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._notifier.remove_waiter(self._waiter)
+        self._waiter.set()

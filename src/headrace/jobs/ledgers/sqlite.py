@@ -17,13 +17,13 @@ from headrace.core.errors import ConfigError
 from headrace.jobs.job import wall_ms
 from headrace.jobs.ledger import Wakeup
 from headrace.jobs.ledgers.database import (
-    CommitNotice,
     Engines,
     event,
     exc,
     pool,
     sa,
 )
+from headrace.jobs.ledgers.queue_notifier import QueueNotifier, QueueWaiter
 from headrace.jobs.ledgers.sql import SqlJobLedger
 
 BUSY_S: Final = 15.0
@@ -153,43 +153,6 @@ def _prepare(connection: sqlite3.Connection) -> None:
         else:
             break
     connection.execute("PRAGMA synchronous = FULL")
-
-
-class QueueWaiter(threading.Event):
-    """An event that commits set if they affect its queues; `queues` None: that all commits set."""
-
-    def __init__(self, queues: Sequence[str] | None) -> None:
-        super().__init__()
-        self.queues = None if queues is None else frozenset(queues)
-
-
-class QueueNotifier:
-    """All waiters of a ledger in this process. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiters: list[QueueWaiter] = []
-
-    def add_waiter(self, queues: Sequence[str] | None) -> QueueWaiter:
-        """Create and register a waiter."""
-        waiter = QueueWaiter(queues)
-        with self._lock:
-            self._waiters.append(waiter)
-        return waiter
-
-    def remove_waiter(self, waiter: QueueWaiter) -> None:
-        """Remove a waiter. A second call does nothing."""
-        with self._lock:
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
-
-    def notify(self, notice: CommitNotice) -> None:
-        """Wake the waiters that the notice concerns."""
-        with self._lock:
-            waiters = list(self._waiters)
-        for waiter in waiters:
-            if waiter.queues is None or not waiter.queues.isdisjoint(notice.queues):
-                waiter.set()
 
 
 class SqliteWakeup(Wakeup):
