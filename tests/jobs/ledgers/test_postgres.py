@@ -236,3 +236,54 @@ def test_waiter_is_woken_for_its_queues_only(ledger):
     wakeup.close()
     watch.close()
     assert not wakeup.wait(5)
+
+
+WORKERS = 50
+
+
+def test_50_workers_share_the_default_connections(postgres, postgres_url):
+    """Each worker keeps one connection for its transactions. Notices take what is left, and not all of it."""
+    with postgres.connect() as connection:
+        assert connection.execute("SHOW max_connections").fetchone() == ("100",)
+    api = PostgresJobLedger(postgres_url)
+    api.start()
+    ledgers = [PostgresJobLedger(postgres_url, pool_size=1) for _ in range(WORKERS)]
+    done, errors, over = [], [], threading.Event()
+    ready = threading.Barrier(WORKERS + 1)
+
+    def work(number, ledger):
+        try:
+            ledger.start()
+            wakeup = ledger.wakeup(["default"])
+            ready.wait(120)
+            claim, held = ClaimRequest(f"w{number}", ("default",), 2, 60_000), ()
+            while not over.is_set():
+                settled = [Settlement(job.id, job.lease, Completed(ResultRef("memory://x"))) for job in held]
+                held = ledger.settle_and_claim(settled, claim).claimed
+                done.extend(job.id for job in held)
+                if not held:
+                    wakeup.wait(0.5)
+            wakeup.close()
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=each) for each in enumerate(ledgers)]
+    for thread in threads:
+        thread.start()
+    ready.wait(120)
+    for _ in range(10):
+        api.submit([NewJob() for _ in range(100)])
+    assert reached(lambda: len(done) >= 1_000 or errors, timeout_s=120)
+    with postgres.connect() as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        used = connection.execute(query).fetchone()[0]
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    for ledger in (*ledgers, api):
+        ledger.stop()
+    assert errors == []
+    assert len(done) == len(set(done)) == 1_000
+    assert sum(ledger.statistics()["errors"] for ledger in ledgers) == 0
+    assert used < 97, "the server keeps three connections for its owner"
