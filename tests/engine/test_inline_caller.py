@@ -11,9 +11,9 @@ import levels
 from cases import for_each
 from headrace.core.errors import HeadraceError, ModelInputError, PredictError, RefusedRowsError, StoppedError
 from headrace.core.model import Model, RowError
+from headrace.core.predictor import RequestTimes
 from headrace.core.tensor import InferRequest, Tensor, TensorSpec
 from headrace.engine.engine import Engine
-from headrace.engine.pending_request import RequestTimes
 from headrace.engine.settings import ServeSettings
 
 INPUTS = (TensorSpec("a", "FP32", (-1, 2)), TensorSpec("b", "INT64", (-1,)))

@@ -21,9 +21,9 @@ from headrace.core.errors import (
     PredictError,
     SequenceLostError,
 )
+from headrace.core.predictor import RequestTimes
 from headrace.engine import Engine
 from headrace.engine.local_backend import LocalBackend
-from headrace.engine.pending_request import RequestTimes
 from headrace.engine.process.parent import ProcessBackend
 from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings

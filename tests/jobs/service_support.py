@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,11 +17,13 @@ from headrace.jobs.notify.delivery import Outbox
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.submission import SubmissionLimits
+from headrace.jobs.tracing import JobTracer
 from headrace.jobs.trigger import EventSubmitter, Triggers
 from headrace.server.jobs.api import ApiSettings, BoundedThreadPool
 from headrace.server.jobs.app import jobs_app
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.server.listen import HttpListener, new_event_loop
+from headrace.server.observation import Observer
 from headrace.storage import Stores
 from headrace.testing import ManualWallClock, MemoryJobLedger
 
@@ -111,6 +113,8 @@ def served_jobs(
     prepare_notify: PrepareNotify | None = None,
     prepare_endpoint: PrepareEndpoint | None = None,
     outbox: Outbox | None = None,
+    tracer: JobTracer | None = None,
+    observers: Sequence[Observer] | None = None,
     **service_settings: Any,
 ) -> Iterator[Served]:
     """Serve the API over `ledger` (in memory if None) until the end of the block."""
@@ -124,6 +128,7 @@ def served_jobs(
         prepare_notify=prepare_notify,
         prepare_endpoint=prepare_endpoint,
         outbox=outbox,
+        tracer=tracer,
     )
     service.start()
     access = Access({digest: job_key for _, digest, job_key in keys}, anonymous=anonymous)
@@ -141,6 +146,7 @@ def served_jobs(
             thread_pool=thread_pool,
             sagemaker=sagemaker,
             event_submitter=event_submitter,
+            observers=observers,
         )
         listener = HttpListener(app, "127.0.0.1", 0)
         await listener.start()

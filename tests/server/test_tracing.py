@@ -4,19 +4,22 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
 from opentelemetry.trace import SpanKind, StatusCode
 
 from cases import for_each
 from headrace.core import Model
 from headrace.core.errors import ConfigError, PredictError
+from headrace.jobs.tracing import SpanError
+from headrace.jobs.tracing import SpanKind as JobSpanKind
 from headrace.server.errors import status_of
 from headrace.server.observation import RequestObservation
-from headrace.server.tracing import Tracer, exporters, route, tracer_from
+from headrace.server.tracing import Tracer, exporters, tracer_from
 from headrace.testing import EchoModel, HeldModel, PickyModel
 from server.support_observe import WAIT_S, EndCounter, definition, infer, serving, value
 
@@ -201,23 +204,6 @@ def test_tracer_serves_grpc():
     assert not any(name.startswith("http.") for name in span.attributes)
 
 
-@for_each(
-    ("path", "model", "version", "found"),
-    [
-        ("/", "", "", "/"),
-        ("/v2/health/live", "", "", "/v2/health/live"),
-        ("/v2/models/m", "m", "", "/v2/models/{model}"),
-        ("/v2/models/m/", "m", "", "/v2/models/{model}"),
-        ("/v2/models/infer/infer", "infer", "", "/v2/models/{model}/infer"),
-        ("/v2/models/m/versions/3", "m", "3", "/v2/models/{model}/versions/{version}"),
-        ("/v2/models/m/infer", "m", "3", "/v2/models/{model}/infer"),
-        ("/v2/repository/models/m/load", "m", "", "/v2/repository/models/{model}/load"),
-    ],
-)
-def test_route_has_placeholders(path, model, version, found):
-    assert route(path, model, version) == found
-
-
 class _Collector(HTTPServer):
     """A collector that accepts OTLP over HTTP."""
 
@@ -297,3 +283,27 @@ def test_unsupported_exporters_are_refused(environment, received):
 
 def test_console_exporter_is_supported():
     assert [type(one) for one in exporters({"OTEL_TRACES_EXPORTER": "console"})] == [ConsoleSpanExporter]
+
+
+def test_job_span_without_a_parent_begins_a_trace():
+    """It is no child of a span that happens to be current in the thread."""
+    tracer, spans = traced()
+    with trace.use_span(tracer._tracer.start_span("current"), end_on_exit=True):
+        tracer.jobs.start("send q", JobSpanKind.PRODUCER, "", 1_000, {}).end(2_000, {}, None)
+    sent = spans()[0]
+    assert (sent.name, sent.parent, sent.start_time, sent.end_time) == ("send q", None, 1_000, 2_000)
+
+
+class BrokenSampler(Sampler):
+    def should_sample(self, *args, **kwargs):
+        raise RuntimeError("a broken extension")
+
+    def get_description(self):
+        return "broken"
+
+
+def test_broken_sampler_harms_no_job():
+    tracer, spans = traced(sampler=BrokenSampler())
+    span = tracer.jobs.start("send q", JobSpanKind.PRODUCER, f"00-{TRACE}-{PARENT}-01", 1_000, {})
+    span.end(2_000, {"a": 1}, SpanError("model", "no"))
+    assert (span.traceparent, spans()) == ("", ())

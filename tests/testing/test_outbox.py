@@ -79,9 +79,25 @@ class CountingAll(MemoryOutbox):
         return super().counts(limit=10**6)
 
 
+class Untraced(MemoryOutbox):
+    def put(self, notification, receiver_id):
+        return super().put(replace(notification, trace=""), receiver_id)
+
+
 @for_each(
     "kind",
-    [Unfenced, Leaseless, Crowding, Forgetful, Unnumbered, Stubborn, Greedy, CountingReturns, CountingAll],
+    [
+        Unfenced,
+        Leaseless,
+        Crowding,
+        Forgetful,
+        Unnumbered,
+        Stubborn,
+        Greedy,
+        CountingReturns,
+        CountingAll,
+        Untraced,
+    ],
 )
 def test_broken_outbox_fails(kind):
     with pytest.raises((AssertionError, ValueError)):

@@ -47,6 +47,7 @@ from headrace.jobs.notify.notifiers import EmailNotifier, SmtpSettings, WebhookN
 from headrace.jobs.outbound.client import InputStore, OutboundClient
 from headrace.jobs.paths import JobPaths
 from headrace.jobs.payloads import Publication
+from headrace.jobs.tracing import JobTracer
 from headrace.storage.contract import Store
 from headrace.storage.resolve import Stores
 from headrace.storage.retry import Retrier
@@ -93,6 +94,8 @@ class JobComponents:
     prepare_endpoint: PrepareEndpoint
     services: tuple[Service, ...]
     """The maintenance of the ledger and, optionally, the notification deliverer."""
+    tracer: JobTracer | None
+    """The tracer of jobs; the caller closes it."""
     _running: ExitStack = field(default_factory=ExitStack)
 
     def start(self) -> None:
@@ -136,6 +139,7 @@ def open_job_components(
     retention: Retention | None = None,
     deliver: bool = True,
     pool_size: int | None = None,
+    tracer: JobTracer | None = None,
 ) -> JobComponents:
     """Build the components without connecting. Raise ConfigError for invalid settings.
 
@@ -160,7 +164,7 @@ def open_job_components(
     ledger = open_ledger(locations.ledger_url, pool_size=pool_size)
     client = OutboundClient(used.outbound)
     stores, paths = JobStores(client), JobPaths(locations.store_uri)
-    publication = Publication(ledger, stores, hide=paths.store_uri)
+    publication = Publication(ledger, stores, hide=paths.store_uri, tracer=tracer)
     dispatcher = open_wakeup_broker(locations.dispatcher_url) if locations.dispatcher_url else None
     sweeper = Sweeper(ledger, stores, paths, retention or Retention())
     maintenance = Maintenance(
@@ -170,7 +174,14 @@ def open_job_components(
     services: list[Service] = [maintenance]
     if deliver:
         services.append(
-            open_deliverer(ledger.outbox, client, stores, smtp=used.smtp, encryption_key=encryption_key)
+            open_deliverer(
+                ledger.outbox,
+                client,
+                stores,
+                smtp=used.smtp,
+                encryption_key=encryption_key,
+                tracer=tracer,
+            )
         )
     return JobComponents(
         used,
@@ -183,6 +194,7 @@ def open_job_components(
         dispatcher,
         prepare_endpoint,
         tuple(services),
+        tracer,
     )
 
 
@@ -241,6 +253,7 @@ def open_deliverer(
     smtp: SmtpSettings | None = None,
     encryption_key: EncryptionKey | None = None,
     environ: Mapping[str, str] | None = None,
+    tracer: JobTracer | None = None,
 ) -> Deliverer:
     """Return a deliverer for the outbox, not started. The caller keeps ownership of `client`."""
     by_kind: dict[type[Target], Notifier] = {
@@ -254,7 +267,7 @@ def open_deliverer(
     }
     if smtp is not None:
         by_kind[EmailTarget] = EmailNotifier(smtp)
-    return Deliverer(outbox, Notifiers(by_kind))
+    return Deliverer(outbox, Notifiers(by_kind), tracer=tracer)
 
 
 class LazySnsNotifier(Notifier):

@@ -18,6 +18,7 @@ import headrace
 from headrace.app.job_components import JobComponents, open_job_components
 from headrace.app.models import ServedModel, open_repository
 from headrace.app.server_options import JobLocations, WorkerListenerOptions
+from headrace.app.tracing import Tracing, open_tracing
 from headrace.config.jobs_file import JobsFile
 from headrace.core.errors import HeadraceError, ModelNotFoundError, ModelNotReadyError
 from headrace.core.model import Isolation
@@ -95,6 +96,7 @@ class OpenedWorker:
     health: WorkerHealth
     listener: ListenerThread | None = None
     """The listener of metrics and probes. It opens first, and closes last."""
+    tracing: Tracing = field(default_factory=Tracing)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
@@ -115,9 +117,13 @@ class OpenedWorker:
             self.health.phase = "running"
 
     def stop(self, *, drain: bool = True) -> None:
-        """Drain the worker, unload the models and disconnect. Run all steps even if one raises."""
+        """Drain the worker, unload the models, disconnect and export the remaining spans.
+
+        Run all steps even if one raises.
+        """
         self.health.phase = "stopping"
         with ExitStack() as stack:
+            stack.callback(self.tracing.close)
             if self.listener is not None:
                 stack.callback(self.listener.stop)
             stack.callback(self.components.stop)
@@ -178,10 +184,12 @@ def open_worker(
     """Build a worker: find its models, open its components, and bind its port for metrics and probes.
 
     It connects and loads nothing yet. Models run in separate processes unless `isolation` says
-    otherwise. Only a process can be killed, timed out or run out of memory without the worker. Raises
-    ConfigError for invalid settings and a port in use.
+    otherwise. Only a process can be killed, timed out or run out of memory without the worker. Traces
+    are exported if the ``OTEL_*`` environment variables request it. Raises ConfigError for invalid
+    settings and a port in use.
     """
     worker_settings = settings or WorkerSettings()
+    tracing = open_tracing()
     repository = job_repository(
         models, serving or ServeSettings(), model_options, isolation, concurrency=worker_settings.concurrency
     )
@@ -195,6 +203,7 @@ def open_worker(
         deliver=file is not None and locations.key_file is not None,
         # The loop of a worker runs one transaction after the other.
         pool_size=1,
+        tracer=tracing.jobs,
     )
     worker = join_worker(components, repository, worker_settings)
     dataplane = Dataplane(repository, version=headrace.__version__)
@@ -207,7 +216,7 @@ def open_worker(
         sources = (process_metrics(components.ledger, reading), worker_metrics(worker))
         app = worker_app(MetricsApp(Metrics(dataplane, sources=sources), guard), health, guard)
         thread = ListenerThread(HttpListener(app, options.host, options.metrics_port))
-    return OpenedWorker(worker, repository, components, health, thread)
+    return OpenedWorker(worker, repository, components, health, thread, tracing)
 
 
 def _responded(reading: SharedReading[int], seconds: float) -> bool:
@@ -238,6 +247,7 @@ def join_worker(components: JobComponents, repository: ModelRepository, settings
         secure=_DurableResults(components.stores, components.paths).secure,
         ended=_ResultPublication(components.publication).ended,
         hide=components.paths.store_uri,
+        tracer=components.tracer,
     )
 
 

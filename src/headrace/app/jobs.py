@@ -15,6 +15,7 @@ from headrace.app.job_worker import job_repository, join_worker
 from headrace.app.models import ServedModel
 from headrace.app.notify_entries import notify_preparation
 from headrace.app.server_options import JobLocations, JobsOptions
+from headrace.app.tracing import Tracing, open_tracing
 from headrace.config.jobs_file import NO_LIMITS, JobsFile, anonymous_key, read_jobs_file
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
@@ -40,7 +41,7 @@ from headrace.server.jobs.metrics import (
 from headrace.server.listen import HttpListener, new_event_loop
 from headrace.server.listener import DrainSettings, Listener, Serving
 from headrace.server.metrics import Metrics, MetricsApp, MetricSource
-from headrace.server.observation import ResponseCounters
+from headrace.server.observation import Observer, ResponseCounters
 from headrace.server.openapi import documentation_routes
 from headrace.server.rest import model_app
 from headrace.server.routes import Route
@@ -58,6 +59,8 @@ class OpenedJobs:
     listeners: Mapping[str, Listener]
     components: JobComponents
     worker: Worker | None
+    tracing: Tracing
+    """The tracer of jobs and requests; `run` closes it."""
 
     @property
     def pending_max(self) -> int | None:
@@ -78,8 +81,11 @@ class OpenedJobs:
 
         Call it in the main thread; it blocks.
         """
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(self.serving.run(on_ready))
+        try:
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                runner.run(self.serving.run(on_ready))
+        finally:
+            self.tracing.close()
 
 
 class _ServiceGroup:
@@ -119,6 +125,8 @@ def open_jobs(
 ) -> OpenedJobs:
     """Build the job API and, if there are models, a worker. Connect and load nothing yet.
 
+    Traces are exported if the ``OTEL_*`` environment variables request it.
+
     Raises ConfigError for an unknown model, a port in use, or a public address without access
     control.
     """
@@ -126,6 +134,7 @@ def open_jobs(
     settings = options.worker
     file = _read_config(options, locations)
     check_bind(options.host, guarded=not file.access.open, insecure=options.insecure)
+    tracing = open_tracing()
     repository = (
         job_repository(
             models, serving or ServeSettings(), model_options, isolation, concurrency=settings.concurrency
@@ -139,6 +148,7 @@ def open_jobs(
         maintain_s=settings.maintain_s,
         hold_off_s=settings.lease_s,
         retention=options.retention,
+        tracer=tracing.jobs,
     )
     service_settings = JobServiceSettings(
         locations.store_uri,
@@ -156,6 +166,7 @@ def open_jobs(
         prepare_endpoint=components.prepare_endpoint,
         region_of=_region_resolver(file),
         outbox=components.ledger.outbox,
+        tracer=tracing.jobs,
     )
     event_submitter = (
         None if file.triggers is None else EventSubmitter(file.triggers, service.submit_internal)
@@ -173,7 +184,8 @@ def open_jobs(
     routes = job_routes(
         service, thread_pool=thread_pool, sagemaker=file.sagemaker, event_submitter=event_submitter
     ) + session_routes(sessions, file.access)
-    listeners, counters = _open_listeners(options, guard, routes, dataplane if models else None)
+    observers = None if tracing.requests is None else [tracing.requests]
+    listeners, counters = _open_listeners(options, guard, routes, dataplane if models else None, observers)
     metrics: dict[str, Listener] = {}
     if options.metrics_port is not None:
         sources = _metric_sources(components, worker)
@@ -187,7 +199,7 @@ def open_jobs(
         stopped_last=list(metrics.values()),
         drain=drain,
     )
-    return OpenedJobs(server, listeners | metrics, components, worker)
+    return OpenedJobs(server, listeners | metrics, components, worker, tracing)
 
 
 def _metric_sources(components: JobComponents, worker: Worker | None) -> list[MetricSource]:
@@ -199,7 +211,11 @@ def _metric_sources(components: JobComponents, worker: Worker | None) -> list[Me
 
 
 def _open_listeners(
-    options: JobsOptions, guard: Guard, routes: Sequence[Route], dataplane: Dataplane | None
+    options: JobsOptions,
+    guard: Guard,
+    routes: Sequence[Route],
+    dataplane: Dataplane | None,
+    observers: Sequence[Observer] | None,
 ) -> tuple[dict[str, Listener], ResponseCounters]:
     """Return the listener ``jobs`` and, to serve the models of `dataplane`, those of models.
 
@@ -208,7 +224,7 @@ def _open_listeners(
     """
     if options.model_server is None or dataplane is None:
         documentation = documentation_routes(routes, guard, version=headrace.__version__)
-        app = WebApp([*routes, *documentation], guard)
+        app = WebApp([*routes, *documentation], guard, observers=observers)
         return {"jobs": HttpListener(app, options.host, options.port, options.tls)}, app.response_counters
     from headrace.app.serving import open_listeners  # noqa: PLC0415 - extra `serve`
 
@@ -218,9 +234,9 @@ def _open_listeners(
             "the keys of a job server protect its models, too: put all keys into its config file"
         )
     check_bind(of_models.host, guarded=not guard.access.open, insecure=of_models.insecure)
-    app = model_app(dataplane, guard=guard, limits=of_models.limits, job_routes=routes)
+    app = model_app(dataplane, guard=guard, limits=of_models.limits, observers=observers, job_routes=routes)
     jobs = HttpListener(app, options.host, options.port, options.tls, direct=app.direct)
-    listeners, _ = open_listeners(app, dataplane, of_models, guard)
+    listeners, _ = open_listeners(app, dataplane, of_models, guard, observers)
     return {"jobs": jobs, **listeners}, app.response_counters
 
 

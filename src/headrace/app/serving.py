@@ -1,7 +1,6 @@
 """Build a model server: model repository, data plane and listeners."""
 
 import asyncio
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Final
 import headrace
 from headrace.app.models import ServedModel, open_repository
 from headrace.app.server_options import ServerOptions
+from headrace.app.tracing import open_tracing
 from headrace.core.errors import ConfigError
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import KEY_CHARS_MIN, Access, ApiKey, Scope, hash_key
@@ -24,7 +24,7 @@ from headrace.server.grpc_service import GrpcService
 from headrace.server.listen import HttpListener, TlsFiles, new_event_loop
 from headrace.server.listener import DrainSettings, Listener, Serving
 from headrace.server.metrics import Metrics, MetricsApp
-from headrace.server.observation import Observer, RequestLog, ResponseCounters, tracing_wanted
+from headrace.server.observation import Observer, RequestLog, ResponseCounters
 from headrace.server.rest import model_app
 from headrace.server.rest_inference import RestLimits
 
@@ -108,23 +108,17 @@ def open_server(
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    observers: Sequence[Observer] | None = None
-    close: Callable[[], None] = lambda: None
+    observers: Sequence[Observer] | None
+    close: Callable[[], None]
 
 
 def _open_observation(options: ServerOptions) -> _Observation:
-    observers: list[Observer] = []
-    close = _Observation().close
-    if tracing_wanted(os.environ):
-        from headrace.server.tracing import tracer_from  # noqa: PLC0415 - optional dependency
-
-        tracer = tracer_from(os.environ, headrace.__version__)
-        observers.append(tracer)
-        close = tracer.close
+    tracing = open_tracing()
+    observers = [] if tracing.requests is None else [tracing.requests]
     if options.access_log:
         # The request log comes last, so that it ends first and knows the trace id.
         observers.append(RequestLog())
-    return _Observation(observers or None, close)
+    return _Observation(observers or None, tracing.close)
 
 
 def _read_keys(path: Path | None) -> dict[bytes, ApiKey]:

@@ -54,6 +54,20 @@ class PredictorStatistics:
         return self.busy_s / total if total else 0.0
 
 
+class RequestTimes:
+    """The arrival, begin and end of a request, in seconds of the engine's clock; None until known.
+
+    Recorded only if the client passes one. After the death of an instance, the last attempt counts.
+    """
+
+    __slots__ = ("arrived_s", "began_s", "ended_s")
+
+    def __init__(self) -> None:
+        self.arrived_s: float | None = None
+        self.began_s: float | None = None
+        self.ended_s: float | None = None
+
+
 def complete_future(future: "Future[Any]", result: object) -> BaseException | None:
     """Complete a future. Return an exception that one of its callbacks raised, else None.
 

@@ -20,6 +20,7 @@ from headrace.core.errors import (
     StoppedError,
 )
 from headrace.core.model import HandleRequest, HandleResponse
+from headrace.core.predictor import RequestTimes
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.engine.backend import Backend
 from headrace.engine.inline_caller import NO_CALLBACK, InlineCaller
@@ -30,7 +31,6 @@ from headrace.engine.pending_request import (
     LoopCallback,
     PendingRequest,
     RequestResult,
-    RequestTimes,
     cancelled_error,
     deadline_error,
     merge_key,
@@ -109,6 +109,7 @@ def submit(
     merge: bool,
     alone: bool,
     strict: bool,
+    times: RequestTimes | None = None,
 ) -> Future[InferResponse]:
     """Queue a request of a client in a thread, as `Engine.submit` describes."""
     future: Future[InferResponse] = Future()
@@ -119,7 +120,8 @@ def submit(
         return future
     callback = FutureCallback(future)
     key = merge_key(request.inputs) if merge else None
-    entry = PendingRequest(request, rows, session.clock.now(), callback, key=key, strict=strict)
+    arrived_s = session.clock.now()
+    entry = PendingRequest(request, rows, arrived_s, callback, key=key, strict=strict, times=times)
     if alone or (strict and backend.metadata.whole_requests):
         entry.key = entry
     inline = session.inline

@@ -22,7 +22,7 @@ from headrace.core.errors import (
     UnsupportedError,
 )
 from headrace.core.model import HandleRequest, HandleResponse, Model
-from headrace.core.predictor import Predictor, PredictorStatistics
+from headrace.core.predictor import Predictor, PredictorStatistics, RequestTimes
 from headrace.core.sequence import SequenceInfo, SequenceLimits
 from headrace.core.statistics import InstanceDeath, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
@@ -42,9 +42,6 @@ from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.counters import predictor_statistics
 from headrace.engine.instance_worker import InstanceWorker
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
-from headrace.engine.pending_request import (
-    RequestTimes,
-)
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.sequence_store import MonitoredStore
 from headrace.engine.session import EngineSession, SessionState
@@ -240,7 +237,12 @@ class Engine(Predictor):
 
     @override
     def submit(
-        self, request: InferRequest, *, alone: bool = False, strict: bool = False
+        self,
+        request: InferRequest,
+        *,
+        alone: bool = False,
+        strict: bool = False,
+        times: RequestTimes | None = None,
     ) -> Future[InferResponse]:
         """Queue a request; block while `in_flight_max` requests are unanswered. Raises StoppedError.
 
@@ -248,11 +250,11 @@ class Engine(Predictor):
         It is for clients that compose batches and need predictions that are identical to the last
         bit. With `strict` the request succeeds or fails as a whole, as with `infer`: one bad row
         fails the request with RefusedRowsError if the model refused the row, and with PredictError
-        if the model raised.
+        if the model raised. `times` are filled in, if given.
         """
         session = self._session
         backend = running_backend(session, "start the engine first")
-        return submit(session, backend, request, merge=self._merge, alone=alone, strict=strict)
+        return submit(session, backend, request, merge=self._merge, alone=alone, strict=strict, times=times)
 
     def abandon(self, future: Future[InferResponse]) -> None:
         """Give up a future of `submit`. Any thread, at any time, any number of times.

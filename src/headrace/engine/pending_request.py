@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from headrace.core.errors import CancelledRequestError, DeadlineError, StoppedError
 from headrace.core.model import HandleRequest, HandleResponse
-from headrace.core.predictor import complete_future
+from headrace.core.predictor import RequestTimes, complete_future
 from headrace.core.tensor import InferRequest, InferResponse, Tensor
 from headrace.engine.outputs import ChunkedResponse
 
@@ -44,20 +44,6 @@ class ResponseCallback(Protocol):
     def complete(self, result: RequestResult) -> None:
         """Deliver the result; ignored if the client has left."""
         ...
-
-
-class RequestTimes:
-    """The arrival, begin and end of a request, in seconds of the engine's clock; None until known.
-
-    Recorded only if the client passes one. After the death of an instance, the last attempt counts.
-    """
-
-    __slots__ = ("arrived_s", "began_s", "ended_s")
-
-    def __init__(self) -> None:
-        self.arrived_s: float | None = None
-        self.began_s: float | None = None
-        self.ended_s: float | None = None
 
 
 class PendingRequest:

@@ -41,6 +41,7 @@ from headrace.jobs.paths import output_location
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload
 from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
 from headrace.jobs.submission import Submission, SubmissionLimits
+from headrace.jobs.tracing import JobTracer
 from headrace.jobs.usage import ByteUsage
 from headrace.storage import Stores
 
@@ -148,6 +149,7 @@ class JobIntake(Service):
         announce: Announce | None = None,
         region_of: RegionOf | None = None,
         outbox: Outbox | None = None,
+        tracer: JobTracer | None = None,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.settings = settings
@@ -160,7 +162,9 @@ class JobIntake(Service):
         self._payloads = Payloads(
             stores, settings.store_uri, upload_bytes_max=settings.upload_bytes_max, sign=settings.sign
         )
-        self._submitter = Submitter(ledger, waiting_max=settings.submissions_waiting_max, announce=announce)
+        self._submitter = Submitter(
+            ledger, waiting_max=settings.submissions_waiting_max, announce=announce, tracer=tracer
+        )
         self.follower: Final = Follower(ledger, followers_max=settings.followers_max)
         """Waits for jobs; it checks no rights."""
         self._known_models = KnownModels(ledger)

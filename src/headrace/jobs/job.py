@@ -132,7 +132,7 @@ class NewJob:
     """
     correlation_id: str = ""
     trace: str = ""
-    """The client's ``traceparent``."""
+    """The ``traceparent`` of the submission's span, or the client's without a tracer; "" for none."""
     tags: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     notify: tuple[Mapping[str, Any], ...] = ()
     """The notification targets, as in `headrace.jobs.notify.subscription`; JSON."""

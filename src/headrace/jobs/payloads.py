@@ -47,6 +47,7 @@ from headrace.jobs.paths import (
     without_query,
 )
 from headrace.jobs.state import RULES, WITH_RESULT, JobState, cause_of
+from headrace.jobs.tracing import JobTracer, publication_span
 from headrace.jobs.usage import ByteReservation
 from headrace.storage import ObjectInfo, Stores, UrlSigner, Writer
 
@@ -298,12 +299,18 @@ class Payloads:
 
 
 class Publication:
-    """A publisher of the ends of jobs. Thread-safe. `hide` is a URI prefix to hide in messages."""
+    """A publisher of the ends of jobs. Thread-safe.
 
-    def __init__(self, ledger: JobLedger, stores: Stores, *, hide: str = "") -> None:
+    `hide` is a URI prefix to hide in messages. `tracer` traces each try, if it is given.
+    """
+
+    def __init__(
+        self, ledger: JobLedger, stores: Stores, *, hide: str = "", tracer: JobTracer | None = None
+    ) -> None:
         self._ledger = ledger
         self._stores = stores
         self._hide = hide
+        self._tracer = tracer
 
     def publish(self, job: Job) -> str:
         """Publish a job's end and record it in the ledger. Return the object's URI, "" if there is none.
@@ -322,8 +329,10 @@ class Publication:
         for _ in range(_TIMES_MAX):
             if owner is None or not _publishes(owner):
                 break
-            uri, digest = self._result(owner) if owner.result is not None else self._error(owner)
-            if self._ledger.mark_published(owner.id, owner.lease, uri, digest):
+            with publication_span(self._tracer, owner):
+                uri, digest = self._result(owner) if owner.result is not None else self._error(owner)
+                is_last = self._ledger.mark_published(owner.id, owner.lease, uri, digest)
+            if is_last:
                 break
             _log.warning("an output got another end meanwhile", extra={"job": job.id, "uri": uri})
             owner, uri = self._ledger.output_owner(job), ""

@@ -9,17 +9,25 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import JobLedgerUnavailableError, JobNotFoundError, OverloadedError, StoppedError
+from headrace.core.errors import (
+    HeadraceError,
+    JobLedgerUnavailableError,
+    JobNotFoundError,
+    OverloadedError,
+    StoppedError,
+)
 from headrace.core.predictor import Service
 from headrace.jobs.job import Job, NewJob
 from headrace.jobs.ledger import JobLedger, SubmitReply, Wakeup
+from headrace.jobs.tracing import JobTracer, SubmissionSpan
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -68,9 +76,11 @@ class Submitter(Service):
         commit_jobs_max: int = COMMIT_JOBS_MAX,
         waiting_max: int = WAITING_MAX,
         announce: Announce | None = None,
+        tracer: JobTracer | None = None,
     ) -> None:
         self._ledger = ledger
         self._announce = announce
+        self._tracer = tracer
         self._commit_jobs_max = commit_jobs_max
         self._waiting_max = waiting_max
         self._pending: deque[_PendingSubmission] = deque()
@@ -113,11 +123,23 @@ class Submitter(Service):
     def submit(self, job: NewJob, warnings: tuple[str, ...] = ()) -> "Future[SubmitReply]":
         """Submit a job. The future completes with the ledger's reply or error.
 
-        The job of the reply has these warnings.
+        The job of the reply has these warnings, and with a tracer the trace context of its submission.
 
         Raise OverloadedError if too many submissions wait, and StoppedError before `start` and
         after `stop`.
         """
+        if self._tracer is None:
+            return self._enqueue(job, warnings)
+        span = SubmissionSpan(self._tracer, job)
+        try:
+            future = self._enqueue(span.job, warnings)
+        except HeadraceError as error:
+            span.fail(error)
+            raise
+        future.add_done_callback(partial(_end_span_of_future, span))
+        return future
+
+    def _enqueue(self, job: NewJob, warnings: tuple[str, ...]) -> "Future[SubmitReply]":
         future: Future[SubmitReply] = Future()
         # A running commit cannot be cancelled.
         with self._changed:
@@ -136,9 +158,20 @@ class Submitter(Service):
         self, jobs: Sequence[NewJob], warnings: Sequence[tuple[str, ...]], *, all_or_nothing: bool
     ) -> list[SubmitReply | Exception]:
         """Submit jobs in a commit of their own. Block until the ledger's replies are there."""
-        replies = self._ledger.submit(jobs, all_or_nothing=all_or_nothing)
-        if all_or_nothing and any(isinstance(reply, Exception) for reply in replies):
+        spans = [] if self._tracer is None else [SubmissionSpan(self._tracer, job) for job in jobs]
+        try:
+            replies = self._ledger.submit([span.job for span in spans] or jobs, all_or_nothing=all_or_nothing)
+        except Exception as error:
+            for span in spans:
+                span.fail(error)
+            raise
+        refusal = next((reply for reply in replies if isinstance(reply, Exception)), None)
+        if all_or_nothing and refusal is not None:
+            for span, reply in zip(spans, replies, strict=False):
+                span.fail(reply if isinstance(reply, Exception) else refusal)
             return replies
+        for span, reply in zip(spans, replies, strict=False):
+            _end_span(span, reply)
         self._announce_new(replies)
         return [
             reply if isinstance(reply, Exception) else _with_warnings(reply, texts)
@@ -354,6 +387,18 @@ class Follower(Service):
 
 def _with_warnings(reply: SubmitReply, warnings: tuple[str, ...]) -> SubmitReply:
     return SubmitReply(replace(reply.job, warnings=warnings), reply.created) if warnings else reply
+
+
+def _end_span_of_future(span: SubmissionSpan, future: "Future[SubmitReply]") -> None:
+    error = CancelledError() if future.cancelled() else future.exception()
+    _end_span(span, error or future.result())
+
+
+def _end_span(span: SubmissionSpan, reply: SubmitReply | BaseException) -> None:
+    if isinstance(reply, SubmitReply):
+        span.end(reply.job.id, created=reply.created)
+    else:
+        span.fail(reply)
 
 
 def _fail(future: "Future[Any]", error: Exception) -> None:

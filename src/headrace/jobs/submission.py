@@ -15,6 +15,7 @@ import orjson
 
 from headrace.core.errors import ConfigError, DataError, LimitError
 from headrace.jobs.job import IF_EXISTS, KINDS, PRIORITY_FIRST, PRIORITY_LAST, NewJob
+from headrace.jobs.tracing import read_traceparent
 from headrace.runs.media_types import bare_type
 from headrace.storage.regions import require_region
 from headrace.storage.uri import parse
@@ -24,7 +25,6 @@ SHOWN_CHARS: Final = 80
 KEY_CHARS_MAX: Final = 512
 URI_CHARS_MAX: Final = 4096
 
-_TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.{0,200})?")
 _PLAIN: Final = NewJob()
 _PAYLOADS: Final = ("input", "upload")
 _NOT_IN_DIGEST: Final = frozenset(
@@ -217,8 +217,7 @@ def _submission(
     key = headers.idempotency_key
     if key and not _ID.fullmatch(key):
         raise DataError("Idempotency-Key: must be 1 to 255 printable ASCII characters without spaces")
-    trace = headers.trace if _TRACE.fullmatch(headers.trace) else ""
-    job = NewJob(**values, idempotency_key=key, trace=trace, owned_input=owned)
+    job = NewJob(**values, idempotency_key=key, trace=read_traceparent(headers.trace), owned_input=owned)
     if key or upload:
         job = replace(job, body_digest=digest_of(job, payload, upload))
     return Submission(job, payload, upload, frozenset(values))

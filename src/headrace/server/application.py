@@ -142,7 +142,7 @@ class WebApp:
             if route.has_request_id and exchange.request_id is None:
                 exchange.request_id = token_hex(16).encode()
             if exchange.observation is not None:
-                exchange.observation.on_route(route.action, matched.arguments)
+                exchange.observation.on_route(route.action, route.shown_path, matched.arguments)
             self._admit(exchange, route)
             await route.handler(exchange)
         except DisconnectedError:

@@ -23,12 +23,12 @@ from headrace.core.errors import (
     UnsupportedError,
 )
 from headrace.core.model import HandleRequest, HandleResponse
+from headrace.core.predictor import RequestTimes
 from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics, SequenceStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor
 from headrace.engine.admission import ResponseStream
 from headrace.engine.engine import Engine
-from headrace.engine.pending_request import RequestTimes
 from headrace.engine.repository import ModelRepository
 
 CONCURRENT_REQUESTS_MAX: Final = 32

@@ -147,6 +147,12 @@ class Exchange:
         return None if value is None else value.decode("latin-1")
 
     @property
+    def traceparent(self) -> str:
+        """The trace context for work that the request causes: that of its span, else the client's."""
+        own = "" if self.observation is None else self.observation.traceparent
+        return own or self.header(b"traceparent") or ""
+
+    @property
     def origin(self) -> str:
         """The scheme, host and port under which the client sent the request.
 

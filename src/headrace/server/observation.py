@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 from typing_extensions import override
 
 from headrace.core.errors import ModelInputError
+from headrace.core.predictor import RequestTimes
 from headrace.core.tensor import InferRequest
-from headrace.engine.pending_request import RequestTimes
 from headrace.server.errors import ErrorStatus, is_fault, status_of
 
 _log = logging.getLogger("headrace.server")
@@ -60,6 +60,8 @@ class RequestObservation:
     """Nanoseconds since the epoch at `began_s`."""
     ended_s: float = 0.0
     action: str = UNKNOWN
+    route: str = ""
+    """The path of the route, with placeholders for its parameters."""
     model: str = ""
     version: str = ""
     status: int | str = 0
@@ -80,6 +82,8 @@ class RequestObservation:
     first_item_s: float | None = None
     times: RequestTimes = field(default_factory=RequestTimes)
     trace_id: str = ""
+    traceparent: str = ""
+    """The trace context of the span, for the children of the request."""
     span: Any = None
     """The span of the tracer."""
 
@@ -87,9 +91,9 @@ class RequestObservation:
         self.ended_s = self.began_s
         self.request_id = safe_id(self.header(REQUEST_ID)) or token_hex(16)
 
-    def on_route(self, action: str, arguments: Mapping[str, str]) -> None:
+    def on_route(self, action: str, path: str, arguments: Mapping[str, str]) -> None:
         """Record the route of the request, and the model that its path names."""
-        self.action = action
+        self.action, self.route = action, path
         self.model, self.version = arguments.get("model_name", ""), arguments.get("model_version", "")
 
     def on_request(self, request: InferRequest) -> None:

@@ -1,10 +1,12 @@
-"""OpenTelemetry spans of requests. Only this module imports opentelemetry.
+"""OpenTelemetry spans of requests and jobs. Only this module imports opentelemetry.
 
 Each request has one server span, a child of the client's span if the request has a W3C
-``traceparent``. Its children ``queue`` and ``predict`` are the times that the engine measured. The
-standard ``OTEL_*`` environment variables configure it.
+``traceparent``. Its children ``queue`` and ``predict`` are the times that the engine measured.
+`headrace.jobs.tracing` describes the spans of jobs. The standard ``OTEL_*`` environment variables
+configure all of them.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -12,6 +14,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError
+from headrace.jobs.tracing import Attributes, JobTracer, SpanError, SpanKind, StartedSpan
 from headrace.server.observation import Observer, RequestObservation
 
 try:
@@ -21,6 +24,7 @@ try:
     from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as _error:
     raise MissingExtraError("otel", "traces") from _error
 
@@ -46,14 +50,21 @@ class _Headers(Getter[Lookup]):
 
 
 _HEADERS: Final = _Headers()
+_TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
+
+_log = logging.getLogger("headrace.server")
 
 
 class Tracer(Observer):
-    """An observer that creates spans. `close` exports the remaining spans after the last request."""
+    """An observer that creates spans. `close` exports the remaining spans after the last request.
+
+    `jobs` is the tracer of the jobs of the same process.
+    """
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("headrace.server")
+        self.jobs: Final[JobTracer] = SdkJobTracer(provider)
 
     def begin(self, observation: RequestObservation) -> None:
         """Open the span. The observation has its `trace_id` from then on."""
@@ -69,6 +80,7 @@ class Tracer(Observer):
         context = span.get_span_context()
         if context.is_valid:
             observation.trace_id = trace.format_trace_id(context.trace_id)
+            observation.traceparent = traceparent_of(context)
 
     @override
     def end(self, observation: RequestObservation) -> None:
@@ -103,32 +115,69 @@ class Tracer(Observer):
         self._provider.shutdown()
 
 
+class SdkJobTracer(JobTracer):
+    """A tracer of jobs with the spans of the SDK. The ledger's context is W3C, whatever clients use."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._tracer = provider.get_tracer("headrace.jobs")
+
+    @override
+    def start(
+        self, name: str, kind: SpanKind, parent: str, at_ns: int, attributes: Attributes
+    ) -> StartedSpan:
+        # Also without a parent this is a context of its own: the span is no child of one that is
+        # current in this thread.
+        context = _TRACE_CONTEXT.extract({"traceparent": parent})
+        try:
+            span = self._tracer.start_span(
+                name, context, trace.SpanKind[kind.name], attributes=attributes, start_time=at_ns
+            )
+        except Exception:  # noqa: BLE001 - a sampler of an extension must not harm the job
+            _log.exception("a span could not be created")
+            span = trace.INVALID_SPAN
+        return _SdkSpan(span)
+
+
+class _SdkSpan(StartedSpan):
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    @property
+    @override
+    def traceparent(self) -> str:
+        context = self._span.get_span_context()
+        return traceparent_of(context) if context.is_valid else ""
+
+    @override
+    def end(self, at_ns: int, attributes: Attributes, error: SpanError | None) -> None:
+        self._span.set_attributes(attributes)
+        if error is not None:
+            self._span.set_attribute("error.type", error.type)
+            self._span.set_status(trace.Status(trace.StatusCode.ERROR, error.why))
+        self._span.end(at_ns)
+
+
+def traceparent_of(context: trace.SpanContext) -> str:
+    """Return the W3C ``traceparent`` of the children of a span."""
+    ids = f"{trace.format_trace_id(context.trace_id)}-{trace.format_span_id(context.span_id)}"
+    return f"00-{ids}-{context.trace_flags:02x}"
+
+
 def _start_attributes(observation: RequestObservation) -> dict[str, str]:
     if observation.protocol == "grpc":
         return {"rpc.system.name": "grpc", "rpc.method": observation.path.lstrip("/")}
     return {"http.request.method": observation.method, "url.path": observation.path}
 
 
-def route(path: str, model: str, version: str) -> str:
-    """Return an HTTP path with placeholders for model and version: ``/v2/models/{model}/infer``."""
-    parts = path.rstrip("/").split("/") if len(path) > 1 else [path]
-    at = 4 if path.startswith("/v2/repository/") else 3
-    if model and len(parts) > at:
-        parts[at] = "{model}"
-    if version and len(parts) > 5 and parts[4] == "versions":
-        parts[5] = "{version}"
-    return "/".join(parts)
+def _route(observation: RequestObservation) -> str:
+    """Return the path with placeholders for its parameters, such as ``/v2/models/{model}/infer``."""
+    return observation.route.replace("{model_name}", "{model}").replace("{model_version}", "{version}")
 
 
 def _name(observation: RequestObservation) -> str:
     if observation.protocol == "grpc":
         return observation.path.lstrip("/")
-    known = observation.action != "unknown"
-    return (
-        f"{observation.method} {route(observation.path, observation.model, observation.version)}"
-        if known
-        else observation.method
-    )
+    return f"{observation.method} {_route(observation)}".rstrip()
 
 
 def _attributes(observation: RequestObservation) -> dict[str, Any]:
@@ -147,8 +196,8 @@ def _attributes(observation: RequestObservation) -> dict[str, Any]:
         found["rpc.response.status_code"] = str(observation.status)
     else:
         found["http.response.status_code"] = observation.status
-        if observation.action != "unknown":
-            found["http.route"] = route(observation.path, observation.model, observation.version)
+        if observation.route:
+            found["http.route"] = _route(observation)
     if observation.failure is not None:
         found["error.type"] = observation.failure[0]
     return found

@@ -31,6 +31,7 @@ LEASE_MS = 60_000
 _MANY = 100
 _THREADS = 8
 _WAIT_S = 30.0
+_TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class OutboxBench(Protocol):
@@ -64,7 +65,10 @@ def check_outbox(make: Callable[[], OutboxBench]) -> None:
 
 
 def check_claim_is_exclusive(bench: OutboxBench) -> None:
-    """Check that a claim returns the stored notification, as attempt 1, to one caller only."""
+    """Check that a claim returns the stored notification, as attempt 1, to one caller only.
+
+    The notification has the trace context that was stored with it.
+    """
     (delivery_id,) = _deliveries(bench, "a")
     (claim,) = _claim(bench)
     equal(claim.delivery_id, delivery_id, "the claimed delivery")
@@ -356,7 +360,7 @@ def _target(receiver_id: str) -> WebhookTarget:
 def _notification(receiver_id: str, number: int) -> Notification:
     data = {"output_uri": f"s3://b/{number}", "nested": {"n": [1, 2.5, None, "ü"]}}
     return Notification(
-        f"evt_{receiver_id}_{number}", "job.completed", f"job-{number}", 1_700_000_000_123, data
+        f"evt_{receiver_id}_{number}", "job.completed", f"job-{number}", 1_700_000_000_123, data, _TRACE
     )
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import orjson
 import pytest
 from typing_extensions import override
 
@@ -10,8 +9,8 @@ from conformance.check_tables import run_each
 from headrace.jobs.job import Completed, Failed, JobFailure, JobProgress, ResultRef
 from headrace.jobs.ledger import Heartbeat
 from headrace.jobs.ledgers.database import sa
-from headrace.jobs.ledgers.outbox import _INSERT, SqlOutbox
-from headrace.jobs.notify import WebhookTarget
+from headrace.jobs.ledgers.outbox import _INSERT, SqlOutbox, dump_event
+from headrace.jobs.notify import Notification, WebhookTarget
 from headrace.jobs.notify.delivery import HEALTHY, DeliveryDecision, Done
 from headrace.jobs.state import Cause, JobState
 from headrace.testing import OUTBOX_CHECKS, LedgerBench
@@ -48,7 +47,7 @@ class SqlBench(OutboxBench):
             "receiver_id": receiver_id,
             "event_id": notification.event_id,
             "type": notification.type,
-            "data": orjson.dumps(dict(notification.data)).decode(),
+            "data": dump_event(notification.data, notification.trace),
             "state": "waiting",
         }
         database = self.bench.ledger._database
@@ -249,3 +248,25 @@ def test_notifications_are_deleted_with_their_job(bench):
     bench.ledger.delete(job.id)
     assert bench.ledger.outbox.deliveries_of(job.id) == []
     assert deliver(bench) == []
+
+
+def test_row_of_an_earlier_version_has_no_trace_context(bench):
+    """Earlier versions stored the data of an event alone."""
+    outbox = SqlBench(bench)
+    outbox.add_receiver(WebhookTarget("a", "https://a.example/"))
+    outbox.put(Notification("evt_1", "job.completed", "j", 1, {"n": 1}), "a")
+    (claim,) = outbox.outbox.claim(1, LEASE_MS)
+    assert (claim.notification.trace, claim.notification.data) == ("", {"n": 1})
+
+
+@pytest.mark.parametrize("output_uri", ["", "memory://out/"])
+def test_trace_context_of_a_job_is_no_part_of_the_body(bench, output_uri):
+    """With an output, the notification is written again when the reason of the end is published."""
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    job = bench.submit_running(notify=(HOOK,), trace=trace, output_uri=output_uri)
+    bench.settle(job, Failed(OOPS))
+    if output_uri:
+        bench.ledger.mark_published(job.id, job.lease, "memory://out/KEY.error")
+    (claim,) = bench.ledger.outbox.claim(1, LEASE_MS)
+    assert claim.notification.trace == trace
+    assert trace not in claim.notification.data_json().decode()

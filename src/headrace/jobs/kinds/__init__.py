@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 from typing_extensions import override
 
 from headrace.core.errors import CancelledRequestError, ConfigError, HeadraceError
-from headrace.core.predictor import Predictor, PredictorStatistics
+from headrace.core.predictor import Predictor, PredictorStatistics, RequestTimes
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.jobs.job import (
     Cancelled,
@@ -27,6 +27,7 @@ from headrace.jobs.job import (
     ResultRef,
 )
 from headrace.jobs.state import Cause, GiveUp, cause_of, decide
+from headrace.jobs.tracing import AttemptSpan
 
 T = TypeVar("T")
 
@@ -68,8 +69,10 @@ class Attempt:
     counts.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, span: AttemptSpan | None = None) -> None:
         self.job: Final = job
+        self.span: Final = span
+        """The span of the attempt; None without a tracer."""
         self.cursor: Mapping[str, Any] | None = job.cursor
         self._lock = threading.Lock()
         self.stopped: StopReason | None = None
@@ -169,11 +172,16 @@ class JobPredictor(Predictor, Protocol):
 
     @override
     def submit(
-        self, request: InferRequest, *, alone: bool = False, strict: bool = False
+        self,
+        request: InferRequest,
+        *,
+        alone: bool = False,
+        strict: bool = False,
+        times: RequestTimes | None = None,
     ) -> "Future[InferResponse]":
         """Submit a request as `Predictor.submit` does. Requests of several jobs share model calls.
 
-        A request with `alone` does not share its call.
+        A request with `alone` does not share its call. `times` are filled in, if given.
         """
         ...
 

@@ -19,9 +19,10 @@ import orjson
 from typing_extensions import override
 
 from headrace.core.errors import ConfigError, DataError, EmptySourceError, LimitError
+from headrace.core.predictor import RequestTimes
 from headrace.core.settings import declared_settings
 from headrace.core.settings_reader import read_value
-from headrace.core.tensor import ModelMetadata
+from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.jobs.job import JobProgress, NewJob, ResultRef
 from headrace.jobs.kinds import Attempt, AttemptPredictor, JobPredictor, KindRunner, Models
 from headrace.jobs.paths import JobPaths
@@ -118,7 +119,7 @@ class InferKind(KindRunner):
         request = wire.request if predictor.metadata.whole_requests else wire.request.with_row_axes()
         # The error decides about a retry: rows that a model refuses stay refused; an error that it
         # raises may pass.
-        response = attempt.wait_for(predictor.submit(request, strict=True), predictor.abandon)
+        response = _response(attempt, predictor, request)
         datatypes = {spec.name: spec.datatype for spec in predictor.metadata.outputs}
         body = encode_response(response, binary=wire.binary, datatypes=datatypes)
         uri = self._paths.attempt(attempt.job.id, attempt.job.lease) + "result.out"
@@ -172,6 +173,17 @@ class InferKind(KindRunner):
         )
         store = self._stores.for_uri(uri)
         return ResultRef(uri, store.head(uri).size_bytes, spec.accept or spec.content_type)
+
+
+def _response(attempt: Attempt, predictor: JobPredictor, request: InferRequest) -> InferResponse:
+    """Return the response to the request of an attempt, and add the call to the attempt's span."""
+    if attempt.span is None:
+        return attempt.wait_for(predictor.submit(request, strict=True), predictor.abandon)
+    times = RequestTimes()
+    try:
+        return attempt.wait_for(predictor.submit(request, strict=True, times=times), predictor.abandon)
+    finally:
+        attempt.span.add_call(times)
 
 
 def _plain_request(body: bytes, metadata: ModelMetadata) -> JsonWireRequest | None:

@@ -7,7 +7,7 @@ published), ``waiting``, ``claimed``, ``delivered`` or ``dead``
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, cast
 
@@ -69,6 +69,8 @@ _DEAD: Final = read_statement("dead_deliveries")
 _OF_JOB: Final = read_statement("deliveries_of_job")
 _RECEIVER: Final = read_statement("receiver")
 _FAILING_RECEIVERS: Final = read_statement("failing_receivers")
+_TRACE: Final = "traceparent"
+"""The member of a row's data that is no part of the notification's body."""
 _SHORT: Final = frozenset({"state", "cause", "queue", "kind", "attempt", "submitted_at_ms", "output_bytes"})
 
 _log = logging.getLogger("headrace.jobs")
@@ -86,7 +88,7 @@ class NotificationRows(JobEventWriter):
     @override
     def job_published(self, transaction: Transaction, job: Job, uri: str) -> None:
         if job.spec.notify:
-            data = orjson.dumps(end_event_data(job, uri)).decode()
+            data = dump_event(end_event_data(job, uri), job.spec.trace)
             transaction.run(_RELEASE_HELD, job_id=job.id, data=data)
 
     @override
@@ -119,7 +121,7 @@ def _put(transaction: Transaction, events: Sequence[tuple[Job, str, dict[str, An
                     "receiver_id": clean(subscription.receiver_id),
                     "event_id": event_id,
                     "type": kind,
-                    "data": orjson.dumps(_fitting(event_id, kind, job, data)).decode(),
+                    "data": dump_event(_fitting(event_id, kind, job, data), job.spec.trace),
                     "state": "held" if held and job.needs_publication else "waiting",
                 }
             )
@@ -147,6 +149,11 @@ def _fitting(event_id: str, kind: str, job: Job, data: dict[str, Any]) -> dict[s
     except LimitError:
         return {key: value for key, value in data.items() if key in _SHORT}
     return data
+
+
+def dump_event(data: Mapping[str, Any], trace: str) -> str:
+    """Return the data of an event as its row has it, with the job's trace context."""
+    return orjson.dumps({**data, _TRACE: trace} if trace else dict(data)).decode()
 
 
 class SqlOutbox(DatabaseOperations, Outbox):
@@ -268,7 +275,10 @@ def target_of(text: str) -> Target:
 def claim_of(row: Sequence[Any]) -> Claim:
     """Return the claim of a claimed notification and its receiver."""
     delivery_id, fence, attempt, event_id, kind, job_id, at_ms, data, _, target, *health = row
-    notification = Notification(event_id, kind, job_id, at_ms, orjson.loads(data))
+    values: dict[str, Any] = orjson.loads(data)
+    # Rows of earlier versions have no trace context.
+    trace = values.pop(_TRACE, "")
+    notification = Notification(event_id, kind, job_id, at_ms, values, trace)
     return Claim(delivery_id, fence, attempt, notification, target_of(target), ReceiverHealth(*health))
 
 

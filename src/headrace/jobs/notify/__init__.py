@@ -62,7 +62,8 @@ class Notification:
     the event since the epoch. `data` is a JSON object of references and facts. The notifiers know
     these optional members: ``input_uri``, ``output_uri``, ``failure_uri``, ``reason``,
     ``content_type`` (of the input), ``output_content_type``, ``model``, ``inference_id``,
-    ``submitted_at_ms``. Other members are sent unchanged.
+    ``submitted_at_ms``. Other members are sent unchanged. `trace` is a ``traceparent`` for the
+    receiver, which is no part of the body; "" for none.
 
     Raises ConfigError for an invalid id or type and for data that is not JSON, and LimitError for
     more than `DATA_BYTES_MAX` bytes of data.
@@ -73,6 +74,7 @@ class Notification:
     job_id: str
     at_ms: int
     data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    trace: str = ""
 
     def __post_init__(self) -> None:
         if not _EVENT_ID.fullmatch(self.event_id):

@@ -5,15 +5,23 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
 from headrace.core.clock import Clock, RetryPolicy, SystemClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.predictor import Service
-from headrace.jobs.notify import DeliveryResult, Notifier, RetryLater
+from headrace.jobs.notify import (
+    TARGET_KINDS,
+    Delivered,
+    DeliveryResult,
+    Notification,
+    Notifier,
+    RetryLater,
+)
 from headrace.jobs.notify.delivery import Claim, DeliveryPolicy, Outbox, decide
+from headrace.jobs.tracing import JobTracer, SpanError, notification_span
 
 _log = logging.getLogger("headrace.jobs.deliverer")
 
@@ -52,6 +60,7 @@ class Deliverer(Service):
     Args:
         outbox: The due deliveries; owned by the caller.
         notifier: The sender; owned by the caller.
+        tracer: The tracer of the attempts, if there is any.
         clock: The clock of waits between reads.
         seed: The seed of the jitter.
     """
@@ -63,6 +72,7 @@ class Deliverer(Service):
         *,
         policy: DeliveryPolicy | None = None,
         settings: DelivererSettings | None = None,
+        tracer: JobTracer | None = None,
         clock: Clock | None = None,
         seed: int | None = None,
     ) -> None:
@@ -70,6 +80,7 @@ class Deliverer(Service):
         self._notifier = notifier
         self._policy = policy or DeliveryPolicy()
         self._settings = settings or DelivererSettings()
+        self._tracer = tracer
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)  # noqa: S311 - jitter, not a secret
         self._life = threading.Lock()
@@ -171,8 +182,27 @@ class Deliverer(Service):
             # No earlier attempt was recorded: this notification may be the one that kills its
             # sender.
             return RetryLater("no earlier attempt was recorded")
+        if self._tracer is None:
+            return self._notify(claim, claim.notification)
+        notification, kind = claim.notification, TARGET_KINDS[type(claim.target)]
+        span = notification_span(
+            self._tracer,
+            kind,
+            notification.trace,
+            job_id=notification.job_id,
+            event=notification.type,
+            receiver_id=claim.target.receiver_id,
+            attempt=claim.attempt,
+        )
+        trace = span.traceparent or notification.trace
+        result = self._notify(claim, replace(notification, trace=trace))
+        is_delivered = isinstance(result, Delivered)
+        span.end(error=None if is_delivered else SpanError(type(result).__name__, result.why))
+        return result
+
+    def _notify(self, claim: Claim, notification: Notification) -> DeliveryResult:
         try:
-            return self._notifier.send(claim.notification, claim.target)
+            return self._notifier.send(notification, claim.target)
         except Exception:  # noqa: BLE001 - a defect of a notifier must not end the thread
             _log.exception("%s: the notifier failed unexpectedly", claim.delivery_id)
             return RetryLater("internal error")

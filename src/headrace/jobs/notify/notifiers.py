@@ -112,6 +112,8 @@ class WebhookNotifier(Notifier):
         except ConfigError as error:
             return Refused(str(error))
         headers |= signed_headers(keys, notification.event_id, int(self._wall_s()), body) if keys else {}
+        if notification.trace:
+            headers["traceparent"] = notification.trace
         try:
             response = self._client.send("POST", target.url, headers=headers, body=body)
         except RefusedAddressError as error:

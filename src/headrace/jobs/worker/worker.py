@@ -30,6 +30,7 @@ from headrace.jobs.kinds import (
 )
 from headrace.jobs.ledger import JobLedger, Wakeup
 from headrace.jobs.state import Cause
+from headrace.jobs.tracing import AttemptSpan, JobTracer
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.ledger_loop import LedgerLoop
 from headrace.jobs.worker.registration import Registration, worker_info
@@ -90,6 +91,7 @@ class Worker(Service):
         ended: Called in a background thread with each settlement that counted; may be skipped under
             load.
         hide: A URI prefix to hide in messages; see `outcome_of_error`.
+        tracer: The tracer of the attempts, if there is any.
         clock: The clock of waits and time limits.
         seed: The seed of the waits' jitter; None draws one.
     """
@@ -107,6 +109,7 @@ class Worker(Service):
         secure: Secure = lambda settlements: settlements,
         ended: Ended = lambda _attempt, _settlement: None,
         hide: str = "",
+        tracer: JobTracer | None = None,
         clock: Clock | None = None,
         seed: int | None = None,
     ) -> None:
@@ -115,6 +118,7 @@ class Worker(Service):
         self._listen_to = listen
         self._wakeups: list[Wakeup] = []
         self._ended = ended
+        self._tracer = tracer
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)  # noqa: S311 - jitter
         self._runner = AttemptRunner(kinds, hide=hide, share=self._random.random)
@@ -279,7 +283,7 @@ class Worker(Service):
     # Attempts: begun by the ledger loop's thread, run by a slot's thread
 
     def _begin(self, job: Job) -> None:
-        attempt = Attempt(job)
+        attempt = Attempt(job, None if self._tracer is None else AttemptSpan(self._tracer, job))
         self._running_jobs.add(attempt)
         self._count("begun")
         if self._releasing:
@@ -346,12 +350,16 @@ class Worker(Service):
             self._lose(attempt)
             return
         self._count(type(settlement.outcome).__name__.lower())
+        if attempt.span is not None:
+            attempt.span.end(settlement)
         self._background.submit(partial(self._ended, attempt, settlement))
         self._remove(attempt)
 
     def _lose(self, attempt: Attempt) -> None:
         """Discard an attempt that does not count, with its output."""
         self._count("lost")
+        if attempt.span is not None:
+            attempt.span.end(None)
         self._background.submit(partial(self._runner.discard, attempt))
         self._remove(attempt)
 

@@ -6,7 +6,7 @@ Payloads and results are streamed in bounded memory.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from secrets import token_bytes
@@ -45,6 +45,7 @@ from headrace.server.jobs.failure_routes import FailureHandlers
 from headrace.server.jobs.job_routes import JobHandlers, QueueHandlers
 from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
 from headrace.server.jobs.worker_routes import WorkerHandlers
+from headrace.server.observation import Observer
 from headrace.server.openapi import documentation_routes
 from headrace.server.routes import BINARY, Json, Route, read_query, route, routes_of
 from headrace.server.sessions import Sessions, session_routes
@@ -108,6 +109,7 @@ def jobs_app(
     thread_pool: BoundedThreadPool | None = None,
     sagemaker: SageMakerSettings | None = None,
     event_submitter: EventSubmitter | None = None,
+    observers: Sequence[Observer] | None = None,
 ) -> WebApp:
     """Return an application with the job API alone; see `job_routes`."""
     settings = settings or ApiSettings()
@@ -121,7 +123,7 @@ def jobs_app(
         event_submitter=event_submitter,
     ) + session_routes(sessions, access)
     documentation = documentation_routes(routes, guard, version=version)
-    return WebApp([*routes, *documentation], guard, body_s_max=settings.body_s_max)
+    return WebApp([*routes, *documentation], guard, body_s_max=settings.body_s_max, observers=observers)
 
 
 class OtherHandlers(ApiHandlers):

@@ -306,7 +306,7 @@ def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submissi
     envelope = SubmissionHeaders(
         content_type=exchange.header(b"content-type") or "",
         idempotency_key=exchange.header(b"idempotency-key") or "",
-        trace=exchange.header(b"traceparent") or "",
+        trace=exchange.traceparent,
     )
     query = read_pairs(exchange.query)
     model_optional = exchange.client.endpoints is not None

@@ -21,6 +21,7 @@ from headrace.jobs.access.endpoints import EndpointSettings
 from headrace.jobs.job import QUEUE_DEFAULT, NewJob
 from headrace.jobs.paths import ERROR_SUFFIX, RESULT_SUFFIX, output_location
 from headrace.jobs.submission import Submission, digest_of
+from headrace.jobs.tracing import read_traceparent
 from headrace.server.errors import ErrorStatus
 from headrace.server.http import Exchange, Headers
 from headrace.server.jobs.api import Api, respond_json
@@ -66,6 +67,8 @@ def sagemaker_routes(api: Api, settings: SageMakerSettings) -> list[Route]:
         name = exchange.arguments["name"]
         endpoint = await _find_endpoint(api, exchange.client, name)
         submission = read_invocation(name, headers, body, settings, endpoint)
+        job = replace(submission.job, trace=read_traceparent(exchange.traceparent))
+        submission = replace(submission, job=job)
         spec = (await api.submit(exchange.client, submission, trusted_output=True)).job.spec
         location = output_location(spec)
         locations = [
