@@ -230,15 +230,9 @@ def join_worker(components: JobComponents, repository: ModelRepository, settings
 
     The caller starts them before the worker and stops them after it.
     """
-    served = ServedModels(repository)
-    kinds: dict[Kind, KindRunner] = {
-        "infer": InferKind(served, components.stores, components.paths),
-        "transform": RunJobs(served, components.stores, transform_settings),
-        "stream": RunJobs(served, components.stores, stream_settings),
-    }
     return Worker(
         components.ledger,
-        kinds,
+        job_kinds(ServedModels(repository), components.stores, components.paths),
         settings,
         models=_model_names(repository),
         version=headrace.__version__,
@@ -249,6 +243,15 @@ def join_worker(components: JobComponents, repository: ModelRepository, settings
         hide=components.paths.store_uri,
         tracer=components.tracer,
     )
+
+
+def job_kinds(models: Models, stores: Stores, paths: JobPaths) -> dict[Kind, KindRunner]:
+    """Return the runners of all kinds of jobs."""
+    return {
+        "infer": InferKind(models, stores, paths),
+        "transform": RunJobs(models, stores, transform_settings),
+        "stream": RunJobs(models, stores, stream_settings),
+    }
 
 
 class _WorkerFigures:

@@ -27,6 +27,7 @@ from headrace.cli.job_filters import (
     list_filters,
     state_option,
 )
+from headrace.cli.rerun import rerun_command
 from headrace.cli.responses import plain_table, print_documents, printable
 from headrace.jobs.actions import JobAction
 from headrace.jobs.history import history_document
@@ -47,6 +48,9 @@ Examples:
     headrace jobs retry 01a2007b-f2f8-7916-a901-e223a26ee99e
     headrace jobs retry --queue night --state failed --dry-run
     headrace jobs retry --queue night --state failed --yes
+  Run a job again as a new one, or here in the debugger:
+    headrace jobs rerun 01a2007b-f2f8-7916-a901-e223a26ee99e --wait
+    headrace jobs rerun 01a2007b-f2f8-7916-a901-e223a26ee99e --local --model churn.py --pdb
   Check that a published result is still the one that its job wrote:
     headrace jobs verify 01a2007b-f2f8-7916-a901-e223a26ee99e
   Show the failed jobs in groups of equal failures:
@@ -101,6 +105,9 @@ def show_command(job_id: str, **params: Any) -> None:
             print_job(job, history)
 
     run_job_command(params, call)
+
+
+jobs_command.add_command(rerun_command)
 
 
 @jobs_command.command("failures", epilog=examples("headrace jobs failures"))

@@ -147,7 +147,7 @@ def submit_command(**params: Any) -> None:
         for warning in job.warnings:
             click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {one_line(warning)}", err=True)
         if params["wait"]:
-            return _wait(client, job, params)
+            return wait_for_result(client, job, params)
         if params["json_lines"]:
             print_job_json(job)
         else:
@@ -168,7 +168,8 @@ def _check_batch(params: dict[str, Any]) -> None:
             raise click.UsageError(f"give either --batch or {shown}")
 
 
-def _wait(client: Any, job: Any, params: dict[str, Any]) -> int:
+def wait_for_result(client: Any, job: Any, params: dict[str, Any]) -> int:
+    """Show a job until it ends, and print or save its result. Return the exit status."""
     json_lines = params["json_lines"]
     if not json_lines:
         click.echo(f"submitted {job.id}", err=True)

@@ -577,10 +577,10 @@ class JobLedgerUnavailableError(JobError):
 
 
 class ResultGoneError(JobError):
-    """The job is completed, but its result was moved or deleted. `job_id` is the job."""
+    """The result of a completed job, or the payload of a job, was moved or deleted. `job_id` is the job."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, what: str = "result") -> None:
         super().__init__(
-            f"the result of job {job_id} is gone: it was moved or deleted, or its retention has ended"
+            f"the {what} of job {job_id} is gone: it was moved or deleted, or its retention has ended"
         )
         self.job_id = job_id

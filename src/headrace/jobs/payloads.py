@@ -14,7 +14,7 @@ import logging
 import zlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
 import orjson
@@ -80,7 +80,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class ResultStream:
-    """A result's bytes as chunks, none of them read yet.
+    """The bytes of a result, or of a payload, as chunks, none of them read yet.
 
     `size_bytes` is None if the store does not know it.
     """
@@ -233,14 +233,32 @@ class Payloads:
         """
         info = self._find_object(job)
         assert job.result is not None
-        size_bytes = job.result.size_bytes if info.size_bytes is None else info.size_bytes
-        own_etag = f'"{job.lease}-{zlib.crc32(info.etag.encode()):08x}-{size_bytes or 0:x}"'
+        if info.size_bytes is None:
+            info = replace(info, size_bytes=job.result.size_bytes)
+        return self._open(info, job.result.content_type, job.lease, start, etag)
+
+    def open_input(self, job: Job, start: int = 0, *, etag: str | None = None) -> ResultStream:
+        """Open the payload that was stored for a job, as `open_result` does.
+
+        Raise JobStateError for a job whose input is an object of its client.
+        """
+        uri = job.spec.input_uri
+        if not job.spec.owned_input:
+            raise JobStateError(
+                job.id, job.state.value, f"its input is not stored with it: read it at input_uri ({uri})"
+            )
+        info = self._head(job, uri, "payload")
+        return self._open(info, job.spec.content_type, 0, start, etag)
+
+    def _open(
+        self, info: ObjectInfo, content_type: str, lease: int, start: int, etag: str | None
+    ) -> ResultStream:
+        size_bytes = info.size_bytes
+        own_etag = f'"{lease}-{zlib.crc32(info.etag.encode()):08x}-{size_bytes or 0:x}"'
         if size_bytes is None or start >= size_bytes or etag != own_etag:
             start = 0
         pieces = self._stores.for_uri(info.uri).stream(info.uri, start=start, etag=info.etag)
-        return ResultStream(
-            info.uri, job.result.content_type, size_bytes, own_etag, start, _transferred(pieces)
-        )
+        return ResultStream(info.uri, content_type, size_bytes, own_etag, start, _transferred(pieces))
 
     def result_url(self, job: Job, expires_s: float) -> str:
         """Return an address of the result that needs no key; "" if the store has none.
@@ -280,11 +298,13 @@ class Payloads:
     def _find_object(self, job: Job) -> ObjectInfo:
         if job.state not in WITH_RESULT or job.result is None:
             raise JobStateError(job.id, job.state.value, _no_result(job))
-        uri = job.result.uri
+        return self._head(job, job.result.uri, "result")
+
+    def _head(self, job: Job, uri: str, what: str) -> ObjectInfo:
         # The store's owner may have deleted the object, or revoked the permission to read it.
-        with _transfer("the result"), suppress(NotFoundError, AccessDeniedError):
+        with _transfer(f"the {what}"), suppress(NotFoundError, AccessDeniedError):
             return self._stores.for_uri(uri).head(uri)
-        raise ResultGoneError(job.id)
+        raise ResultGoneError(job.id, what)
 
     def _signed(self, method: str, uri: str, expires_s: float) -> str:
         store = self._stores.for_uri(uri)

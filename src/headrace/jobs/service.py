@@ -216,6 +216,12 @@ class JobService(BatchIntake):
         """Open a job's result, as `Payloads.open_result` does."""
         return self._payloads.open_result(self.get(key, job_id), start, etag=etag)
 
+    def open_input(
+        self, key: ApiKey, job_id: str, start: int = 0, *, etag: str | None = None
+    ) -> ResultStream:
+        """Open the payload that was stored for a job, as `Payloads.open_input` does."""
+        return self._payloads.open_input(self.get(key, job_id), start, etag=etag)
+
     def result_url(self, key: ApiKey, job_id: str) -> str:
         """Return a temporary address of the result that needs no key, or ""."""
         return self._payloads.result_url(self.get(key, job_id), self.settings.upload_expires_s)

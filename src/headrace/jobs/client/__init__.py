@@ -7,8 +7,8 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -145,18 +145,23 @@ class Client:
         """Yield a completed job's result as chunks; a broken connection is resumed."""
         return iterate(self._api.stream_result(job_id))
 
+    def stream_input(self, job_id: str) -> Iterator[bytes]:
+        """Yield the payload of a job as chunks; a broken connection is resumed.
+
+        Raise JobStateError for a job whose input is an object of its client, at `input_uri`.
+        """
+        return iterate(self._api.stream_input(job_id))
+
     def save_result(self, job_id: str, path: Path) -> int:
         """Write a completed job's result to a file, which appears once complete.
 
         Return its size in bytes.
         """
-        saving = _ResultFile(path)
-        try:
-            for piece in self.stream_result(job_id):
-                saving.write(piece)
-            return saving.finish()
-        finally:
-            saving.close()
+        return _save(self.stream_result(job_id), path)
+
+    def save_input(self, job_id: str, path: Path) -> int:
+        """Write the payload of a job to a file, as `save_result` does."""
+        return _save(self.stream_input(job_id), path)
 
     def check_published(self, job_id: str) -> dict[str, Any]:
         """Compare the object at a job's published name with its result, by reading all of it.
@@ -348,13 +353,32 @@ class AsyncClient(ApiOperations):
 
         Return its size in bytes.
         """
-        saving = _ResultFile(path)
-        try:
-            async for piece in self.stream_result(job_id):
+        return await _save_async(self.stream_result(job_id), path)
+
+    async def save_input(self, job_id: str, path: Path) -> int:
+        """Write the payload of a job to a file, as `save_result` does."""
+        return await _save_async(self.stream_input(job_id), path)
+
+
+def _save(pieces: Iterator[bytes], path: Path) -> int:
+    saving = _DownloadedFile(path)
+    try:
+        for piece in pieces:
+            saving.write(piece)
+        return saving.finish()
+    finally:
+        saving.close()
+
+
+async def _save_async(pieces: AsyncGenerator[bytes, None], path: Path) -> int:
+    saving = _DownloadedFile(path)
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
                 await asyncio.to_thread(saving.write, piece)
-            return await asyncio.to_thread(saving.finish)
-        finally:
-            saving.close()
+        return await asyncio.to_thread(saving.finish)
+    finally:
+        saving.close()
 
 
 class _ThreadTransport(ApiTransport):
@@ -503,7 +527,7 @@ def _connection_errors() -> Generator[None]:
         raise ConnectionLostError(why, sent=not isinstance(error, _NEVER_SENT)) from error
 
 
-class _ResultFile:
+class _DownloadedFile:
     """A file that is written under a temporary name and renamed once it is complete.
 
     Raises ConfigError if the file cannot be written.

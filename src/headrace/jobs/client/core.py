@@ -309,7 +309,18 @@ class ApiOperations:
 
     async def stream_result(self, job_id: str) -> AsyncGenerator[bytes, None]:
         """Yield a completed job's result as chunks; a broken connection is resumed."""
-        call = ApiCall("GET", f"{_path(job_id)}/result")
+        async with aclosing(self._stream_object(f"{_path(job_id)}/result")) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def stream_input(self, job_id: str) -> AsyncGenerator[bytes, None]:
+        """Yield the payload of a job as chunks. Raises as `Client.stream_input` does."""
+        async with aclosing(self._stream_object(f"{_path(job_id)}/input")) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def _stream_object(self, url: str) -> AsyncGenerator[bytes, None]:
+        call = ApiCall("GET", url)
         response = await self._request(call, stream=True)
         etag, at = response.headers.get("etag", ""), 0
         size = response.headers.get("content-length", "")
@@ -321,7 +332,7 @@ class ApiOperations:
                         yield chunk
                 except ConnectionLostError as lost:
                     if not etag:
-                        why = f"the result broke off after {at} bytes: {lost}"
+                        why = f"it broke off after {at} bytes: {lost}"
                         raise self._unavailable(call, why) from lost
                 else:
                     return
@@ -332,7 +343,7 @@ class ApiOperations:
             response = await self._request(rest, stream=True)
             if at and response.status != _PARTIAL:
                 await _stream(response).aclose()
-                raise self._unavailable(call, f"the result broke off after {at} bytes and has changed since")
+                raise self._unavailable(call, f"it broke off after {at} bytes and has changed since")
 
     # Queues
 

@@ -6,7 +6,7 @@ Payloads and results are streamed in bounded memory.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from secrets import token_bytes
@@ -196,7 +196,26 @@ class PayloadHandlers(ApiHandlers):
         if query.redirect and (url := await self._run(self._service.result_url, key, job_id)):
             await exchange.respond(TEMPORARY_REDIRECT, b"", extra=[(b"location", url.encode("latin-1"))])
             return
-        stream, first, is_whole = await self._run(self._open_result, exchange, job_id)
+        await self._send(exchange, self._service.open_result)
+
+    @route(
+        "GET",
+        "/v1/jobs/{job_id}/input",
+        (Scope.READ,),
+        content=_RESULT,
+        success="The payload, with its content type.",
+        responses={"206": _OTHER_RESULTS["206"]},
+        errors=(*ERRORS, 404, 409, 410),
+    )
+    async def job_input(self, exchange: Exchange) -> None:
+        """Return the payload that was sent with a job, or uploaded for it.
+
+        A job with an `input_uri` of its client has none.
+        """
+        await self._send(exchange, self._service.open_input)
+
+    async def _send(self, exchange: Exchange, open_stream: Callable[..., ResultStream]) -> None:
+        stream, first, is_whole = await self._run(self._open, exchange, open_stream)
         status = PARTIAL_CONTENT if stream.start else 200
         content_type = (stream.content_type or "application/octet-stream").encode("latin-1")
         headers = _headers(stream)
@@ -208,8 +227,10 @@ class PayloadHandlers(ApiHandlers):
         async with aclosing(_result_chunks(self._api, first, stream.pieces)) as chunks:
             await exchange.respond_streaming(content_type, chunks, headers, status=status)
 
-    def _open_result(self, exchange: Exchange, job_id: str) -> tuple[ResultStream, bytes, bool]:
-        """Return the result stream, its first chunk, and True if this is the whole result.
+    def _open(
+        self, exchange: Exchange, open_stream: Callable[..., ResultStream]
+    ) -> tuple[ResultStream, bytes, bool]:
+        """Return the stream, its first chunk, and True if this is all of it.
 
         An error before the first chunk is an error response, not half a response.
         """
@@ -217,7 +238,7 @@ class PayloadHandlers(ApiHandlers):
         # Without the tag, the range could belong to another result.
         start = int(range_match[1]) if range_match else 0
         etag = exchange.header(b"if-range") or "" if start else None
-        stream = self._service.open_result(exchange.client, job_id, start, etag=etag)
+        stream = open_stream(exchange.client, job_id_of(exchange), start, etag=etag)
         first = next(stream.pieces, b"")
         is_whole = stream.start + len(first) == stream.size_bytes and next(stream.pieces, None) is None
         return stream, first, is_whole
