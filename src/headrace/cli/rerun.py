@@ -4,20 +4,18 @@ import pdb  # noqa: T100 - for the user
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import click
 
 from headrace.cli.commands import JOB_SERVER_OPTIONS, complete_files, examples, run_job_command
 from headrace.cli.job_display import print_job_json
+from headrace.cli.logs import configure_logs
 from headrace.cli.options import MODEL_OPTIONS_OPTION, model_options
 from headrace.cli.submit import wait_for_result
-from headrace.core.errors import ConfigError, PredictError
+from headrace.core.errors import ConfigError
 from headrace.jobs.job import Job
 
 _COPIED: Final = (
@@ -69,7 +67,7 @@ def rerun_command(job_id: str, **params: Any) -> None:
     """Run a job again with the same input, parameters and model.
 
     The new job has a tag `rerun_of` with the id of the first one, and no notifications. With --local,
-    the job runs here, in the main process, and breakpoints in the model work.
+    the job runs in this process, and breakpoints in the model work.
     """
     _check_options(params)
 
@@ -134,6 +132,7 @@ def _run_here(client: Any, job: Job, folder: Path, params: dict[str, Any]) -> in
     # The command runs without the packages of a model server otherwise.
     from headrace.app.rerun import rerun_here  # noqa: PLC0415
 
+    configure_logs("text")
     model = params["model"] or _find_model(job.spec.model.partition("@")[0])
     spec = replace(job.spec, output_uri=_output_uri(job, params), key="")
     # The API does not show addresses in its own store.
@@ -141,8 +140,13 @@ def _run_here(client: Any, job: Job, folder: Path, params: dict[str, Any]) -> in
         path = folder / "payload"
         client.save_input(job.id, path)
         spec = replace(spec, input_uri=str(path))
-    with _debugging(enabled=params["debug"]):
-        result = rerun_here(replace(job, spec=spec), model, folder, model_options=model_options(params))
+    result = rerun_here(
+        replace(job, spec=spec),
+        model,
+        folder,
+        model_options=model_options(params),
+        on_error=_debug if params["debug"] else None,
+    )
     if params["output"] is None:
         with result.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
@@ -160,28 +164,7 @@ def _find_model(name: str) -> str:
     return found[0]
 
 
-@contextmanager
-def _debugging(*, enabled: bool) -> Generator[None]:
-    """Show the traceback of a model that fails, or debug it with `enabled`."""
-    try:
-        yield
-    except Exception as error:
-        if enabled:
-            failed = _first_cause(error)
-            click.echo(f"{type(failed).__name__}: {failed}", err=True)
-            pdb.post_mortem(_traceback_of(failed))
-        elif isinstance(error, PredictError) and error.traceback is not None:
-            click.echo(error.traceback.text, err=True)
-        raise
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Return the exception that an error was raised from, directly or not."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _traceback_of(error: BaseException) -> TracebackType:
-    assert error.__traceback__ is not None, "it was raised"
-    return error.__traceback__
+def _debug(error: BaseException) -> None:
+    """Open the debugger where the model raised an error."""
+    click.echo(f"{type(error).__name__}: {error}", err=True)
+    pdb.post_mortem(error.__traceback__)

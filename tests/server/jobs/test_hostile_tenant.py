@@ -92,6 +92,11 @@ def result(world):
         assert world.hostile.get(f"{world.path}/result{query}").status_code == 404
 
 
+def job_input(world):
+    assert world.owner.get(f"{world.path}/input").content == b"[42]"
+    assert world.hostile.get(f"{world.path}/input").status_code == 404
+
+
 def check_published(world):
     assert world.hostile.get(f"{world.path}/published").status_code == 404
 
@@ -316,6 +321,7 @@ CASES = {
     "history": history,
     "events": events,
     "result": result,
+    "job_input": job_input,
     "check_published": check_published,
     "cancel": cancel,
     "retry": retry,

@@ -8,6 +8,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import NotFoundError
+from headrace.jobs.client import Client
 from headrace.jobs.job import Completed, ResultRef, Settlement
 from headrace.server.jobs.api import ApiSettings
 from headrace.storage import Stores
@@ -231,3 +232,22 @@ def test_private_store_receives_uploads_through_the_api(bucket):
         assert upload["url"] == f"/v1/uploads/{upload['id']}"
         assert http.put(upload["url"], content=BIG).status_code == 201
         assert made.stores.for_uri("s3://jobs/x").get(f"s3://jobs/x/inputs/{upload['id']}") == BIG
+
+
+def test_payload_of_a_job_is_returned(served, http):
+    job = http.post("/v1/jobs?model=m", content=b"1,2\n", headers={"content-type": "text/csv"}).json()
+    response = http.get(f"/v1/jobs/{job['id']}/input")
+    assert (response.status_code, response.content) == (200, b"1,2\n")
+    assert response.headers["content-type"] == "text/csv"
+    rest = {"range": "bytes=2-", "if-range": response.headers["etag"]}
+    assert http.get(f"/v1/jobs/{job['id']}/input", headers=rest).content == b"2\n"
+    with Client(served.url) as client:
+        assert b"".join(client.stream_input(job["id"])) == b"1,2\n"
+    uri = served.ledger.get(job["id"]).spec.input_uri
+    served.stores.for_uri(uri).delete(uri)
+    gone = http.get(f"/v1/jobs/{job['id']}/input")
+    assert (gone.status_code, gone.json()["type"]) == (410, "ResultGoneError")
+    assert "the payload of job" in gone.json()["error"]
+    own = http.post("/v1/jobs", json={"model": "m", "input_uri": "s3://in/a.csv"}).json()
+    refused = http.get(f"/v1/jobs/{own['id']}/input")
+    assert (refused.status_code, "s3://in/a.csv" in refused.json()["error"]) == (409, True)
