@@ -12,7 +12,6 @@ from headrace.core.errors import (
     DataError,
     HeadraceError,
     JobLedgerUnavailableError,
-    LimitError,
     QueueFullError,
 )
 from headrace.jobs.access import ApiKey, Scope
@@ -50,7 +49,7 @@ def read_batch(
     """Parse a batch: ``{"jobs": [...], "all_or_nothing": false}``.
 
     Each job is a document as `read_document` parses it, and may have an ``idempotency_key``. Raise
-    DataError for another shape, and LimitError for more than `BATCH_JOBS_MAX` jobs.
+    DataError for another shape, and for more than `BATCH_JOBS_MAX` jobs.
     """
     try:
         found: Any = orjson.loads(body)
@@ -68,7 +67,7 @@ def read_batch(
         raise DataError(f"all_or_nothing: must be true or false, not {format_value(all_or_nothing)}")
     submitted = cast("list[Any]", jobs)
     if len(submitted) > BATCH_JOBS_MAX:
-        raise LimitError(f"jobs: {len(submitted)} exceed the limit of {BATCH_JOBS_MAX} in a batch")
+        raise DataError(f"jobs: {len(submitted)} exceed the limit of {BATCH_JOBS_MAX} in a batch")
     read = partial(_read_entry, limits=limits, trace=trace, model_optional=model_optional)
     return SubmissionBatch(tuple(map(read, submitted)), all_or_nothing)
 
@@ -78,7 +77,7 @@ def _read_entry(found: Any, *, limits: SubmissionLimits, trace: str, model_optio
         if not isinstance(found, dict):
             raise DataError(f"a job must be a JSON object, not {format_value(found)}")
         document = dict(cast("dict[str, Any]", found))
-        key: Any = document.pop("idempotency_key", "")
+        key: Any = document.pop("idempotency_key", None) or ""
         if not isinstance(key, str):
             raise DataError(f"idempotency_key: must be a string, not {format_value(key)}")
         headers = SubmissionHeaders(idempotency_key=key, trace=trace)

@@ -123,7 +123,7 @@ def test_malformed_batch_is_refused_as_a_whole(http):
         assert response.status_code == 400, body
         assert reason in response.json()["error"]
     response = send(http, *[{"model": "m", "input": 1}] * (BATCH_JOBS_MAX + 1))
-    assert (response.status_code, response.json()["type"]) == (413, "LimitError")
+    assert (response.status_code, response.json()["type"]) == (400, "DataError")
 
 
 def test_batch_that_is_too_large_is_refused(served, http, monkeypatch):

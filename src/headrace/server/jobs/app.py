@@ -58,7 +58,7 @@ RETRY_AFTER_S: Final = 5.0
 TEMPORARY_REDIRECT: Final = 307
 PARTIAL_CONTENT: Final = 206
 _RANGE_FROM: Final = re.compile(r"bytes=(\d{1,18})-")
-_RESULT: Final[Json] = {"*/*": {"schema": {"type": "string", "format": "binary"}}}
+_RESULT: Final[Json] = {"*/*": {}}
 _OTHER_RESULTS: Final[Json] = {
     "206": {"description": "The rest of the result, for `Range: bytes=N-` with `If-Range`."},
     "307": {"description": "`Location` is a URL that reads the result without a key for a limited time."},
@@ -144,7 +144,14 @@ class OtherHandlers(ApiHandlers):
         await self._run(self._service.check_ready)
         await respond_json(exchange, {"status": "ok"})
 
-    @route("POST", "/v1/events/s3", (Scope.EVENTS,), EventOutcomesDocument, errors=(*ERRORS, 408, 413))
+    @route(
+        "POST",
+        "/v1/events/s3",
+        (Scope.EVENTS,),
+        EventOutcomesDocument,
+        request_content=BINARY,
+        errors=(*ERRORS, 408, 413),
+    )
     async def receive_s3_events(self, exchange: Exchange) -> None:
         """Accept an event notification, and submit the jobs of matching triggers.
 
@@ -275,6 +282,7 @@ class PayloadHandlers(ApiHandlers):
         (Scope.SUBMIT,),
         UploadedDocument,
         request_content=BINARY,
+        request_required=False,
         status=201,
         errors=(*ERRORS, 408, 409, 413),
     )

@@ -23,7 +23,13 @@ WAIT_S_MAX: Final = 60.0
 Moment = Annotated[int, Meta(ge=0, le=2**53)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Text = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
-PagePosition = Annotated[str, Meta(max_length=512, description="`next_after` of the previous page.")]
+PagePosition = Annotated[
+    str,
+    Meta(max_length=512, pattern=r"^([0-9]{1,15}/.+)?$", description="`next_after` of the previous page."),
+]
+AuditPosition = Annotated[
+    str, Meta(pattern=r"^[0-9]{0,18}$", description="`next_after` of the previous page.")
+]
 Media = Annotated[str, Meta(min_length=3, max_length=255, pattern=r"^[\x20-\x7e]+$")]
 
 
@@ -545,7 +551,7 @@ class AuditQuery(Struct, kw_only=True):
 
     done_by: Annotated[str, Meta(max_length=255, description="Name of an API key.")] = ""
     action: Annotated[str, Meta(max_length=255, description="Action, such as `queue.change`.")] = ""
-    after: PagePosition = ""
+    after: AuditPosition = ""
     limit: Annotated[int, Meta(ge=1, le=AUDIT_PAGE_MAX)] = 100
 
 
