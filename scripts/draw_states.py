@@ -71,6 +71,7 @@ PAGES = {
         "headrace.jobs.state",
         "A job is in exactly one state.\n"
         "Each arrow below is an event; transitions without an arrow cannot happen.\n"
+        "A job whose `after` names unfinished jobs begins as `blocked`.\n"
         "An ended job stays ended unless an operator requeues it (`requeue`). "
         "The job's history records that.",
         job_states.JobState,

@@ -19,7 +19,7 @@ def test_queues_are_a_table_or_json(served):
     assert "no queues" in none.err
     run_command(served, "submit", "-m", "m", "--input", "1", "-q", "night")
     rows = [line.split() for line in run_command(served, "queues").out.splitlines()]
-    assert rows[1] == ["night", "1", "0", "0", "0", "-", "open"]
+    assert rows[1] == ["night", "1", "0", "0", "0", "0", "-", "open"]
     (queue,) = run_command(served, "queues", "list", "--json").lines
     assert (queue["queue"], queue["queued"]) == ("night", 1)
 

@@ -8,7 +8,7 @@ from cases import for_each
 from cli.job_commands import run_command, work_after_first_event
 from headrace.jobs.job import JobFailure, JobProgress
 from headrace.jobs.ledger import ClaimRequest, JobFilter, QueueSettings
-from headrace.jobs.state import Cause
+from headrace.jobs.state import Cause, JobState
 from headrace.jobs.worker_registry import WorkerInfo
 from integration.command import headrace
 from jobs.service_support import served_jobs
@@ -61,6 +61,18 @@ def test_file_is_submitted_and_the_job_id_is_printed(served, tmp_path):
         60,
     )
     assert served.stores.for_uri(spec.input_uri).get(spec.input_uri) == b"1,2\n"
+
+
+def test_job_comes_after_others(served):
+    first, second = (run_command(served, "submit", "-m", "m", "--input", "1").out.strip() for _ in range(2))
+    done = run_command(served, "submit", "-m", "m", "--input", "1", "--after", first, "--after", second)
+    job = served.ledger.get(done.out.strip())
+    assert (job.state, job.spec.after) == (JobState.BLOCKED, (first, second))
+    shown = run_command(served, "jobs", "show", job.id).out
+    assert f"{first}, {second}" in shown
+    assert "blocked" in run_command(served, "jobs", "list").out
+    (queue,) = run_command(served, "queues", "list", "--json").lines
+    assert queue["blocked"] == 1
 
 
 def test_value_and_uri_are_payloads(served):

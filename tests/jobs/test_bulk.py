@@ -90,7 +90,7 @@ def test_filter_is_narrowed_to_states_of_the_action(ledger):
     ended, pending = submit(ledger), submit(ledger)
     ledger.cancel(ended[0])
     assert apply(ledger, OPS, CANCEL).matched == 1
-    with pytest.raises(DataError, match="cancel applies to jobs that are pending, running"):
+    with pytest.raises(DataError, match="cancel applies to jobs that are blocked, pending, running"):
         apply(ledger, OPS, BulkRequest(JobAction.CANCEL, JobFilter(states=frozenset({JobState.FAILED}))))
     retried = apply(ledger, OPS, BulkRequest(JobAction.RETRY, JobFilter(states=frozenset(JobState))))
     assert retried.changed == 2

@@ -108,7 +108,7 @@ def test_history_and_queue_documents():
     entry = HistoryEntry(5, HistoryEvent.LEASE_LOST, 1, 2, "w", "crash", "m", "by")
     assert read_history(history_document(entry)) == entry
     assert read_history(history_document(entry) | {"member_of_a_newer_server": 1}) == entry
-    document = queue_document(QueueSettings("q", pending_max=3), QueueCounts(2, 1, 4, 1500, {"eu": 1}))
+    document = queue_document(QueueSettings("q", pending_max=3), QueueCounts(2, 1, 4, 1500, {"eu": 1}, 5))
     assert document == {
         "queue": "q",
         "paused": False,
@@ -116,6 +116,7 @@ def test_history_and_queue_documents():
         "pending_max": 3,
         "queued": 2,
         "later": 1,
+        "blocked": 5,
         "running": 4,
         "oldest_seconds": 1.5,
         "queued_by_region": {"eu": 1},

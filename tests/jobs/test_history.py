@@ -70,6 +70,16 @@ def test_success_is_a_claim_and_an_end_without_stored_entries(bench):
     assert completed.at_ms == bench.ledger.get(job_id).ended_at_ms
 
 
+def test_unblocked_job_shows_when_it_could_begin(bench):
+    first = bench.submit()
+    job_id = bench.submit(after=(first,))
+    assert bench.entries(job_id) == []
+    bench.settle(bench.claim(), DONE)
+    bench.claim("w-1")
+    assert bench.events(job_id) == ["unblocked", "claimed w-1"]
+    assert bench.entries(job_id)[0].at_ms == bench.ledger.get(first).ended_at_ms
+
+
 def test_every_claim_retry_and_end_is_listed_in_order(bench):
     job_id = bench.submit(attempts_max=2)
     bench.settle(bench.claim("w-1"), Failed(BROKEN, retry_ms=0))

@@ -6,6 +6,7 @@ The operations are:
 - claims by several workers through two ledgers over the same jobs;
 - heartbeats and outcomes;
 - workers that crash, and workers that return late (zombies);
+- jobs that come after others, unfinished, ended or unknown;
 - publications, their failures, and outputs whose names several jobs want;
 - cancellations, requeues, deletions and paused queues;
 - passing time.
@@ -219,6 +220,24 @@ class LedgerBesideReference(RuleBasedStateMachine):
     @rule(new_batch=st.lists(published_jobs, min_size=1, max_size=4))
     def submit_published(self, new_batch):
         self.submit(new_batch, named=True)
+
+    @rule(
+        picks=st.lists(pick, min_size=1, max_size=3),
+        early=st.booleans(),
+        delay_ms=st.sampled_from((0, 0, 1_000)),
+        tenant=st.sampled_from(("", "", "t")),
+        batch=st.booleans(),
+    )
+    def submit_after(self, picks, early, delay_ms, tenant, batch):
+        """Submit a job after random ones, and perhaps another one after it in the same call."""
+        waiting = sorted(job.id for job in self.seen.values() if not job.state.ended and not job.spec.key)
+        known = [each for each in (waiting if early else sorted(self.job_ids)) if each in self.job_ids]
+        after = tuple(dict.fromkeys(known[which % len(known)] for which in picks)) if known else ("unknown",)
+        of_one = self.seen[after[0]].spec.tenant if after[0] in self.seen else ""
+        first = NewJob("m", queue="a", id=self._job_id(), after=after, tenant=of_one, delay_ms=delay_ms)
+        last = NewJob("m", queue="b", id=self._job_id(), after=(first.id,), tenant=of_one)
+        second = NewJob("n", queue="b", id=self._job_id(), after=(first.id, *after), tenant=tenant)
+        self.submit([first, last, second] if batch else [first], named=True)
 
     @rule(ms=st.sampled_from((-600_000, -1, 600_000)))
     def submitters_clock_jumps(self, ms):
@@ -561,7 +580,8 @@ class LedgerBesideReference(RuleBasedStateMachine):
                 self.requeued.add(job_id)
                 self.back.add(job_id)
             else:
-                assert keyed, "a job without a name that others may own was not requeued"
+                after = self.reference.get(job_id).spec.after
+                assert keyed or after, "a job without a name that others may own was not requeued"
 
     @precondition(lambda self: self.job_ids)
     @rule(which=pick)
@@ -657,6 +677,9 @@ class LedgerBesideReference(RuleBasedStateMachine):
             if job.state is JobState.COMPLETED and job.spec.kind == "infer":
                 assert bool(job.result.published_uri) == bool(job.spec.output_uri)
             assert job.state is not JobState.FAILED or job.failure is not None
+            if job.state is JobState.BLOCKED:
+                before = [now[job_id] for job_id in job.spec.after if job_id in now]
+                assert any(not each.state.ended for each in before), "a job stays blocked for nothing"
             if was is None:
                 continue
             assert job.lease >= was.lease, "a lease number decreased"
@@ -768,7 +791,7 @@ def _view(job, expected, requeued):
     if state is JobState.PENDING:
         view["due_at_ms"] = job.due_at_ms
         view["cause"] = job.failure and job.failure.cause
-    if state is JobState.PENDING and expected.started_at_ms is None:
+    if state in (JobState.PENDING, JobState.BLOCKED) and expected.started_at_ms is None:
         view["expires_at_ms"] = job.expires_at_ms
     if state is JobState.RUNNING:
         view |= {
@@ -856,12 +879,20 @@ class UsesSubmitterClock(MemoryJobLedger):
         return answer
 
 
+class UnblocksAtFirstEnd(MemoryJobLedger):
+    def _end_dependency(self, job, before):
+        self._table.waits[job.id] &= {before.id}
+        return super()._end_dependency(job, before)
+
+
 class NeverExpiresLeases(MemoryJobLedger):
     def _expired_leases(self):
         return []
 
 
-@for_each("kind", [IgnoresLease, CountsReleasedAttempts, UsesSubmitterClock, NeverExpiresLeases])
+@for_each(
+    "kind", [IgnoresLease, CountsReleasedAttempts, UsesSubmitterClock, UnblocksAtFirstEnd, NeverExpiresLeases]
+)
 def test_wrong_ledger_is_detected(kind):
     def new_ledgers(clock):
         first = kind(clock)

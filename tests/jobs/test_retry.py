@@ -10,7 +10,7 @@ from cases import for_each
 from headrace.jobs import state as cause
 from headrace.jobs.state import RETRY_AFTER_MAX_S, RULES, Cause, GiveUp, RetryAttempt, decide
 
-NEVER = {Cause.INPUT, Cause.CANCELLED, Cause.EXPIRED, Cause.POISON}
+NEVER = {Cause.INPUT, Cause.CANCELLED, Cause.EXPIRED, Cause.POISON, Cause.PREREQUISITE}
 NOT_COUNTED = {Cause.UNAVAILABLE, Cause.OVERLOADED, Cause.DRAINED, Cause.NO_MODEL}
 COUNTED = set(Cause) - NEVER - NOT_COUNTED
 

@@ -11,6 +11,7 @@ from headrace.jobs.state import ENDED, TRANSITIONS, JobEvent, JobState, source_s
 
 # The rows of `docs/jobs-states.md`. All other transitions are impossible.
 TABLE = {
+    "blocked": {"unblock": "pending", "fail": "failed", "cancel": "cancelled", "expire": "expired"},
     "pending": {"claim": "running", "cancel": "cancelled", "expire": "expired"},
     "running": {
         "complete": "completed",
@@ -23,11 +24,11 @@ TABLE = {
         "expire": "expired",
     },
     "publishing": {"complete": "completed", "give_up": "publish_failed"},
-    "publish_failed": {"republish": "publishing", "requeue": "pending"},
-    "completed": {"requeue": "pending"},
-    "failed": {"requeue": "pending"},
-    "cancelled": {"requeue": "pending"},
-    "expired": {"requeue": "pending"},
+    "publish_failed": {"republish": "publishing", "requeue": "pending", "block": "blocked"},
+    "completed": {"requeue": "pending", "block": "blocked"},
+    "failed": {"requeue": "pending", "block": "blocked"},
+    "cancelled": {"requeue": "pending", "block": "blocked"},
+    "expired": {"requeue": "pending", "block": "blocked"},
 }
 
 
@@ -50,8 +51,8 @@ def test_ended_states_permit_manual_events_only():
         assert state.ended == (state in ENDED)
         if state.ended:
             events = {event for event in JobEvent if (state, event) in TRANSITIONS}
-            assert events - {JobEvent.REPUBLISH} == {JobEvent.REQUEUE}
-    assert source_states(JobEvent.REQUEUE) == ENDED
+            assert events - {JobEvent.REPUBLISH} == {JobEvent.REQUEUE, JobEvent.BLOCK}
+    assert source_states(JobEvent.REQUEUE) == source_states(JobEvent.BLOCK) == ENDED
 
 
 def test_only_a_claim_begins_and_only_a_run_or_publication_completes():
@@ -60,6 +61,11 @@ def test_only_a_claim_begins_and_only_a_run_or_publication_completes():
     assert into[JobState.COMPLETED] == {JobEvent.COMPLETE}
     assert source_states(JobEvent.COMPLETE) == {JobState.RUNNING, JobState.PUBLISHING}
     assert source_states(JobEvent.PUBLISH) == {JobState.RUNNING}
+
+
+def test_only_an_unblocked_job_or_one_of_its_ends_follows_a_blocked_one():
+    after = {to for (state, _), to in TRANSITIONS.items() if state is JobState.BLOCKED}
+    assert after == {JobState.PENDING, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED}
 
 
 def test_every_state_is_reachable_and_every_job_can_end():

@@ -10,6 +10,7 @@ from headrace.jobs.submission import FIELDS, SHAPES, SubmissionLimits, check_nes
 
 LIMITS = SubmissionLimits(tags_max=2, tag_chars_max=5, notify_max=1, options_bytes_max=30)
 YEAR_9999_S = 251_000_000_000
+JOB_ID = "019dd1ad-0000-7000-8000-000000000001"
 
 GOOD = {
     "model": ["m", "A.b-c_1", "m@1", "m@2026.1"],
@@ -30,6 +31,7 @@ GOOD = {
     "time_limit_s": [0.1, 30 * 86_400],
     "time_to_live_s": [1],
     "deadline_s": [1e-3],
+    "after": [[], [JOB_ID], [f"{JOB_ID[:-2]}{n:02}" for n in range(64)]],
     "tags": [{}, {"a": "", "b.c": "ääääá"}],
     "notify": [[], [{"a": 1}]],
     "correlation_id": ["c", "x" * 255],
@@ -62,6 +64,7 @@ BAD = {
     "time_limit_s": [0, -1, 30 * 86_400 + 1],
     "time_to_live_s": [0, YEAR_9999_S],
     "deadline_s": [0, "x"],
+    "after": [{}, "x", ["x"], [JOB_ID, JOB_ID], [None], [JOB_ID.upper()]],
     "tags": [[], {"": "x"}, {"a b": "x"}, {"a": 1}, {"a": "\n"}, {"ä": "x"}],
     "notify": [{}, ["x"], "x"],
     "correlation_id": ["", "a b", "x" * 256],
@@ -69,6 +72,7 @@ BAD = {
 TOO_MUCH = {
     "input_uri": ["s3://b/" + "x" * 5000],
     "options": [{"a": "x" * 40}],
+    "after": [[f"{JOB_ID[:-2]}{n:02}" for n in range(65)]],
     "tags": [{"a": "x", "b": "x", "c": "x"}, {"a": "x" * 6}],
     "notify": [[{}, {}], [{"a": "x" * 40}]],
 }
@@ -81,7 +85,9 @@ def cases(table):
 @for_each(("name", "value"), cases(GOOD))
 def test_valid_values_are_accepted(name, value):
     read = FIELDS[name](name, value, LIMITS)
-    expected = round(value * 1000) if name == "delay_s" else tuple(value) if name == "notify" else value
+    expected = (
+        round(value * 1000) if name == "delay_s" else tuple(value) if name in ("notify", "after") else value
+    )
     assert read == expected
 
 

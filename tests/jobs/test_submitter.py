@@ -55,6 +55,17 @@ def test_submitter_is_a_service(ledger):
     check_service(lambda: Submitter(ledger))
 
 
+def test_only_due_jobs_are_announced(ledger):
+    announced = []
+    submitter = Submitter(ledger, announce=lambda queue, ids: announced.append((queue, ids)))
+    submitter.start()
+    first = submitter.submit(NewJob(model="m", queue="a")).result(WAIT_S).job
+    submitter.submit(NewJob(model="m", queue="b", delay_ms=1)).result(WAIT_S)
+    submitter.submit(NewJob(model="m", queue="c", after=(first.id,))).result(WAIT_S)
+    submitter.stop()
+    assert announced == [("a", [first.id])]
+
+
 def test_single_submission_is_committed_at_once(ledger, submitter):
     made = submitter.submit(NewJob(model="m")).result(WAIT_S)
     assert made.created

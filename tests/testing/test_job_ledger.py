@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from cases import for_each
-from headrace.core.errors import JobLedgerUnavailableError, JobStateError
+from headrace.core.errors import JobLedgerUnavailableError, JobNotFoundError, JobStateError, QueueFullError
 from headrace.jobs.actions import ActionReply, JobAction
 from headrace.jobs.audit import AuditPage
 from headrace.jobs.counters import JobCounters, JobGroups
@@ -21,9 +21,10 @@ from headrace.jobs.ledger import (
     MaintenanceCounts,
     Page,
     QueueCounts,
+    SubmitReply,
     UsageReply,
 )
-from headrace.jobs.state import JobState
+from headrace.jobs.state import Cause, JobEvent, JobState
 from headrace.jobs.worker_registry import WorkerInfo, WorkerRecord
 from headrace.testing import (
     JOB_LEDGER_CHECKS,
@@ -35,6 +36,7 @@ from headrace.testing import (
     memory_jobs,
 )
 from headrace.testing.job_checks import bench, wakeups
+from headrace.testing.job_rules import apply_event
 from testing.race_window import RaceWindow
 
 _CHECKS = {check.__name__: check for check in JOB_LEDGER_CHECKS}
@@ -75,6 +77,170 @@ class PrioritiesIgnored(MemoryJobLedger):
 class NeverAges(MemoryJobLedger):
     def _queue(self, name):
         return replace(super()._queue(name), ageing_s=inf)
+
+
+class BlocksNothing(MemoryJobLedger):
+    def _submit(self, new):
+        with_after = super()._submit(new)
+        if isinstance(with_after, SubmitReply) and with_after.job.state is JobState.BLOCKED:
+            self._table.jobs[with_after.job.id] = replace(with_after.job, state=JobState.PENDING)
+            self._table.ranks_ms[with_after.job.id] = 0
+            del self._table.waits[with_after.job.id]
+        return with_after
+
+
+class NeverUnblocks(MemoryJobLedger):
+    def _end_dependents(self, job):
+        if job.state is not JobState.COMPLETED:
+            super()._end_dependents(job)
+
+
+class UnblocksAtFirst(MemoryJobLedger):
+    def _end_dependency(self, job, before):
+        self._table.waits[job.id] &= {before.id}
+        return super()._end_dependency(job, before)
+
+
+class UnblocksAtResults(MemoryJobLedger):
+    def _put(self, job, cause):
+        super()._put(job, cause)
+        if job.state is JobState.PUBLISHING:
+            self._end_dependents(replace(job, state=JobState.COMPLETED))
+
+
+class UnblocksAtAnyEnd(MemoryJobLedger):
+    def _end_dependency(self, job, before):
+        return super()._end_dependency(job, replace(before, state=JobState.COMPLETED))
+
+
+class UnblocksQuietly(MemoryJobLedger):
+    def _end_dependents(self, job):
+        listeners, self._table.listeners = self._table.listeners, []
+        super()._end_dependents(job)
+        self._table.listeners = listeners
+
+
+class UnblocksWithoutRecord(MemoryJobLedger):
+    def _record(self, job, event, **values):
+        if event is not HistoryEvent.UNBLOCKED:
+            super()._record(job, event, **values)
+
+
+class UnblocksAtOnce(MemoryJobLedger):
+    def _end_dependency(self, job, before):
+        after = super()._end_dependency(job, before)
+        return after and replace(after, due_at_ms=self.now_ms())
+
+
+class FailsNobody(MemoryJobLedger):
+    def _end_dependents(self, job):
+        if job.state is JobState.COMPLETED:
+            super()._end_dependents(job)
+
+
+class FailsNextOnly(MemoryJobLedger):
+    def _end_dependents(self, job):
+        if not (job.failure and job.failure.cause is Cause.PREREQUISITE):
+            super()._end_dependents(job)
+
+    def _put(self, job, cause):
+        super()._put(job, cause)
+        if job.failure and job.failure.cause is Cause.PREREQUISITE:
+            for waits in self._table.waits.values():
+                waits.discard(job.id)
+
+
+class FailsWithoutReason(MemoryJobLedger):
+    def _end_dependency(self, job, before):
+        return super()._end_dependency(job, replace(before, id="?") if before.failure else before)
+
+
+class ChangesFewDependents(MemoryJobLedger):
+    changed = 0
+
+    def _end_dependency(self, job, before):
+        self.changed += 1
+        return super()._end_dependency(job, before) if self.changed <= 500 else None
+
+
+class ForgetsWaitsOfRequeues(MemoryJobLedger):
+    def requeue(self, job_id, *, tenant=None, by=""):
+        job = super().requeue(job_id, tenant=tenant, by=by)
+        if job.state is JobState.BLOCKED:
+            self._put(apply_event(job, JobEvent.UNBLOCK, self.now_ms()), "")
+        return self._table.jobs[job_id]
+
+
+class RetriesInAnyOrder(MemoryJobLedger):
+    def _prerequisites_first(self, job_ids):
+        return list(job_ids)
+
+
+class CancelsInAnyOrder(MemoryJobLedger):
+    def _prerequisites_first(self, job_ids):
+        return list(job_ids)[::-1]
+
+
+class BlockedJobsNeverExpire(MemoryJobLedger):
+    def _overdue(self):
+        return [job for job in super()._overdue() if job.state is JobState.PENDING]
+
+
+class CountsNoBlockedJobs(MemoryJobLedger):
+    def counts(self, queue, *, tenant=None):
+        return replace(super().counts(queue, tenant=tenant), blocked=0)
+
+
+class ChecksPrerequisitesFirst(MemoryJobLedger):
+    def _submit(self, new):
+        for job_id in new.after:
+            if job_id not in self._table.jobs:
+                return JobNotFoundError(job_id)
+        return super()._submit(new)
+
+
+class BlockedJobsFillQueues(MemoryJobLedger):
+    def _submit(self, new):
+        full = super()._submit(replace(new, after=())) if new.after and not new.idempotency_key else None
+        if isinstance(full, SubmitReply):
+            self._remove(full.job)
+        return full if isinstance(full, QueueFullError) else super()._submit(new)
+
+
+class EndsInTwoTransactions(MemoryJobLedger):
+    """Reads what a blocked job waits for, and writes it in another transaction."""
+
+    window = RaceWindow()
+
+    def _end_dependency(self, job, before):
+        waits = set(self._table.waits[job.id])
+        self._table.lock.release()
+        try:
+            self.window.open()
+        finally:
+            self._table.lock.acquire()
+        self._table.waits[job.id] = waits
+        return super()._end_dependency(job, before)
+
+
+class SubmitsInTwoTransactions(MemoryJobLedger):
+    """Reads the state of a prerequisite, and writes the dependency in another transaction."""
+
+    window = RaceWindow()
+
+    def settle_and_claim(self, settlements, claim=None):
+        if settlements:
+            self.window.open()
+        return super().settle_and_claim(settlements, claim)
+
+    def _block(self, job_id, waits):
+        self._table.lock.release()
+        try:
+            if waits:
+                self.window.open()
+        finally:
+            self._table.lock.acquire()
+        super()._block(job_id, waits)
 
 
 class SharesNothingFairly(MemoryJobLedger):
@@ -804,8 +970,25 @@ class OtherClock(MemoryJobLedger):
         return super().now_ms() + 600_000
 
 
+def _known_only(rule):
+    return lambda new, jobs: rule(replace(new, after=tuple(each for each in new.after if each in jobs)), jobs)
+
+
+def _of_all_tenants(rule):
+    return lambda new, jobs: rule(
+        new, {key: replace(job, spec=replace(job.spec, tenant=new.tenant)) for key, job in jobs.items()}
+    )
+
+
 # Broken rules of `headrace.testing.job_rules`: (name, replacement, the check that finds it).
 _RULES = [
+    ("blocked_by", _known_only, "check_refused_prerequisites"),
+    ("blocked_by", _known_only, "check_order_in_one_call"),
+    ("blocked_by", _known_only, "check_refused_job_in_one_call"),
+    ("blocked_by", _of_all_tenants, "check_refused_prerequisites"),
+    ("blocked_by", _of_all_tenants, "check_order_in_one_call"),
+    ("blocked_again", lambda _: lambda _job, _jobs: set(), "check_requeue_after_others"),
+    ("blocked_again", lambda _: lambda _job, _jobs: set(), "check_action_on_jobs_after_others"),
     ("settle_name", lambda _: lambda *_claim: None, "check_output_names"),
     ("settle_name", lambda _: lambda *_claim: None, "check_output_names_of_tenants"),
     ("settle_name", lambda _: lambda *_claim: None, "check_versions_of_a_name"),
@@ -855,18 +1038,22 @@ _RULES = [
     ("lose_lease", lambda rule: lambda job, *a: rule(replace(job, attempt=0), *a), "check_last_attempt_lost"),
     (
         "requeue_job",
-        lambda rule: lambda job, at: replace(rule(job, at), attempt=job.attempt),
+        lambda rule: lambda job, at, **kw: replace(rule(job, at, **kw), attempt=job.attempt),
         "check_requeue_resets_job",
     ),
-    ("requeue_job", lambda rule: lambda job, at: replace(rule(job, at), lease=0), "check_requeue_resets_job"),
     (
         "requeue_job",
-        lambda rule: lambda job, at: replace(rule(job, at), started_at_ms=1),
+        lambda rule: lambda job, at, **kw: replace(rule(job, at, **kw), lease=0),
+        "check_requeue_resets_job",
+    ),
+    (
+        "requeue_job",
+        lambda rule: lambda job, at, **kw: replace(rule(job, at, **kw), started_at_ms=1),
         "check_requeued_time_to_live",
     ),
     (
         "create_job",
-        lambda rule: lambda new, *a: rule(replace(new, trace=""), *a),
+        lambda rule: lambda new, *a, **kw: rule(replace(new, trace=""), *a, **kw),
         "check_submit_keeps_all_fields",
     ),
     ("past_deadline", lambda rule: lambda job, at: False, "check_heartbeat_reply"),
@@ -891,6 +1078,34 @@ _LEDGERS = [
     (PrioritiesIgnored, "check_claim_order"),
     (NeverAges, "check_ageing"),
     (PrioritiesIgnored, "check_ageing"),
+    (BlocksNothing, "check_job_begins_after_another"),
+    (NeverUnblocks, "check_job_begins_after_another"),
+    (UnblocksQuietly, "check_job_begins_after_another"),
+    (UnblocksWithoutRecord, "check_job_begins_after_another"),
+    (UnblocksAtFirst, "check_job_begins_after_all_others"),
+    (UnblocksAtResults, "check_job_begins_after_publication"),
+    (UnblocksAtOnce, "check_delay_after_unblocking"),
+    (NeverUnblocks, "check_completed_prerequisite"),
+    (FailsNobody, "check_failed_prerequisite"),
+    (FailsNextOnly, "check_failed_prerequisite"),
+    (FailsWithoutReason, "check_failed_prerequisite"),
+    (UnblocksAtAnyEnd, "check_failed_prerequisite"),
+    (UnblocksAtAnyEnd, "check_first_failure_ends_the_wait"),
+    (ChangesFewDependents, "check_long_chain"),
+    (NeverUnblocks, "check_retried_prerequisite"),
+    (NeverUnblocks, "check_order_in_one_call"),
+    (BlocksNothing, "check_known_job_in_one_call"),
+    (ChecksPrerequisitesFirst, "check_known_job_with_ended_prerequisite"),
+    (BlockedJobsFillQueues, "check_queue_of_blocked_jobs"),
+    (BlockedJobsFillQueues, "check_limit_of_a_queue_with_blocked_jobs"),
+    (CountsNoBlockedJobs, "check_queue_of_blocked_jobs"),
+    (BlockedJobsNeverExpire, "check_expiry_of_blocked_jobs"),
+    (UnblocksAtAnyEnd, "check_expiry_of_blocked_jobs"),
+    (ForgetsWaitsOfRequeues, "check_requeue_after_others"),
+    (RetriesInAnyOrder, "check_action_on_jobs_after_others"),
+    (CancelsInAnyOrder, "check_cancelling_blocked_jobs"),
+    (EndsInTwoTransactions, "check_race_of_the_last_ends"),
+    (SubmitsInTwoTransactions, "check_race_of_submission_and_end"),
     (SharesNothingFairly, "check_tenants_share_a_queue"),
     (SharesNothingFairly, "check_weight_of_a_tenant"),
     (ForgetsTurns, "check_tenants_take_turns_in_one_slot"),

@@ -25,6 +25,7 @@ from headrace.jobs.state import JobState
 from headrace.reports.report import one_line
 
 _COLOURS: Final = {
+    JobState.BLOCKED: "yellow",
     JobState.PENDING: "yellow",
     JobState.RUNNING: "cyan",
     JobState.PUBLISHING: "cyan",
@@ -210,6 +211,7 @@ def _figures(job: Job) -> dict[str, str]:
         "started": timestamp(job.started_at_ms),
         "ended": timestamp(job.ended_at_ms),
         "deadline": timestamp(job.deadline_at_ms),
+        "after": ", ".join(spec.after),
         "tags": ", ".join(f"{name}={value}" for name, value in spec.tags.items()),
         "correlation": spec.correlation_id,
         "tenant": spec.tenant,

@@ -282,7 +282,7 @@ Examples:
   Remove a queue that is no longer used:
     headrace queues remove night
 """
-_QUEUE_COLUMNS = ("queue", "queued ", "later ", "running ", "oldest s ", "bound ", "state")
+_QUEUE_COLUMNS = ("queue", "queued ", "later ", "blocked ", "running ", "oldest s ", "bound ", "state")
 
 
 @click.group("queues", cls=DefaultListGroup, epilog=_QUEUES_EPILOG)
@@ -389,6 +389,7 @@ def _queue_table(queues: Sequence[dict[str, Any]]) -> Table:
             queue["queue"],
             f"{queue['queued']:,}",
             f"{queue['later']:,}",
+            f"{queue.get('blocked', 0):,}",  # older servers do not send this member
             f"{queue['running']:,}",
             f"{queue['oldest_seconds']:,.0f}",
             "-" if queue["pending_max"] is None else f"{queue['pending_max']:,}",

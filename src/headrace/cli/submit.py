@@ -40,6 +40,10 @@ Examples:
   Submit standard input, due in an hour, with a time limit of ten minutes:
     headrace submit - --content-type text/csv --model churn --delay-s 3600 \\
         --time-limit-s 600 < rows.csv
+  Score a file after two jobs have completed:
+    headrace submit rows.csv --model churn \\
+        --after 019dd1ad-0000-7000-8000-000000000001 \\
+        --after 019dd1ad-0000-7000-8000-000000000002
   Submit a job for each line of a file, which has the fields of a submission as JSON:
     headrace submit --batch jobs.jsonl --model churn --idempotency-key day-21 > ids.txt
   Print the job's id, for a script:
@@ -118,6 +122,12 @@ _SECONDS = click.FloatRange(min=0)
     "--time-to-live-s", type=_SECONDS, help="Seconds after which a job that has not started expires."
 )
 @click.option("--deadline-s", type=_SECONDS, help="Seconds after which an unfinished job expires.")
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="ID",
+    help="Id of a job that must complete before this one begins. Repeatable.",
+)
 @click.option("--tag", "tags", multiple=True, metavar="NAME=VALUE", help="Tag of the job. Repeatable.")
 @click.option("--notify", "notify", multiple=True, metavar="JSON", help="Notification target. Repeatable.")
 @click.option("--correlation-id", help="Correlation id of the job, chosen by the client.")
@@ -202,6 +212,8 @@ def _options(params: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {name: params[name] for name in _FIELDS if params[name] is not None}
     if params["options"]:
         options["options"] = key_values(params["options"], "--option")
+    if params["after"]:
+        options["after"] = list(params["after"])
     if params["tags"]:
         options["tags"] = name_value_pairs(params["tags"], "--tag")
     if params["notify"]:

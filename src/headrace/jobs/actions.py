@@ -14,7 +14,7 @@ class JobAction(StrEnum):
     """A manual change of jobs."""
 
     CANCEL = "cancel"
-    """Cancel a pending job, or request the cancellation of a running one."""
+    """Cancel a pending or blocked job, or request the cancellation of a running one."""
     RETRY = "retry"
     """Requeue a job that ended without a result; publish again a result that is not published."""
     REQUEUE = "requeue"
@@ -34,6 +34,8 @@ class SkipReason(StrEnum):
     """The cancellation is requested already."""
     OUTPUT_TAKEN = "output_taken"
     """Another job owns the name of the job's output by now."""
+    PREREQUISITE = "prerequisite"
+    """A job of its `after` did not complete, and is not retried together with it."""
 
 
 ACTION_STATES: Final[Mapping[JobAction, frozenset[JobState]]] = MappingProxyType(

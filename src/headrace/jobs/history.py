@@ -17,6 +17,7 @@ from headrace.jobs.state import ENDED
 class HistoryEvent(StrEnum):
     """An event in a job's history."""
 
+    UNBLOCKED = "unblocked"
     CLAIMED = "claimed"
     ATTEMPT_FAILED = "attempt_failed"
     LEASE_LOST = "lease_lost"

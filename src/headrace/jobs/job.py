@@ -26,6 +26,8 @@ ATTEMPTS_MAX_DEFAULT: Final = 3
 CRASHES_TOGETHER_MAX: Final = 2
 """Crashes of a job after which it runs alone."""
 QUEUE_DEFAULT: Final = "default"
+AFTER_MAX: Final = 64
+"""The number of jobs that one job may come after."""
 
 Kind = Literal["infer", "transform", "stream"]
 KINDS: Final[tuple[Kind, ...]] = ("infer", "transform", "stream")
@@ -143,6 +145,10 @@ class NewJob:
     endpoint: str = ""
     """The endpoint that the job was submitted to, if any; its settings are in the other fields."""
     endpoint_version: int = 0
+    after: tuple[str, ...] = ()
+    """The ids of jobs of the same tenant, at most `AFTER_MAX`. The job is blocked until all of them have
+    completed, and fails if one ends otherwise. `delay_ms` counts from then on.
+    """
     keep_s: float | None = None
     """Seconds for which the job is kept after its end; None is the server's retention."""
     owned_input: bool = False
@@ -227,6 +233,8 @@ class Job:
     result: ResultRef | None = None
     failure: JobFailure | None = None
     """The failure of a failed job; of a pending or publishing one, that of the last attempt."""
+    has_dependents: bool = field(default=False, compare=False)
+    """True if another job was blocked until this one completes. The end of this job changes that one."""
     publish_tries: int = 0
     """How often maintenance tried to publish the job's end."""
     warnings: tuple[str, ...] = field(default=(), compare=False)
@@ -337,6 +345,7 @@ def _document(job: Job) -> Document:
         **{name: getattr(spec, name) for name in _LATER},
         "options": dict(spec.options),
         "tags": dict(spec.tags),
+        "after": list(spec.after),
         "attempt": job.attempt,
         "lease": job.lease,
         "crashes": job.crashes,
@@ -360,6 +369,7 @@ def read_job(document: Mapping[str, Any]) -> Job:
         **{name: document[name] for name in _LATER if name in document},
         options=document["options"],
         tags=document["tags"],
+        after=tuple(document.get("after", ())),
     )
     return Job(
         id=document["id"],

@@ -190,6 +190,8 @@ class QueueCounts:
     oldest_due_ms: int | None = None
     due_by_region: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """The due jobs of each region; jobs without a region are left out."""
+    blocked: int = 0
+    """Jobs that wait for those of their `after`."""
 
     @property
     def backlog(self) -> int:
@@ -312,6 +314,15 @@ class JobLedger(Service, Protocol):
         Two jobs of one call may share a key; the second is refused like the first if the name of that
         one's output is taken. Unknown queues are created.
 
+        A job that comes `after` others is blocked while one of them is unfinished; then it takes no
+        place of `pending_max`. They may be earlier jobs of the same call, also by an id for which the
+        reply has another job. JobNotFoundError: such a job does not exist or belongs to another tenant.
+        JobStateError: it ended without completing. Both name it.
+
+        The operation that completes the last of these jobs makes the blocked job pending, due after its
+        delay. One that ends such a job otherwise makes the blocked job fail with the cause
+        `prerequisite`, and then those that come after it.
+
         A job with an `output_uri` owns the name ``output_uri/NAME`` from then on. NAME is the file
         name of its key. If the owner of that name has another key, or `if_exists` requires it,
         NAME gets a suffix (`NewJob.output_name`). An owner that ended without a result gives way
@@ -397,7 +408,8 @@ class JobLedger(Service, Protocol):
         Any number of workers may call it concurrently. A job with an expired lease is cancelled if
         a cancellation was requested. Otherwise it is pending again while attempts are left, after a
         delay that grows with its attempts. Without attempts left it fails with the cause
-        `worker_lost`, or `poison` if it ran alone. Its crash count grows by one.
+        `worker_lost`, or `poison` if it ran alone. Its crash count grows by one. Pending and blocked
+        jobs expire.
         """
         ...
 
@@ -444,7 +456,7 @@ class JobLedger(Service, Protocol):
         ...
 
     def cancel(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
-        """Cancel a pending job, or request the cancellation of a running one.
+        """Cancel a pending or blocked job, or request the cancellation of a running one.
 
         Return the job afterwards.
 
@@ -458,8 +470,10 @@ class JobLedger(Service, Protocol):
 
         Its result and failure are deleted.
 
-        Its time to live and deadline start anew. Raise JobStateError for a job that has not ended,
-        JobNotFoundError, and OutputTakenError if another job owns the name of its output by now.
+        Its time to live and deadline start anew. It is blocked if a job of its `after` is unfinished
+        again; those that were deleted count as completed. Raise JobStateError for a job that has not
+        ended, and for one of its `after` that ended without completing, which the error names;
+        JobNotFoundError; and OutputTakenError if another job owns the name of its output by now.
         """
         ...
 
@@ -489,7 +503,8 @@ class JobLedger(Service, Protocol):
     ) -> ActionReply:
         """Apply a manual action to several jobs in one transaction, each as the operation of its name.
 
-        `RETRY` republishes a job that is `publish_failed`, and requeues others. Jobs that the action
+        `RETRY` republishes a job that is `publish_failed`, and requeues others. A job that comes `after`
+        others of the call is requeued after them, and cancelled before them. Jobs that the action
         cannot change stay as they are, and are counted in the reply by reason. If any job was changed,
         `audit` is recorded with their number.
         """
@@ -547,7 +562,7 @@ class JobLedger(Service, Protocol):
         ...
 
     def count_pending(self, tenant: str, *, limit: int) -> int:
-        """Return the number of a tenant's pending jobs, counted up to `limit`."""
+        """Return the number of a tenant's pending and blocked jobs, counted up to `limit`."""
         ...
 
     def counters(self) -> list[JobCount]:

@@ -80,6 +80,7 @@ def queue_document(settings: QueueSettings, counts: QueueCounts) -> dict[str, An
         "queued": counts.due,
         "queued_by_region": dict(counts.due_by_region),
         "later": counts.later,
+        "blocked": counts.blocked,
         "running": counts.running,
         "oldest_seconds": counts.oldest_seconds,
     }

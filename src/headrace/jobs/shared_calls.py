@@ -27,6 +27,7 @@ from headrace.core.errors import (
 from headrace.core.predictor import Service
 from headrace.jobs.job import Job, NewJob
 from headrace.jobs.ledger import JobLedger, SubmitReply, Wakeup
+from headrace.jobs.state import JobState
 from headrace.jobs.tracing import JobTracer, SubmissionSpan
 
 _log = logging.getLogger("headrace.jobs")
@@ -226,10 +227,14 @@ class Submitter(Service):
             return
         queues: dict[str, list[str]] = {}
         for reply in replies:
-            if isinstance(reply, SubmitReply) and reply.created and reply.job.spec.delay_ms <= 0:
+            if isinstance(reply, SubmitReply) and reply.created and _is_due(reply.job):
                 queues.setdefault(reply.job.spec.queue, []).append(reply.job.id)
         for queue, ids in queues.items():
             self._announce(queue, ids)
+
+
+def _is_due(new: Job) -> bool:
+    return new.state is JobState.PENDING and new.spec.delay_ms <= 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

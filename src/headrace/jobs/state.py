@@ -17,6 +17,15 @@ Every change of a state is defined here::
      │    └─────── REPUBLISH ───┐
      └──────────── GIVE_UP ────▶ PUBLISH_FAILED
 
+    submit with unfinished `after`
+     │
+     ▼
+    BLOCKED ─┬──── UNBLOCK ──────▶ PENDING
+     ▲       ├──── FAIL ─────────▶ FAILED
+     │       ├──── CANCEL ───────▶ CANCELLED
+     │       └──── EXPIRE ───────▶ EXPIRED
+     └──────────── BLOCK ───────── (ended)
+
 An ended job stays ended, unless it is requeued manually. The history records each requeue.
 
 The retry rule of a failed attempt follows from its cause; the ledger waits on its own clock:
@@ -25,7 +34,7 @@ The retry rule of a failed attempt follows from its cause; the ledger waits on i
 cause                          rule
 =============================  ==================================================================
 input, cancelled, expired,     no retry: it would fail again
-poison
+poison, prerequisite
 worker_lost, crash, oom,       retry after a delay that doubles, while attempts are left: the job
 timeout, model, storage,       may be the reason
 defect
@@ -54,6 +63,8 @@ NO_MODEL_TIMES_MAX: Final = 10
 class JobState(StrEnum):
     """The state of a job. A job is in exactly one state."""
 
+    BLOCKED = "blocked"
+    """Waits until the jobs of `NewJob.after` have completed."""
     PENDING = "pending"
     """In its queue, due now or later. A job that will be retried is pending too."""
     RUNNING = "running"
@@ -80,6 +91,8 @@ class JobState(StrEnum):
 class JobEvent(StrEnum):
     """An event that changes a job's state."""
 
+    UNBLOCK = "unblock"
+    """The last job of `NewJob.after` has completed."""
     CLAIM = "claim"
     """A worker claims the job: an attempt begins, and the lease number grows."""
     COMPLETE = "complete"
@@ -93,6 +106,7 @@ class JobEvent(StrEnum):
     RETRY = "retry"
     """The attempt failed, and another one follows at a later due time."""
     FAIL = "fail"
+    """No attempt is left, or a retry would be pointless; or a job of `NewJob.after` did not complete."""
     RELEASE = "release"
     """The worker returns the job, for example when it drains: the attempt is not counted."""
     LOSE = "lose"
@@ -101,6 +115,8 @@ class JobEvent(StrEnum):
     EXPIRE = "expire"
     REQUEUE = "requeue"
     """An ended job is requeued manually."""
+    BLOCK = "block"
+    """An ended job is requeued manually, while jobs of `NewJob.after` are unfinished again."""
 
 
 ENDED: Final = frozenset(
@@ -118,6 +134,10 @@ WITH_FINGERPRINT: Final = frozenset({JobState.FAILED, JobState.PUBLISH_FAILED})
 """The ended states that `JobLedger.failure_groups` lists."""
 
 TRANSITIONS: Final[Mapping[tuple[JobState, JobEvent], JobState]] = {
+    (JobState.BLOCKED, JobEvent.UNBLOCK): JobState.PENDING,
+    (JobState.BLOCKED, JobEvent.FAIL): JobState.FAILED,
+    (JobState.BLOCKED, JobEvent.CANCEL): JobState.CANCELLED,
+    (JobState.BLOCKED, JobEvent.EXPIRE): JobState.EXPIRED,
     (JobState.PENDING, JobEvent.CLAIM): JobState.RUNNING,
     (JobState.PENDING, JobEvent.CANCEL): JobState.CANCELLED,
     (JobState.PENDING, JobEvent.EXPIRE): JobState.EXPIRED,
@@ -132,7 +152,11 @@ TRANSITIONS: Final[Mapping[tuple[JobState, JobEvent], JobState]] = {
     (JobState.PUBLISHING, JobEvent.COMPLETE): JobState.COMPLETED,
     (JobState.PUBLISHING, JobEvent.GIVE_UP): JobState.PUBLISH_FAILED,
     (JobState.PUBLISH_FAILED, JobEvent.REPUBLISH): JobState.PUBLISHING,
-} | {(state, JobEvent.REQUEUE): JobState.PENDING for state in sorted(ENDED)}
+} | {
+    (state, event): then
+    for state in sorted(ENDED)
+    for event, then in ((JobEvent.REQUEUE, JobState.PENDING), (JobEvent.BLOCK, JobState.BLOCKED))
+}
 """The state after each event that is possible in a state."""
 
 
@@ -171,6 +195,8 @@ class Cause(StrEnum):
     EXPIRED = "expired"
     POISON = "poison"
     """The job crashed too many processes, also while it ran alone."""
+    PREREQUISITE = "prerequisite"
+    """A job of `NewJob.after` ended without completing."""
     DRAINED = "drained"
     """The worker is stopping."""
     DEFECT = "defect"
@@ -296,6 +322,7 @@ RULES: Final[Mapping[Cause, RetryRule | None]] = {
     Cause.CANCELLED: None,
     Cause.EXPIRED: None,
     Cause.POISON: None,
+    Cause.PREREQUISITE: None,
     Cause.WORKER_LOST: WORKER_LOST_RULE,
     Cause.CRASH: _CRASHED,
     Cause.OOM: _CRASHED,

@@ -14,7 +14,15 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.errors import ConfigError, DataError, LimitError
-from headrace.jobs.job import IF_EXISTS, KINDS, PRIORITY_FIRST, PRIORITY_LAST, NewJob
+from headrace.jobs.job import (
+    AFTER_MAX,
+    IF_EXISTS,
+    KINDS,
+    PRIORITY_FIRST,
+    PRIORITY_LAST,
+    NewJob,
+    is_job_id,
+)
 from headrace.jobs.tracing import read_traceparent
 from headrace.runs.media_types import bare_type
 from headrace.storage.regions import require_region
@@ -142,8 +150,8 @@ def read_raw(
 ) -> Submission:
     """Parse a submission whose body is the payload and whose fields are query parameters.
 
-    ``tag=NAME=VALUE`` may be repeated; ``options`` and ``notify`` are JSON. `model_optional` and the
-    errors are those of `read_document`.
+    ``tag=NAME=VALUE`` may be repeated; ``options``, ``notify`` and ``after`` are JSON.
+    `model_optional` and the errors are those of `read_document`.
     """
     document: dict[str, Any] = {}
     tags: dict[str, str] = {}
@@ -387,6 +395,17 @@ def _notify(name: str, value: Any, limits: SubmissionLimits) -> tuple[Mapping[st
     return tuple(items)
 
 
+def _after(name: str, value: Any, _limits: SubmissionLimits) -> tuple[str, ...]:
+    ids = cast("list[Any]", value) if isinstance(value, list) else None
+    if ids is None or not all(isinstance(each, str) and is_job_id(each) for each in ids):
+        raise _wrong(name, "a list of job ids", value)
+    if len(ids) > AFTER_MAX:
+        raise LimitError(f"{name}: {len(ids)} jobs exceed the limit of {AFTER_MAX}")
+    if len(set(ids)) < len(ids):
+        raise _wrong(name, "a list of different job ids", value)
+    return tuple(ids)
+
+
 def _bounded_json(name: str, value: Any, limits: SubmissionLimits) -> None:
     text = orjson.dumps(value)
     if len(text) > limits.options_bytes_max:
@@ -435,6 +454,7 @@ FIELDS: Final[Mapping[str, Read]] = {
     "time_limit_s": _seconds(lambda limits: limits.time_limit_s_max),
     "time_to_live_s": _period,
     "deadline_s": _period,
+    "after": _after,
     "tags": _tags,
     "notify": _notify,
     "correlation_id": _matching(_ID, "1 to 255 printable ASCII characters without spaces"),
@@ -446,6 +466,7 @@ SHAPES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("priority", "attempts_max"), "a whole number"),
     **dict.fromkeys(("delay_s", "time_limit_s", "time_to_live_s", "deadline_s"), "a number of seconds"),
     "options": "a JSON object",
+    "after": "a JSON list of job ids",
     "tags": "a JSON object of strings",
     "notify": "a list of JSON objects",
 }

@@ -13,6 +13,7 @@ from typing_extensions import override
 from headrace.core.errors import (
     HeadraceError,
     IdempotencyError,
+    JobError,
     OutputTakenError,
     QueueClosedError,
     QueueFullError,
@@ -47,6 +48,7 @@ from headrace.jobs.state import JobEvent, JobState
 from headrace.jobs.worker_registry import WorkerReport
 from headrace.testing.job_rules import (
     apply_event,
+    blocked_by,
     claim_job,
     create_job,
     is_overdue,
@@ -74,13 +76,18 @@ class MemoryJobLedger(MemoryWorkers):
     ) -> list[SubmitReply | Exception]:
         replies: list[SubmitReply | Exception] = []
         taken: dict[tuple[str, str], OutputTakenError] = {}
+        known: dict[tuple[str, str], str] = {}
         with self._locked() as table:
             before = table.copy() if all_or_nothing else None
-            for new in jobs:
+            for each in jobs:
+                after = tuple(known.get((each.tenant, job_id), job_id) for job_id in each.after)
+                new = replace(each, after=after)
                 identity = (new.tenant, new.idempotency_key or new.id)
                 reply = taken.get(identity) or self._submit(new)
                 if isinstance(reply, OutputTakenError) and identity[1]:
                     taken[identity] = reply
+                if isinstance(reply, SubmitReply) and new.id:
+                    known.setdefault((new.tenant, new.id), reply.job.id)
                 replies.append(reply)
             if before is not None and any(isinstance(reply, Exception) for reply in replies):
                 table.restore(before)
@@ -93,15 +100,19 @@ class MemoryJobLedger(MemoryWorkers):
             if (job.spec.body_digest, job.spec.tenant) != (new.body_digest, new.tenant):
                 return IdempotencyError(new.idempotency_key or new.id, job.id)
             return SubmitReply(job, created=False)
+        try:
+            waits = blocked_by(new, table.jobs)
+        except JobError as error:
+            return error
         queue = self._queue(new.queue)
         if queue.draining:
             return QueueClosedError(f"queue {queue.name} is being drained: submit to another, or later")
         waiting = sum(job.state is JobState.PENDING for job in self._queue_jobs(queue.name))
-        if queue.pending_max is not None and waiting >= queue.pending_max:
+        if queue.pending_max is not None and waiting >= queue.pending_max and not waits:
             why = f"queue {queue.name} has {waiting} jobs waiting, as many as may: submit again later"
             return QueueFullError(why, retry_after_s=_RETRY_AFTER_S)
         table.queues.setdefault(queue.name, queue)
-        job = create_job(new, new.id or new_job_id(self.now_ms()), self.now_ms())
+        job = create_job(new, new.id or new_job_id(self.now_ms()), self.now_ms(), blocked=bool(waits))
         try:
             job = self._claim_name(job, job.spec.if_exists)
         except HeadraceError as error:
@@ -110,6 +121,7 @@ class MemoryJobLedger(MemoryWorkers):
         if new.idempotency_key:
             table.keys[new.tenant, new.idempotency_key] = job.id
         self._store(job)
+        self._block(job.id, waits)
         return SubmitReply(job, created=True)
 
     # Workers
@@ -280,9 +292,12 @@ class MemoryJobLedger(MemoryWorkers):
         return job if job.state.ended or job.state is JobState.PUBLISHING else None
 
     def _end_publication(self, job: Job) -> None:
-        if not self._table.jobs[job.id].state.ended:
+        ends = not self._table.jobs[job.id].state.ended
+        if ends:
             self._count(self._table.jobs[job.id], job, "")
         self._table.jobs[job.id] = job
+        if ends:
+            self._end_dependents(job)
         self._table.publish_at_ms.pop(job.id, None)
         self._notify(None)
 
@@ -303,8 +318,12 @@ class MemoryJobLedger(MemoryWorkers):
         with self._locked():
             states = [self._lose(job) for job in self._expired_leases()[:limit]]
             over = self._overdue()[:limit]
-            for job in over:
-                self._store(apply_event(job, JobEvent.EXPIRE, self.now_ms()))
+            # A job that is overdue itself expires, also if it comes after another one that does.
+            expired = [apply_event(job, JobEvent.EXPIRE, self.now_ms()) for job in over]
+            for job in expired:
+                self._put(job, "")
+            for job in expired:
+                self._end_dependents(job)
             return MaintenanceCounts(
                 returned=states.count(JobState.PENDING),
                 failed=states.count(JobState.FAILED),
@@ -326,7 +345,8 @@ class MemoryJobLedger(MemoryWorkers):
 
     def _overdue(self) -> list[Job]:
         now_ms, jobs = self.now_ms(), self._table.jobs.values()
-        return [job for job in jobs if job.state is JobState.PENDING and is_overdue(job, now_ms)]
+        waiting = (JobState.PENDING, JobState.BLOCKED)
+        return [job for job in jobs if job.state in waiting and is_overdue(job, now_ms)]
 
     def _wake_due(self, limit: int) -> int:
         table, now_ms = self._table, self.now_ms()

@@ -5,10 +5,11 @@ independent implementations of the contract can be compared.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.core.errors import OutputTakenError
+from headrace.core.errors import JobNotFoundError, JobStateError, OutputTakenError
 from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import (
     CRASHES_TOGETHER_MAX,
@@ -42,12 +43,46 @@ def apply_event(job: Job, event: JobEvent, at_ms: int, **changes: Any) -> Job:
     return replace(job, state=state, **changes)
 
 
-def create_job(new: NewJob, job_id: str, at_ms: int) -> Job:
+def create_job(new: NewJob, job_id: str, at_ms: int, *, blocked: bool = False) -> Job:
     """Return the job of a new submission."""
     spec = replace(new, id=job_id)
-    return restart_timers(
-        Job(job_id, JobState.PENDING, spec, created_at_ms=at_ms), at_ms, due_in_ms=new.delay_ms
-    )
+    state = JobState.BLOCKED if blocked else JobState.PENDING
+    return restart_timers(Job(job_id, state, spec, created_at_ms=at_ms), at_ms, due_in_ms=new.delay_ms)
+
+
+def blocked_by(new: NewJob, jobs: Mapping[str, Job]) -> set[str]:
+    """Return the unfinished jobs that a new job comes after.
+
+    Raise JobNotFoundError or JobStateError for one that it cannot come after.
+    """
+    waits: set[str] = set()
+    for job_id in new.after:
+        job = jobs.get(job_id)
+        if job is None or job.spec.tenant != new.tenant:
+            raise JobNotFoundError(job_id)
+        if not job.state.ended:
+            waits.add(job_id)
+        elif job.state is not JobState.COMPLETED:
+            raise JobStateError(job_id, job.state.value, "it ended without completing")
+    return waits
+
+
+def blocked_again(job: Job, jobs: Mapping[str, Job]) -> set[str]:
+    """Return the unfinished jobs that a requeued job comes after. Raise JobStateError as `blocked_by`."""
+    own = {job_id: each for job_id, each in jobs.items() if each.spec.tenant == job.spec.tenant}
+    left = tuple(job_id for job_id in job.spec.after if job_id in own)
+    return blocked_by(replace(job.spec, after=left), own)
+
+
+def unblock_job(job: Job, at_ms: int) -> Job:
+    """Return the blocked job as pending, due after its delay."""
+    return apply_event(job, JobEvent.UNBLOCK, at_ms, due_at_ms=at_ms + job.spec.delay_ms)
+
+
+def fail_blocked_job(job: Job, before: Job, at_ms: int) -> Job:
+    """Return the blocked job as failed, because one that it comes after ended without completing."""
+    failure = JobFailure(Cause.PREREQUISITE, f"it comes after job {before.id}, which is {before.state.value}")
+    return apply_event(job, JobEvent.FAIL, at_ms, failure=failure)
 
 
 def restart_timers(job: Job, at_ms: int, *, due_in_ms: int = 0) -> Job:
@@ -61,7 +96,7 @@ def restart_timers(job: Job, at_ms: int, *, due_in_ms: int = 0) -> Job:
 
 
 def is_overdue(job: Job, at_ms: int) -> bool:
-    """Return True if a pending job may not be claimed any more.
+    """Return True if a waiting job may not be claimed any more.
 
     Its deadline has passed, or its time to live before its first attempt.
     """
@@ -174,14 +209,14 @@ def lose_lease(job: Job, at_ms: int, delay_ms: int) -> Job:
     )
 
 
-def requeue_job(job: Job, at_ms: int) -> Job:
-    """Return the ended job as pending again.
+def requeue_job(job: Job, at_ms: int, *, blocked: bool = False) -> Job:
+    """Return the ended job as pending or blocked again.
 
     It keeps its lease number, crashes and cursor. Its end is cleared.
     """
     back = apply_event(
         job,
-        JobEvent.REQUEUE,
+        JobEvent.BLOCK if blocked else JobEvent.REQUEUE,
         at_ms,
         attempt=0,
         started_at_ms=None,

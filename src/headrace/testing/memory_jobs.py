@@ -48,10 +48,13 @@ from headrace.jobs.worker_registry import WorkerRecord
 from headrace.testing.doubles import ManualWallClock
 from headrace.testing.job_rules import (
     apply_event,
+    blocked_again,
+    fail_blocked_job,
     matches_filter,
     needs_publication,
     requeue_job,
     settle_name,
+    unblock_job,
 )
 
 _LOST_DELAY_MAX_MS: Final = 60_000
@@ -101,6 +104,8 @@ class _Table:
     queues: dict[str, QueueSettings] = field(default_factory=dict[str, QueueSettings])
     keys: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     asleep: set[str] = field(default_factory=set[str])
+    waits: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """The jobs that each blocked job waits for."""
     publish_at_ms: dict[str, int] = field(default_factory=dict[str, int])
     """The times at which ends are due to be published, by job."""
     names: dict[str, "_OutputName"] = field(default_factory=dict[str, "_OutputName"])
@@ -256,10 +261,10 @@ class MemoryJobs(JobLedger, ABC):
             job = self.get(job_id, tenant=tenant)
             if job.state is JobState.CANCELLED or (job.cancel_requested and not job.state.ended):
                 return job
-            if job.state not in {JobState.PENDING, JobState.RUNNING}:
+            if job.state not in {JobState.BLOCKED, JobState.PENDING, JobState.RUNNING}:
                 raise JobStateError(job_id, job.state.value, "its work is done, so it cannot be cancelled")
             self._record(job, HistoryEvent.CANCEL_REQUESTED, by=by)
-            if job.state is JobState.PENDING:
+            if job.state is not JobState.RUNNING:
                 self._store(apply_event(job, JobEvent.CANCEL, self.now_ms()))
             else:
                 table.jobs[job_id] = replace(job, cancel_requested=True)
@@ -270,7 +275,9 @@ class MemoryJobs(JobLedger, ABC):
     def requeue(self, job_id: str, *, tenant: str | None = None, by: str = "") -> Job:
         with self._locked() as table:
             job = self._ended(job_id, tenant, "only a job that has ended can be put back")
-            self._store(requeue_job(self._claim_name(job, "fail"), self.now_ms()))
+            waits = blocked_again(job, table.jobs)
+            self._store(requeue_job(self._claim_name(job, "fail"), self.now_ms(), blocked=bool(waits)))
+            self._block(job_id, waits)
             table.queues.setdefault(job.spec.queue, QueueSettings(job.spec.queue))
             table.histories[job_id].append(end_of(job))
             self._record(job, HistoryEvent.REQUEUED, by=by)
@@ -315,17 +322,30 @@ class MemoryJobs(JobLedger, ABC):
         audit: AuditEntry | None = None,
     ) -> ActionReply:
         with self._locked():
-            changed: list[Job] = []
+            changed: dict[str, Job] = {}
             skipped: Counter[SkipReason] = Counter()
-            for job_id in dict.fromkeys(job_ids):
+            order = self._prerequisites_first(job_ids)
+            for job_id in order[::-1] if action is JobAction.CANCEL else order:
                 found = self._apply(action, job_id, tenant, by)
                 if isinstance(found, Job):
-                    changed.append(found)
+                    changed[job_id] = found
                 else:
                     skipped[found] += 1
             if audit is not None and changed:
                 self.record_audit(replace(audit, jobs=len(changed)))
-            return ActionReply(tuple(changed), skipped)
+            in_order = [changed[job_id] for job_id in dict.fromkeys(job_ids) if job_id in changed]
+            return ActionReply(tuple(in_order), skipped)
+
+    def _prerequisites_first(self, job_ids: Sequence[str]) -> list[str]:
+        """Return the ids, each behind those that its job comes after."""
+        left: list[str] = list(dict.fromkeys(job_ids))
+        ordered: list[str] = []
+        while left:
+            jobs, others = self._table.jobs, set(left)
+            ready = [each for each in left if each not in jobs or not others & set(jobs[each].spec.after)]
+            ordered += ready
+            left = [each for each in left if each not in ready]
+        return ordered
 
     def _apply(self, action: JobAction, job_id: str, tenant: str | None, by: str) -> Job | SkipReason:
         try:
@@ -343,8 +363,8 @@ class MemoryJobs(JobLedger, ABC):
             return self.requeue(job_id, by=by)
         except JobNotFoundError:
             return SkipReason.GONE
-        except JobStateError:
-            return SkipReason.STATE
+        except JobStateError as error:
+            return SkipReason.STATE if error.job_id == job_id else SkipReason.PREREQUISITE
         except OutputTakenError:
             return SkipReason.OUTPUT_TAKEN
 
@@ -446,8 +466,9 @@ class MemoryJobs(JobLedger, ABC):
             running = sum(job.state is JobState.RUNNING for job in jobs)
             due = [job for job in jobs if job.state is JobState.PENDING and job.due_at_ms <= now_ms]
             regions = Counter(job.spec.region for job in due if job.spec.region)
+            blocked = sum(job.state is JobState.BLOCKED for job in jobs)
             return QueueCounts(
-                len(due), len(dues) - len(due), running, max(waits, default=None), dict(regions)
+                len(due), len(dues) - len(due), running, max(waits, default=None), dict(regions), blocked
             )
 
     @override
@@ -460,9 +481,8 @@ class MemoryJobs(JobLedger, ABC):
     @override
     def count_pending(self, tenant: str, *, limit: int) -> int:
         with self._locked() as table:
-            pending = sum(
-                job.state is JobState.PENDING and job.spec.tenant == tenant for job in table.jobs.values()
-            )
+            waiting = (JobState.PENDING, JobState.BLOCKED)
+            pending = sum(job.state in waiting and job.spec.tenant == tenant for job in table.jobs.values())
             return min(pending, limit)
 
     @override
@@ -540,14 +560,21 @@ class MemoryJobs(JobLedger, ABC):
     def _store(self, job: Job, *, cause: str = "") -> None:
         """Store a job after a change of state, count the change, and wake its listeners.
 
-        `cause` is the cause of a retry, if it is not that of the job's failure.
+        `cause` is the cause of a retry, if it is not that of the job's failure. The end of a job changes
+        those that come after it.
         """
+        self._put(job, cause)
+        if job.state.ended:
+            self._end_dependents(job)
+
+    def _put(self, job: Job, cause: str) -> None:
         table, earlier = self._table, self._table.jobs.get(job.id)
         self._count(earlier, job, cause or (job.failure.cause.value if job.failure else ""))
         pending = job.state is JobState.PENDING
         if pending and (earlier is None or earlier.state is not JobState.PENDING):
             table.ranks_ms[job.id] = self._rank_ms(job)
         table.jobs[job.id] = job
+        table.waits.pop(job.id, None)
         if needs_publication(job):
             table.publish_at_ms[job.id] = self.now_ms() + PUBLISH_FIRST_MS
         else:
@@ -571,12 +598,38 @@ class MemoryJobs(JobLedger, ABC):
             else:
                 counters.add(CountedEvent.FINISHED, spec, duration_ms=run_ms)
         elif earlier.state.ended:
-            returned = CountedEvent.REQUEUED if state is JobState.PENDING else CountedEvent.REPUBLISHED
+            republished = state is JobState.PUBLISHING
+            returned = CountedEvent.REPUBLISHED if republished else CountedEvent.REQUEUED
             counters.add(returned, spec)
         if state is JobState.RUNNING:
             counters.add(CountedEvent.STARTED, spec, duration_ms=now_ms - job.due_at_ms)
         elif state.ended:
             counters.add(CountedEvent(state.value), spec, cause=cause if "failed" in state.value else "")
+
+    def _block(self, job_id: str, waits: set[str]) -> None:
+        if waits:
+            self._table.waits[job_id] = waits
+
+    def _end_dependents(self, job: Job) -> None:
+        """Unblock or fail the jobs that come after an ended one, then those after the failed ones."""
+        table, ended = self._table, [job]
+        while ended:
+            before = ended.pop()
+            for job_id in [each for each, waits in table.waits.items() if before.id in waits]:
+                after = self._end_dependency(table.jobs[job_id], before)
+                if after is not None:
+                    self._put(after, "" if after.failure is None else after.failure.cause.value)
+                    ended += [after] if after.state.ended else []
+
+    def _end_dependency(self, job: Job, before: Job) -> Job | None:
+        if before.state is not JobState.COMPLETED:
+            return fail_blocked_job(job, before, self.now_ms())
+        waits = self._table.waits[job.id]
+        waits.discard(before.id)
+        if waits:
+            return None
+        self._record(job, HistoryEvent.UNBLOCKED)
+        return unblock_job(job, self.now_ms())
 
     def _rank_ms(self, job: Job) -> float:
         ageing_ms = min(self._queue(job.spec.queue).ageing_s * 1000, AGEING_MS_MAX)

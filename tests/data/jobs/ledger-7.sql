@@ -94,14 +94,14 @@ CREATE TABLE headrace_job (
     published_uri TEXT NOT NULL DEFAULT '',
     failure TEXT
 , region TEXT NOT NULL DEFAULT '', worker_region TEXT NOT NULL DEFAULT '', publish_at_ms BIGINT, publish_tries INTEGER NOT NULL DEFAULT 0, lane TEXT NOT NULL DEFAULT '', rank_ms BIGINT NOT NULL DEFAULT 0, keep_ms BIGINT, fingerprint TEXT NOT NULL DEFAULT '', has_dependents BOOLEAN NOT NULL DEFAULT FALSE);
-INSERT INTO "headrace_job" VALUES('completed','completed','default','m','infer','',0,3,'','',NULL,'{"notify":[{"webhook":"https://example.com"}],"tags":{"team":"blue"}}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":3,"content_type":"text/csv"}','',NULL,'','',NULL,0,'|||m|',1800000000000,NULL,'',0);
+INSERT INTO "headrace_job" VALUES('completed','completed','default','m','infer','',0,3,'','',NULL,'{"tags":{"team":"blue"},"notify":[{"webhook":"https://example.com"}]}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":3,"content_type":"text/csv"}','',NULL,'','',NULL,0,'|||m|',1800000000000,NULL,'',0);
 INSERT INTO "headrace_job" VALUES('failed','failed','default','','infer','',1,3,'d','','k','{"options":{"rows":3}}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,NULL,'','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800003600000,NULL,'e949155a094beecc',0);
 INSERT INTO "headrace_job" VALUES('pending','pending','default','','infer','',2,3,'','',NULL,'{}',1,2,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,'{"chunk":7}',NULL,'','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800007200000,NULL,'',0);
 INSERT INTO "headrace_job" VALUES('running','running','default','','infer','',3,3,'','',NULL,'{}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,1800000060000,0,'{"done":3,"total":9,"unit":"records","note":"","bytes_across_regions":0}',NULL,NULL,'',NULL,'','',NULL,0,'||||',1800010800000,NULL,'',0);
 INSERT INTO "headrace_job" VALUES('publishing','publishing','default','','infer','',4,3,'','',NULL,'{"key":"K","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','',NULL,'','',1800000010000,0,'||||',1800014400000,NULL,'',0);
 INSERT INTO "headrace_job" VALUES('unpublished','publish_failed','default','','infer','',5,3,'','',NULL,'{"key":"L","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800018000000,NULL,'e949155a094beecc',0);
 INSERT INTO "headrace_job" VALUES('published','completed','default','','infer','',6,3,'','',NULL,'{"key":"M","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":"","digest":"sha256:00"}','s3://box/out/M.out',NULL,'','',NULL,0,'||||',1800021600000,NULL,'',0);
-INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"deadline_s":3600.0,"time_to_live_s":1800.0,"delay_ms":60000}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000,NULL,'',0);
+INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"delay_ms":60000,"time_to_live_s":1800.0,"deadline_s":3600.0}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000,NULL,'',0);
 CREATE TABLE headrace_limit (
     kind TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -125,7 +125,7 @@ CREATE TABLE headrace_notification (
     ended_at_ms BIGINT,
     why TEXT NOT NULL DEFAULT ''
 );
-INSERT INTO "headrace_notification" VALUES('01a3185c-5000-7bc6-bbe9-4ecce0290b18','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-7c80-a7cc-fc699e77ec48','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
+INSERT INTO "headrace_notification" VALUES('01a3185c-5000-7a6d-8f5f-7b9bb9dafc80','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-7430-bb05-012a4308439a','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
 CREATE TABLE headrace_output (
     location TEXT NOT NULL PRIMARY KEY,
     owner_key TEXT NOT NULL,
@@ -249,7 +249,13 @@ CREATE INDEX headrace_job_state ON headrace_job (state, created_at_ms, id, tenan
 CREATE INDEX headrace_job_tenant ON headrace_job (tenant, created_at_ms, id, queue, model, kind)
     WHERE length(id) >= 0;
 CREATE INDEX headrace_tag_value ON headrace_tag (name, value, created_at_ms, job_id);
-CREATE INDEX headrace_dependency_after ON headrace_dependency (after_id);
+CREATE INDEX headrace_dependency_after ON headrace_dependency (after_id, job_id);
+CREATE INDEX headrace_job_blocked_of ON headrace_job (tenant, queue) WHERE state = 'blocked';
+CREATE INDEX headrace_job_blocked_in ON headrace_job (queue) WHERE state = 'blocked' AND length(queue) >= 0;
+CREATE INDEX headrace_job_blocked_expiring ON headrace_job (expires_at_ms)
+    WHERE state = 'blocked' AND expires_at_ms IS NOT NULL;
+CREATE INDEX headrace_job_blocked_deadline ON headrace_job (deadline_at_ms)
+    WHERE state = 'blocked' AND deadline_at_ms IS NOT NULL;
 CREATE INDEX headrace_schedule_due ON headrace_schedule (next_at_ms) WHERE next_at_ms IS NOT NULL;
 DELETE FROM "sqlite_sequence";
 INSERT INTO "sqlite_sequence" VALUES('headrace_history',3);

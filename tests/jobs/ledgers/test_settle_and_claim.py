@@ -127,15 +127,17 @@ def test_counts_of_a_tenant_read_no_pending_jobs_of_others(ledger, analyzed):
     if analyzed:
         ledger._database.run(lambda t: t.connection.exec_driver_sql("ANALYZE"))
     plan = plan_of(ledger, "tenant_counts", {"tenant": "t"})
-    assert plan.count("headrace_job_waiting_of") == plan.count("headrace_job_publishing_of") == 1
+    for name in ("waiting_of", "publishing_of", "blocked_of"):
+        assert plan.count(f"headrace_job_{name}") == 1
     assert set(re.findall(r"headrace_job_\w+", plan)) <= {
         "headrace_job_waiting_of",
         "headrace_job_publishing_of",
+        "headrace_job_blocked_of",
         "headrace_job_running",
         "headrace_job_running_of",
     }
     assert "Seq Scan on headrace_job" not in plan
-    assert len(re.findall(r"Index Cond: \(tenant = 't'|\(tenant=\?", plan)) == 2
+    assert len(re.findall(r"Index Cond: \(tenant = 't'|\(tenant=\?", plan)) == 3
 
 
 def test_queue_in_use_is_found_by_the_partial_indices(ledger):

@@ -29,8 +29,8 @@ FILTERS = (
     JobFilter(tags={"a": "1"}),
     JobFilter(tags={"a": "1", "b": "2"}, states=frozenset({JobState.PENDING})),
 )
-LARGE_TABLES = "headrace_job|headrace_history|headrace_notification|headrace_tag"
-ALIASES = "job|tag|sleeper|found|last|other|n"
+LARGE_TABLES = "headrace_job|headrace_history|headrace_notification|headrace_tag|headrace_dependency"
+ALIASES = "job|tag|dependency|sleeper|found|last|other|n"
 SCAN_SQLITE = re.compile(rf"SCAN (?:{LARGE_TABLES}|{ALIASES})\b(?! USING (?:COVERING )?INDEX)")
 SCAN_POSTGRES = re.compile(rf"Seq Scan on (?:{LARGE_TABLES})")
 

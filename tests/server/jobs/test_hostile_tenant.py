@@ -133,6 +133,14 @@ def submit(world):
     for document in ({"model": "n"}, {"endpoint": "of-owner"}, {"endpoint": "of-hostile", "queue": "secret"}):
         assert world.limited.post("/v1/jobs", json={**document, "input": [1]}).status_code == 403
     assert world.hostile.post("/v1/jobs", json={"endpoint": "of-owner", "input": [1]}).status_code == 403
+    other = world.job["id"][:-1] + ("0" if world.job["id"][-1] != "0" else "1")
+    found, unknown = (
+        world.hostile.post("/v1/jobs", json={"model": "m", "input": [1], "after": [job_id]})
+        for job_id in (world.job["id"], other)
+    )
+    assert (found.status_code, unknown.status_code) == (404, 404)
+    shown, expected = ({**reply.json(), "request_id": ""} for reply in (found, unknown))
+    assert str(shown).replace(world.job["id"], other) == str(expected)
 
 
 def begin_upload(world):

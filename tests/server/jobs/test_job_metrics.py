@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from headrace.core.errors import JobLedgerUnavailableError
-from headrace.jobs.ledger import QueueSettings
+from headrace.jobs.job import NewJob
+from headrace.jobs.ledger import JobFilter, QueueSettings
 from headrace.jobs.notify.delivery import DeliveryCounts
 from headrace.jobs.state import Cause
 from headrace.jobs.worker import WorkerSettings
@@ -76,12 +77,15 @@ def test_gauges_show_the_jobs_of_each_queue(ledger):
     run_job(ledger, failed(retry_ms=60_000))
     ledger.set_queue(QueueSettings("closed", paused=True, draining=True))
     run_job(ledger, failed(retry_ms=0))
+    (job,) = ledger.find(JobFilter(), limit=1).jobs
+    ledger.submit([NewJob("m", after=(job.id,))])
     ledger._clock.advance(7_000)
     found = scrape(ledger_metrics(reading_of(ledger)))
     gauges = {name: samples_of(found, f"headrace_{name}") for name in GAUGES}
     assert gauges == {
         "jobs_due": {("closed",): 0, ("default",): 1},
         "jobs_later": {("closed",): 0, ("default",): 1},
+        "jobs_blocked": {("closed",): 0, ("default",): 1},
         "jobs_running": {("closed",): 0, ("default",): 0},
         "jobs_oldest_due_seconds": {("closed",): 0, ("default",): 7},
         "queue_paused": {("closed",): 1, ("default",): 0},
@@ -92,6 +96,7 @@ def test_gauges_show_the_jobs_of_each_queue(ledger):
 GAUGES = (
     "jobs_due",
     "jobs_later",
+    "jobs_blocked",
     "jobs_running",
     "jobs_oldest_due_seconds",
     "queue_paused",

@@ -52,7 +52,7 @@ def test_unknown_queue_is_empty(http):
     look = http.get("/v1/queues/nowhere").json()
     assert look == {
         "queue": "nowhere", "paused": False, "draining": False, "pending_max": None, "queued": 0, "later": 0,
-        "running": 0, "oldest_seconds": 0.0, "queued_by_region": {},
+        "blocked": 0, "running": 0, "oldest_seconds": 0.0, "queued_by_region": {},
     }  # fmt: skip
     assert http.get("/v1/queues/a%2fb").status_code in (400, 404)
 

@@ -117,6 +117,10 @@ class SubmitOptions(TypedDict, total=False):
     """Seconds after which the job expires if no attempt has begun."""
     deadline_s: float
     """Seconds after which the job expires if it has not ended."""
+    after: Sequence[str]
+    """Ids of jobs, at most 64. The job begins when all of them have completed; it fails if one ends
+    otherwise. `delay_s` counts from then on.
+    """
     tags: Mapping[str, str]
     notify: Sequence[Mapping[str, Any]]
     """The notification targets."""

@@ -3,7 +3,7 @@
 Submission is idempotent, and in bulk, as far as the queues accept jobs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
@@ -13,6 +13,7 @@ from typing_extensions import override
 from headrace.core.errors import (
     HeadraceError,
     IdempotencyError,
+    JobError,
     JobLedgerUnavailableError,
     QueueClosedError,
     QueueFullError,
@@ -38,6 +39,7 @@ from headrace.jobs.ledgers.database import (
     reading,
     writing,
 )
+from headrace.jobs.ledgers.dependencies import Waits, add_dependencies, read_prerequisites, unfinished
 from headrace.jobs.ledgers.job_actions import read_visible
 from headrace.jobs.ledgers.listing import find_page
 from headrace.jobs.ledgers.output_names import claim_names
@@ -51,6 +53,7 @@ from headrace.jobs.ledgers.rows import (
     read_by_keys,
     read_jobs,
 )
+from headrace.jobs.state import JobState
 
 RETRY_AFTER_S: Final = 1.0
 _STATEMENT_JOBS: Final = 500
@@ -109,7 +112,7 @@ class ClientOperations(DatabaseOperations, JobLedger):
     def _submit(
         self, transaction: Transaction, jobs: Sequence[NewJob], new_ids: set[str], all_or_nothing: bool
     ) -> list[SubmitReply | Exception]:
-        submissions = _Submissions(transaction, jobs, new_ids)
+        submissions = _Submissions(transaction, list(jobs), new_ids)
         for _ in range(_ROUNDS_MAX):
             remaining = [index for index in range(len(jobs)) if index not in submissions.replies]
             if not remaining:
@@ -180,7 +183,7 @@ class _Submissions:
     """The jobs of one call and their replies. All jobs have ids; the call assigned `new_ids`."""
 
     transaction: Transaction
-    jobs: Sequence[NewJob]
+    jobs: list[NewJob]
     new_ids: set[str]
     replies: dict[int, SubmitReply | Exception] = field(default_factory=dict[int, SubmitReply | Exception])
 
@@ -191,8 +194,10 @@ class _Submissions:
         for index in remaining:
             first.setdefault(_identity(jobs[index]), index)
         ahead = {index: jobs[index] for index in first.values()}
-        inserted = _insert(self.transaction, list(ahead.values()))
+        waits = self._plan(ahead)
+        inserted = _insert(self.transaction, list(ahead.values()), waits)
         taken = self._claim_names(inserted, [new.id for new in ahead.values() if new.id in inserted])
+        dropped = self._write_dependencies(inserted, waits)
         replies |= {index: taken[new.id] for index, new in ahead.items() if new.id in taken}
         missing = {
             index: new for index, new in ahead.items() if new.id not in inserted and new.id not in taken
@@ -224,7 +229,68 @@ class _Submissions:
         # A submission that precedes others in a full queue may be in the ledger already. Only if a
         # whole pass yields nothing do the queues give the reason.
         if not created and len(refused) == len(ahead):
-            self._refuse(remaining)
+            self._refuse([index for index in remaining if jobs[index].id not in dropped])
+
+    def _plan(self, ahead: dict[int, NewJob]) -> dict[str, tuple[str, ...]]:
+        """Decide about the jobs of `ahead` that come after others. Return what each of them waits for.
+
+        Known and refused jobs are answered and removed from `ahead`. So are, without an answer, those
+        that come after an earlier job of the call which a later pass answers.
+        """
+        dependent = {index: new for index, new in ahead.items() if new.after}
+        if not dependent:
+            return {}
+        found = _find_existing(self.transaction, list(dependent.values()))
+        for index, new in dependent.items():
+            job = found.get(_identity(new)) or found.get(("", "", new.id))
+            if job is not None:
+                self.replies[index] = _existing_reply(new, job, self.new_ids)
+                del ahead[index]
+        earlier = {new.id: index for index, new in reversed(list(enumerate(self.jobs)))}
+        new_jobs = [self._renamed(index, earlier) for index in dependent if index in ahead]
+        known = read_prerequisites(self.transaction, (job_id for new in new_jobs for job_id in new.after))
+        together: dict[str, NewJob] = {}
+        waits: dict[str, tuple[str, ...]] = {}
+        for index in sorted(ahead):
+            new = ahead[index] = self.jobs[index]
+            before = {earlier[job_id] for job_id in new.after if earlier.get(job_id, index) < index}
+            if any(each not in ahead and each not in self.replies for each in before):
+                del ahead[index]
+                continue
+            try:
+                waits[new.id] = unfinished(new, known, together)
+            except JobError as error:
+                self.replies[index] = error
+                del ahead[index]
+            else:
+                together[new.id] = new
+        return waits
+
+    def _renamed(self, index: int, earlier: Mapping[str, int]) -> NewJob:
+        """Replace ids of earlier jobs of the tenant that stand for known jobs by the ids of these."""
+        new = self.jobs[index]
+        replies = {job_id: self.replies.get(earlier.get(job_id, index)) for job_id in new.after}
+        after = tuple(
+            reply.job.id if isinstance(reply, SubmitReply) and reply.job.spec.tenant == new.tenant else job_id
+            for job_id, reply in replies.items()
+        )
+        if after != new.after:
+            new = self.jobs[index] = replace(new, after=after)
+        return new
+
+    def _write_dependencies(self, inserted: dict[str, Job], waits: Waits) -> set[str]:
+        """Write the dependencies of blocked jobs. Remove and return jobs that come after a refused one."""
+        dropped: set[str] = set()
+        kept: dict[str, tuple[str, ...]] = {}
+        for job_id, after_ids in waits.items():
+            if job_id in inserted and any(each in waits and each not in inserted for each in after_ids):
+                del inserted[job_id]
+                dropped.add(job_id)
+            elif job_id in inserted and after_ids:
+                kept[job_id] = after_ids
+        delete_jobs(self.transaction, sorted(dropped))
+        add_dependencies(self.transaction, kept)
+        return dropped
 
     def _claim_names(self, inserted: dict[str, Job], job_ids: Sequence[str]) -> dict[str, HeadraceError]:
         """Claim the output names of the inserted jobs, in the order of their ids here.
@@ -305,11 +371,15 @@ def _existing_reply(new: NewJob, job: Job, new_ids: set[str]) -> SubmitReply | E
     return SubmitReply(job, created=False)
 
 
-def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[str, Job]:
+def _insert(transaction: Transaction, jobs: Sequence[NewJob], waits: Waits) -> dict[str, Job]:
+    """Insert jobs as far as their queues accept them; those that wait for others are blocked."""
     inserted: dict[str, Job] = {}
     for begin in range(0, len(jobs), _STATEMENT_JOBS):
         places: dict[str, int] = {}
-        records = [_record(new, places) for new in jobs[begin : begin + _STATEMENT_JOBS]]
+        records = [
+            _record(new, places, blocked=bool(waits.get(new.id)))
+            for new in jobs[begin : begin + _STATEMENT_JOBS]
+        ]
         inserted |= {job.id: job for job in read_jobs(transaction, _INSERT, records=records)}
     tags = [
         {
@@ -326,7 +396,9 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[str, Job]:
     if inserted:
         transaction.notice.changed = True
         transaction.notice.queues.update(
-            job.spec.queue for job in inserted.values() if job.due_at_ms <= job.created_at_ms
+            job.spec.queue
+            for job in inserted.values()
+            if job.state is JobState.PENDING and job.due_at_ms <= job.created_at_ms
         )
     return inserted
 
@@ -339,11 +411,12 @@ def _find_existing(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[Ide
     return {("", "", job_id): job for job_id, job in by_id.items()} | by_key
 
 
-def _record(new: NewJob, places: dict[str, int]) -> dict[str, Any]:
-    """Return the record of a job. `places` counts the jobs of each queue."""
-    places[new.queue] = places.get(new.queue, 0) + 1
+def _record(new: NewJob, places: dict[str, int], *, blocked: bool) -> dict[str, Any]:
+    """Return the record of a job. `places` counts the pending jobs of each queue."""
+    places[new.queue] = places.get(new.queue, 0) + (not blocked)
     return {
         "new_id": new.id,
+        "new_state": (JobState.BLOCKED if blocked else JobState.PENDING).value,
         "place": places[new.queue],
         "new_queue": new.queue,
         "new_model": new.model,

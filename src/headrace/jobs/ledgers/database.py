@@ -73,6 +73,7 @@ JOB_COLUMNS: Final = (
     "deadline_at_ms",
     "lease_until_ms",
     "cancel_requested",
+    "has_dependents",
     "progress",
     "cursor",
     "result",

@@ -21,6 +21,13 @@ from headrace.jobs.ledgers.database import (
     writing,
     writing_once,
 )
+from headrace.jobs.ledgers.dependencies import (
+    Waits,
+    add_dependencies,
+    read_prerequisites,
+    unfinished_again,
+    write_changes,
+)
 from headrace.jobs.ledgers.output_names import claim_name
 from headrace.jobs.ledgers.rows import (
     Change,
@@ -28,7 +35,6 @@ from headrace.jobs.ledgers.rows import (
     change,
     delete_jobs,
     read_by_id,
-    write_changes,
     write_notes,
 )
 from headrace.jobs.paths import output_location
@@ -60,8 +66,11 @@ class ActionOperations(DatabaseOperations, JobLedger):
         self, transaction: Transaction, job_id: str, *, tenant: str | None = None, by: str = ""
     ) -> Job:
         job = _read_ended(transaction, job_id, tenant, "only an ended job can be requeued")
-        change = requeue_change(claim_name(transaction, job, "fail"), by)
-        return _write_requeues(transaction, [change])[job_id]
+        waits, refused = unfinished_again([job], read_prerequisites(transaction, job.spec.after))
+        if job_id in refused:
+            raise refused[job_id]
+        change = requeue_change(claim_name(transaction, job, "fail"), by, blocked=bool(waits[job_id]))
+        return _write_requeues(transaction, [change], waits)[job_id]
 
     @override
     @writing_once
@@ -72,7 +81,7 @@ class ActionOperations(DatabaseOperations, JobLedger):
         if job.state not in source_states(JobEvent.REPUBLISH):
             raise JobStateError(job_id, job.state.value, "only a failed publication can be repeated")
         change = _republish_change(claim_name(transaction, job, "fail"), by)
-        return _write_requeues(transaction, [change])[job_id]
+        return _write_requeues(transaction, [change], {})[job_id]
 
     @override
     @writing_once
@@ -103,16 +112,20 @@ class ActionOperations(DatabaseOperations, JobLedger):
                 skipped[reason or SkipReason.GONE] += 1
             else:
                 chosen.append(job)
-        changed = _act(transaction, action, chosen, by)
-        if taken := len(chosen) - len(changed):
-            skipped[SkipReason.OUTPUT_TAKEN] = taken
+        changed = _act(transaction, action, chosen, by, skipped)
         if audit is not None and changed:
             write_audit(transaction, replace(audit, jobs=len(changed)))
         return ActionReply(tuple(changed[job.id] for job in chosen if job.id in changed), skipped)
 
 
-def _act(transaction: Transaction, action: JobAction, jobs: Sequence[Job], by: str) -> dict[str, Job]:
-    """Change locked jobs in states that permit it. Return the changed ones by id."""
+def _act(
+    transaction: Transaction,
+    action: JobAction,
+    jobs: Sequence[Job],
+    by: str,
+    skipped: Counter[SkipReason],
+) -> dict[str, Job]:
+    """Change locked jobs in states that permit it. Return the changed ones by id, and count the others."""
     if not jobs:
         return {}
     if action is JobAction.DELETE:
@@ -120,19 +133,51 @@ def _act(transaction: Transaction, action: JobAction, jobs: Sequence[Job], by: s
         return {job.id: job for job in jobs}
     if action is JobAction.CANCEL:
         return _cancel_jobs(transaction, jobs, by)
-    changes: list[Change] = []
-    for job in _named(transaction, jobs):
-        only_publish = action is JobAction.RETRY and job.state is JobState.PUBLISH_FAILED
-        changes.append(_republish_change(job, by) if only_publish else requeue_change(job, by))
-    return _write_requeues(transaction, changes)
+    return _restart(transaction, jobs, by, skipped, republishes=action is JobAction.RETRY)
+
+
+def _restart(
+    transaction: Transaction,
+    jobs: Sequence[Job],
+    by: str,
+    skipped: Counter[SkipReason],
+    *,
+    republishes: bool,
+) -> dict[str, Job]:
+    """Requeue jobs, or with `republishes` publish the results again that are not published.
+
+    A job whose prerequisites do not permit it takes no name over. One whose prerequisite cannot be
+    requeued, because another job has its name, is found only after that.
+    """
+    published = {job.id for job in jobs if republishes and job.state is JobState.PUBLISH_FAILED}
+    known = read_prerequisites(transaction, (job_id for job in jobs for job_id in job.spec.after))
+    again = [job for job in jobs if job.id not in published]
+    _, early = unfinished_again(again, known, published)
+    named = _named(transaction, [job for job in jobs if job.id not in early])
+    published &= {job.id for job in named}
+    waits, late = unfinished_again([job for job in named if job.id not in published], known, published)
+    for reason, number in (
+        (SkipReason.PREREQUISITE, len(early) + len(late)),
+        (SkipReason.OUTPUT_TAKEN, len(jobs) - len(early) - len(named)),
+    ):
+        if number:
+            skipped[reason] += number
+    changes = [
+        _republish_change(job, by)
+        if job.id in published
+        else requeue_change(job, by, blocked=bool(waits[job.id]))
+        for job in named
+        if job.id not in late
+    ]
+    return _write_requeues(transaction, changes, waits)
 
 
 def _cancel_jobs(transaction: Transaction, jobs: Sequence[Job], by: str) -> dict[str, Job]:
-    """Cancel locked jobs: pending ones at once, running ones by a request."""
+    """Cancel locked jobs: waiting ones at once, running ones by a request."""
     note = Note(HistoryEvent.CANCEL_REQUESTED, by=by)
-    pending = [job for job in jobs if job.state is JobState.PENDING]
-    running = [job for job in jobs if job.state is not JobState.PENDING]
-    cancelled = write_changes(transaction, [change(job, JobEvent.CANCEL, note=note) for job in pending])
+    waiting = [job for job in jobs if job.state is not JobState.RUNNING]
+    running = [job for job in jobs if job.state is JobState.RUNNING]
+    cancelled = write_changes(transaction, [change(job, JobEvent.CANCEL, note=note) for job in waiting])
     if running:
         transaction.run(_REQUEST_CANCEL, [{"running_id": job.id} for job in running])
         write_notes(transaction, [(job, note) for job in running])
@@ -162,11 +207,13 @@ def _location(job: Job) -> str:
         return ""
 
 
-def _write_requeues(transaction: Transaction, changes: Sequence[Change]) -> dict[str, Job]:
+def _write_requeues(transaction: Transaction, changes: Sequence[Change], waits: Waits) -> dict[str, Job]:
     queues = sorted({each.before.spec.queue for each in changes})
     if queues:
         transaction.run(_INSERT_QUEUES, [{"queue_name": name} for name in queues])
-    return write_changes(transaction, changes)
+    written = write_changes(transaction, changes)
+    add_dependencies(transaction, waits)
+    return written
 
 
 def read_visible(transaction: Transaction, job_id: str, tenant: str | None, *, lock: bool = False) -> Job:
@@ -189,11 +236,11 @@ def _republish_change(job: Job, by: str) -> Change:
     return change(job, JobEvent.REPUBLISH, note=note, publish_in_ms=0)
 
 
-def requeue_change(job: Job, by: str) -> Change:
+def requeue_change(job: Job, by: str, *, blocked: bool = False) -> Change:
     """Return the change of an ended job that is requeued: lease number, crashes and cursor stay."""
     return change(
         job,
-        JobEvent.REQUEUE,
+        JobEvent.BLOCK if blocked else JobEvent.REQUEUE,
         due_in_ms=0,
         restart_times=True,
         note=Note(HistoryEvent.REQUEUED, by=by),

@@ -119,8 +119,11 @@ def read_by_keys(transaction: Transaction, keys: Sequence[tuple[str, str]]) -> l
     return read_jobs(transaction, _BY_KEY, records=records) if records else []
 
 
-def write_changes(transaction: Transaction, changes: Sequence[Change]) -> dict[str, Job]:
-    """Write changes of locked jobs, with notes and notifications. Return the changed jobs by id."""
+def write_rows(transaction: Transaction, changes: Sequence[Change]) -> dict[str, Job]:
+    """Write changes of locked jobs, with notes and notifications. Return the changed jobs by id.
+
+    Operations call `dependencies.write_changes`, which also changes the jobs that come after these.
+    """
     if not changes:
         return {}
     records = list(map(_record, changes))
@@ -158,7 +161,7 @@ def _count(counters: JobCounters, each: Change, after: Job, *, now_ms: int) -> N
     if after.state.ended:
         has_cause = after.state in (JobState.FAILED, JobState.PUBLISH_FAILED)
         counters.add(CountedEvent(after.state.value), spec, cause=cause if has_cause else "")
-    elif each.event is JobEvent.REQUEUE:
+    elif each.event in (JobEvent.REQUEUE, JobEvent.BLOCK):
         counters.add(CountedEvent.REQUEUED, spec)
     elif each.event is JobEvent.REPUBLISH:
         counters.add(CountedEvent.REPUBLISHED, spec)
@@ -233,6 +236,8 @@ def dump_spec(new: NewJob) -> str:
             value = dict(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         elif name == "notify":
             value = tuple(map(dict, new.notify))
+        elif name == "after":
+            value = tuple(map(clean, new.after))
         if value != _DEFAULTS[name]:
             values[name] = value
     return dump(values) or "{}"
@@ -257,6 +262,7 @@ def job_of(row: Sequence[Any]) -> Job:
         deadline_at_ms=row[_AT["deadline_at_ms"]],
         lease_until_ms=row[_AT["lease_until_ms"]],
         cancel_requested=bool(row[_AT["cancel_requested"]]),
+        has_dependents=bool(row[_AT["has_dependents"]]),
         publish_tries=row[_AT["publish_tries"]],
         **_read_values(*_json_values(row)),
     )
@@ -362,7 +368,7 @@ def _history_record(entry: HistoryEntry, job_id: str) -> dict[str, Any]:
 def _spec_of(row: Sequence[Any]) -> NewJob:
     values: dict[str, Any] = dict(zip(SPEC_COLUMNS, _spec_values(row), strict=True))
     for name, value in orjson.loads(row[_AT["spec"]]).items():
-        if name == "notify":
+        if name in ("notify", "after"):
             values[name] = tuple(value)
         elif name in _IN_SPEC:
             values[name] = value

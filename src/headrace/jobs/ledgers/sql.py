@@ -191,7 +191,7 @@ class SqlJobLedger(
 
     @reading
     def _counts(self, transaction: Transaction, queue: str) -> QueueCounts:
-        later, running, now_ms = transaction.run(_COUNTS, name=queue)[0]
+        later, running, blocked, now_ms = transaction.run(_COUNTS, name=queue)[0]
         lanes = transaction.run(_DUE_LANES, name=queue)
         waits_ms = [max(0, now_ms - first_ms) for _, _, first_ms in lanes]
         by_region: Counter[str] = Counter()
@@ -199,7 +199,7 @@ class SqlJobLedger(
             if region := parse_lane(text).region:
                 by_region[region] += jobs
         due = sum(jobs for _, jobs, _ in lanes)
-        return QueueCounts(due, later, running, max(waits_ms, default=None), dict(by_region))
+        return QueueCounts(due, later, running, max(waits_ms, default=None), dict(by_region), blocked)
 
     @override
     @writing
@@ -250,13 +250,14 @@ class SqlJobLedger(
 
 
 def _total(rows: Sequence[Row]) -> QueueCounts:
-    """Return the counts of a queue from its rows: region, due, later, running, oldest wait."""
+    """Return the counts of a queue from its rows: region, due, later, running, blocked, oldest wait."""
     return QueueCounts(
-        due=sum(due for _, due, _, _, _ in rows),
-        later=sum(later for _, _, later, _, _ in rows),
-        running=sum(running for _, _, _, running, _ in rows),
-        oldest_due_ms=max((max(0, oldest_ms) for _, due, _, _, oldest_ms in rows if due), default=None),
-        due_by_region={region: due for region, due, _, _, _ in rows if region and due},
+        due=sum(due for _, due, *_ in rows),
+        later=sum(later for _, _, later, *_ in rows),
+        running=sum(running for _, _, _, running, _, _ in rows),
+        oldest_due_ms=max((max(0, oldest_ms) for _, due, *_, oldest_ms in rows if due), default=None),
+        due_by_region={region: due for region, due, *_ in rows if region and due},
+        blocked=sum(blocked for *_, blocked, _ in rows),
     )
 
 

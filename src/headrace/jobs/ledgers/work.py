@@ -34,6 +34,7 @@ from headrace.jobs.ledgers.database import (
     writing,
     writing_once,
 )
+from headrace.jobs.ledgers.dependencies import write_changes
 from headrace.jobs.ledgers.output_names import owns_name, read_owner
 from headrace.jobs.ledgers.rows import (
     Change,
@@ -44,7 +45,6 @@ from headrace.jobs.ledgers.rows import (
     dump,
     read_by_id,
     read_jobs,
-    write_changes,
 )
 from headrace.jobs.ledgers.worker_operations import record_report
 from headrace.jobs.state import WORKER_LOST_RULE, Cause, JobEvent, JobState
@@ -134,10 +134,10 @@ class WorkOperations(DatabaseOperations, JobLedger):
         lost = read_jobs(transaction, _LOST_LEASES, row_limit=limit)
         changed = write_changes(transaction, [lost_lease_change(job) for job in lost])
         states = [job.state for job in changed.values()]
-        over = read_jobs(transaction, _PAST_DEADLINE, row_limit=limit)
-        expired = write_changes(transaction, [change(job, JobEvent.EXPIRE) for job in over])
-        over = read_jobs(transaction, _PAST_TIME_TO_LIVE, row_limit=limit - len(expired))
-        expired |= write_changes(transaction, [change(job, JobEvent.EXPIRE) for job in over])
+        over = {job.id: job for job in read_jobs(transaction, _PAST_DEADLINE, row_limit=limit)}
+        late = read_jobs(transaction, _PAST_TIME_TO_LIVE, row_limit=limit - len(over))
+        over |= {job.id: job for job in late}
+        expired = write_changes(transaction, [change(job, JobEvent.EXPIRE) for job in over.values()])
         woken = [row[0] for row in transaction.run(_WAKE, row_limit=limit)]
         transaction.notice.queues.update(woken)
         return MaintenanceCounts(

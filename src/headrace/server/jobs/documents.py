@@ -12,7 +12,7 @@ from headrace.jobs.audit import AUDIT_PAGE_MAX
 from headrace.jobs.batch import BATCH_JOBS_MAX
 from headrace.jobs.bulk import BULK_JOBS_DEFAULT, BULK_JOBS_MAX
 from headrace.jobs.history import HistoryEvent
-from headrace.jobs.job import ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT
+from headrace.jobs.job import AFTER_MAX, ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT
 from headrace.jobs.service import PAGE_MAX
 from headrace.jobs.state import Cause, JobState
 from headrace.jobs.worker_registry import WorkerState
@@ -69,6 +69,10 @@ class SubmissionDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     time_limit_s: Annotated[float, Meta(gt=0)] | None = None
     time_to_live_s: Annotated[float, Meta(gt=0)] | None = None
     deadline_s: Annotated[float, Meta(gt=0)] | None = None
+    after: Annotated[list[str], Meta(max_length=AFTER_MAX)] = []
+    """Ids of jobs of the tenant. The job is `blocked` until all of them have completed, and fails if
+    one ends otherwise. `delay_s` counts from then on.
+    """
     tags: dict[str, str] = {}
     notify: list[dict[str, Any]] = []
     correlation_id: Text | None = None
@@ -167,6 +171,8 @@ class JobDocument(Struct, kw_only=True):
     endpoint_version: int
     options: dict[str, Any]
     tags: dict[str, str]
+    after: list[str]
+    """Ids of the jobs that this one comes after."""
     attempt: int
     lease: int
     crashes: int
@@ -330,7 +336,7 @@ class EndpointQuery(Struct, kw_only=True):
 
 
 class QueueDocument(Struct, kw_only=True):
-    """A queue and its numbers of jobs: due (`queued`), due later, running."""
+    """A queue and its numbers of jobs: due (`queued`), due later, blocked, running."""
 
     queue: str
     paused: bool
@@ -340,6 +346,8 @@ class QueueDocument(Struct, kw_only=True):
     queued_by_region: dict[str, int]
     """The queued jobs of each region, without jobs that have no region."""
     later: int
+    blocked: int
+    """Jobs that wait for those of their `after`."""
     running: int
     oldest_seconds: float
 
@@ -541,7 +549,7 @@ class BulkReplyDocument(Struct, kw_only=True):
     changed: int
     skipped: dict[str, int]
     """The jobs that matched and were not changed, by reason: `gone`, `state`, `requested` (the
-    cancellation), `output_taken`.
+    cancellation), `output_taken`, `prerequisite` (a job of its `after` did not complete).
     """
     next_after: str
 

@@ -85,6 +85,7 @@ _ENDED: Final = _of_group(
 )
 _DUE: Final = _of_queue("headrace_jobs_due", "Pending jobs that are due.")
 _LATER: Final = _of_queue("headrace_jobs_later", "Pending jobs that become due later.")
+_BLOCKED: Final = _of_queue("headrace_jobs_blocked", "Jobs that wait until others have completed.")
 _RUNNING: Final = _of_queue("headrace_jobs_running", "Running jobs.")
 _OLDEST: Final = _of_queue(
     "headrace_jobs_oldest_due_seconds", "Waiting time of the oldest due job in seconds; 0 without one."
@@ -151,6 +152,7 @@ LEDGER_FAMILIES: Final = (
     _ENDED,
     _DUE,
     _LATER,
+    _BLOCKED,
     _RUNNING,
     _OLDEST,
     _PAUSED,
@@ -301,6 +303,7 @@ def _ledger_values(reading: LedgerReading) -> Mapping[Family, MetricValues]:
     gauges: tuple[tuple[Family, Callable[[QueueSettings, QueueCounts], float]], ...] = (
         (_DUE, lambda _, jobs: jobs.due),
         (_LATER, lambda _, jobs: jobs.later),
+        (_BLOCKED, lambda _, jobs: jobs.blocked),
         (_RUNNING, lambda _, jobs: jobs.running),
         (_OLDEST, lambda _, jobs: jobs.oldest_seconds),
         (_PAUSED, lambda queue, _: queue.paused),

@@ -22,6 +22,8 @@ def check_action_changes_jobs_in_its_states(bench: LedgerBench) -> None:
         jobs = {state: bench.submit_ended(state, queue=f"{action}-{state}") for state in sorted(ENDED)}
         jobs[JobState.RUNNING] = bench.submit_running(queue=f"{action}-running")
         jobs[JobState.PENDING] = bench.submit(queue=f"{action}-pending")
+        after = (jobs[JobState.RUNNING].id,)
+        jobs[JobState.BLOCKED] = bench.submit(queue=f"{action}-blocked", after=after)
         expected = {jobs[state].id for state in ACTION_STATES[action]}
         reply = bench.ledger.apply_action(action, ids(jobs.values()), by="ann")
         equal(set(ids(reply.changed)), expected, f"the jobs that {action.value} changed")

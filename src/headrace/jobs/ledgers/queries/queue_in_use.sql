@@ -10,3 +10,6 @@ SELECT
         WHERE job.queue = :name AND job.state = 'running')
     OR EXISTS (SELECT 1 FROM headrace_job AS job
         WHERE job.queue = :name AND job.state = 'publishing')
+    OR EXISTS (SELECT 1 FROM headrace_job AS job
+        WHERE job.queue = :name AND job.state = 'blocked'
+            AND length(job.queue) >= 0)

@@ -4,7 +4,16 @@ CREATE TABLE headrace_dependency (
     after_id TEXT COLLATE "C" NOT NULL,
     PRIMARY KEY (job_id, after_id)
 );
-CREATE INDEX headrace_dependency_after ON headrace_dependency (after_id);
+CREATE INDEX headrace_dependency_after ON headrace_dependency (after_id, job_id);
+-- The indexes of pending jobs, for the blocked ones: quotas and counts, times to live, deadlines.
+-- The condition on the queue holds for every row. Only statements that count one queue contain it, so that
+-- planners do not read the blocked jobs of other tenants for those of one.
+CREATE INDEX headrace_job_blocked_of ON headrace_job (tenant, queue) WHERE state = 'blocked';
+CREATE INDEX headrace_job_blocked_in ON headrace_job (queue) WHERE state = 'blocked' AND length(queue) >= 0;
+CREATE INDEX headrace_job_blocked_expiring ON headrace_job (expires_at_ms)
+    WHERE state = 'blocked' AND expires_at_ms IS NOT NULL;
+CREATE INDEX headrace_job_blocked_deadline ON headrace_job (deadline_at_ms)
+    WHERE state = 'blocked' AND deadline_at_ms IS NOT NULL;
 -- True for a job that a blocked job comes after. The ends of all others need not look for blocked jobs.
 ALTER TABLE headrace_job ADD COLUMN has_dependents BOOLEAN NOT NULL DEFAULT FALSE;
 -- Schedules submit jobs at the times of a cron expression. `next_at_ms` is the next such time, NULL while
