@@ -879,20 +879,12 @@ class UsesSubmitterClock(MemoryJobLedger):
         return answer
 
 
-class UnblocksAtFirstEnd(MemoryJobLedger):
-    def _end_dependency(self, job, before):
-        self._table.waits[job.id] &= {before.id}
-        return super()._end_dependency(job, before)
-
-
 class NeverExpiresLeases(MemoryJobLedger):
     def _expired_leases(self):
         return []
 
 
-@for_each(
-    "kind", [IgnoresLease, CountsReleasedAttempts, UsesSubmitterClock, UnblocksAtFirstEnd, NeverExpiresLeases]
-)
+@for_each("kind", [IgnoresLease, CountsReleasedAttempts, UsesSubmitterClock, NeverExpiresLeases])
 def test_wrong_ledger_is_detected(kind):
     def new_ledgers(clock):
         first = kind(clock)
