@@ -3,7 +3,9 @@
 import http.client
 import json
 import shutil
+import sqlite3
 import threading
+from contextlib import closing
 from math import inf
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,12 +16,14 @@ import pytest
 
 from app.served import WAIT_S, running
 from cases import for_each
+from headrace.app import jobs
 from headrace.app.job_components import JobLocations
 from headrace.app.jobs import JobsOptions, open_jobs
 from headrace.app.server_options import ServerOptions
 from headrace.core.errors import ConfigError
 from headrace.jobs.access import PENDING_MAX_DEFAULT, Scope, hash_key, new_key
 from headrace.jobs.access.keys_file import key_lines
+from headrace.jobs.ledger import JobFilter
 from server.support_observe import samples, value
 
 MODEL = """\
@@ -160,6 +164,23 @@ def test_no_response_names_the_store_or_the_database(tmp_path):
         ask("DELETE", f"/v1/jobs/{ids[0]}")
     assert len(bodies) > 12
     assert [body for body in bodies if str(tmp_path) in body or "jobs.db" in body] == []
+
+
+def test_due_schedule_submits_its_job_with_the_key_that_set_it(tmp_path, keys, monkeypatch):
+    monkeypatch.setattr(jobs, "_SCHEDULES_S", 0.01)
+    options = JobsOptions(port=0, metrics_port=None, config=tmp_path / "jobs.toml")
+    settings = {"cron": "* * * * *", "job": {"model": "m", "input": [1]}}
+    with running(lambda: open_jobs([], JobLocations.folder(tmp_path / "data"), options)) as opened:
+        url, ledger = opened.addresses["jobs"], opened.components.ledger
+        watch = ledger.watch()
+        body = json.dumps(settings).encode()
+        assert call(url, "PUT", "/v1/schedules/s", body, **keys["shop"])[0] == 200
+        with closing(sqlite3.connect(tmp_path / "data" / "jobs.db")) as database, database:
+            database.execute("UPDATE headrace_schedule SET next_at_ms = next_at_ms - 60000")
+        while not (found := ledger.find(JobFilter(tags={"schedule": "s"})).jobs):
+            assert watch.wait(WAIT_S)
+        watch.close()
+    assert [job.spec.submitted_by for job in found] == ["shop"]
 
 
 def test_webhook_secret_without_an_encryption_key_is_refused(tmp_path):

@@ -37,6 +37,7 @@ from headrace.testing import (
 )
 from headrace.testing.job_checks import bench, wakeups
 from headrace.testing.job_rules import apply_event
+from testing.broken_schedules import BROKEN_SCHEDULES
 from testing.race_window import RaceWindow
 
 _CHECKS = {check.__name__: check for check in JOB_LEDGER_CHECKS}
@@ -1235,6 +1236,7 @@ _LEDGERS = [
     (RegistersTwice, "check_registration_race"),
     (KeepsModelsOfOneWorker, "check_registered_models_add_up"),
     (KeepsModelsForever, "check_registered_models_expire"),
+    *BROKEN_SCHEDULES,
 ]
 
 

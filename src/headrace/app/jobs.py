@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
-from typing import Any
+from typing import Any, Final
 
 import headrace
 from headrace.app.job_components import JobComponents, open_job_components
@@ -24,6 +24,8 @@ from headrace.engine.repository import ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.access import PENDING_MAX_DEFAULT, Access, Scope
 from headrace.jobs.intake import RegionOf
+from headrace.jobs.maintenance import Maintenance, MaintenanceTask
+from headrace.jobs.schedule_submitter import ScheduleSubmitter
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.trigger import EventSubmitter
 from headrace.jobs.worker.worker import Worker
@@ -47,6 +49,9 @@ from headrace.server.rest import model_app
 from headrace.server.routes import Route
 from headrace.server.sessions import Sessions, session_routes
 from headrace.storage.regions import RegionResolver
+
+_SCHEDULES_S: Final = 1.0
+"""The interval in seconds at which due schedules are looked for. The times of a schedule are minutes."""
 
 _log = logging.getLogger("headrace.jobs")
 
@@ -173,6 +178,7 @@ def open_jobs(
     )
     worker = join_worker(components, repository, settings) if models else None
     services: list[Service] = [components, repository, *([worker] if worker else []), service]
+    services.append(_scheduler(components, service))
     if options.events_queue_url:
         services.append(_open_event_source(options.events_queue_url, event_submitter))
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=False)
@@ -200,6 +206,18 @@ def open_jobs(
         drain=drain,
     )
     return OpenedJobs(server, listeners | metrics, components, worker, tracing)
+
+
+def _scheduler(components: JobComponents, service: JobService) -> Service:
+    """Return the service that submits the jobs of due schedules."""
+    submitter = ScheduleSubmitter(
+        components.ledger,
+        service.settings.submission_limits,
+        find_key=components.file.access.named,
+        submit=service.submit,
+    )
+    task = MaintenanceTask("schedules", _SCHEDULES_S, submitter.tick, submitter.round_runs)
+    return Maintenance([task], hold_off_s=_SCHEDULES_S)
 
 
 def _metric_sources(components: JobComponents, worker: Worker | None) -> list[MetricSource]:

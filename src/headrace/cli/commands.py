@@ -2,9 +2,11 @@
 
 import asyncio
 import sys
+import tomllib
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import click
 import orjson
@@ -12,7 +14,7 @@ from click.shell_completion import CompletionItem
 from typing_extensions import override
 
 from headrace.cli.options import POSITIVE, Command, combined_options
-from headrace.core.errors import HeadraceError, ModelNotFoundError, PredictError
+from headrace.core.errors import ConfigError, HeadraceError, ModelNotFoundError, PredictError
 from headrace.reports.report import one_line
 
 INTERRUPTED = 130
@@ -180,6 +182,18 @@ def print_each(
             continue
         click.echo(orjson.dumps(document) if params["json_lines"] else f"{name}  {text}")
     return status
+
+
+def read_settings_file(file: Path, what: str) -> dict[str, Any]:
+    """Return the settings of `what` in a file. Raise ConfigError unless it is TOML or a JSON object."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        found: Any = orjson.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, orjson.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: the settings cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: must be an object with the settings of {what}")
+    return cast("dict[str, Any]", found)
 
 
 JOB_SERVER_OPTIONS = combined_options(

@@ -1,17 +1,21 @@
 """``headrace endpoints``: show and change the endpoints of jobs."""
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import orjson
 from rich.table import Table
 
-from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, run_job_command
+from headrace.cli.commands import (
+    JOB_SERVER_OPTIONS,
+    DefaultListGroup,
+    examples,
+    read_settings_file,
+    run_job_command,
+)
 from headrace.cli.responses import plain_table, print_documents, printable
-from headrace.core.errors import ConfigError
 
 _EPILOG = """\b
 Examples:
@@ -83,7 +87,7 @@ def set_command(endpoint: str, file: Path, **params: Any) -> None:
     """
 
     def call(client: Any) -> None:
-        _print_endpoints([client.set_endpoint(endpoint, **_read_settings(file))], params)
+        _print_endpoints([client.set_endpoint(endpoint, **read_settings_file(file, "an endpoint"))], params)
 
     run_job_command(params, call)
 
@@ -102,18 +106,6 @@ def delete_command(endpoint: str, **params: Any) -> None:
             click.echo(f"{endpoint}  deleted")
 
     run_job_command(params, call)
-
-
-def _read_settings(file: Path) -> dict[str, Any]:
-    """Return the settings in a file. Raise ConfigError for a file that is neither TOML nor JSON."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        found: Any = orjson.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, orjson.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{file}: the settings cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: must be an object with the settings of an endpoint")
-    return cast("dict[str, Any]", found)
 
 
 def _print_endpoints(endpoints: Sequence[dict[str, Any]], params: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "receivers": ("deliveries", "List failing receivers of notifications, and enable them."),
     "audit": ("audit", "List the actions of operators."),
     "endpoints": ("endpoints", "List and change endpoints of jobs."),
+    "schedules": ("schedules", "List and change schedules of jobs."),
     "workers": ("workers", "List and drain workers of jobs."),
     "init": ("init", "Create a model project with a test."),
     "keys": ("keys", "Create API keys of models and jobs."),

@@ -151,9 +151,9 @@ def submit_command(**params: Any) -> None:
 
     def call(client: Any) -> int:
         if params["batch"] is not None:
-            defaults = _options(params) | ({"model": params["model"]} if params["model"] else {})
+            defaults = job_fields(params) | ({"model": params["model"]} if params["model"] else {})
             return submit_batch(client, params["batch"], defaults, params=params)
-        job = client.submit(params["model"], **_payload(params), **_options(params))
+        job = client.submit(params["model"], **_payload(params), **job_fields(params))
         for warning in job.warnings:
             click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {one_line(warning)}", err=True)
         if params["wait"]:
@@ -208,8 +208,9 @@ def _payload(params: dict[str, Any]) -> dict[str, Any]:
     return {"input_uri": payload} if "://" in payload else {"input": Path(payload)}
 
 
-def _options(params: dict[str, Any]) -> dict[str, Any]:
-    options: dict[str, Any] = {name: params[name] for name in _FIELDS if params[name] is not None}
+def job_fields(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a submission that the options give, without the model and the payload."""
+    options: dict[str, Any] = {name: params[name] for name in _FIELDS if params.get(name) is not None}
     if params["options"]:
         options["options"] = key_values(params["options"], "--option")
     if params["after"]:

@@ -39,6 +39,7 @@ from headrace.jobs.ledger import JobLedger, SubmitReply
 from headrace.jobs.notify.delivery import Outbox
 from headrace.jobs.paths import output_location
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload
+from headrace.jobs.schedule_operations import Schedules
 from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
 from headrace.jobs.submission import Submission, SubmissionLimits
 from headrace.jobs.tracing import JobTracer
@@ -172,6 +173,9 @@ class JobIntake(Service):
         self._endpoints = CurrentEndpoints(ledger)
         self.audit: Final = AuditLog(ledger)
         self.deliveries: Final = Deliveries(ledger, outbox, self.audit)
+        self.schedules: Final = Schedules(
+            ledger, self.audit, settings.submission_limits, check=self.check_submission, submit=self.submit
+        )
         self._life = threading.Lock()
         self._lock = threading.Lock()
         self._changing_queue = threading.Lock()
@@ -247,6 +251,11 @@ class JobIntake(Service):
             raise
         future.add_done_callback(partial(self._submitted, key, stored))
         return future
+
+    def check_submission(self, key: ApiKey, submission: Submission) -> None:
+        """Raise the error with which `submit` refuses a submission for its rights or fields."""
+        key.require(Scope.SUBMIT)
+        self._check(key, submission)
 
     def _check(self, key: ApiKey, submission: Submission, *, trusted_output: bool = False) -> CheckedJob:
         """Return the job with the settings of its endpoint, if the key may submit it."""

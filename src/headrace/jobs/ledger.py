@@ -36,6 +36,7 @@ from headrace.jobs.counters import JobCount
 from headrace.jobs.history import HistoryEntry
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, Settlement
 from headrace.jobs.lanes import AGEING_S_DEFAULT, ClaimLimit, LimitKind
+from headrace.jobs.schedules import JobSchedule, ScheduleClaim, ScheduleSettings
 from headrace.jobs.state import JobState
 from headrace.jobs.worker_registry import WorkerInfo, WorkerOrders, WorkerRecord, WorkerReport
 
@@ -594,6 +595,57 @@ class JobLedger(Service, Protocol):
 
     def delete_endpoint(self, name: str, *, by: str = "") -> bool:
         """End an endpoint, by a version that is `deleted`. Return False if there is none."""
+        ...
+
+    # Schedules
+
+    def schedules(self, tenant: str | None = None) -> list[JobSchedule]:
+        """Return the schedules of a tenant, or of all (None), by tenant and name."""
+        ...
+
+    def schedule(self, tenant: str, name: str) -> JobSchedule:
+        """Return a schedule. Raise ResourceNotFoundError if there is none."""
+        ...
+
+    def set_schedule(
+        self, tenant: str, name: str, settings: ScheduleSettings, *, by: str = ""
+    ) -> JobSchedule:
+        """Create a schedule, or replace its settings. Return it.
+
+        It is due at its first time after now; a paused schedule stays paused. Its version grows, unless
+        the settings and `by` are those that it has. Raise DataError, and store nothing, for an invalid
+        cron expression or time zone.
+        """
+        ...
+
+    def set_schedule_paused(self, tenant: str, name: str, *, paused: bool) -> JobSchedule:
+        """Pause a schedule, or resume it: it is due at its first time after now. Return it afterwards.
+
+        Raise ResourceNotFoundError if there is none.
+        """
+        ...
+
+    def delete_schedule(self, tenant: str, name: str) -> bool:
+        """Delete a schedule; its jobs stay. Return False if there is none."""
+        ...
+
+    def claim_schedules(self, limit: int, lease_ms: int) -> list[ScheduleClaim]:
+        """Claim due schedules for `lease_ms`, those that are due the longest.
+
+        Each is claimed at its last time up to now, with the number of the times that it missed before.
+        A schedule whose earlier claim has passed unrecorded is claimed at the same time again. Two
+        concurrent calls never claim the same schedule.
+        """
+        ...
+
+    def record_run(self, claimed: JobSchedule, *, job_id: str = "", error: str = "") -> bool:
+        """Record the run of a claimed schedule at its `next_at_ms`, and make its next time due.
+
+        The next time is the first one after that of the run, also if it has passed. `last_job_id` stays
+        if `job_id` is "". A schedule without a next time on this host is paused. Return False, and
+        record nothing, if the schedule was replaced or deleted since, or if the run is recorded. The
+        next time of a schedule that was paused or resumed since stays.
+        """
         ...
 
     # Usage of API keys

@@ -182,7 +182,7 @@ def read_json(kind: type[_Document], body: bytes) -> _Document:
     """
     try:
         return convert(msgspec.json.decode(body), kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"the body is not JSON: {error}") from None
 
 

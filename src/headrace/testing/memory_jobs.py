@@ -43,6 +43,7 @@ from headrace.jobs.ledger import (
     Wakeup,
 )
 from headrace.jobs.paths import output_location, output_name
+from headrace.jobs.schedules import JobSchedule
 from headrace.jobs.state import JobEvent, JobState
 from headrace.jobs.worker_registry import WorkerRecord
 from headrace.testing.doubles import ManualWallClock
@@ -123,6 +124,10 @@ class _Table:
     groups: JobGroups = field(default_factory=JobGroups)
     audit: list[AuditEntry] = field(default_factory=list[AuditEntry])
     """The audit log, oldest first."""
+    schedules: dict[tuple[str, str], JobSchedule] = field(default_factory=dict[tuple[str, str], JobSchedule])
+    """The schedules by tenant and name."""
+    claimed_until_ms: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """The ends of unrecorded claims of schedules."""
     usage: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """The last day of each API key, and its bytes."""
 

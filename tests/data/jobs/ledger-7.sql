@@ -101,7 +101,7 @@ INSERT INTO "headrace_job" VALUES('running','running','default','','infer','',3,
 INSERT INTO "headrace_job" VALUES('publishing','publishing','default','','infer','',4,3,'','',NULL,'{"key":"K","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,NULL,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','',NULL,'','',1800000010000,0,'||||',1800014400000,NULL,'',0);
 INSERT INTO "headrace_job" VALUES('unpublished','publish_failed','default','','infer','',5,3,'','',NULL,'{"key":"L","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":""}','','{"cause":"model","message":"the model raised on it","error":"ValueError","uri":"memory://error","times":1}','','',NULL,0,'||||',1800018000000,NULL,'e949155a094beecc',0);
 INSERT INTO "headrace_job" VALUES('published','completed','default','','infer','',6,3,'','',NULL,'{"key":"M","output_uri":"s3://box/out"}',1,1,0,'w',1800000000000,1800000000000,0,1800000000000,1800000000000,NULL,NULL,NULL,0,NULL,NULL,'{"uri":"memory://out","size_bytes":null,"content_type":"","digest":"sha256:00"}','s3://box/out/M.out',NULL,'','',NULL,0,'||||',1800021600000,NULL,'',0);
-INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"delay_ms":60000,"time_to_live_s":1800.0,"deadline_s":3600.0}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000,NULL,'',0);
+INSERT INTO "headrace_job" VALUES('later','pending','default','','infer','',5,3,'','',NULL,'{"time_to_live_s":1800.0,"delay_ms":60000,"deadline_s":3600.0}',0,0,0,'',1800000000000,1800000060000,1,NULL,NULL,1800001800000,1800003600000,NULL,0,NULL,NULL,NULL,'',NULL,'eu-east','',NULL,0,'||||eu-east',1800018060000,NULL,'',0);
 CREATE TABLE headrace_limit (
     kind TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -125,7 +125,7 @@ CREATE TABLE headrace_notification (
     ended_at_ms BIGINT,
     why TEXT NOT NULL DEFAULT ''
 );
-INSERT INTO "headrace_notification" VALUES('01a3185c-5000-7a6d-8f5f-7b9bb9dafc80','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-7430-bb05-012a4308439a','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
+INSERT INTO "headrace_notification" VALUES('01a3185c-5000-7969-bef1-765e33304ccb','completed','webhook-d2ac754524e5b849a1bb4d65e2827103','evt_01a3185c-5000-7642-a346-665a27d79970','job.completed',1800000000000,'{"state":"completed","queue":"default","kind":"infer","model":"m","attempt":1,"tags":{"team":"blue"},"submitted_at_ms":1800000000000,"output_content_type":"text/csv","output_bytes":3}','waiting',0,0,1800000000000,0,NULL,'');
 CREATE TABLE headrace_output (
     location TEXT NOT NULL PRIMARY KEY,
     owner_key TEXT NOT NULL,
@@ -165,6 +165,7 @@ CREATE TABLE headrace_schedule (
     last_at_ms BIGINT,
     last_job_id TEXT NOT NULL DEFAULT '',
     last_error TEXT NOT NULL DEFAULT '',
+    missed INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (tenant, name)
 );
 CREATE TABLE headrace_schema (

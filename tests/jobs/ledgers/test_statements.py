@@ -30,7 +30,7 @@ FILTERS = (
     JobFilter(tags={"a": "1", "b": "2"}, states=frozenset({JobState.PENDING})),
 )
 LARGE_TABLES = "headrace_job|headrace_history|headrace_notification|headrace_tag|headrace_dependency"
-ALIASES = "job|tag|dependency|sleeper|found|last|other|n"
+ALIASES = "job|tag|dependency|sleeper|found|last|other|schedule|n"
 SCAN_SQLITE = re.compile(rf"SCAN (?:{LARGE_TABLES}|{ALIASES})\b(?! USING (?:COVERING )?INDEX)")
 SCAN_POSTGRES = re.compile(rf"Seq Scan on (?:{LARGE_TABLES})")
 

@@ -140,17 +140,27 @@ def test_unchanged_endpoint_is_not_recorded(world):
     assert [entry["details"] for entry in entries(world)] == [{"version": 1}]
 
 
+def test_unchanged_schedule_is_not_recorded(world):
+    for _ in range(2):
+        world.ann.put("/v1/schedules/s", json=SCHEDULE)
+    assert [entry["details"] for entry in entries(world)] == [{"tenant": "ann", "version": 1}]
+
+
 # Every changing route is recorded. A new one needs an entry here.
 
 NOT_RECORDED = {
     "submit": "the job itself has its client",
     "submit_batch": "the jobs themselves have their client",
+    "run_schedule": "the job itself has its client",
     "begin_upload": "an upload is part of a submission",
     "upload": "an upload is part of a submission",
     "receive_s3_events": "its jobs name their trigger",
     "create_session": "changes no job",
     "end_session": "changes no job",
 }
+
+
+SCHEDULE = {"cron": "0 2 * * *", "job": {"model": "m", "input": [1]}}
 
 
 def changes(job_id):
@@ -163,6 +173,10 @@ def changes(job_id):
         "delete_queue": ("DELETE", "/v1/queues/q", None, "queue.delete"),
         "set_endpoint": ("PUT", "/v1/endpoints/e", {"model": "m"}, "endpoint.set"),
         "delete_endpoint": ("DELETE", "/v1/endpoints/e", None, "endpoint.delete"),
+        "set_schedule": ("PUT", "/v1/schedules/s", SCHEDULE, "schedule.set"),
+        "pause_schedule": ("POST", "/v1/schedules/s/pause", None, "schedule.pause"),
+        "resume_schedule": ("POST", "/v1/schedules/s/resume", None, "schedule.resume"),
+        "delete_schedule": ("DELETE", "/v1/schedules/s", None, "schedule.delete"),
         "drain_worker": ("POST", "/v1/workers/w/drain", None, "worker.drain"),
         "undrain_worker": ("POST", "/v1/workers/w/undrain", None, "worker.undrain"),
         "redeliver": ("POST", "/v1/deliveries/dlv_0/redeliver", None, "delivery.redeliver"),

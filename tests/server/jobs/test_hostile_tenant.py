@@ -1,7 +1,7 @@
 """A tenant against another one: a case for each route of the API, and a new route without a case fails.
 
-The victim has a job of each kind of state, an upload, an endpoint and a queue. The hostile tenant has keys
-to submit and to read, and knows all names and ids.
+The victim has a job of each kind of state, an upload, an endpoint, a schedule and a queue. The hostile
+tenant has keys to submit and to read, and knows all names and ids.
 """
 
 from types import SimpleNamespace
@@ -53,6 +53,8 @@ def world():
         }
         job = owner.post("/v1/jobs", json=submission, headers={"idempotency-key": "k"}).json()
         outbox.add_receiver(WebhookTarget("hook", "https://owner.example/hook"))
+        schedule = {"cron": "0 2 * * *", "job": submission | {"key": "nightly"}}
+        assert owner.put("/v1/schedules/owners", json=schedule).status_code == 200
         delivery = outbox.put(Notification("evt_1", "job.completed", job["id"], 1), "hook")
         upload = owner.post("/v1/uploads").json()["id"]
         owner.put(f"/v1/uploads/{upload}", content=PAYLOAD)
@@ -228,6 +230,45 @@ def delete_endpoint(world):
     assert world.limited.delete("/v1/endpoints/of-owner").status_code == 403
 
 
+def list_schedules(world):
+    for query in ("", "?tenant=owner"):
+        assert world.hostile.get(f"/v1/schedules{query}").json() == {"schedules": []}
+
+
+def set_schedule(world):
+    """A schedule of the same name is another one, and its job has the limits of a submission."""
+    job = {"model": "m", "input": [1]}
+    own = world.hostile.put("/v1/schedules/owners", json={"cron": "0 3 * * *", "job": job})
+    assert (own.status_code, own.json()["tenant"]) == (200, "hostile")
+    assert world.hostile.delete("/v1/schedules/owners").status_code == 204
+    store = world.served.service.settings.store_uri
+    refused = ({"input_uri": f"{store}/inputs/{world.job['id']}"}, {"output_uri": "s3://of-owner/out"})
+    for fields in refused:
+        body = {
+            "cron": "0 3 * * *",
+            "job": {"model": "m", **({} if "input_uri" in fields else job), **fields},
+        }
+        assert world.hostile.put("/v1/schedules/stolen", json=body).status_code in (400, 403)
+    body = {"cron": "0 3 * * *", "job": job}
+    assert (
+        world.limited.put("/v1/schedules/direct", json={**body, "job": {**job, "model": "n"}}).status_code
+        == 403
+    )
+    assert world.owner.get("/v1/schedules/owners").json()["version"] == 1
+
+
+def refused_schedule(method, path):
+    def attempt(world):
+        for query in ("", "?tenant=owner"):
+            found = world.hostile.request(method, f"/v1/schedules/owners{path}{query}")
+            unknown = world.hostile.request(method, f"/v1/schedules/unknown{path}{query}")
+            assert (found.status_code, unknown.status_code) == (404, 404)
+            assert found.json()["error"].replace("owners", "unknown") == unknown.json()["error"]
+        assert world.owner.get("/v1/schedules/owners").json()["paused"] is False
+
+    return attempt
+
+
 def refused_worker(method, path):
     def attempt(world):
         for name in ("owners-worker", "unknown"):
@@ -351,6 +392,13 @@ CASES = {
     "endpoint_versions": endpoint_versions,
     "set_endpoint": set_endpoint,
     "delete_endpoint": delete_endpoint,
+    "list_schedules": list_schedules,
+    "get_schedule": refused_schedule("GET", ""),
+    "set_schedule": set_schedule,
+    "delete_schedule": refused_schedule("DELETE", ""),
+    "pause_schedule": refused_schedule("POST", "/pause"),
+    "resume_schedule": refused_schedule("POST", "/resume"),
+    "run_schedule": refused_schedule("POST", "/run"),
     "list_workers": refused_worker("GET", "/v1/workers"),
     "get_worker": refused_worker("GET", "/v1/workers/{}"),
     "drain_worker": refused_worker("POST", "/v1/workers/{}/drain"),

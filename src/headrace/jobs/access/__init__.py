@@ -279,6 +279,7 @@ class Access:
         rates = ((key.name, key.requests_per_s_max) for key in (keys or {}).values())
         self._requests = RequestLimiter({name: rate for name, rate in rates if rate is not None}, clock)
         self._anonymous = anonymous
+        self._by_name = {key.name: key for key in (keys or {}).values()} or {anonymous.name: anonymous}
         self.open = not keys
         """True if no key is required."""
 
@@ -305,6 +306,10 @@ class Access:
     def keys(self) -> tuple[ApiKey, ...]:
         """All keys, by name."""
         return tuple(sorted({key for _, key in self._keys.values()}, key=lambda key: key.name))
+
+    def named(self, name: str) -> ApiKey | None:
+        """Return the key of this name, or None. Without keys, only `anonymous` has a name."""
+        return self._by_name.get(name)
 
     def find(self, digest: bytes) -> ApiKey | None:
         """Return the key with this digest, or None."""

@@ -298,6 +298,38 @@ class Client:
         """Delete an endpoint; its jobs stay. Raise EndpointNotFoundError if there is none."""
         run(self._api.delete_endpoint(name))
 
+    def schedules(self, *, tenant: str | None = None) -> Sequence[dict[str, Any]]:
+        """Return the schedules that the key may see, without their jobs."""
+        return run(self._api.schedules(tenant=tenant))
+
+    def schedule(self, name: str, *, tenant: str | None = None) -> dict[str, Any]:
+        """Return a schedule with its next times. Raise ResourceNotFoundError."""
+        return run(self._api.schedule(name, tenant=tenant))
+
+    def set_schedule(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Create a schedule, or replace all its settings. Return it.
+
+        The settings are ``cron``, ``time_zone``, ``overlap`` and ``job``, a submission as a dict.
+        Settings that are left out have their defaults. Raise DataError for an invalid one.
+        """
+        return run(self._api.set_schedule(name, **settings))
+
+    def delete_schedule(self, name: str, *, tenant: str | None = None) -> None:
+        """Delete a schedule; its jobs stay. Raise ResourceNotFoundError if there is none."""
+        run(self._api.delete_schedule(name, tenant=tenant))
+
+    def pause_schedule(self, name: str, *, tenant: str | None = None) -> dict[str, Any]:
+        """Submit no jobs of a schedule until it is resumed. Return it. Raise ResourceNotFoundError."""
+        return run(self._api.pause_schedule(name, tenant=tenant))
+
+    def resume_schedule(self, name: str, *, tenant: str | None = None) -> dict[str, Any]:
+        """Submit jobs of a schedule again. Return it. Raise ResourceNotFoundError."""
+        return run(self._api.resume_schedule(name, tenant=tenant))
+
+    def run_schedule(self, name: str) -> Job:
+        """Submit the job of a schedule now, and return it. Raises as `submit` does."""
+        return run(self._api.run_schedule(name))
+
     def failures(self, *, limit: int = 100) -> Sequence[dict[str, Any]]:
         """Return the failed jobs in groups of equal failures, the largest group first."""
         return run(self._api.failures(limit=limit))

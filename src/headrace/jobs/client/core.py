@@ -6,6 +6,7 @@ end in the calling thread, over a transport that blocks instead of suspending (`
 
 import logging
 import random
+import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -24,6 +25,7 @@ from headrace.core.errors import (
     HeadraceError,
     JobNotFoundError,
     QueueClosedError,
+    ResourceNotFoundError,
 )
 from headrace.jobs.client.messages import (
     INLINE_BYTES_MAX,
@@ -441,6 +443,53 @@ class ApiOperations:
             if not tries:
                 raise
 
+    # Schedules
+
+    async def schedules(self, *, tenant: str | None = None) -> Sequence[dict[str, Any]]:
+        """Return the schedules that the key may see, without their jobs."""
+        call = ApiCall("GET", "/v1/schedules", _tenant_params(tenant))
+        return read_document(await self._request(call))["schedules"]
+
+    async def schedule(self, name: str, *, tenant: str | None = None) -> dict[str, Any]:
+        """Return a schedule with its next times. Raise ResourceNotFoundError."""
+        return read_document(await self._request(_schedule_call("GET", name, tenant=tenant)))
+
+    async def set_schedule(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Create a schedule, or replace all its settings. Return it. Raises as `Client.set_schedule`."""
+        call = replace(
+            _schedule_call("PUT", name),
+            headers={"content-type": "application/json"},
+            content=encode_settings(settings),
+        )
+        return read_document(await self._request(call))
+
+    async def delete_schedule(self, name: str, *, tenant: str | None = None) -> None:
+        """Delete a schedule; its jobs stay.
+
+        If a response was lost and the schedule does not exist then, the lost request deleted it.
+        """
+        tries: list[str] = []
+        try:
+            await self._request(_schedule_call("DELETE", name, tenant=tenant), tries=tries)
+        except ResourceNotFoundError:
+            if not tries:
+                raise
+
+    async def pause_schedule(self, name: str, *, tenant: str | None = None) -> dict[str, Any]:
+        """Submit no jobs of a schedule until it is resumed. Return it. Raise ResourceNotFoundError."""
+        return read_document(await self._request(_schedule_call("POST", name, "/pause", tenant=tenant)))
+
+    async def resume_schedule(self, name: str, *, tenant: str | None = None) -> dict[str, Any]:
+        """Submit jobs of a schedule again. Return it. Raise ResourceNotFoundError."""
+        return read_document(await self._request(_schedule_call("POST", name, "/resume", tenant=tenant)))
+
+    async def run_schedule(self, name: str) -> Job:
+        """Submit the job of a schedule now, and return it. Raises as `submit` does."""
+        headers = {"idempotency-key": secrets.token_hex(16)}
+        return read_job_response(
+            await self._request(replace(_schedule_call("POST", name, "/run"), headers=headers))
+        )
+
     # Failures and notifications
 
     async def failures(self, *, limit: int = 100) -> Sequence[dict[str, Any]]:
@@ -579,6 +628,14 @@ def _worker_call(method: str, name: str, what: str = "") -> ApiCall:
 
 def _endpoint_call(method: str, name: str, what: str = "") -> ApiCall:
     return _named_call(method, "endpoints", name, what)
+
+
+def _schedule_call(method: str, name: str, what: str = "", *, tenant: str | None = None) -> ApiCall:
+    return replace(_named_call(method, "schedules", name, what), params=_tenant_params(tenant))
+
+
+def _tenant_params(tenant: str | None) -> tuple[tuple[str, str], ...]:
+    return () if tenant is None else (("tenant", tenant),)
 
 
 def _named_call(method: str, kind: str, name: str, what: str = "") -> ApiCall:

@@ -55,6 +55,7 @@ from headrace.jobs.ledgers.database import (
 from headrace.jobs.ledgers.endpoint_operations import EndpointOperations
 from headrace.jobs.ledgers.job_actions import ActionOperations
 from headrace.jobs.ledgers.outbox import NotificationRows, SqlOutbox
+from headrace.jobs.ledgers.schedule_operations import ScheduleOperations
 from headrace.jobs.ledgers.work import WorkOperations
 from headrace.jobs.ledgers.worker_operations import WorkerOperations
 
@@ -78,6 +79,7 @@ class SqlJobLedger(
     AuditOperations,
     WorkOperations,
     EndpointOperations,
+    ScheduleOperations,
     WorkerOperations,
     ABC,
 ):

@@ -44,6 +44,7 @@ from headrace.server.jobs.endpoint_routes import EndpointHandlers
 from headrace.server.jobs.failure_routes import FailureHandlers
 from headrace.server.jobs.job_routes import JobHandlers, QueueHandlers
 from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
+from headrace.server.jobs.schedule_routes import ScheduleHandlers
 from headrace.server.jobs.worker_routes import WorkerHandlers
 from headrace.server.observation import Observer
 from headrace.server.openapi import documentation_routes
@@ -90,6 +91,7 @@ def job_routes(
         BulkHandlers(api),
         QueueHandlers(api),
         EndpointHandlers(api),
+        ScheduleHandlers(api),
         FailureHandlers(api),
         WorkerHandlers(api),
         OtherHandlers(api, submitter),

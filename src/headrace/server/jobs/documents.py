@@ -335,6 +335,62 @@ class EndpointQuery(Struct, kw_only=True):
     ) = None
 
 
+class ScheduleSettingsDocument(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a schedule."""
+
+    cron: Annotated[str, Meta(max_length=200)]
+    """Five fields: minute, hour, day of the month, month, day of the week."""
+    time_zone: Annotated[str, Meta(max_length=100)] = "UTC"
+    """The name of a time zone in the IANA database, such as Europe/Berlin."""
+    overlap: Literal["allow", "skip"] = "allow"
+    """With `skip` no job is submitted while the last one of the schedule has not ended."""
+    job: dict[str, Any]
+    """The body of `POST /v1/jobs`, without `upload`. `{time:%Y-%m-%d}` in `input_uri`, `output_uri`, `key`,
+    `options` and `tags` is replaced by the time of the run, in the schedule's time zone.
+    """
+
+
+class ScheduleDocument(Struct, kw_only=True):
+    """A schedule and its last run."""
+
+    tenant: str
+    name: str
+    settings: dict[str, Any]
+    """The settings as they are sent. A list leaves out `job`; `notify` of the job is left out for keys
+    without `submit` and `operate`.
+    """
+    version: int
+    changed_at_ms: Milliseconds
+    changed_by: str
+    """The name of the API key that wrote the settings. Jobs are submitted with its rights."""
+    paused: bool
+    next_at_ms: Milliseconds | None
+    """The next time to submit a job; null while the schedule is paused."""
+    next_times: list[str]
+    """The next five times in the schedule's time zone (ISO 8601). A list has only the first."""
+    last_at_ms: Milliseconds | None
+    """The time of the last run, whether or not it made a job."""
+    last_job_id: str
+    last_error: str
+    """The reason why the last run made no job; empty if it made one."""
+    missed: int
+    """Earlier times without a run that the last run stands for: 100 are 100 or more."""
+
+
+class SchedulesDocument(Struct, kw_only=True):
+    """Schedules by tenant and name."""
+
+    schedules: list[ScheduleDocument]
+
+
+class ScheduleQuery(Struct, kw_only=True):
+    """The query of schedules."""
+
+    tenant: (
+        Annotated[str, Meta(max_length=256, description="Tenant; for keys with `operate`, any.")] | None
+    ) = None
+
+
 class QueueDocument(Struct, kw_only=True):
     """A queue and its numbers of jobs: due (`queued`), due later, blocked, running."""
 

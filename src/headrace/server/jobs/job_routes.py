@@ -73,14 +73,15 @@ _SUBMISSION: Final = (
     "The query then has the other fields of the submission (`tag=NAME=VALUE` for each tag, `options` "
     "and `notify` as JSON)."
 )
+IDEMPOTENCY_KEY: Final[Json] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Repeated submissions with the same key and content make one job.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+}
 _SUBMISSION_PARAMETERS: Final[tuple[Json, ...]] = (
-    {
-        "name": "Idempotency-Key",
-        "in": "header",
-        "required": False,
-        "description": "Repeated submissions with the same key and content make one job.",
-        "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
-    },
+    IDEMPOTENCY_KEY,
     {
         "name": "model",
         "in": "query",

@@ -10,6 +10,7 @@ from headrace.jobs.actions import JobAction
 from headrace.jobs.audit import AuditEntry
 from headrace.jobs.job import Failed, Job, JobProgress, NewJob, Released, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, JobLedger, QueueSettings
+from headrace.jobs.schedules import JobSchedule, ScheduleSettings
 from headrace.jobs.state import JobState
 from headrace.jobs.worker_registry import WorkerInfo
 from headrace.testing.expect import equal, true
@@ -26,6 +27,7 @@ from headrace.testing.job_checks.bench import (
 from headrace.testing.service import check_service
 
 _LONG_WAIT_S = 120.0
+_HOURLY = ScheduleSettings("0 * * * *", {"model": "m"})
 
 
 def check_clock(bench: LedgerBench) -> None:
@@ -253,6 +255,13 @@ def _operations(ledger: JobLedger, job_id: str) -> dict[str, Callable[[], object
         "endpoint_versions": lambda: ledger.endpoint_versions("e"),
         "set_endpoint": lambda: ledger.set_endpoint("e", EndpointSettings("m")),
         "delete_endpoint": lambda: ledger.delete_endpoint("e"),
+        "schedules": ledger.schedules,
+        "schedule": lambda: ledger.schedule("t", "s"),
+        "set_schedule": lambda: ledger.set_schedule("t", "s", _HOURLY),
+        "set_schedule_paused": lambda: ledger.set_schedule_paused("t", "s", paused=True),
+        "delete_schedule": lambda: ledger.delete_schedule("t", "s"),
+        "claim_schedules": lambda: ledger.claim_schedules(1, LEASE_MS),
+        "record_run": lambda: ledger.record_run(JobSchedule("t", "s", _HOURLY, next_at_ms=1)),
         "use_bytes": lambda: ledger.use_bytes("web", 1, limit=1),
         "return_bytes": lambda: ledger.return_bytes("web", 1, day=1),
         "register_worker": lambda: ledger.register_worker(WorkerInfo("w")),

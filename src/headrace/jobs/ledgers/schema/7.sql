@@ -17,7 +17,7 @@ CREATE INDEX headrace_job_blocked_deadline ON headrace_job (deadline_at_ms)
 -- True for a job that a blocked job comes after. The ends of all others need not look for blocked jobs.
 ALTER TABLE headrace_job ADD COLUMN has_dependents BOOLEAN NOT NULL DEFAULT FALSE;
 -- Schedules submit jobs at the times of a cron expression. `next_at_ms` is the next such time, NULL while
--- the schedule is paused.
+-- the schedule is paused. `missed` is the number of earlier times that the last run stands for.
 CREATE TABLE headrace_schedule (
     tenant TEXT COLLATE "C" NOT NULL,
     name TEXT COLLATE "C" NOT NULL,
@@ -30,6 +30,7 @@ CREATE TABLE headrace_schedule (
     last_at_ms BIGINT,
     last_job_id TEXT COLLATE "C" NOT NULL DEFAULT '',
     last_error TEXT COLLATE "C" NOT NULL DEFAULT '',
+    missed INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (tenant, name)
 );
 CREATE INDEX headrace_schedule_due ON headrace_schedule (next_at_ms) WHERE next_at_ms IS NOT NULL;

@@ -1,0 +1,1 @@
+DELETE FROM headrace_schedule WHERE tenant = :tenant AND name = :name RETURNING name

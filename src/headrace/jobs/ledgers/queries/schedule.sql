@@ -1,0 +1,5 @@
+SELECT
+    tenant, name, settings, version, changed_at_ms, changed_by, next_at_ms, last_at_ms, last_job_id,
+    last_error, missed
+FROM headrace_schedule
+WHERE tenant = :tenant AND name = :name
