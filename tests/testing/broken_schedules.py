@@ -17,12 +17,14 @@ class SchedulesKeepTheirTimes(MemoryJobLedger):
     def set_schedule(self, tenant, name, settings, *, by=""):
         found = self._table.schedules.get((tenant, name))
         changed = super().set_schedule(tenant, name, settings, by=by)
-        return self._put(replace(changed, next_at_ms=found.next_at_ms)) if found else changed
+        return self._put_schedule(replace(changed, next_at_ms=found.next_at_ms)) if found else changed
 
 
 class EveryScheduleVersion(MemoryJobLedger):
     def set_schedule(self, tenant, name, settings, *, by=""):
-        return self._put(replace(super().set_schedule(tenant, name, settings, by=by), version=self.now_ms()))
+        return self._put_schedule(
+            replace(super().set_schedule(tenant, name, settings, by=by), version=self.now_ms())
+        )
 
 
 class StoresInvalidSchedules(MemoryJobLedger):
@@ -30,7 +32,7 @@ class StoresInvalidSchedules(MemoryJobLedger):
         try:
             return super().set_schedule(tenant, name, settings, by=by)
         except DataError:
-            self._put(JobSchedule(tenant, name, settings))
+            self._put_schedule(JobSchedule(tenant, name, settings))
             raise
 
 
@@ -53,7 +55,11 @@ class RunsTimesOfPauses(MemoryJobLedger):
     def set_schedule_paused(self, tenant, name, *, paused):
         before = self.schedule(tenant, name)
         changed = super().set_schedule_paused(tenant, name, paused=paused)
-        return changed if before.paused == paused or paused else self._put(replace(changed, next_at_ms=1))
+        return (
+            changed
+            if before.paused == paused or paused
+            else self._put_schedule(replace(changed, next_at_ms=1))
+        )
 
 
 class ClaimsSchedulesAgain(MemoryJobLedger):
@@ -107,14 +113,14 @@ class RunsOfAnyVersion(MemoryJobLedger):
 class RunsResumeSchedules(MemoryJobLedger):
     def record_run(self, claimed, *, job_id="", error=""):
         found = self.schedule(claimed.tenant, claimed.name)
-        self._put(replace(found, next_at_ms=claimed.next_at_ms))
+        self._put_schedule(replace(found, next_at_ms=claimed.next_at_ms))
         return super().record_run(claimed, job_id=job_id, error=error)
 
 
 class ChangesKeepClaims(MemoryJobLedger):
-    def _put(self, schedule):
+    def _put_schedule(self, schedule):
         until = dict(self._table.claimed_until_ms)
-        stored = super()._put(schedule)
+        stored = super()._put_schedule(schedule)
         if schedule.last_at_ms is None or schedule.next_at_ms is None:
             self._table.claimed_until_ms = until
         return stored

@@ -53,7 +53,7 @@ class MemorySchedules(MemoryJobs, ABC):
                     changed_by=by,
                     next_at_ms=None if found.paused else next_at_ms,
                 )
-            return self._put(changed)
+            return self._put_schedule(changed)
 
     @override
     def set_schedule_paused(self, tenant: str, name: str, *, paused: bool) -> JobSchedule:
@@ -62,7 +62,7 @@ class MemorySchedules(MemoryJobs, ABC):
             if found.paused == paused:
                 return found
             next_at_ms = None if paused else next_time_ms(found.settings, self.now_ms())
-            return self._put(replace(found, next_at_ms=next_at_ms))
+            return self._put_schedule(replace(found, next_at_ms=next_at_ms))
 
     @override
     def delete_schedule(self, tenant: str, name: str) -> bool:
@@ -110,12 +110,14 @@ class MemorySchedules(MemoryJobs, ABC):
                 last_error=error,
             )
             if is_claimed:
-                self._put(replace(recorded, next_at_ms=time_after_run_ms(found.settings, claimed.next_at_ms)))
+                self._put_schedule(
+                    replace(recorded, next_at_ms=time_after_run_ms(found.settings, claimed.next_at_ms))
+                )
             else:
                 table.schedules[found.tenant, found.name] = recorded
             return True
 
-    def _put(self, schedule: JobSchedule) -> JobSchedule:
+    def _put_schedule(self, schedule: JobSchedule) -> JobSchedule:
         """Store a schedule whose next time has changed, which ends its claim."""
         self._table.claimed_until_ms.pop((schedule.tenant, schedule.name), None)
         self._table.schedules[schedule.tenant, schedule.name] = schedule
