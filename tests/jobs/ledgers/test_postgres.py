@@ -10,6 +10,7 @@ import pytest
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.job import Completed, Failed, JobFailure, JobProgress, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, QueueSettings
+from headrace.jobs.ledgers import postgres as postgres_ledger
 from headrace.jobs.ledgers.postgres import PostgresJobLedger, TimedConnection, _payload
 from headrace.jobs.state import Cause
 from headrace.testing import ManualWallClock, check_service
@@ -236,6 +237,25 @@ def test_waiter_is_woken_for_its_queues_only(ledger):
     wakeup.close()
     watch.close()
     assert not wakeup.wait(5)
+
+
+def test_scarce_connections_are_left_to_transactions(postgres_url, monkeypatch, caplog):
+    monkeypatch.setattr(postgres_ledger, "CONNECTIONS_PERCENT_MAX", 0)
+    ledger = PostgresJobLedger(postgres_url)
+    connect, connected = ledger._connect_for_notices, []
+    monkeypatch.setattr(ledger._channel, "_connect", lambda: connected.append(1) or connect())
+    ledger.start()
+    wakeup = ledger.wakeup(["default"])
+    for _ in range(20):
+        ledger.submit([NewJob()])
+        assert wakeup.wait(10), "commits of the own process wake it"
+    assert reached(lambda: ledger._channel._crowded)
+    ledger.submit([NewJob()])
+    assert len(connected) == 1
+    assert not ledger._channel.is_listening
+    assert caplog.text.count("of the database's connections are used") == 1
+    wakeup.close()
+    ledger.stop()
 
 
 WORKERS = 50

@@ -229,8 +229,9 @@ class CommitChannel:
         self._connection: psycopg.Connection[Any] | None = None
         self.is_listening = False
         """True while the notices of other processes are received."""
-        self._retry_s: float | None = None
-        """Seconds until the next try to connect; None if nobody needs the connection."""
+        self._crowded = False
+        self._next_try_s = float("-inf")
+        """The time of the monotonic clock before which the thread does not connect again."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -267,7 +268,7 @@ class CommitChannel:
         """Make the thread look for notices and new waiters."""
         with self._lock:
             if self._wake_writer is not None:
-                with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread will look
+                with contextlib.suppress(OSError):  # the pipe is full: the thread will look
                     self._wake_writer.send(b"!")
 
     def _run(self, wake_reader: socket.socket) -> None:
@@ -278,31 +279,37 @@ class CommitChannel:
         while True:
             stopping = self._stopping
             try:
-                self._open()
-                self._send(self._pending())
-                self._receive()
+                if self._connection is None and self._is_wanted and time.monotonic() >= self._next_try_s:
+                    self._open()
+                if self._connection is not None:
+                    self._send(self._connection)
+                    self._receive(self._connection)
             except psycopg.Error:
                 self._close(RECONNECT_S)
             if stopping:
                 break
             self._wait(wake_reader)
-        self._close(None)
+        self._close(0.0)
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._notifier.has_waiters or bool(self._queues) or self._changed
 
     def _open(self) -> None:
-        """Connect if there are notices or waiters, and connections are left."""
-        wanted = self._notifier.has_waiters or self._queues or self._changed
-        if self._connection is not None or not wanted:
-            return
+        """Connect and listen, unless too few connections are left."""
         self._connection = connection = self._connect()
         connection.add_notify_handler(self._on_notification)
-        if connection.execute(_CROWDED, (CONNECTIONS_PERCENT_MAX,)).fetchone() == (True,):
-            _log.warning(
-                "more than %d %% of the database's connections are used: this process does without "
-                "notifications of other processes for %d s, and polls",
-                CONNECTIONS_PERCENT_MAX,
-                CROWDED_S,
-            )
+        was_crowded = self._crowded
+        self._crowded = connection.execute(_CROWDED, (CONNECTIONS_PERCENT_MAX,)).fetchone() == (True,)
+        if self._crowded:
+            if not was_crowded:
+                _log.warning(
+                    "more than %d %% of the database's connections are used: this process does without "
+                    "notices of other processes, and polls",
+                    CONNECTIONS_PERCENT_MAX,
+                )
             self._close(CROWDED_S)
+            self._pending()  # nobody can be told
             return
         for channel in _LISTEN:
             connection.execute(channel)
@@ -310,15 +317,15 @@ class CommitChannel:
         # Notices may have been missed until now.
         self._notifier.wake_all()
 
-    def _close(self, retry_s: float | None) -> None:
+    def _close(self, retry_s: float) -> None:
         connection, self._connection = self._connection, None
         self.is_listening = False
-        self._retry_s = retry_s
+        self._next_try_s = time.monotonic() + retry_s
         if connection is not None:
             connection.close()
 
     def _pending(self) -> list[tuple[str, str]]:
-        """Return the channels and payloads of the pending notices."""
+        """Return the channels and payloads of the pending notices, which are none afterwards."""
         with self._lock:
             messages = [(_WORK, _payload(self._queues))] if self._queues else []
             if self._changed:
@@ -326,17 +333,15 @@ class CommitChannel:
             self._queues, self._changed = set(), False
         return messages
 
-    def _send(self, messages: Sequence[tuple[str, str]]) -> None:
-        if self._connection is not None:
-            for channel, payload in messages:
-                self._connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
+    def _send(self, connection: "psycopg.Connection[Any]") -> None:
+        for channel, payload in self._pending():
+            connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
 
-    def _receive(self) -> None:
-        if self._connection is not None:
-            pgconn = self._connection.pgconn
-            pgconn.consume_input()
-            while (notification := pgconn.notifies()) is not None:
-                self._deliver(notification.relname.decode(), notification.extra.decode())
+    def _receive(self, connection: "psycopg.Connection[Any]") -> None:
+        pgconn = connection.pgconn
+        pgconn.consume_input()
+        while (notification := pgconn.notifies()) is not None:
+            self._deliver(notification.relname.decode(), notification.extra.decode())
 
     def _on_notification(self, notification: "psycopg.Notify") -> None:
         """Deliver a notification that arrived with the response to a statement."""
@@ -354,10 +359,11 @@ class CommitChannel:
         """Wait for a notification, a notice, a waiter or the next try to connect."""
         poll = select.poll()  # select does not support file numbers above 1024
         poll.register(wake_reader, select.POLLIN)
-        timeout_s = self._retry_s
+        timeout_s: float | None = None
         if self._connection is not None:
             poll.register(self._connection.fileno(), select.POLLIN)
-            timeout_s = None
+        elif self._is_wanted:
+            timeout_s = max(0.0, self._next_try_s - time.monotonic())
         poll.poll(None if timeout_s is None else timeout_s * 1000)
         with contextlib.suppress(BlockingIOError):
             wake_reader.recv(4096)
