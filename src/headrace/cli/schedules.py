@@ -41,7 +41,7 @@ Examples:
     headrace schedules set nightly-2 --file nightly.json
 """
 _COLUMNS = ("schedule", "cron", "time zone", "next", "last job", "last error")
-_NOT_SCHEDULED = ("payload", "wait", "output", "idempotency_key")
+_NOT_SCHEDULED = ("payload", "wait", "output", "idempotency_key", "batch", "all_or_nothing", "after")
 _JOB_PARAMETERS = [each for each in submit_command.params if each.name not in _NOT_SCHEDULED]
 """The parameters of `headrace submit` that describe a job, and those of the server."""
 _TENANT = click.option("--tenant", help="Tenant of the schedule, for operators.  [default: that of the key]")

@@ -213,7 +213,7 @@ def job_fields(params: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {name: params[name] for name in _FIELDS if params.get(name) is not None}
     if params["options"]:
         options["options"] = key_values(params["options"], "--option")
-    if params["after"]:
+    if params.get("after"):
         options["after"] = list(params["after"])
     if params["tags"]:
         options["tags"] = name_value_pairs(params["tags"], "--tag")
