@@ -127,8 +127,9 @@ def test_debugger_opens_where_the_model_failed(served, tmp_path, monkeypatch, pa
     assert (frame.f_code.co_name, frame.f_locals["x"].max()) == ("predict", 5.0 if payload != "rows" else 6.0)
     assert "ValueError: too large" in done.err
     frames.clear()
-    assert run_command(served, "jobs", "rerun", job.id, "--local").code == 1
-    assert frames == []
+    plain = run_command(served, "jobs", "rerun", job.id, "--local")
+    assert (plain.code, frames) == (1, [])
+    assert "Traceback (most recent call last):" in plain.err
 
 
 def test_model_must_be_found(served, tmp_path):

@@ -15,7 +15,7 @@ from headrace.cli.job_display import print_job_json
 from headrace.cli.logs import configure_logs
 from headrace.cli.options import MODEL_OPTIONS_OPTION, model_options
 from headrace.cli.submit import wait_for_result
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, PredictError
 from headrace.jobs.job import Job
 
 _COPIED: Final = (
@@ -140,13 +140,15 @@ def _run_here(client: Any, job: Job, folder: Path, params: dict[str, Any]) -> in
         path = folder / "payload"
         client.save_input(job.id, path)
         spec = replace(spec, input_uri=str(path))
-    result = rerun_here(
-        replace(job, spec=spec),
-        model,
-        folder,
-        model_options=model_options(params),
-        on_error=_debug if params["debug"] else None,
-    )
+    on_error = _debug if params["debug"] else None
+    try:
+        result = rerun_here(
+            replace(job, spec=spec), model, folder, model_options=model_options(params), on_error=on_error
+        )
+    except PredictError as error:
+        if error.traceback is not None:
+            click.echo(error.traceback.text, err=True)
+        raise
     if params["output"] is None:
         with result.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
