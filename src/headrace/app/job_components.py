@@ -138,14 +138,14 @@ def open_job_components(
     hold_off_s: float,
     retention: Retention | None = None,
     deliver: bool = True,
-    pool_size: int | None = None,
+    connections_max: int | None = None,
     tracer: JobTracer | None = None,
 ) -> JobComponents:
     """Build the components without connecting. Raise ConfigError for invalid settings.
 
     With `deliver`, this process sends the notifications of jobs. Set it only in a process that has
     the configuration file: without the mail server and the allowed networks, a deliverer would
-    refuse such notifications permanently. `pool_size` is as for `open_ledger`.
+    refuse such notifications permanently. `connections_max` is as for `open_ledger`.
     """
     locations.make_folders()
     encryption_key = _load_encryption_key(locations)
@@ -161,7 +161,7 @@ def open_job_components(
         except ConfigError as error:
             raise ConfigError(f"endpoints.{name}: {error}") from error
     used = replace(used, endpoints=endpoints)
-    ledger = open_ledger(locations.ledger_url, pool_size=pool_size)
+    ledger = open_ledger(locations.ledger_url, connections_max=connections_max)
     client = OutboundClient(used.outbound)
     stores, paths = JobStores(client), JobPaths(locations.store_uri)
     publication = Publication(ledger, stores, hide=paths.store_uri, tracer=tracer)

@@ -201,8 +201,8 @@ def open_worker(
         retention=retention,
         # Without the key, webhooks would be tried in vain.
         deliver=file is not None and locations.key_file is not None,
-        # The loop of a worker runs one transaction after the other.
-        pool_size=1,
+        # The transactions of a worker are short, and many workers share one database.
+        connections_max=1,
         tracer=tracing.jobs,
     )
     worker = join_worker(components, repository, worker_settings)

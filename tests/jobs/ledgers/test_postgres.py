@@ -267,7 +267,7 @@ def test_50_workers_share_the_default_connections(postgres, postgres_url):
         assert connection.execute("SHOW max_connections").fetchone() == ("100",)
     api = PostgresJobLedger(postgres_url)
     api.start()
-    ledgers = [PostgresJobLedger(postgres_url, pool_size=1) for _ in range(WORKERS)]
+    ledgers = [PostgresJobLedger(postgres_url, connections_max=1) for _ in range(WORKERS)]
     done, errors, over = [], [], threading.Event()
     ready = threading.Barrier(WORKERS + 1)
 

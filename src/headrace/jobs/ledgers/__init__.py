@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 _POSTGRES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 
 
-def open_ledger(url: str, *, pool_size: int | None = None) -> "SqlJobLedger":
+def open_ledger(url: str, *, connections_max: int | None = None) -> "SqlJobLedger":
     """Return the ledger at `url`, not started.
 
-    `pool_size` is the number of connections that a ledger in PostgreSQL keeps open, None the default.
+    `connections_max` limits the connections of a ledger in PostgreSQL for transactions; None is its default.
 
     The URL is ``sqlite:///jobs.db`` (``sqlite:////var/jobs.db`` for an absolute path), a plain
     path, or ``postgresql://user:password@host/database``, with libpq's options after ``?``.
@@ -29,7 +29,7 @@ def open_ledger(url: str, *, pool_size: int | None = None) -> "SqlJobLedger":
     if not separator:
         return _sqlite(url, url)
     if scheme in _POSTGRES:
-        return _postgres(url, pool_size)
+        return _postgres(url, connections_max)
     if scheme == "sqlite":
         if not rest.startswith("/"):
             raise ConfigError(f"{url}: an SQLite ledger needs a path, as in sqlite:///jobs.db")
@@ -48,11 +48,15 @@ def _sqlite(url: str, path: str) -> "SqlJobLedger":
     return SqliteJobLedger(path)
 
 
-def _postgres(url: str, pool_size: int | None) -> "SqlJobLedger":
+def _postgres(url: str, connections_max: int | None) -> "SqlJobLedger":
     if not urlsplit(url).path.strip("/"):
         raise ConfigError(
             "a job ledger in PostgreSQL needs a database's name, as in postgresql://host/database"
         )
     from headrace.jobs.ledgers.postgres import PostgresJobLedger  # noqa: PLC0415 - imported on demand
 
-    return PostgresJobLedger(url) if pool_size is None else PostgresJobLedger(url, pool_size=pool_size)
+    return (
+        PostgresJobLedger(url)
+        if connections_max is None
+        else PostgresJobLedger(url, connections_max=connections_max)
+    )

@@ -28,8 +28,8 @@ _log = logging.getLogger("headrace.jobs")
 
 POOL_SIZE: Final = 8
 """The number of connections that a process keeps open for its transactions."""
-POOL_OVERFLOW: Final = 8
-"""The number of further connections that it opens for a transaction while others run."""
+CONNECTIONS_MAX: Final = 16
+"""The number of connections that it opens for transactions which run at the same time."""
 POOL_WAIT_S: Final = 15.0
 CONNECT_S: Final = 5
 STATEMENT_S: Final = 30
@@ -94,14 +94,15 @@ class PostgresJobLedger(SqlJobLedger):
 
     Args:
         url: A libpq URL, ``postgresql://user:password@host:port/database?sslmode=require``.
-        pool_size: The number of connections that stay open for transactions. One more is for notices.
+        connections_max: The limit of connections for transactions, of which `POOL_SIZE` stay open. One
+            more is for notices.
     """
 
     _advice = "is the server running, and may this user create tables?"
 
-    def __init__(self, url: str, *, pool_size: int = POOL_SIZE) -> None:
+    def __init__(self, url: str, *, connections_max: int = CONNECTIONS_MAX) -> None:
         self._url = _parse(url)
-        self._pool_size = pool_size
+        self._connections_max = connections_max
         self._notifier = QueueNotifier()
         self._channel = CommitChannel(self._connect_for_notices, self._notifier)
         where = self._url.set(query={}).render_as_string(hide_password=True)
@@ -144,8 +145,8 @@ class PostgresJobLedger(SqlJobLedger):
             self._url,
             creator=self._connect,
             isolation_level="READ COMMITTED",
-            pool_size=self._pool_size,
-            max_overflow=POOL_OVERFLOW,
+            pool_size=min(POOL_SIZE, self._connections_max),
+            max_overflow=max(0, self._connections_max - POOL_SIZE),
             pool_timeout=POOL_WAIT_S,
             pool_use_lifo=True,
         )
