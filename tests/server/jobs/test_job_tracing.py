@@ -250,6 +250,17 @@ def test_submission_without_a_parent_begins_a_trace(world):
     assert send.parent.span_id == server.context.span_id
 
 
+def test_jobs_of_a_batch_are_children_of_their_request(world):
+    jobs = [{"model": "m", "input": {"x": [[1.0]]}}] * 2
+    with world.served.client() as http:
+        response = http.post("/v1/jobs/batch", json={"jobs": jobs}, headers={"traceparent": SAMPLED})
+    assert response.status_code == 200, response.text
+    world.ended.wait()
+    (request,) = world.spans("POST /v1/jobs/batch")
+    sent = world.spans("send default")
+    assert [span.parent.span_id for span in sent] == [request.context.span_id] * 2
+
+
 def test_job_of_a_sagemaker_client_continues_its_trace(world):
     with world.served.client() as http:
         headers = {

@@ -327,8 +327,8 @@ def _read(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> Submissi
 
 
 def _read_batch(exchange: Exchange, body: bytes, limits: SubmissionLimits) -> SubmissionBatch:
-    trace = exchange.header(b"traceparent") or ""
-    return read_batch(body, limits, trace=trace, model_optional=exchange.client.endpoints is not None)
+    model_optional = exchange.client.endpoints is not None
+    return read_batch(body, limits, trace=exchange.traceparent, model_optional=model_optional)
 
 
 async def _event_stream(api: Api, job: Job, last_tag: str) -> AsyncGenerator[bytes, None]:
