@@ -43,6 +43,14 @@ def print_job_json(job: Job) -> None:
     click.echo(orjson.dumps(job_document(job)))
 
 
+def print_submitted(job: Job, *, json_lines: bool) -> None:
+    """Print the id of a submitted job, or with `json_lines` the job."""
+    if json_lines:
+        print_job_json(job)
+    else:
+        click.echo(job.id)
+
+
 def print_jobs(jobs: Iterable[Job]) -> int:
     """Print a table of jobs and return their number."""
     listed = list(jobs)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from headrace.cli.commands import JOB_SERVER_OPTIONS, complete_files, examples, run_job_command
-from headrace.cli.job_display import print_job_json
+from headrace.cli.job_display import print_submitted
 from headrace.cli.logs import configure_logs
 from headrace.cli.options import MODEL_OPTIONS_OPTION, model_options
 from headrace.cli.submit import wait_for_result
@@ -112,19 +112,12 @@ def _submit(client: Any, job: Job, folder: Path, params: dict[str, Any]) -> int:
         options["endpoint"] = spec.endpoint
     else:
         options |= {"kind": spec.kind, "queue": spec.queue}
-    if not spec.input_uri:
-        path = folder / "payload"
-        client.save_input(job.id, path)
-        payload: dict[str, Any] = {"input": path}
-    else:
-        payload = {"input_uri": spec.input_uri}
+    path = _save_payload(client, job, folder)
+    payload: dict[str, Any] = {"input_uri": spec.input_uri} if path is None else {"input": path}
     again = client.submit("" if spec.endpoint else spec.model, **payload, **options)
     if params["wait"]:
         return wait_for_result(client, again, params)
-    if params["json_lines"]:
-        print_job_json(again)
-    else:
-        click.echo(again.id)
+    print_submitted(again, json_lines=params["json_lines"])
     return 0
 
 
@@ -135,10 +128,8 @@ def _run_here(client: Any, job: Job, folder: Path, params: dict[str, Any]) -> in
     configure_logs("text")
     model = params["model"] or _find_model(job.spec.model.partition("@")[0])
     spec = replace(job.spec, output_uri=_output_uri(job, params), key="")
-    # The API does not show addresses in its own store.
-    if not job.spec.input_uri:
-        path = folder / "payload"
-        client.save_input(job.id, path)
+    path = _save_payload(client, job, folder)
+    if path is not None:
         spec = replace(spec, input_uri=str(path))
     on_error = _debug if params["debug"] else None
     try:
@@ -155,6 +146,16 @@ def _run_here(client: Any, job: Job, folder: Path, params: dict[str, Any]) -> in
     else:
         shutil.copyfile(result, params["output"])
     return 0
+
+
+def _save_payload(client: Any, job: Job, folder: Path) -> Path | None:
+    """Save the payload that is stored for a job. Return None for a job that reads an object of its client."""
+    # The API does not show addresses in its own store.
+    if job.spec.input_uri:
+        return None
+    path = folder / "payload"
+    client.save_input(job.id, path)
+    return path
 
 
 def _find_model(name: str) -> str:

@@ -16,7 +16,7 @@ from headrace.cli.commands import (
     read_settings_file,
     run_job_command,
 )
-from headrace.cli.job_display import print_job_json
+from headrace.cli.job_display import print_submitted
 from headrace.cli.responses import plain_table, print_documents, printable
 from headrace.cli.submit import job_fields, submit_command
 
@@ -169,11 +169,7 @@ def run_command(schedule: str, **params: Any) -> None:
     """Submit the job of SCHEDULE now, and print its id. The schedule keeps its next time."""
 
     def call(client: Any) -> None:
-        job = client.run_schedule(schedule)
-        if params["json_lines"]:
-            print_job_json(job)
-        else:
-            click.echo(job.id)
+        print_submitted(client.run_schedule(schedule), json_lines=params["json_lines"])
 
     run_job_command(params, call)
 

@@ -12,7 +12,7 @@ from headrace.cli.job_display import (
     exit_status,
     fetch_result,
     follow,
-    print_job_json,
+    print_submitted,
 )
 from headrace.cli.options import key_values, name_value_pairs
 from headrace.cli.submit_batch import submit_batch
@@ -158,10 +158,7 @@ def submit_command(**params: Any) -> None:
             click.echo(f"{click.style('warning:', fg='yellow', bold=True)} {one_line(warning)}", err=True)
         if params["wait"]:
             return wait_for_result(client, job, params)
-        if params["json_lines"]:
-            print_job_json(job)
-        else:
-            click.echo(job.id)
+        print_submitted(job, json_lines=params["json_lines"])
         return 0
 
     run_job_command(params, call)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import orjson
 
-from headrace.cli.job_display import print_job_json
+from headrace.cli.job_display import print_submitted
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.jobs.job import Job
 from headrace.reports.report import one_line
@@ -22,20 +22,18 @@ def submit_batch(client: Any, path: Path, defaults: Mapping[str, Any], *, params
     numbers: list[int] = []
     jobs: list[dict[str, Any]] = []
     for number, fields in _read_lines(path):
+        job = {**defaults, **fields}
+        if "idempotency_key" in defaults and "idempotency_key" not in fields:
+            job["idempotency_key"] += f"-{number}"
         numbers.append(number)
-        key = (
-            {"idempotency_key": f"{defaults['idempotency_key']}-{number}"}
-            if "idempotency_key" in defaults
-            else {}
-        )
-        jobs.append({**defaults, **key, **fields})
+        jobs.append(job)
     if not jobs:
         raise ConfigError(f"{path}: has no jobs")
     results = client.submit_batch(jobs, all_or_nothing=params["all_or_nothing"])
     refused = 0
     for number, result in zip(numbers, results, strict=True):
         if isinstance(result, Job):
-            _print_job(result, json_lines=params["json_lines"])
+            print_submitted(result, json_lines=params["json_lines"])
         else:
             refused += 1
             _print_refusal(number, result, json_lines=params["json_lines"])
@@ -56,13 +54,6 @@ def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(fields, dict):
                 raise ConfigError(f"{path}, line {number}: must be a JSON object with the fields of a job")
             yield number, fields
-
-
-def _print_job(job: Job, *, json_lines: bool) -> None:
-    if json_lines:
-        print_job_json(job)
-    else:
-        click.echo(job.id)
 
 
 def _print_refusal(number: int, error: HeadraceError, *, json_lines: bool) -> None:
