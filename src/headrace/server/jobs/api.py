@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -129,8 +129,17 @@ class Api:
         Storing the payload occupies a thread for a while. Waiting for the commit occupies none.
         """
         submitting = self.thread_pool.run(self.service.submit, key, submission, trusted_output=trusted_output)
+        return await self.committed(submitting)
+
+    async def committed(self, submitting: "Awaitable[Future[SubmitReply]]") -> SubmitReply:
+        """Return the reply of the ledger to a submission on its way there."""
         # The shield is needed because a disconnect of the client cannot undo the submission.
         return await asyncio.shield(asyncio.wrap_future(await submitting))
+
+    async def respond_submitted(self, exchange: Exchange, reply: SubmitReply) -> None:
+        """Send the job of a submission, with its URL. The status is 200 for the job of an earlier one."""
+        location = [(b"location", f"/v1/jobs/{reply.job.id}".encode())]
+        await respond_json(exchange, self.document(reply.job), submission_status(reply), location)
 
     async def wait_for_job(self, key: ApiKey, job_id: str, wait_s: float) -> Job:
         """Return the job once it has ended, or its state after `wait_s` seconds. No thread waits."""
@@ -152,6 +161,11 @@ class ApiHandlers:
         self._api = api
         self._service = api.service
         self._run = api.thread_pool.run
+
+
+def submission_status(reply: SubmitReply) -> int:
+    """Return the status of a submission that the ledger has."""
+    return 202 if reply.created else 200
 
 
 def job_id_of(exchange: Exchange) -> str:

@@ -374,7 +374,7 @@ class ScheduleDocument(Struct, kw_only=True):
     last_error: str
     """The reason why the last run made no job; empty if it made one."""
     missed: int
-    """Earlier times without a run that the last run stands for: 100 are 100 or more."""
+    """Earlier times without a run that the last run stands for, counted up to 100."""
 
 
 class SchedulesDocument(Struct, kw_only=True):

@@ -41,6 +41,7 @@ from headrace.server.jobs.api import (
     job_id_of,
     queue_of,
     respond_json,
+    submission_status,
 )
 from headrace.server.jobs.bulk_routes import filter_of
 from headrace.server.jobs.documents import (
@@ -124,8 +125,7 @@ class JobHandlers(ApiHandlers):
         body = await exchange.body(limits.inline_bytes_max + DOCUMENT_BYTES_MAX)
         submission = await self._run(_read, exchange, body, limits)
         reply = await self._api.submit(exchange.client, submission)
-        location = [(b"location", f"/v1/jobs/{reply.job.id}".encode())]
-        await respond_json(exchange, self._api.document(reply.job), 202 if reply.created else 200, location)
+        await self._api.respond_submitted(exchange, reply)
 
     @route(
         "POST",
@@ -151,7 +151,7 @@ class JobHandlers(ApiHandlers):
 
     def _result(self, reply: BatchReply) -> dict[str, Any]:
         if isinstance(reply, SubmitReply):
-            return {"status": 202 if reply.created else 200, "job": self._api.document(reply.job)}
+            return {"status": submission_status(reply), "job": self._api.document(reply.job)}
         status = status_of(reply)
         return {"status": status.http, **orjson.loads(error_body(status))}
 

@@ -1,6 +1,5 @@
 """The routes of schedules."""
 
-import asyncio
 from typing import Any, Final
 
 from headrace.jobs.access import CHANGE_SCOPES, ApiKey, Scope
@@ -123,11 +122,8 @@ class ScheduleHandlers(ApiHandlers):
         """
         key, name = exchange.client, _name_of(exchange)
         text = exchange.header(b"idempotency-key") or ""
-        # The shield is needed because a disconnect of the client cannot undo the submission.
         submitting = self._run(self._service.schedules.run, key, name, idempotency_key=text)
-        reply = await asyncio.shield(asyncio.wrap_future(await submitting))
-        location = [(b"location", f"/v1/jobs/{reply.job.id}".encode())]
-        await respond_json(exchange, self._api.document(reply.job), 202 if reply.created else 200, location)
+        await self._api.respond_submitted(exchange, await self._api.committed(submitting))
 
     async def _set_paused(self, exchange: Exchange, *, paused: bool) -> None:
         tenant = read_query(ScheduleQuery, exchange.query).tenant
