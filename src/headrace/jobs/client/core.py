@@ -143,17 +143,17 @@ class ApiOperations:
             document = batch_document(order)
             full = len(documents) >= BATCH_JOBS or size_bytes + len(document) > BATCH_BYTES
             if documents and full and not all_or_nothing:
-                found += await self._send_batch(documents, repeatable=repeatable)
+                found += await self._send_batch(documents, all_or_nothing=False, repeatable=repeatable)
                 documents, size_bytes, repeatable = [], 0, True
             documents.append(document)
             size_bytes += len(document)
             repeatable &= order.repeatable
         if documents:
-            found += await self._send_batch(documents, all_or_nothing, repeatable=repeatable)
+            found += await self._send_batch(documents, all_or_nothing=all_or_nothing, repeatable=repeatable)
         return found
 
     async def _send_batch(
-        self, documents: Sequence[bytes], all_or_nothing: bool = False, *, repeatable: bool
+        self, documents: Sequence[bytes], *, all_or_nothing: bool, repeatable: bool
     ) -> Sequence[Job | HeadraceError]:
         call = encode_batch(documents, all_or_nothing=all_or_nothing, repeatable=repeatable)
         return read_batch_results(await self._request(call))
@@ -309,17 +309,13 @@ class ApiOperations:
         """Return a completed job's result. Raises as `Client.result` does."""
         return b"".join([piece async for piece in self.stream_result(job_id)])
 
-    async def stream_result(self, job_id: str) -> AsyncGenerator[bytes, None]:
+    def stream_result(self, job_id: str) -> AsyncGenerator[bytes, None]:
         """Yield a completed job's result as chunks; a broken connection is resumed."""
-        async with aclosing(self._stream_object(f"{_path(job_id)}/result")) as pieces:
-            async for piece in pieces:
-                yield piece
+        return self._stream_object(f"{_path(job_id)}/result")
 
-    async def stream_input(self, job_id: str) -> AsyncGenerator[bytes, None]:
+    def stream_input(self, job_id: str) -> AsyncGenerator[bytes, None]:
         """Yield the payload of a job as chunks. Raises as `Client.stream_input` does."""
-        async with aclosing(self._stream_object(f"{_path(job_id)}/input")) as pieces:
-            async for piece in pieces:
-                yield piece
+        return self._stream_object(f"{_path(job_id)}/input")
 
     async def _stream_object(self, url: str) -> AsyncGenerator[bytes, None]:
         call = ApiCall("GET", url)

@@ -231,10 +231,15 @@ def encode_submit_request(order: SubmitRequest) -> ApiCall:
 
     Raise ConfigError for values that the API's JSON does not have.
     """
-    try:
-        return _submit_call(order)
-    except TypeError as error:
-        raise ConfigError(f"an option of the job is not JSON: {error}") from None
+    headers = dict(order.headers)
+    if order.idempotency_key:
+        headers["idempotency-key"] = order.idempotency_key
+    if order.source is not None:
+        headers["content-type"] = order.fields["content_type"]
+        params, repeatable = _query(order.fields), order.repeatable
+        return ApiCall("POST", "/v1/jobs", params, headers, order.source, repeatable=repeatable)
+    headers["content-type"] = _JSON
+    return ApiCall("POST", "/v1/jobs", (), headers, _dump(_document(order)), repeatable=order.repeatable)
 
 
 def split_arguments(arguments: Mapping[str, Any]) -> tuple[str, Any, SubmitOptions]:
@@ -264,31 +269,19 @@ def batch_document(order: SubmitRequest) -> bytes:
     Raise ConfigError for values that the API's JSON does not have.
     """
     key = {"idempotency_key": order.idempotency_key} if order.idempotency_key else {}
-    try:
-        return orjson.dumps(_document(order) | key)
-    except TypeError as error:
-        raise ConfigError(f"an option of the job is not JSON: {error}") from None
+    return _dump(_document(order) | key)
 
 
 def encode_settings(settings: Mapping[str, Any]) -> bytes:
     """Return settings as JSON. Raise ConfigError for values that JSON does not have."""
+    return _dump(dict(settings), "a setting")
+
+
+def _dump(value: Any, what: str = "an option of the job") -> bytes:
     try:
-        return orjson.dumps(dict(settings))
+        return orjson.dumps(value)
     except TypeError as error:
-        raise ConfigError(f"a setting is not JSON: {error}") from None
-
-
-def _submit_call(order: SubmitRequest) -> ApiCall:
-    headers = dict(order.headers)
-    if order.idempotency_key:
-        headers["idempotency-key"] = order.idempotency_key
-    if order.source is not None:
-        headers["content-type"] = order.fields["content_type"]
-        params, repeatable = _query(order.fields), order.repeatable
-        return ApiCall("POST", "/v1/jobs", params, headers, order.source, repeatable=repeatable)
-    headers["content-type"] = _JSON
-    content = orjson.dumps(_document(order))
-    return ApiCall("POST", "/v1/jobs", (), headers, content, repeatable=order.repeatable)
+        raise ConfigError(f"{what} is not JSON: {error}") from None
 
 
 def _document(order: SubmitRequest) -> dict[str, Any]:
@@ -351,7 +344,7 @@ def _query(fields: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         if name == "tags":
             params += [("tag", f"{tag}={text}") for tag, text in value.items()]
         else:
-            params.append((name, value if isinstance(value, str) else orjson.dumps(value).decode()))
+            params.append((name, value if isinstance(value, str) else _dump(value).decode()))
     # The query parameter model marks the body as the payload.
     return tuple(params) if "model" in fields else (("model", ""), *params)
 
