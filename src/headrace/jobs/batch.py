@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
-import orjson
-
 from headrace.core.errors import (
     DataError,
     HeadraceError,
@@ -23,7 +21,9 @@ from headrace.jobs.submission import (
     SubmissionHeaders,
     SubmissionLimits,
     format_value,
+    read_object,
     read_submission,
+    refuse_unknown,
 )
 
 BATCH_JOBS_MAX: Final = 1_000
@@ -51,15 +51,8 @@ def read_batch(
     Each job is a document as `read_document` parses it, and may have an ``idempotency_key``. Raise
     DataError for another shape, and for more than `BATCH_JOBS_MAX` jobs.
     """
-    try:
-        found: Any = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise DataError(f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise DataError(f"the body must be a JSON object, not {format_value(found)}")
-    document = cast("dict[str, Any]", found)
-    if unknown := sorted(document.keys() - set(_FIELDS)):
-        raise DataError(f"{format_value(unknown[0])} is not a field of a batch; known: {', '.join(_FIELDS)}")
+    document = read_object(body)
+    refuse_unknown(document, _FIELDS, "a batch")
     jobs, all_or_nothing = document.get("jobs"), document.get("all_or_nothing", False)
     if not isinstance(jobs, list) or not jobs:
         raise DataError(f"jobs: must be a list of at least one submission, not {format_value(jobs)}")
@@ -67,7 +60,7 @@ def read_batch(
         raise DataError(f"all_or_nothing: must be true or false, not {format_value(all_or_nothing)}")
     submitted = cast("list[Any]", jobs)
     if len(submitted) > BATCH_JOBS_MAX:
-        raise DataError(f"jobs: {len(submitted)} exceed the limit of {BATCH_JOBS_MAX} in a batch")
+        raise DataError(f"jobs: {len(submitted)} jobs exceed the limit of {BATCH_JOBS_MAX} in a batch")
     read = partial(_read_entry, limits=limits, trace=trace, model_optional=model_optional)
     return SubmissionBatch(tuple(map(read, submitted)), all_or_nothing)
 
@@ -162,9 +155,10 @@ class BatchIntake(JobIntake):
                 all_or_nothing=batch.all_or_nothing,
             )
             replies |= zip(jobs, found, strict=True)
+        is_refused = _is_refused(batch, replies)
         for index, job in jobs.items():
             reply = replies.get(index)
-            is_new = isinstance(reply, SubmitReply) and reply.created and not _is_refused(batch, replies)
+            is_new = not is_refused and isinstance(reply, SubmitReply) and reply.created
             if not is_new and (uri := checked[index].stored_uri(job)):
                 self._clean(uri)
         return replies

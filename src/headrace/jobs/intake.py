@@ -93,7 +93,7 @@ class JobServiceSettings:
 
 
 PASSING_REFUSALS: Final = (ModelNotFoundError, OverloadedError, QueueFullError)
-"""Refusals of a submission that another time would not meet."""
+"""Refusals that may pass: the same submission may be accepted at another time."""
 
 
 @dataclass(frozen=True, slots=True)

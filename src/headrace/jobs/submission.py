@@ -7,7 +7,7 @@ the payload's location and the permission to read URIs.
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, cast
 
@@ -107,13 +107,18 @@ def read_document(
     Raise DataError for an invalid field, with the permitted values, and LimitError for exceeded
     limits.
     """
+    return read_submission(read_object(body), headers, limits, model_optional=model_optional)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body. Raise DataError for anything else."""
     try:
         found: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise DataError(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise DataError(f"the body must be a JSON object, not {format_value(found)}")
-    return read_submission(cast("dict[str, Any]", found), headers, limits, model_optional=model_optional)
+    return cast("dict[str, Any]", found)
 
 
 def read_submission(
@@ -125,7 +130,7 @@ def read_submission(
 ) -> Submission:
     """Return the submission of a JSON object, which is changed. The errors are those of `read_document`."""
     check_nesting(document, limits.depth_max)
-    _refuse_unknown(document, {*FIELDS, *_PAYLOADS})
+    refuse_unknown(document, {*FIELDS, *_PAYLOADS}, "a submission")
     sources = [name for name in (*_PAYLOADS, "input_uri") if name in document]
     if len(sources) > 1:
         raise DataError(f"{' and '.join(sources)}: only one of them is permitted")
@@ -167,7 +172,7 @@ def read_raw(
         if name == "model" and not text:
             # An empty model marks the body as the payload; the kind finds its model elsewhere.
             continue
-        _refuse_unknown([name], FIELDS)
+        refuse_unknown([name], FIELDS, "a submission")
         document[name] = _of_text(name, text)
     if tags:
         document["tags"] = tags
@@ -264,11 +269,12 @@ def _of_text(name: str, text: str) -> Any:
         raise DataError(f"{name}: must be {SHAPES[name]}, not {format_value(text)}") from None
 
 
-def _refuse_unknown(names: Any, known: Any) -> None:
+def refuse_unknown(names: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raise DataError for a name that is not a known field of `what`."""
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise DataError(
-            f"{format_value(unknown[0])} is not a field of a submission; known: {', '.join(sorted(known))}"
+            f"{format_value(unknown[0])} is not a field of {what}; known: {', '.join(sorted(known))}"
         )
 
 

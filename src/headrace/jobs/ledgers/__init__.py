@@ -17,7 +17,7 @@ _POSTGRES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 def open_ledger(url: str, *, connections_max: int | None = None) -> "SqlJobLedger":
     """Return the ledger at `url`, not started.
 
-    `connections_max` limits the connections of a ledger in PostgreSQL for transactions; None is its default.
+    `connections_max` limits the connections of a ledger in PostgreSQL for transactions.
 
     The URL is ``sqlite:///jobs.db`` (``sqlite:////var/jobs.db`` for an absolute path), a plain
     path, or ``postgresql://user:password@host/database``, with libpq's options after ``?``.
@@ -55,8 +55,4 @@ def _postgres(url: str, connections_max: int | None) -> "SqlJobLedger":
         )
     from headrace.jobs.ledgers.postgres import PostgresJobLedger  # noqa: PLC0415 - imported on demand
 
-    return (
-        PostgresJobLedger(url)
-        if connections_max is None
-        else PostgresJobLedger(url, connections_max=connections_max)
-    )
+    return PostgresJobLedger(url, connections_max=connections_max)

@@ -94,15 +94,15 @@ class PostgresJobLedger(SqlJobLedger):
 
     Args:
         url: A libpq URL, ``postgresql://user:password@host:port/database?sslmode=require``.
-        connections_max: The limit of connections for transactions, of which `POOL_SIZE` stay open. One
-            more is for notices.
+        connections_max: The limit of connections for transactions, of which `POOL_SIZE` stay open; by
+            default `CONNECTIONS_MAX`. One more is for notices.
     """
 
     _advice = "is the server running, and may this user create tables?"
 
-    def __init__(self, url: str, *, connections_max: int = CONNECTIONS_MAX) -> None:
+    def __init__(self, url: str, *, connections_max: int | None = None) -> None:
         self._url = _parse(url)
-        self._connections_max = connections_max
+        self._connections_max = connections_max or CONNECTIONS_MAX
         self._notifier = QueueNotifier()
         self._channel = CommitChannel(self._connect_for_notices, self._notifier)
         where = self._url.set(query={}).render_as_string(hide_password=True)
