@@ -1,12 +1,14 @@
 """The statement that writes the counts of a transaction: when it runs, and repeated transactions."""
 
+import sqlite3
+
 import pytest
 
 from headrace.jobs.counters import CountedEvent
 from headrace.jobs.job import Completed, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.ledgers import database as database_module
-from headrace.jobs.ledgers.database import exc, sa
+from headrace.jobs.ledgers.database import Transaction, sa
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 
 CLAIM = ClaimRequest("w", ("default",), 8, 60_000)
@@ -20,16 +22,6 @@ def ledger(tmp_path, monkeypatch):
     ledger.start()
     yield ledger
     ledger.stop()
-
-
-@pytest.fixture
-def statements(ledger):
-    """Return a list to which the texts of executed statements are added."""
-    executed = []
-    sa.event.listen(
-        ledger._database.open(), "before_cursor_execute", lambda *given: executed.append(given[2])
-    )
-    return executed
 
 
 def jobs_of(ledger, event):
@@ -55,17 +47,20 @@ def test_transaction_without_an_event_counts_nothing(ledger, statements):
 
 
 def outage():
-    return exc.OperationalError("INSERT", {}, Exception("server closed the connection"))
+    return sqlite3.OperationalError("disk I/O error")
 
 
-def test_repeated_transaction_counts_once(ledger):
+def test_repeated_transaction_counts_once(ledger, monkeypatch):
     failures = [outage()]
+    run = Transaction.run
 
-    def fail(_connection, _cursor, statement, *_):
-        if COUNTING in statement and failures:
+    def fail(transaction, statement, *records, **values):
+        rows = run(transaction, statement, *records, **values)
+        if COUNTING in statement.sqlite and failures:
             raise failures.pop()
+        return rows
 
-    sa.event.listen(ledger._database.open(), "after_cursor_execute", fail)
+    monkeypatch.setattr(Transaction, "run", fail)
     ledger.submit([NewJob("m")])
     assert not failures
     assert jobs_of(ledger, CountedEvent.SUBMITTED) == 1

@@ -1,21 +1,19 @@
 """Repeated transactions, and notices of commits."""
 
+import sqlite3
+
 import pytest
 
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.ledgers import database as database_module
-from headrace.jobs.ledgers.database import Database, Engines, Statement, exc, sa
+from headrace.jobs.ledgers.database import Database, Engines, Statement, sa
 from headrace.jobs.ledgers.outbox import NotificationRows
 
 ONE = Statement("SELECT 1", "SELECT 1")
 
 
-class DriverError(Exception):
-    pass
-
-
-def lost_connection() -> exc.OperationalError:
-    return exc.OperationalError("SELECT 1", {}, DriverError("server closed the connection"))
+def lost_connection():
+    return sqlite3.OperationalError("server closed the connection")
 
 
 @pytest.fixture(autouse=True)
@@ -99,9 +97,9 @@ def test_own_errors_are_not_hidden(database):
         database.run(operation)
 
     def refused(transaction):
-        raise exc.ProgrammingError("SELECT", {}, DriverError("permission denied"))
+        raise sqlite3.ProgrammingError("permission denied")
 
-    with pytest.raises(exc.ProgrammingError):
+    with pytest.raises(sqlite3.ProgrammingError, match="permission denied"):
         database.run(refused)
 
 

@@ -147,19 +147,15 @@ def test_no_end_leaves_a_row_behind(outcome, ledger):
             ledger.cancel(each.id)
 
 
-def test_end_of_a_job_without_dependents_reads_no_dependencies(ledger):
-    executed = []
-    sa.event.listen(
-        ledger._database.open(), "before_cursor_execute", lambda *given: executed.append(given[2])
-    )
+def test_end_of_a_job_without_dependents_reads_no_dependencies(ledger, statements):
     for _ in range(2):
         submit(ledger)
         end(ledger, DONE)
-    assert executed
-    assert not any("headrace_dependency" in statement for statement in executed)
+    assert statements
+    assert not any("headrace_dependency" in statement for statement in statements)
     second = submit(ledger, submit(ledger))
     end(ledger, DONE)
-    assert any("headrace_dependency" in statement for statement in executed)
+    assert any("headrace_dependency" in statement for statement in statements)
     assert ledger.get(second.id).state is JobState.PENDING
 
 

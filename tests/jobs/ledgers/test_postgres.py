@@ -11,6 +11,7 @@ from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.job import Completed, Failed, JobFailure, JobProgress, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, QueueSettings
 from headrace.jobs.ledgers import postgres as postgres_ledger
+from headrace.jobs.ledgers.database import Statement
 from headrace.jobs.ledgers.postgres import PostgresJobLedger, TimedConnection, _payload
 from headrace.jobs.state import Cause
 from headrace.testing import ManualWallClock, check_service
@@ -57,6 +58,22 @@ def test_lost_connections_are_reopened(ledger, postgres, postgres_url):
         ledger.submit([NewJob()])
     assert ledger.counts("default").due == 6
     assert ledger.statistics()["errors"] > 0
+
+
+def test_lost_connection_makes_the_pool_open_all_connections_again(ledger, postgres, postgres_url):
+    engine = ledger._database.open()
+    for connection in [engine.connect() for _ in range(4)]:
+        connection.close()
+    postgres.terminate_backends(postgres_url.rpartition("/")[2])
+    for _ in range(4):
+        ledger.now_ms()
+    assert ledger.statistics()["errors"] == 1
+
+
+def test_error_of_a_lost_connection_is_the_first_one(ledger):
+    ends = Statement("SELECT pg_terminate_backend(pg_backend_pid())", "")
+    with pytest.raises(JobLedgerUnavailableError, match="terminating connection due to administrator"):
+        ledger._database.run(lambda transaction: transaction.run(ends))
 
 
 @pytest.mark.parametrize("how", ["kill", "restart"])

@@ -113,9 +113,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 Row = Sequence[Any]
 
-_clause: Final = lru_cache(256)(sa.text)
-"""Makes the clause of a text once, so that SQLAlchemy compiles it once."""
-
 
 @dataclass(frozen=True, slots=True)
 class Statement:
@@ -186,12 +183,24 @@ class Transaction:
     def run(
         self, statement: Statement, records: Sequence[dict[str, Any]] | None = None, **values: Any
     ) -> Sequence[Row]:
-        """Run a statement and return its rows. `records` are the rows that it reads from ``:given``."""
+        """Run a statement and return its rows. `records` are the rows that it reads from ``:given``.
+
+        Raise the driver's errors. The driver runs the statement, since SQLAlchemy's statements and
+        results would cost as much time again.
+        """
         if records is not None:
             values["given"] = orjson.dumps(records).decode()
-        text: str = getattr(statement, self.connection.dialect.name)
-        result: Any = self.connection.execute(_clause(text), values)
-        return result.all() if result.returns_rows else ()
+        dialect = self.connection.dialect
+        text = _driver_text(getattr(statement, dialect.name), dialect)
+        cursor: Any = self.connection.connection.cursor()
+        cursor.execute(text, values)
+        return cursor.fetchall() if cursor.description else ()
+
+
+@lru_cache(512)
+def _driver_text(text: str, dialect: sa.Dialect) -> str:
+    """Return a statement with its parameters as the driver reads them."""
+    return str(sa.text(text).compile(dialect=dialect))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +275,7 @@ class Database:
                 f"the job ledger {self.where} is not started, or has been stopped"
             )
         engine = engines.reading if read_only else engines.writing
+        driver: Any = engine.dialect.loaded_dbapi
         for pause_s in (*_PAUSES_S, None):
             committing = False
             try:
@@ -276,12 +286,13 @@ class Database:
                         self._write_counts(transaction)
                     committing = True
                     begun.commit()
-            except (exc.DBAPIError, exc.TimeoutError) as error:
-                if not _is_away(error):
+            except (exc.DBAPIError, exc.TimeoutError, driver.Error) as error:
+                if not _is_away(error, driver):
                     raise
                 self.errors += 1
                 if pause_s is None or isinstance(error, exc.TimeoutError) or (committing and not repeatable):
-                    raise self._unavailable(error, committing=committing) from error
+                    why = first_line(_first_error(error, driver))
+                    raise self._unavailable(why, committing=committing) from error
                 self._retry_pause.wait(pause_s)
                 continue
             if transaction.notice.changed or transaction.notice.queues:
@@ -311,8 +322,7 @@ class Database:
         shard = random.randrange(COUNTER_SHARDS) if is_shared else 0  # noqa: S311 - no secret
         transaction.run(_ADD_COUNTS, records, shard=shard)
 
-    def _unavailable(self, error: Exception, *, committing: bool) -> JobLedgerUnavailableError:
-        why = first_line(error)
+    def _unavailable(self, why: str, *, committing: bool) -> JobLedgerUnavailableError:
         taken = "it is unknown if the last write was committed" if committing else "nothing was written"
         return JobLedgerUnavailableError(
             f"the job ledger {self.where} is unavailable ({why}); {taken}: retry, or check its database"
@@ -377,19 +387,29 @@ def read_now_ms(transaction: Transaction) -> int:
     return transaction.run(_NOW)[0][0]
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of a driver's message, or the error's class name without one."""
     cause = getattr(error, "orig", None) or error
     lines = str(cause).strip().splitlines()
     return lines[0] if lines else type(cause).__name__
 
 
-def _is_away(error: Exception) -> bool:
-    """Return True for an outage: connection lost, disk full, locked, timed out, shutting down."""
+def _first_error(error: BaseException, driver: Any) -> BaseException:
+    """Return the driver's error that came first: the rollback on a lost connection fails, too."""
+    before = error.__context__
+    return _first_error(before, driver) if isinstance(before, driver.Error) else error
+
+
+def _is_away(error: Exception, driver: Any) -> bool:
+    """Return True for an outage: connection lost, disk full, locked, timed out, shutting down.
+
+    SQLAlchemy's errors are those of connecting, beginning, committing and rolling back.
+    """
     if isinstance(error, exc.TimeoutError):
         return True
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return True
     # A server that became a standby reports an internal error: 25006, read_only_sql_transaction.
-    state = getattr(getattr(error, "orig", None), "sqlstate", None)
-    return isinstance(error, exc.OperationalError | exc.InterfaceError) or state == "25006"
+    error = getattr(error, "orig", None) or error
+    state = getattr(error, "sqlstate", None)
+    return isinstance(error, driver.OperationalError | driver.InterfaceError) or state == "25006"

@@ -95,7 +95,9 @@ class SqliteJobLedger(SqlJobLedger):
     def _engines(self) -> Engines:
         # One connection writes: threads of a process queue at the pool instead of retrying on the
         # file.
-        make = partial(sa.create_engine, "sqlite://", poolclass=pool.QueuePool, max_overflow=0)
+        make = partial(
+            sa.create_engine, "sqlite://", paramstyle="named", poolclass=pool.QueuePool, max_overflow=0
+        )
         writing = make(creator=partial(self._connect, waits=False), pool_size=1, pool_timeout=BUSY_S)
         reading = make(creator=self._connect, pool_size=READERS, pool_timeout=READER_WAIT_S)
         event.listen(writing, "begin", _begin_writing)
