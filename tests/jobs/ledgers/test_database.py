@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.ledgers import database as database_module
-from headrace.jobs.ledgers.database import Database, Engines, Statement, sa
+from headrace.jobs.ledgers.database import Database, Engines, Statement, exc, sa
 from headrace.jobs.ledgers.outbox import NotificationRows
 
 ONE = Statement("SELECT 1", "SELECT 1")
@@ -60,8 +60,14 @@ def test_transaction_is_given_up_after_a_few_tries(database):
     assert database.errors == 4
 
 
+def lost_while_committing():
+    cause = sqlite3.InternalError("terminating connection")
+    return exc.InternalError("COMMIT", {}, cause, connection_invalidated=True)
+
+
+@pytest.mark.parametrize("error", [lost_connection(), lost_while_committing()])
 @pytest.mark.parametrize("repeatable", [True, False])
-def test_commit_without_a_response_is_repeated_only_if_safe(database, repeatable):
+def test_commit_without_a_response_is_repeated_only_if_safe(database, repeatable, error):
     # The commit may have happened.
     calls = []
     commits = []
@@ -69,7 +75,7 @@ def test_commit_without_a_response_is_repeated_only_if_safe(database, repeatable
     def commit(connection):
         commits.append(1)
         if len(commits) == 1:
-            raise lost_connection()
+            raise error
 
     sa.event.listen(database.open(), "commit", commit)
 
