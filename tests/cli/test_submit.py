@@ -141,10 +141,10 @@ def test_wait_for_a_failed_job_shows_the_reason(served, monkeypatch):
         ((), 2, "give either PAYLOAD or --input"),
         (("x.csv", "--input", "1"), 2, "give either PAYLOAD or --input"),
         (("--input", "1", "--output", "x"), 2, "--output requires --wait"),
-        (("--input", "{"), 1, "--input is not valid JSON"),
+        (("--input", "{"), 2, "--input is not valid JSON"),
         (("nowhere.csv",), 1, "the file does not exist"),
         (("--input", "1", "--tag", "x"), 1, "--tag 'x' must be NAME=VALUE"),
-        (("--input", "1", "--notify", "{"), 1, "--notify is not valid JSON"),
+        (("--input", "1", "--notify", "{"), 2, "--notify is not valid JSON"),
         (("s3://elsewhere/k",), 1, "is not permitted; permitted inputs: "),
     ],
 )

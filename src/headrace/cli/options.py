@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import click
+import orjson
 from click.core import ParameterSource
 from typing_extensions import override
 
@@ -50,6 +51,14 @@ def parse_bytes(text: str) -> int:
     if not (size := parse_size(text)):
         raise ValueError(f"{text!r} is not a size: write 16MiB, 64k or 1000")
     return size
+
+
+def parse_json(text: str, option: str) -> Any:
+    """Return the value of an option in JSON. Raise click.UsageError for other texts."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise click.UsageError(f"{option} is not valid JSON: {error}") from None
 
 
 SIZE: Final = ParsedType("size", parse_bytes)

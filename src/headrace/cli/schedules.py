@@ -17,6 +17,7 @@ from headrace.cli.commands import (
     run_job_command,
 )
 from headrace.cli.job_display import print_submitted
+from headrace.cli.options import parse_json
 from headrace.cli.responses import plain_table, print_documents, printable
 from headrace.cli.submit import job_fields, submit_command
 
@@ -195,10 +196,7 @@ def _job_of(params: dict[str, Any]) -> dict[str, Any]:
             raise click.UsageError("PAYLOAD must be a URI: a schedule reads its input at each run")
         job["input_uri"] = payload
     if text is not None:
-        try:
-            job["input"] = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            raise click.UsageError(f"--input is not valid JSON: {error}") from None
+        job["input"] = parse_json(text, "--input")
     return job
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-import orjson
 
 from headrace.cli.commands import JOB_SERVER_OPTIONS, complete_files, run_job_command
 from headrace.cli.job_display import (
@@ -14,9 +13,8 @@ from headrace.cli.job_display import (
     follow,
     print_submitted,
 )
-from headrace.cli.options import key_values, name_value_pairs
+from headrace.cli.options import key_values, name_value_pairs, parse_json
 from headrace.cli.submit_batch import submit_batch
-from headrace.core.errors import ConfigError
 from headrace.jobs.job import IF_EXISTS, Kind
 from headrace.reports.report import one_line
 
@@ -196,10 +194,7 @@ def _payload(params: dict[str, Any]) -> dict[str, Any]:
     if (payload is None) == (text is None):
         raise click.UsageError("give either PAYLOAD or --input")
     if text is not None:
-        try:
-            return {"input": orjson.loads(text)}
-        except orjson.JSONDecodeError as error:
-            raise ConfigError(f"--input is not valid JSON: {error}") from None
+        return {"input": parse_json(text, "--input")}
     if payload == "-":
         return {"input": sys.stdin.buffer.read()}
     return {"input_uri": payload} if "://" in payload else {"input": Path(payload)}
@@ -215,12 +210,5 @@ def job_fields(params: dict[str, Any]) -> dict[str, Any]:
     if params["tags"]:
         options["tags"] = name_value_pairs(params["tags"], "--tag")
     if params["notify"]:
-        options["notify"] = [_json_object(text) for text in params["notify"]]
+        options["notify"] = [parse_json(text, "--notify") for text in params["notify"]]
     return options
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(f"--notify is not valid JSON: {error}") from None
