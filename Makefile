@@ -84,7 +84,7 @@ PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 test: $(SETUP) ## Run unit, property and conformance tests, one smoke test per server, and the README's snippets (5 minutes)
 	$(PYTEST) --level test $(ARGS)
 
-test-all: $(SETUP_ALL) ## Run all tests but soaks and two thirds of the fault tests, and all snippets (20 minutes)
+test-all: $(SETUP_ALL) ## Run all tests but soaks and two thirds of the slowest cases, and all snippets (20 minutes)
 	$(PYTEST) --level all $(ARGS)
 
 soak: $(SETUP_ALL) ## Run every test with ten times the kills and examples, and all fault tests (hours; for nights)

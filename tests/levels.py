@@ -7,6 +7,7 @@ test runs, with the amounts of ``make test-all``.
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ Amount = TypeVar("Amount", int, str)
 
 VARIABLE = "HEADRACE_TEST_LEVEL"
 LEVELS = ("test", "all", "soak")
-EXAMPLES = {"test": 20, "all": 100, "soak": 1000}
+EXAMPLES = {"test": 20, "all": 50, "soak": 1000}
 """Hypothesis examples of each property test."""
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
@@ -25,6 +26,7 @@ SLOW_FOLDERS = {"beam", "benchmarks", "examples", "extras", "faults", "integrati
 """Folders that ``make test`` does not even import."""
 SERVER_FIXTURES = {"postgres", "postgres_url", "s3_server", "valkey_server", "rabbit_server", "moto_server"}
 DAY = "HEADRACE_TEST_DAY"
+DAYS = 3
 SLOW_MARKS = ("slow", "soak", "postgres", "s3")
 
 
@@ -87,6 +89,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if chosen is None:
         return
     left_out = [item for item in items if not _belongs(item, chosen)]
+    if chosen == "all":
+        left_out += _of_other_days(items)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         gone = set(map(id, left_out))
@@ -98,7 +102,7 @@ def _belongs(item: pytest.Item, chosen: str) -> bool:
     if chosen == "soak":
         return True
     if chosen == "all":
-        return not item.get_closest_marker("soak") and _has_its_day(item.path)
+        return not item.get_closest_marker("soak")
     if item.get_closest_marker("smoke"):
         return True
     if DOCS in item.path.parents:  # a folder named on the command line is collected in any case
@@ -107,12 +111,16 @@ def _belongs(item: pytest.Item, chosen: str) -> bool:
     return not servers and not any(item.get_closest_marker(mark) for mark in SLOW_MARKS)
 
 
-def _has_its_day(path: Path) -> bool:
-    """Return True unless the file is a fault test whose turn is another day.
+def _of_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the fault tests, and the tests marked `in_turn`, whose turn is another day.
 
-    Each fault test file runs every third day.
+    Each of them runs every third day: one of three neighbours in a file, from a place by the file's name.
     """
-    if path.parent != TESTS / "faults":
-        return True
-    files = sorted(path.parent.glob("test_fault_*.py"))
-    return path not in files or (files.index(path) - int(os.environ[DAY])) % 3 == 0
+    places: Counter[Path] = Counter()
+    others: list[pytest.Item] = []
+    for item in items:
+        if item.path.match("faults/test_fault_*.py") or item.get_closest_marker("in_turn"):
+            places[item.path] += 1
+            if (places[item.path] + len(item.path.name) - int(os.environ[DAY])) % DAYS:
+                others.append(item)
+    return others

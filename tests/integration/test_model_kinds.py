@@ -202,6 +202,7 @@ def lines_in(folder: str) -> list[str]:
     return [line for file in files for line in file.read_text().splitlines()]
 
 
+@pytest.mark.in_turn
 def test_every_way_makes_the_same_predictions(kind):
     ways: dict[str, list[float]] = {}
     model = ["--model", kind.model, *kind.flags]

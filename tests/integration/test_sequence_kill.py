@@ -75,6 +75,7 @@ def kill_at_random(process: subprocess.Popen[bytes], output: Path, rng: random.R
     return True
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(

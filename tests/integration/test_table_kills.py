@@ -77,6 +77,7 @@ def kill_at_random(process: subprocess.Popen[bytes], table: Path, rng: random.Ra
     return True
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["stream", "transform"])
@@ -91,6 +92,7 @@ def test_killed_run_commits_every_row_of_a_delta_table_once(tmp_path, source, ki
     )
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["stream", "transform"])

@@ -92,6 +92,7 @@ def kill_at_random(process: subprocess.Popen[bytes], output: Path, rng: random.R
     return True
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("isolation", "options"), [("thread", ()), ("process", ()), ("thread", BY_DAY)])
@@ -118,6 +119,7 @@ def test_killed_transform_writes_the_bytes_of_an_undisturbed_one(tmp_path, isola
     assert not list(output.rglob(".headrace-*"))
 
 
+@pytest.mark.in_turn
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("options", [(), ("--sample", "60%", *BY_DAY)])

@@ -210,8 +210,8 @@ def mapping_of(dialect: Dialect) -> dict:
 
 
 def runs() -> int:
-    """Return the number of runs: 2,500 files at the level all, 10,000 at the level soak."""
-    return levels.by_level(30, 250, 1000)
+    """Return the number of runs: 1,000 files at the level all, 10,000 at the level soak."""
+    return levels.by_level(30, 100, 1000)
 
 
 @pytest.mark.parametrize("joined", [False, True])
