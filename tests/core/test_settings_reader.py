@@ -74,6 +74,35 @@ def test_error_names_the_key_and_what_is_expected(table, message):
     assert str(raised.value).startswith(message)
 
 
+def test_whole_float_is_an_integer():
+    table = {"name": "n", "rows_max": 7.0, "part_bytes": 5.0}
+    limits = read_settings(Limits, table, "limits")
+    assert (limits.rows_max, type(limits.rows_max), limits.size_bytes) == (7, int, 5)
+    with pytest.raises(ConfigError, match="rows_max must be a whole number"):
+        read_settings(Limits, {"name": "n", "rows_max": 7.5}, "limits")
+
+
+@for_each(
+    ("size", "accepted"),
+    [
+        *((each, True) for each in ("1", "64MiB", "2k", " 1.5 gb ", "0.5k", "0.001G", "10 b", 1, 1.0)),
+        *(
+            (each, False)
+            for each in ("0", "0.0", "0k", "0.9", "0.0001k", "2ki", "-1", "1e3", "k", "", 0, 1.5)
+        ),
+    ],
+)
+def test_schema_accepts_the_sizes_that_the_reader_accepts(size, accepted):
+    schema = document_schema("A file.", {"limits": Limits})
+    limits = {"name": "n", "part_bytes": size}
+    assert jsonschema.Draft202012Validator(schema).is_valid({"limits": limits}) == accepted
+    if not accepted:
+        with pytest.raises(ConfigError):
+            read_settings(Limits, limits, "limits")
+    else:
+        assert read_settings(Limits, limits, "limits").size_bytes >= 1
+
+
 def test_schema_accepts_and_refuses_what_the_reader_does():
     schema = document_schema("A file.", {"limits": Limits, "others": dict[str, Limits], "version": str | int})
     validator = jsonschema.Draft202012Validator(schema)

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.errors import DataError, LimitError, ResultGoneError, StorageError, UnavailableError
+from headrace.core.errors import (
+    DataError,
+    LimitError,
+    ResourceNotFoundError,
+    ResultGoneError,
+    StorageError,
+    UnavailableError,
+)
 from headrace.jobs.job import Job, NewJob, ResultRef
 from headrace.jobs.payloads import Payloads, check_upload_id, new_upload_id
 from headrace.jobs.state import JobState
@@ -20,14 +27,14 @@ def test_upload_id_is_valid_for_its_tenant_only(tenant, other, now_ms):
     upload_id = new_upload_id(tenant, now_ms)
     check_upload_id(tenant, upload_id)
     if tenant != other:
-        with pytest.raises(DataError):
+        with pytest.raises(ResourceNotFoundError):
             check_upload_id(other, upload_id)
 
 
 def test_malformed_upload_id_is_refused():
     good = new_upload_id("t", 5)
     for upload_id in ("", "x", "../x", good.upper() + "Z", good[:-1], f"{good}\n"):
-        with pytest.raises(DataError, match="is unknown"):
+        with pytest.raises(ResourceNotFoundError, match="no upload"):
             check_upload_id("t", upload_id)
 
 

@@ -58,7 +58,7 @@ BAD = {
     "key": ["", "a\nb", "x" * 513, 5],
     "region": ["", "eu west", "-a", "x" * 64, "ä", None, 5],
     "options": [[], "x", {"a": "\x00"}, {"a\x00": 1}],
-    "priority": [-1, 10, 2**31, 1.0, True, "1", None],
+    "priority": [-1, 10, 2**31, 1.5, 10.0, 1e300, True, "1", None],
     "delay_s": [-1, YEAR_9999_S, math.inf, math.nan, True, "1"],
     "attempts_max": [0, 101, 1.5],
     "time_limit_s": [0, -1, 30 * 86_400 + 1],

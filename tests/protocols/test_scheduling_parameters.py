@@ -32,6 +32,11 @@ def test_earlier_deadline_counts():
     assert apply_scheduling_parameters(request(deadline=12.0, priority=1), 10.0).deadline == 12.0
 
 
+def test_whole_floats_are_whole_numbers():
+    found = apply_scheduling_parameters(request(priority=3.0, timeout=1e6), 10.0)
+    assert (found.priority, type(found.priority), found.deadline) == (3, int, 11.0)
+
+
 @given(st.integers(0, 2**64), st.integers(0, 2**64), st.floats(0, 1e9))
 def test_whole_numbers_of_any_size_are_accepted(priority, timeout, now):
     found = apply_scheduling_parameters(request(priority=priority, timeout=timeout), now)
@@ -44,7 +49,7 @@ def test_whole_numbers_of_any_size_are_accepted(priority, timeout, now):
 @given(
     value=st.none()
     | st.booleans()
-    | st.floats()
+    | st.floats().filter(lambda number: not number.is_integer() or number < 0)
     | st.text()
     | st.integers(max_value=-1)
     | st.lists(st.integers())

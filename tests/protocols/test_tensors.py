@@ -175,7 +175,8 @@ def test_malformed_binary_names_the_tensor(datatype, shape, data, why):
         (None, "must be a list"),
         ([1] * 17, "17 dimensions"),
         ([-1], "must be 0 or more"),
-        ([1.0], "must be 0 or more"),
+        ([1.5], "must be 0 or more"),
+        ([-1.0], "must be 0 or more"),
         ([True], "must be 0 or more"),
         ([2**30, 2**30], "too large"),
         ([0, 2**62], "too large"),
@@ -184,6 +185,11 @@ def test_malformed_binary_names_the_tensor(datatype, shape, data, why):
 def test_invalid_shapes_are_refused(shape, why):
     with pytest.raises(DataError, match=why):
         validate_shape("x", shape)
+
+
+def test_whole_floats_are_sizes():
+    assert validate_shape("x", [2.0, 3]) == (2, 3)
+    assert all(type(size) is int for size in validate_shape("x", [2.0, 3]))
 
 
 @for_each(("datatype", "value"), [("FP32", 1.5), ("INT8", -3), ("BOOL", True), ("BYTES", "text")])

@@ -165,10 +165,10 @@ class DeclaredSetting:
         least, above = self.setting.least, self.setting.above
         most = None if self.setting.most == inf else self.setting.most
         if above is not None:
-            return f" above {above:g}" + ("" if most is None else f", at most {most:g}")
+            return f" above {above:.15g}" + ("" if most is None else f", at most {most:.15g}")
         if least is None:
-            return "" if most is None else f" of at most {most:g}"
-        return f" of {least:g} or more" if most is None else f" from {least:g} to {most:g}"
+            return "" if most is None else f" of at most {most:.15g}"
+        return f" of {least:.15g} or more" if most is None else f" from {least:.15g} to {most:.15g}"
 
 
 _NOUNS: Final[dict[Any, tuple[str, str]]] = {

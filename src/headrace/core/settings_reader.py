@@ -10,11 +10,17 @@ from typing import Annotated, Any, Final, TypeVar, cast, get_args, get_origin
 import msgspec
 
 from headrace.core.errors import ConfigError
+from headrace.core.json_numbers import convert_json
 from headrace.core.settings import DeclaredSetting, declared_settings, parse_size, refusal
 
 _T = TypeVar("_T")
 _COMPARED_CHARACTERS_MAX: Final = 60
-_SIZE_PATTERN: Final = r"^\s*\d+(\.\d+)?\s*([kmgKMG][iI]?)?[bB]?\s*$"
+_SIZE_PATTERN: Final = (
+    r"^\s*([1-9][0-9]{0,14}(\.[0-9]{1,9})?\s*[kmgKMG]?|0\.[0-9]{0,2}[1-9][0-9]{0,6}\s*[kmgKMG])"
+    r"([iI]?[bB])?\s*$"
+)
+"""The pattern of sizes of one byte or more. A fraction without a unit would be less than a byte."""
+_SIZE_OR_ZERO_PATTERN: Final = f"^\\s*0\\s*$|{_SIZE_PATTERN}"
 
 
 def read_settings(kind: type[_T], table: Mapping[str, Any], where: str) -> _T:
@@ -60,7 +66,7 @@ def read_value(declared: DeclaredSetting, value: Any, where: str) -> Any:
         plain: Any = parse_size(value)
     else:
         try:
-            plain = msgspec.convert(value, declared.document_type)
+            plain = convert_json(value, declared.document_type)
         except (msgspec.ValidationError, RecursionError):
             plain = None
     try:
@@ -136,7 +142,9 @@ def _bounded(declared: DeclaredSetting) -> Any:
     limits: Any = {name: value for name, value in bounds.items() if value not in (None, inf)}
     number: Any = Annotated[declared.item or declared.document_type, msgspec.Meta(**limits)]
     if declared.is_size:
-        return number | Annotated[str, msgspec.Meta(pattern=_SIZE_PATTERN)]
+        is_positive = setting.above is not None or (setting.least or 0) > 0
+        pattern = _SIZE_PATTERN if is_positive else _SIZE_OR_ZERO_PATTERN
+        return number | Annotated[str, msgspec.Meta(pattern=pattern)]
     if not limits:
         return declared.document_type
     return number if declared.item is None else tuple[number, ...]

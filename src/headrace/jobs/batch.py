@@ -70,10 +70,10 @@ def _read_entry(found: Any, *, limits: SubmissionLimits, trace: str, model_optio
         if not isinstance(found, dict):
             raise DataError(f"a job must be a JSON object, not {format_value(found)}")
         document = dict(cast("dict[str, Any]", found))
-        key: Any = document.pop("idempotency_key", None) or ""
-        if not isinstance(key, str):
+        key: Any = document.pop("idempotency_key", None)
+        if not isinstance(key, str | None):
             raise DataError(f"idempotency_key: must be a string, not {format_value(key)}")
-        headers = SubmissionHeaders(idempotency_key=key, trace=trace)
+        headers = SubmissionHeaders(idempotency_key=key or "", trace=trace)
         return read_submission(document, headers, limits, model_optional=model_optional)
     except HeadraceError as error:
         return error

@@ -38,7 +38,7 @@ from headrace.jobs.known_models import KnownModels
 from headrace.jobs.ledger import JobLedger, SubmitReply
 from headrace.jobs.notify.delivery import Outbox
 from headrace.jobs.paths import output_location
-from headrace.jobs.payloads import BoundedWriter, Payloads, Upload
+from headrace.jobs.payloads import BoundedWriter, Payloads, Upload, check_upload_id
 from headrace.jobs.schedule_operations import Schedules
 from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
 from headrace.jobs.submission import Submission, SubmissionLimits
@@ -431,10 +431,12 @@ class JobIntake(Service):
         """Open one of the client's uploads for writing.
 
         `declared_bytes`, if the client declared them, are counted before they arrive. Raise
-        JobStateError once a job uses the upload, and OverloadedError or LimitError for bytes beyond
-        the key's limit of a day.
+        ResourceNotFoundError for an unknown upload, JobStateError once a job uses it, and
+        OverloadedError or LimitError for bytes beyond the key's limit of a day.
         """
         key.require(Scope.SUBMIT)
+        # The id may be any text, also one that a database refuses.
+        check_upload_id(key.tenant, upload_id)
         found = self._ledger.get_many([upload_id]).get(upload_id)
         if found is not None and found.spec.tenant == key.tenant:
             raise JobStateError(upload_id, found.state.value, "its payload can no longer be replaced")

@@ -29,6 +29,7 @@ from headrace.core.errors import (
     LimitError,
     NotFoundError,
     OutputTakenError,
+    ResourceNotFoundError,
     ResultGoneError,
     StorageError,
     UnavailableError,
@@ -204,7 +205,7 @@ class Payloads:
     ) -> BoundedWriter:
         """Open an upload for writing, which owns `reservation` from then on.
 
-        Raise DataError for an id that this tenant never received.
+        Raise ResourceNotFoundError for an id that this tenant never received.
         """
         check_upload_id(tenant, upload_id)
         uri = self._paths.input(upload_id)
@@ -214,7 +215,8 @@ class Payloads:
     def check_upload(self, tenant: str, upload_id: str) -> tuple[str, int]:
         """Return the URI and the size in bytes of a finished upload.
 
-        Raise DataError if there is none, and UnavailableError.
+        Raise ResourceNotFoundError for an id that this tenant never received, DataError for an upload
+        that has not finished, and UnavailableError.
         """
         check_upload_id(tenant, upload_id)
         uri = self._paths.input(upload_id)
@@ -492,9 +494,9 @@ def new_upload_id(tenant: str, now_ms: int) -> str:
 
 
 def check_upload_id(tenant: str, upload_id: str) -> None:
-    """Raise DataError unless `new_upload_id` could have returned this id for this tenant."""
+    """Raise ResourceNotFoundError unless `new_upload_id` could have returned this id for this tenant."""
     if not is_job_id(upload_id) or upload_id[-8:] != _check(tenant, upload_id[:-8]):
-        raise DataError(f"upload: {ascii(upload_id)[:80]} is unknown; POST /v1/uploads returns an id")
+        raise ResourceNotFoundError("upload", upload_id)
 
 
 def _check(tenant: str, head: str) -> str:

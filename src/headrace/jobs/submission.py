@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 import orjson
 
 from headrace.core.errors import ConfigError, DataError, LimitError
+from headrace.core.json_numbers import whole_number
 from headrace.jobs.job import (
     AFTER_MAX,
     IF_EXISTS,
@@ -359,10 +360,11 @@ def _region(name: str, value: Any, _limits: SubmissionLimits) -> str:
 
 def _whole(first: int, last: Callable[[SubmissionLimits], int]) -> Read:
     def read(name: str, value: Any, limits: SubmissionLimits) -> int:
-        fits = isinstance(value, int) and not isinstance(value, bool)
-        if not fits or not first <= value <= last(limits):
+        number: Any = whole_number(value)
+        fits = isinstance(number, int) and not isinstance(number, bool)
+        if not fits or not first <= number <= last(limits):
             raise _wrong(name, f"a whole number from {first} to {last(limits)}", value)
-        return value
+        return number
 
     return read
 

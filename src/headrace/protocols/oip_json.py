@@ -19,6 +19,7 @@ import orjson
 
 from headrace.core.errors import DataError, ModelContractError, UnsupportedError
 from headrace.core.frozen import statically_frozen
+from headrace.core.json_numbers import whole_number
 from headrace.core.sequence import may_omit_inputs
 from headrace.core.tensor import (
     DEFAULT_PRIORITY,
@@ -187,9 +188,10 @@ def apply_scheduling_parameters(request: InferRequest, now: float) -> InferReque
 
 
 def _number(value: object, name: str) -> int:
-    if type(value) is not int or value < 0:
+    number = whole_number(value)
+    if type(number) is not int or number < 0:
         raise DataError(f"the parameter {name!r} must be a whole number of 0 or more, not {value!r:.40}")
-    return value
+    return number
 
 
 # Responses

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import ConfigError, DataError
+from headrace.core.json_numbers import whole_number
 from headrace.core.tensor import Array, dtype_of, little_endian, text_array
 
 _LITTLE_ENDIAN = sys.byteorder == "little"
@@ -51,6 +52,7 @@ def validate_shape(name: str, shape: object) -> tuple[int, ...]:
     sizes = cast("list[object]", shape)
     if len(sizes) > DIMENSIONS_MAX:
         raise DataError(f"tensor {name!r}: {len(sizes)} dimensions; the limit is {DIMENSIONS_MAX}")
+    sizes = [size if type(size) is int else whole_number(size) for size in sizes]
     for size in sizes:
         if type(size) is not int or size < 0:
             raise DataError(f"tensor {name!r}: a size in its shape must be 0 or more, not {_excerpt(size)}")

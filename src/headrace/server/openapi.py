@@ -29,7 +29,9 @@ _PATH_SCHEMAS: Final[dict[str, Json]] = {
     "sequence_id": {"type": "string", "minLength": 1, "description": "The id may contain slashes."},
     "queue": {"type": "string", "pattern": QUEUE_NAME},
     "endpoint": {"type": "string", "pattern": QUEUE_NAME},
+    "schedule": {"type": "string", "pattern": QUEUE_NAME},
 }
+_NO_NUL: Final = r"^[^\x00]*$"
 _HTML: Final = b"text/html; charset=utf-8"
 _DESCRIPTION: Final = (
     "Models: the Open Inference Protocol (V2), with streaming, generation, statistics and the model "
@@ -199,7 +201,7 @@ def _query_parameters(kind: type[msgspec.Struct]) -> list[Json]:
     own = components.pop(kind.__name__)
     parameters: list[Json] = []
     for name, schema in own["properties"].items():
-        inlined = dict(schema)
+        inlined = _without_nul(schema)
         items = inlined.get("items", {})
         if "$ref" in items:
             inlined["items"] = components[items["$ref"].rpartition("/")[2]]
@@ -208,6 +210,16 @@ def _query_parameters(kind: type[msgspec.Struct]) -> list[Json]:
             parameter["description"] = inlined.pop("description")
         parameters.append(parameter)
     return parameters
+
+
+def _without_nul(schema: Json) -> Json:
+    """Return the schema of a parameter. A text has no NUL character: `read_pairs` refuses the query."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [_without_nul(each) for each in schema["anyOf"]]}
+    if "items" in schema:
+        return {**schema, "items": _without_nul(schema["items"])}
+    is_any_text = schema.get("type") == "string" and "pattern" not in schema and "enum" not in schema
+    return {**schema, "pattern": _NO_NUL} if is_any_text else dict(schema)
 
 
 def _request_body(operation: Operation, references: dict[Any, Json], models: Sequence[ModelMetadata]) -> Json:

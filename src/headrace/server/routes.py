@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from headrace.core.errors import DataError
+from headrace.core.json_numbers import convert_json
 from headrace.jobs.access import Scope
 from headrace.server.errors import ErrorStatus
 from headrace.server.http import Exchange, Headers
@@ -189,11 +190,13 @@ def read_json(kind: type[_Document], body: bytes) -> _Document:
 def convert(values: Any, kind: type[_Document], *, strict: bool = True) -> _Document:
     """Return values as a document. Text becomes numbers and booleans unless `strict` is true.
 
+    Numbers without a fraction, such as ``5.0``, are whole numbers.
+
     Raises:
         DataError: A field is invalid.
     """
     try:
-        return msgspec.convert(values, kind, strict=strict)
+        return convert_json(values, kind) if strict else msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         why, _, place = str(error).partition(" - at `$.")
         raise DataError(f"{place[:-1]}: {why}" if place else why) from None

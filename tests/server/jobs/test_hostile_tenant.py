@@ -125,7 +125,7 @@ def submit(world):
     own = world.hostile.post("/v1/jobs", json={"model": "m", "input": [1]}, headers={"idempotency-key": "k"})
     assert (own.status_code, own.json()["id"] == world.job["id"]) == (202, False)
     stolen = {"model": "m", "upload": world.upload, "content_type": "text/plain"}
-    assert world.hostile.post("/v1/jobs", json=stolen).status_code == 400
+    assert world.hostile.post("/v1/jobs", json=stolen).status_code == 404
     store = world.served.service.settings.store_uri
     for uri in (f"{store}/inputs/{world.job['id']}", "s3://shared/out/mine.out"):
         named = world.hostile.post("/v1/jobs", json={"model": "m", "input_uri": uri})
@@ -159,13 +159,13 @@ def submit_batch(world):
     ]
     response = world.hostile.post("/v1/jobs/batch", json={"jobs": jobs})
     taken, own, stolen, forbidden = response.json()["results"]
-    assert (taken["status"], stolen["status"], forbidden["status"]) == (409, 400, 403)
+    assert (taken["status"], stolen["status"], forbidden["status"]) == (409, 404, 403)
     assert own["job"]["tenant"] == "hostile"
     assert world.job["id"] not in response.text
 
 
 def upload(world):
-    assert world.hostile.put(f"/v1/uploads/{world.upload}", content=b"replaced").status_code == 400
+    assert world.hostile.put(f"/v1/uploads/{world.upload}", content=b"replaced").status_code == 404
     mine = {"model": "m", "upload": world.upload, "content_type": "text/plain"}
     job = world.owner.post("/v1/jobs", json=mine).json()
     assert world.served.payload(job["id"]) == PAYLOAD

@@ -137,7 +137,12 @@ def test_concurrent_submissions_with_one_key_make_one_job(served):
             "DataError",
             "notify: this server",
         ),
-        ({"json": {"model": "m", "upload": UNKNOWN, "content_type": "a/b"}}, 400, "DataError", "upload:"),
+        (
+            {"json": {"model": "m", "upload": UNKNOWN, "content_type": "a/b"}},
+            404,
+            "ResourceNotFoundError",
+            "no upload",
+        ),
         ({"params": {"model": "m"}, "content": b"x" * (9 << 20)}, 413, "LimitError", ""),
         ({"json": {"model": "m", "input": "x" * (2 << 20)}}, 413, "LimitError", "a payload of"),
     ],
@@ -434,15 +439,15 @@ def test_full_queue_still_returns_an_earlier_upload_submission(guarded):
     submit(shop)
     assert shop.post("/v1/jobs", json=body).status_code == 200
     other = guarded["bank"].post("/v1/jobs", json={**body, "model": "risk"})
-    assert other.status_code == 400
+    assert other.status_code == 404
 
 
 def test_uploads_belong_to_one_tenant(guarded):
     upload = guarded["shop"].post("/v1/uploads").json()
     assert guarded["shop"].put(upload["url"], content=b"x").status_code == 201
     named = {"model": "risk", "upload": upload["id"], "content_type": "a/b"}
-    assert guarded["bank"].put(upload["url"], content=b"y").status_code == 400
-    assert guarded["bank"].post("/v1/jobs", json=named).status_code == 400
+    assert guarded["bank"].put(upload["url"], content=b"y").status_code == 404
+    assert guarded["bank"].post("/v1/jobs", json=named).status_code == 404
     assert guarded["shop"].post("/v1/jobs", json=named).status_code == 202
 
 

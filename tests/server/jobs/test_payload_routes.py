@@ -1,6 +1,7 @@
 """Uploads and results: streams, limits, aborted transfers, and signed URLs of the store."""
 
 import http.client
+import socket
 import threading
 
 import httpx
@@ -30,6 +31,31 @@ def test_upload_becomes_the_payload_of_one_job(served, http):
     assert http.post("/v1/jobs", json=named).status_code == 200
     assert http.post("/v1/jobs", json={**named, "model": "n"}).status_code == 422
     assert http.put(upload.json()["url"], content=b"other").status_code == 409
+
+
+@for_each("framing", ["", "Content-Length: 0\r\n", "Transfer-Encoding: chunked\r\n"])
+def test_put_without_a_body_uploads_an_empty_payload(served, http, framing):
+    upload = http.post("/v1/uploads").json()
+    host, port = served.url.removeprefix("http://").split(":")
+    body = "0\r\n\r\n" if "chunked" in framing else ""
+    head = f"PUT {upload['url']} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{framing}\r\n"
+    with (
+        socket.create_connection((host, int(port)), WAIT_S) as connection,
+        connection.makefile("rb") as answer,
+    ):
+        connection.sendall((head + body).encode())
+        assert answer.readline() == b"HTTP/1.1 201 Created\r\n"
+        assert b'"size_bytes":0' in answer.read()
+    named = {"model": "m", "upload": upload["id"], "content_type": "x/y"}
+    assert served.payload(http.post("/v1/jobs", json=named).json()["id"]) == b""
+
+
+def test_unknown_upload_is_not_found(served, http, monkeypatch):
+    # A database may refuse the text, for its NUL character.
+    monkeypatch.setattr(served.ledger, "get_many", lambda ids: pytest.fail(f"asked for {ids}"))
+    for upload_id in (UNKNOWN, "x", "a%00b"):
+        response = http.put(f"/v1/uploads/{upload_id}", content=b"x")
+        assert (response.status_code, response.json()["type"]) == (404, "ResourceNotFoundError")
 
 
 def test_unfinished_upload_cannot_be_submitted(http):

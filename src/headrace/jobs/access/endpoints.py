@@ -108,11 +108,16 @@ class EndpointSettings:
     ] = None
     payload_bytes_max: Annotated[
         int | None,
-        Setting("Limit of a payload in bytes, inline or uploaded.", least=1, default="the server's limits"),
+        Setting(
+            "Limit of a payload in bytes, inline or uploaded.",
+            least=1,
+            most=1 << 40,
+            default="the server's limits",
+        ),
     ] = None
     running_max: Annotated[
         int | None,
-        Setting("Limit of running jobs, over all workers.", least=0, default="no limit"),
+        Setting("Limit of running jobs, over all workers.", least=0, most=2**31 - 1, default="no limit"),
     ] = None
     keep_days: Annotated[
         float | None,

@@ -64,6 +64,43 @@ _OTHER_RESULTS: Final[Json] = {
     "206": {"description": "The rest of the result, for `Range: bytes=N-` with `If-Range`."},
     "307": {"description": "`Location` is a URL that reads the result without a key for a limited time."},
 }
+_RANGE_PARAMETERS: Final[tuple[Json, ...]] = (
+    {
+        "name": "Range",
+        "in": "header",
+        "required": False,
+        "description": "`bytes=N-`, the bytes from N on, with `If-Range`; everything else is ignored.",
+        "schema": {"type": "string"},
+    },
+    {
+        "name": "If-Range",
+        "in": "header",
+        "required": False,
+        "description": "The `ETag` of an earlier response. Without it, or with another one, the response "
+        "is whole: the bytes could belong to another result.",
+        "schema": {"type": "string"},
+    },
+)
+_NOTICE: Final[Json] = {
+    "application/json": {
+        "schema": {
+            "type": "object",
+            "anyOf": [
+                {"required": [name], "properties": {name: {"type": kind}}}
+                for name, kind in (
+                    ("Records", "array"),
+                    ("Message", "string"),
+                    ("body", "string"),
+                    ("Body", "string"),
+                    ("detail", "object"),
+                    ("Event", "string"),
+                )
+            ],
+        }
+    },
+    # SNS sends JSON as text.
+    "text/plain": {"schema": {"type": "string"}},
+}
 _CONFIRMATION: Final = "SubscriptionConfirmation"
 
 _log = logging.getLogger("headrace.jobs.events")
@@ -151,7 +188,7 @@ class OtherHandlers(ApiHandlers):
         "/v1/events/s3",
         (Scope.EVENTS,),
         EventOutcomesDocument,
-        request_content=BINARY,
+        request_content=_NOTICE,
         errors=(*ERRORS, 408, 413),
     )
     async def receive_s3_events(self, exchange: Exchange) -> None:
@@ -191,6 +228,7 @@ class PayloadHandlers(ApiHandlers):
         "/v1/jobs/{job_id}/result",
         (Scope.READ,),
         query=ResultQuery,
+        parameters=_RANGE_PARAMETERS,
         content=_RESULT,
         success="The result, with its content type.",
         responses=_OTHER_RESULTS,
@@ -211,6 +249,7 @@ class PayloadHandlers(ApiHandlers):
         "GET",
         "/v1/jobs/{job_id}/input",
         (Scope.READ,),
+        parameters=_RANGE_PARAMETERS,
         content=_RESULT,
         success="The payload, with its content type.",
         responses={"206": _OTHER_RESULTS["206"]},
@@ -286,12 +325,13 @@ class PayloadHandlers(ApiHandlers):
         request_content=BINARY,
         request_required=False,
         status=201,
-        errors=(*ERRORS, 408, 409, 413),
+        errors=(*ERRORS, 404, 408, 409, 413),
     )
     async def upload(self, exchange: Exchange) -> None:
         """Upload a payload through the API.
 
-        It becomes visible when it is complete. A repeated upload replaces the earlier one.
+        It becomes visible when it is complete. A repeated upload replaces the earlier one. A request
+        without a body uploads an empty payload.
         """
         upload_id = exchange.arguments["upload_id"]
         declared = _declared_bytes(exchange, self._service.settings.upload_bytes_max)

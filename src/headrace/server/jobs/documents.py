@@ -15,13 +15,15 @@ from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import AFTER_MAX, ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT
 from headrace.jobs.service import PAGE_MAX
 from headrace.jobs.state import Cause, JobState
+from headrace.jobs.submission import KEY_CHARS_MAX, URI_CHARS_MAX, SubmissionLimits
 from headrace.jobs.worker_registry import WorkerState
+from headrace.server.routes import QUEUE_NAME, Json
 
 KindName = Literal["infer", "transform", "stream"]
 Milliseconds = Annotated[int, Meta(description="Milliseconds since the epoch, on the clock of the database.")]
 WAIT_S_MAX: Final = 60.0
 Moment = Annotated[int, Meta(ge=0, le=2**53)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+Name = Annotated[str, Meta(pattern=QUEUE_NAME)]
 Text = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
 PagePosition = Annotated[
     str,
@@ -30,65 +32,88 @@ PagePosition = Annotated[
 AuditPosition = Annotated[
     str, Meta(pattern=r"^[0-9]{0,18}$", description="`next_after` of the previous page.")
 ]
+MODEL_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?$"
 Media = Annotated[str, Meta(min_length=3, max_length=255, pattern=r"^[\x20-\x7e]+$")]
+_LIMITS: Final = SubmissionLimits()
+PLAIN_TEXT: Final = r"^[^\x00-\x1f\x7f]*$"
+Uri = Annotated[str, Meta(min_length=1, max_length=URI_CHARS_MAX, pattern=PLAIN_TEXT)]
+JobId = Annotated[str, Meta(pattern="^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$")]
+Period = Annotated[float, Meta(gt=0, le=_LIMITS.seconds_max)]
+Tags = Annotated[
+    dict[Name, Annotated[str, Meta(max_length=_LIMITS.tag_chars_max, pattern=PLAIN_TEXT)]],
+    Meta(max_length=_LIMITS.tags_max),
+]
+TagCondition = Annotated[str, Meta(extra_json_schema={"pattern": "^[^=\x00]+=[^\x00]*$"})]
+"""A condition on a tag. The handler checks it, with a clearer message than that of the pattern."""
+_ONE_INPUT: Final[Json] = {
+    "oneOf": [{"required": ["input"]}, {"required": ["upload"]}, {"required": ["input_uri"]}],
+    "dependentRequired": {"upload": ["content_type"]},
+}
 
 
 class SubmissionDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     """A job as it is submitted. Exactly one of `input`, `upload` and `input_uri` names its input."""
 
-    model: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?$")] = ""
+    model: Annotated[str, Meta(pattern=MODEL_NAME)] = ""
     """The name of the model, optionally with @ and a version. Required for `infer` without an endpoint."""
-    endpoint: Name | None = None
+    endpoint: Name | UnsetType = UNSET
     """The endpoint that the job is submitted to. Its settings replace fields that are left out."""
     kind: KindName = "infer"
     queue: Name = "default"
-    input: Any = None
+    input: Any = UNSET
     """The payload: any JSON, or a string with another `content_type`. headrace stores it for the job."""
-    upload: str | None = None
-    """The id of a finished upload (`POST /v1/uploads`). One upload makes one job."""
-    input_uri: str | None = None
+    upload: Annotated[str, Meta(min_length=1)] | UnsetType = UNSET
+    """The id of a finished upload (`POST /v1/uploads`), with its `content_type`. One upload makes one job."""
+    input_uri: Uri | UnsetType = UNSET
     """The payload (`infer`) or the source (`transform`, `stream`), at an address that the client's
     key may read.
     """
-    content_type: Media | None = None
-    accept: Media | None = None
-    output_uri: str | None = None
+    content_type: Media | UnsetType = UNSET
+    accept: Media | UnsetType = UNSET
+    output_uri: Uri | UnsetType = UNSET
     """The prefix under which the result is published as `KEY.out`."""
-    key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    key: Annotated[str, Meta(min_length=1, max_length=KEY_CHARS_MAX, pattern=PLAIN_TEXT)] | UnsetType = UNSET
     if_exists: Literal["fail", "replace", "version"] = "fail"
     """If another job of the tenant owns the name of the output: refuse the job, take the name over,
     or publish under a name with the job's id.
     """
-    region: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
+    region: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | UnsetType = UNSET
     """The region of the data: its workers claim the job first. By default the server's rules decide."""
     options: dict[str, Any] = {}
     priority: Annotated[int, Meta(ge=0, le=9)] = PRIORITY_DEFAULT
     """0 is claimed first."""
-    delay_s: Annotated[float, Meta(ge=0)] = 0
-    attempts_max: Annotated[int, Meta(ge=1)] = ATTEMPTS_MAX_DEFAULT
-    time_limit_s: Annotated[float, Meta(gt=0)] | None = None
-    time_to_live_s: Annotated[float, Meta(gt=0)] | None = None
-    deadline_s: Annotated[float, Meta(gt=0)] | None = None
-    after: Annotated[list[str], Meta(max_length=AFTER_MAX)] = []
+    delay_s: Annotated[float, Meta(ge=0, le=_LIMITS.seconds_max)] = 0
+    attempts_max: Annotated[int, Meta(ge=1, le=_LIMITS.attempts_max)] = ATTEMPTS_MAX_DEFAULT
+    time_limit_s: Annotated[float, Meta(gt=0, le=_LIMITS.time_limit_s_max)] | UnsetType = UNSET
+    time_to_live_s: Period | UnsetType = UNSET
+    deadline_s: Period | UnsetType = UNSET
+    after: Annotated[list[JobId], Meta(max_length=AFTER_MAX, extra_json_schema={"uniqueItems": True})] = []
     """Ids of jobs of the tenant. The job is `blocked` until all of them have completed, and fails if
     one ends otherwise. `delay_s` counts from then on.
     """
-    tags: dict[str, str] = {}
-    notify: list[dict[str, Any]] = []
-    correlation_id: Text | None = None
+    tags: Tags = {}
+    notify: Annotated[list[dict[str, Any]], Meta(max_length=_LIMITS.notify_max)] = []
+    correlation_id: Text | UnsetType = UNSET
+
+
+SUBMISSION: Final = Annotated[SubmissionDocument, Meta(extra_json_schema=_ONE_INPUT)]
 
 
 class BatchJobDocument(SubmissionDocument, kw_only=True, forbid_unknown_fields=True):
     """A job of a batch."""
 
-    idempotency_key: Annotated[str, Meta(pattern=r"^[!-~]{1,255}$")] | None = None
+    idempotency_key: Annotated[str, Meta(pattern=r"^[!-~]{0,255}$")] | None = None
     """Repeated submissions with the same key and content make one job."""
 
 
 class BatchDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     """A batch of submissions."""
 
-    jobs: Annotated[list[BatchJobDocument], Meta(min_length=1, max_length=BATCH_JOBS_MAX)]
+    jobs: Annotated[
+        list[Annotated[BatchJobDocument, Meta(extra_json_schema=_ONE_INPUT)]],
+        Meta(min_length=1, max_length=BATCH_JOBS_MAX),
+    ]
+    """Each job is checked on its own: an invalid one has its error at its place."""
     all_or_nothing: bool = False
     """Queue all jobs, or none if one of them is refused."""
 
@@ -566,7 +591,7 @@ class JobConditions(Struct, kw_only=True):
     kind: str = ""
     correlation_id: str = ""
     fingerprint: Annotated[str, Meta(description="Fingerprint of the failure.")] = ""
-    tag: Annotated[list[str], Meta(description="NAME=VALUE; a job must have all given tags.")] = []
+    tag: Annotated[list[TagCondition], Meta(description="NAME=VALUE; a job must have all given tags.")] = []
     tenant: (
         Annotated[str, Meta(description="Tenant of the jobs; only for keys that see all tenants.")] | None
     ) = None

@@ -1,6 +1,6 @@
 """The routes of endpoints."""
 
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -15,13 +15,29 @@ from headrace.jobs.access.endpoints import (
 )
 from headrace.server.http import Exchange
 from headrace.server.jobs.api import DOCUMENT_BYTES_MAX, ERRORS, ApiHandlers, respond_json
-from headrace.server.jobs.documents import EndpointDocument, EndpointQuery, EndpointsDocument
-from headrace.server.routes import read_query, route
+from headrace.server.jobs.documents import (
+    MODEL_NAME,
+    PLAIN_TEXT,
+    EndpointDocument,
+    EndpointQuery,
+    EndpointsDocument,
+)
+from headrace.server.routes import QUEUE_NAME, read_query, route
 
 _SEE: Final = (Scope.READ, Scope.SUBMIT)
 _ADMIN: Final = (Scope.ADMIN,)
 _ENDPOINT: Final = "/v1/endpoints/{endpoint}"
-_SETTINGS: Final[Any] = settings_structure(EndpointSettings)
+_PATTERNS: Final = {
+    "model": f"^$|{MODEL_NAME}",
+    "queue": QUEUE_NAME,
+    "output_uri": PLAIN_TEXT,
+}
+_SETTINGS: Final[Any] = Annotated[
+    settings_structure(EndpointSettings),
+    msgspec.Meta(
+        extra_json_schema={"properties": {name: {"pattern": text} for name, text in _PATTERNS.items()}}
+    ),
+]
 
 
 class EndpointHandlers(ApiHandlers):

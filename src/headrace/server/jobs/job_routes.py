@@ -45,6 +45,7 @@ from headrace.server.jobs.api import (
 )
 from headrace.server.jobs.bulk_routes import filter_of
 from headrace.server.jobs.documents import (
+    SUBMISSION,
     BatchDocument,
     BatchReplyDocument,
     HistoryDocument,
@@ -56,10 +57,9 @@ from headrace.server.jobs.documents import (
     QueuesDocument,
     ScaleDocument,
     ScaleQuery,
-    SubmissionDocument,
     WaitQuery,
 )
-from headrace.server.routes import BINARY, Json, read_json, read_pairs, read_query, route
+from headrace.server.routes import Json, read_json, read_pairs, read_query, route
 
 _READ: Final = (Scope.READ,)
 _SUBMIT: Final = (Scope.SUBMIT,)
@@ -78,8 +78,8 @@ IDEMPOTENCY_KEY: Final[Json] = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "description": "Repeated submissions with the same key and content make one job.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+    "description": "Repeated submissions with the same key and content make one job. An empty key is none.",
+    "schema": {"type": "string", "maxLength": 255, "pattern": "^[!-~]*$"},
 }
 _SUBMISSION_PARAMETERS: Final[tuple[Json, ...]] = (
     IDEMPOTENCY_KEY,
@@ -91,6 +91,9 @@ _SUBMISSION_PARAMETERS: Final[tuple[Json, ...]] = (
         "schema": {"type": "string"},
     },
 )
+_PAYLOAD: Final[Json] = {
+    "application/octet-stream": {"schema": {"type": "string", "format": "binary", "minLength": 1}}
+}
 _EVENT_CONTENT: Final[Json] = {"text/event-stream": {"schema": {"type": "string"}}}
 _NO_EVENTS: Final[Json] = {
     "description": "The job has ended, and `Last-Event-ID` is the id of its last event."
@@ -106,9 +109,9 @@ class JobHandlers(ApiHandlers):
         _SUBMIT,
         JobDocument,
         parameters=_SUBMISSION_PARAMETERS,
-        request=(SubmissionDocument,),
+        request=(SUBMISSION,),
         request_description=_SUBMISSION,
-        request_content=BINARY,
+        request_content=_PAYLOAD,
         status=202,
         alternatives={200: (JobDocument, "The job of an earlier submission with the same idempotency key.")},
         errors=(*ERRORS, 404, 408, 409, 413, 422),
