@@ -8,8 +8,9 @@ import threading
 from contextlib import closing
 from math import inf
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import grpc
 import pytest
@@ -53,8 +54,13 @@ def call(url: str, method: str, path: str, body: bytes | None = None, **headers:
 @pytest.fixture
 def keys(tmp_path):
     """Write a file with a key for models, one for jobs, and one for another model."""
-    keys = {name: new_key() for name in ("web", "shop", "other")}
-    scopes = {"web": [Scope.INFER], "shop": [Scope.SUBMIT, Scope.READ], "other": [Scope.INFER]}
+    keys = {name: new_key() for name in ("web", "shop", "scraper", "other")}
+    scopes = {
+        "web": [Scope.INFER],
+        "shop": [Scope.SUBMIT, Scope.READ],
+        "scraper": [Scope.MONITOR],
+        "other": [Scope.INFER],
+    }
     text = "".join(key_lines(name, hash_key(key), scopes=scopes[name]) for name, key in keys.items())
     (tmp_path / "jobs.toml").write_text(f'{text}models = ["another"]\n')
     return {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
@@ -93,14 +99,25 @@ def test_both_addresses_serve_models_and_jobs_with_the_same_keys(server, keys):
         assert {"/v1/jobs", "/v2/models/{model_name}/infer"} <= paths.keys()
 
 
-def test_metrics_port_has_models_jobs_and_the_worker_without_a_key(server):
+def test_metrics_port_has_models_jobs_and_the_worker(server, keys):
     address = urlsplit(server.addresses["metrics"])
-    with urlopen(f"http://{address.netloc}/metrics", timeout=WAIT_S) as response:
+    request = Request(f"http://{address.netloc}/metrics", headers=keys["scraper"])
+    with urlopen(request, timeout=WAIT_S) as response:
         found = samples(response.read().decode())
     assert value(found, "headrace_model_ready", model="twice", version="1") == 1
     assert value(found, "headrace_ledger_up") == 1
     assert value(found, "headrace_deliveries", state="dead") == 0
     assert value(found, "headrace_worker_slots", worker=server.worker.settings.name) == 8
+
+
+def test_metrics_of_all_tenants_need_the_scope_monitor(server, keys):
+    """Before, a tenant that reached the port could count the jobs of the others."""
+    url = f"http://{urlsplit(server.addresses['metrics']).netloc}/metrics"
+    for headers, status in (({}, 401), (keys["shop"], 403), ({"Authorization": "Bearer hr_x"}, 401)):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(url, headers=headers), timeout=WAIT_S)
+        assert refused.value.code == status
+        assert b"headrace_" not in refused.value.read()
 
 
 def test_job_api_alone_has_metrics_of_jobs_but_no_worker(tmp_path):

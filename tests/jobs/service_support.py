@@ -121,6 +121,7 @@ def served_jobs(
     used = ledger or MemoryJobLedger(ManualWallClock())
     used.start()
     used_stores = stores or Stores()
+    access = Access({digest: job_key for _, digest, job_key in keys}, anonymous=anonymous)
     service = JobService(
         used,
         used_stores,
@@ -129,9 +130,9 @@ def served_jobs(
         prepare_endpoint=prepare_endpoint,
         outbox=outbox,
         tracer=tracer,
+        access=access,
     )
     service.start()
-    access = Access({digest: job_key for _, digest, job_key in keys}, anonymous=anonymous)
     thread_pool = BoundedThreadPool(8)
     began, ended = threading.Event(), threading.Event()
     running: dict[str, Any] = {}

@@ -523,7 +523,7 @@ BAD_TENSORS = {
     "huge size": {**ROW, "shape": [2**63, 4]},
     "huge size and nothing": {**ROW, "shape": [2**63, 0], "data": []},
     "larger than 64 bits": {**ROW, "shape": [2**70, 4]},
-    "size is no integer": {**ROW, "shape": [1.0, 4]},
+    "size is no integer": {**ROW, "shape": [1.5, 4]},
     "size is true": {**ROW, "shape": [True, 4]},
     "shape is text": {**ROW, "shape": "1,4"},
     "no shape": {k: v for k, v in ROW.items() if k != "shape"},

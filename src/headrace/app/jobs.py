@@ -160,6 +160,7 @@ def open_jobs(
         slots_per_worker=settings.concurrency,
         default_deadline_s=options.default_deadline_s,
         reserved_uris=locations.reserved_uris,
+        shared_outputs=() if file.sagemaker is None else (file.sagemaker.output_uri,),
     )
     announce = None if components.dispatcher is None else components.dispatcher.announce
     service = JobService(
@@ -172,6 +173,7 @@ def open_jobs(
         region_of=_region_resolver(file),
         outbox=components.ledger.outbox,
         tracer=tracing.jobs,
+        access=file.access,
     )
     event_submitter = (
         None if file.triggers is None else EventSubmitter(file.triggers, service.submit_internal)
@@ -195,7 +197,8 @@ def open_jobs(
     metrics: dict[str, Listener] = {}
     if options.metrics_port is not None:
         sources = _metric_sources(components, worker)
-        app = MetricsApp(Metrics(dataplane, [counters], sources), guard)
+        # The labels and the counts are those of all tenants.
+        app = MetricsApp(Metrics(dataplane, [counters], sources), guard, scopes=(Scope.MONITOR,))
         metrics["metrics"] = HttpListener(app, options.host, options.metrics_port, options.tls)
     drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
     server = Serving(

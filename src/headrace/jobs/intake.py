@@ -22,7 +22,7 @@ from headrace.core.errors import (
     QueueFullError,
 )
 from headrace.core.predictor import Service
-from headrace.jobs.access import ApiKey, Scope
+from headrace.jobs.access import Access, ApiKey, Scope
 from headrace.jobs.access.endpoints import (
     Endpoint,
     EndpointSettings,
@@ -41,6 +41,7 @@ from headrace.jobs.paths import output_location
 from headrace.jobs.payloads import BoundedWriter, Payloads, Upload, check_upload_id
 from headrace.jobs.schedule_operations import Schedules
 from headrace.jobs.shared_calls import FOLLOWERS_MAX, WAITING_MAX, Announce, Follower, Submitter
+from headrace.jobs.shared_outputs import SharedOutputs
 from headrace.jobs.submission import Submission, SubmissionLimits
 from headrace.jobs.tracing import JobTracer
 from headrace.jobs.usage import ByteUsage
@@ -90,6 +91,8 @@ class JobServiceSettings:
     reserved_uris: tuple[str, ...] = ()
     """headrace's own locations, below which no endpoint writes."""
     followers_max: int = FOLLOWERS_MAX
+    shared_outputs: tuple[str, ...] = ()
+    """The prefixes at which the server publishes results of jobs of every tenant."""
 
 
 PASSING_REFUSALS: Final = (ModelNotFoundError, OverloadedError, QueueFullError)
@@ -151,6 +154,7 @@ class JobIntake(Service):
         region_of: RegionOf | None = None,
         outbox: Outbox | None = None,
         tracer: JobTracer | None = None,
+        access: Access | None = None,
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.settings = settings
@@ -171,6 +175,7 @@ class JobIntake(Service):
         self._known_models = KnownModels(ledger)
         self._usage = ByteUsage(ledger)
         self._endpoints = CurrentEndpoints(ledger)
+        self._shared_outputs = SharedOutputs(access or Access(), self._endpoints, settings.shared_outputs)
         self.audit: Final = AuditLog(ledger)
         self.deliveries: Final = Deliveries(ledger, outbox, self.audit)
         self.schedules: Final = Schedules(
@@ -264,6 +269,7 @@ class JobIntake(Service):
             key.require_inline(len(submission.payload))
             require_payload_size(endpoint, len(submission.payload))
         job = self._authorize(key, submission, endpoint, trusted_output=trusted_output)
+        self._shared_outputs.check(job)
         return CheckedJob(job, submission, endpoint)
 
     def _use(self, key: ApiKey, checked: CheckedJob) -> CheckedJob:

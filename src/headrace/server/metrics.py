@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Final, Literal
 
 from headrace.core.errors import (
-    ForbiddenError,
+    AccessError,
     MissingExtraError,
     ModelNotFoundError,
     SequenceFullError,
@@ -26,9 +26,10 @@ from headrace.core.errors import (
 )
 from headrace.core.sequence import SequenceEnd
 from headrace.core.statistics import Histogram, ModelStatistics, SequenceStatistics
+from headrace.jobs.access import Scope
 from headrace.server.application import Guard
 from headrace.server.dataplane import Dataplane
-from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND, status_of
+from headrace.server.errors import INTERNAL_ERROR, NOT_FOUND, error_headers, status_of
 from headrace.server.http import AsgiReceive, AsgiScope, AsgiSend, Headers
 from headrace.server.observation import ResponseCounters
 
@@ -388,12 +389,16 @@ class MetricsApp:
     """An ASGI application for ``GET /metrics``.
 
     The text format or OpenMetrics is selected by ``Accept``, gzip by ``Accept-Encoding``. Scrapes
-    run one at a time in a thread, so that requests proceed meanwhile. `guard` checks the ``Host``.
+    run one at a time in a thread, so that requests proceed meanwhile. `guard` checks the ``Host`` and,
+    if there are `scopes`, that the API key has one of them.
     """
 
-    def __init__(self, metrics: Collector, guard: Guard | None = None) -> None:
+    def __init__(
+        self, metrics: Collector, guard: Guard | None = None, *, scopes: Sequence[Scope] = ()
+    ) -> None:
         self._metrics = metrics
         self._guard = guard or Guard()
+        self._scopes = tuple(scopes)
         self._scraping = asyncio.Lock()
 
     async def __call__(self, scope: AsgiScope, _receive: AsgiReceive, send: AsgiSend) -> None:
@@ -405,9 +410,10 @@ class MetricsApp:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         try:
-            self._guard.check_source(scope["method"], headers, public=True)
-        except ForbiddenError as error:
-            await _respond(send, status_of(error).http, f"{error}\n".encode(), _PLAIN)
+            self._check(scope["method"], headers)
+        except AccessError as error:
+            status = status_of(error)
+            await _respond(send, status.http, f"{error}\n".encode(), (*_PLAIN, *error_headers(status)))
             return
         accept = headers.get(b"accept", b"").decode("latin-1")
         compressed = b"gzip" in headers.get(b"accept-encoding", b"")
@@ -421,6 +427,11 @@ class MetricsApp:
             )
             return
         await _respond(send, 200, body, extra)
+
+    def _check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
+        self._guard.check_source(method, headers, public=True)
+        if self._scopes:
+            self._guard.authenticate(method, headers, *self._scopes)
 
     def _scrape(self, accept: str, *, compressed: bool) -> tuple[bytes, Headers]:
         encode, content_type = choose_encoder(accept)

@@ -146,6 +146,17 @@ def test_only_subscribed_events_are_notified(bench):
     assert deliver(bench) == []
 
 
+def test_tenants_share_no_receiver(bench):
+    """Before, a tenant's deliveries waited behind those of another one that named the same webhook."""
+    for tenant in ("alpha", "alpha", "beta"):
+        job = bench.submit_running(notify=(HOOK,), tenant=tenant)
+        bench.settle(job, Completed(ResultRef("memory://box/1")))
+    claims = bench.ledger.outbox.claim(10, LEASE_MS)
+    assert len({claim.target.receiver_id for claim in claims}) == len(claims) == 2
+    assert bench.ledger.outbox.disable(claims[0].target.receiver_id, "it is gone")
+    assert bench.ledger.outbox.receiver(claims[1].target.receiver_id).disabled_why == ""
+
+
 def test_all_receivers_share_the_event_id(bench):
     job = bench.submit_running(notify=(HOOK, {"email": "a@example.com"}, {"sns": {"success_topic": "arn:t"}}))
     bench.settle(job, Completed(ResultRef("memory://box/1")))

@@ -64,6 +64,19 @@ def output_of(process) -> str:
     return printed
 
 
+def test_files_of_an_existing_database_are_closed_to_other_users(tmp_path):
+    files = [tmp_path / f"jobs.db{suffix}" for suffix in ("", "-wal", "-shm")]
+    first, second = (SqliteJobLedger(files[0]) for _ in range(2))
+    first.start()
+    first.submit([NewJob(model="m")])
+    for file in files:
+        file.chmod(0o644)
+    second.start()
+    assert [oct(file.stat().st_mode & 0o777) for file in files] == ["0o600"] * 3
+    second.stop()
+    first.stop()
+
+
 def test_start_and_stop(tmp_path):
     numbers = iter(range(1000))
     check_service(lambda: SqliteJobLedger(tmp_path / f"{next(numbers)}.db"))

@@ -49,6 +49,19 @@ def test_receiver_id_does_not_depend_on_events():
     assert one(HOOK).receiver_id != one({**HOOK, "webhook": "https://h.example/other"}).receiver_id
 
 
+def test_receiver_id_depends_on_the_tenant_except_for_receivers_of_the_operator():
+    for entry in (HOOK, {"email": "a@h.example"}):
+        ids = [
+            found.receiver_id
+            for tenant in ("", "alpha", "alpha", "beta")
+            for found in read_subscriptions([entry], tenant=tenant)
+        ]
+        assert ids[1] == ids[2]
+        assert len(set(ids)) == 3
+    (named,) = read_subscriptions([{"receiver": "billing"}], tenant="alpha")
+    assert (named.receiver_id, named.target) == ("billing", None)
+
+
 def test_encrypted_secret_comes_from_the_ledger_only():
     hidden = {**HOOK, "secret": f"{ENCRYPTED_PREFIX}AAAA"}
     assert one(hidden).target.secrets == (hidden["secret"],)

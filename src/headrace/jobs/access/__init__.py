@@ -307,6 +307,14 @@ class Access:
         """All keys, by name."""
         return tuple(sorted({key for _, key in self._keys.values()}, key=lambda key: key.name))
 
+    def other_submitters(self, tenant: str) -> tuple[ApiKey, ...]:
+        """Return the keys that submit jobs of other tenants, without those of operators."""
+        return tuple(
+            key
+            for key in self.keys
+            if key.tenant != tenant and Scope.SUBMIT in key.granted and Scope.OPERATE not in key.granted
+        )
+
     def named(self, name: str) -> ApiKey | None:
         """Return the key of this name, or None. Without keys, only `anonymous` has a name."""
         return self._by_name.get(name)

@@ -397,7 +397,9 @@ def first_line(error: BaseException) -> str:
 def _first_error(error: BaseException, driver: Any) -> BaseException:
     """Return the driver's error that came first: the rollback on a lost connection fails, too."""
     before = error.__context__
-    return _first_error(before, driver) if isinstance(before, driver.Error) else error
+    if before is None or not isinstance(before, driver.Error):
+        return error
+    return _first_error(before, driver)
 
 
 def _is_away(error: Exception, driver: Any) -> bool:

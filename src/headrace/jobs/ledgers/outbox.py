@@ -136,7 +136,7 @@ def _subscriptions(job: Job) -> tuple[Subscription, ...]:
     """
     try:
         # Without a policy: the deliverer handles addresses that a changed policy refuses.
-        return read_subscriptions(job.spec.notify)
+        return read_subscriptions(job.spec.notify, tenant=job.spec.tenant)
     except HeadraceError:
         _log.exception("a job's notifications are invalid, nobody is notified", extra={"job": job.id})
         return ()

@@ -14,7 +14,7 @@ all but progress.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import orjson
@@ -54,11 +54,13 @@ class Subscription:
 
 
 def read_subscriptions(
-    entries: Sequence[Mapping[str, Any]], policy: OutboundPolicy | None = None
+    entries: Sequence[Mapping[str, Any]], policy: OutboundPolicy | None = None, *, tenant: str = ""
 ) -> tuple[Subscription, ...]:
     """Read the ``notify`` list of a submission; `policy` checks the URLs of webhooks, if given.
 
-    Without a policy the list comes from the ledger, and secrets may be encrypted. Raise ConfigError with
+    Without a policy the list comes from the ledger, and secrets may be encrypted. Jobs of different
+    tenants share only the operator's receivers, by name: a tenant cannot have the receiver of another
+    one disabled, or fill its line. Raise ConfigError with
     the entry's number for invalid entries, and RefusedAddressError for a URL that is not permitted.
     """
     if len(entries) > SUBSCRIPTIONS_MAX:
@@ -66,9 +68,10 @@ def read_subscriptions(
     found: list[Subscription] = []
     for number, entry in enumerate(entries):
         try:
-            found.append(_subscription(entry, policy))
+            subscription = _subscription(entry, policy)
         except ConfigError as error:
             raise ConfigError(f"notify[{number}]: {error}") from error
+        found.append(_of_tenant(subscription, tenant))
     return tuple(found)
 
 
@@ -95,6 +98,16 @@ def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Su
             raise ConfigError("secret must be a string that begins with whsec_")
     target = read(entry)
     return Subscription(target.receiver_id, target, events)
+
+
+def _of_tenant(subscription: Subscription, tenant: str) -> Subscription:
+    target = subscription.target
+    if target is None or not tenant:
+        return subscription
+    kind, _, rest = target.receiver_id.partition("-")
+    digest = hashlib.sha256(f"{tenant}\0{rest}".encode()).hexdigest()
+    target = replace(target, receiver_id=f"{kind}-{digest[:32]}")
+    return replace(subscription, receiver_id=target.receiver_id, target=target)
 
 
 def _events(entry: Mapping[str, Any]) -> frozenset[str]:

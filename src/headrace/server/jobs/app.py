@@ -300,9 +300,10 @@ class PayloadHandlers(ApiHandlers):
     )
     async def check_published(self, exchange: Exchange) -> None:
         """Compare the object at the job's published name with its result. The object is read whole."""
-        if self._api.checks.locked():
+        tenant = exchange.client.tenant
+        if self._api.checks.is_full(tenant):
             raise OverloadedError("too many published results are being read", retry_after_s=RETRY_AFTER_S)
-        async with self._api.checks:
+        async with self._api.checks.hold(tenant):
             check = await self._run(self._service.check_published, exchange.client, job_id_of(exchange))
         await respond_json(exchange, asdict(check))
 
@@ -335,9 +336,10 @@ class PayloadHandlers(ApiHandlers):
         """
         upload_id = exchange.arguments["upload_id"]
         declared = _declared_bytes(exchange, self._service.settings.upload_bytes_max)
-        if self._api.uploads.locked():
+        tenant = exchange.client.tenant
+        if self._api.uploads.is_full(tenant):
             raise OverloadedError("too many uploads are running", retry_after_s=RETRY_AFTER_S)
-        async with self._api.uploads:
+        async with self._api.uploads.hold(tenant):
             writer = await self._run(self._service.open_upload, exchange.client, upload_id, declared)
             await _receive_upload(self._api, exchange, writer)
         await respond_json(exchange, {"id": upload_id, "size_bytes": writer.nbytes}, 201)

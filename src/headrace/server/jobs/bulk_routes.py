@@ -50,7 +50,7 @@ class BulkHandlers(ApiHandlers):
             after=body.after,
             all_jobs=body.all,
         )
-        async with self._api.bulk_requests:
+        async with self._api.bulk_requests.hold(exchange.client.tenant):
             reply = await self._run(self._service.bulk, exchange.client, request)
         await respond_json(exchange, asdict(reply))
 

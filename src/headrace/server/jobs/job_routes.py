@@ -146,7 +146,7 @@ class JobHandlers(ApiHandlers):
         response, its text has the index of the job, and nothing was queued.
         """
         body = await exchange.body(BATCH_BYTES_MAX)
-        async with self._api.batches:
+        async with self._api.batches.hold(exchange.client.tenant):
             batch = await self._run(_read_batch, exchange, body, self._service.settings.submission_limits)
             replies = await self._run(self._service.submit_batch, exchange.client, batch)
         results = await self._run(lambda: list(map(self._result, replies)))
