@@ -68,7 +68,7 @@ def test_fault_26_worker_ends_although_the_database_never_answers(
         others = postgres_bench.submit(JOBS, work_ms=20)
         postgres_bench.wait_any_executing(held)
         proxy.hold()
-        proxy.wait_until_held(Way.UP)
+        proxy.wait_until_held()
         postgres_bench.fault_happens(silent.name)
         limit_s = EXIT_S_MAX if signals == 1 else SECOND_EXIT_S_MAX
         assert _exit_s(silent, signals=signals) < limit_s + SLACK_S
@@ -91,7 +91,7 @@ def test_fault_26_worker_continues_when_the_database_answers_again(
         numbers = postgres_bench.submit(JOBS, work_ms=20)
         postgres_bench.wait_executions(2)
         proxy.hold()
-        proxy.wait_until_held(Way.UP)
+        proxy.wait_until_held()
         postgres_bench.fault_happens(worker.name)
         wait_until(lambda: "ledger is unavailable" in worker.log_lines(), "the timeouts of a call")
         proxy.heal()

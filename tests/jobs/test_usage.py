@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from headrace.core.errors import JobLedgerUnavailableError, LimitError, OverloadedError
+from headrace.core.errors import JobLedgerUnavailableError, LimitError, OverloadedError, ResourceNotFoundError
 from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.job import NewJob
 from headrace.jobs.service import JobService, JobServiceSettings
@@ -248,6 +248,6 @@ def test_upload_that_cannot_begin_counts_nothing(service):
     with pytest.raises(LimitError):
         service.open_upload(key, service.begin_upload(key).id, 101)
     for _ in range(3):
-        with pytest.raises(Exception, match="is unknown"):
+        with pytest.raises(ResourceNotFoundError, match="no upload"):
             service.open_upload(key, "0" * 36, 90)
     service.submit(key, submission(b"x" * 100)).result(20)

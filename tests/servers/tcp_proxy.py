@@ -108,11 +108,11 @@ class TcpProxy:
         self.delay_s = 0.0
         self._do(self._heal())
 
-    def wait_until_held(self, way: Way, count: int = 1) -> None:
-        """Wait until pieces of `count` connections are held in this direction."""
+    def wait_until_held(self, *ways: Way) -> None:
+        """Wait until a piece of a connection is held in one of these directions (default: both)."""
         with self._changed:
-            found = self._changed.wait_for(lambda: self._waiting[way] >= count, DONE_IN_S)
-        assert found, f"{self._waiting[way]} of {count} connections are held {way}"
+            found = self._changed.wait_for(lambda: any(self._waiting[way] for way in ways or Way), DONE_IN_S)
+        assert found, f"nothing is held: {self._waiting}"
 
     def wait_until_open(self, count: int) -> None:
         """Wait until exactly `count` connections are open."""
