@@ -36,6 +36,7 @@ class MemoryOutbox:
         self._lock = threading.Condition()
         self._deliveries: dict[str, _Delivery] = {}
         self._receivers: dict[str, ReceiverRecord] = {}
+        self._tenants: dict[str, str] = {}
         self._fences = 0
         self.most_claimed = 0
         """The largest number of deliveries claimed at the same time."""
@@ -50,8 +51,9 @@ class MemoryOutbox:
     def advance(self, ms):
         self.clock.advance(ms / 1000)
 
-    def add_receiver(self, target):
+    def add_receiver(self, target, tenant=""):
         with self._lock:
+            self._tenants[target.receiver_id] = tenant
             self._receivers[target.receiver_id] = ReceiverRecord(target.receiver_id, target, HEALTHY)
 
     def put(self, notification, receiver_id):
@@ -93,26 +95,42 @@ class MemoryOutbox:
         ]
         return max([d.record.due_at_ms, receiver.health.rests_until_at_ms, *busy])
 
+    def _next_claimable(self, now_ms):
+        """Return the oldest due delivery of the tenant with the fewest claimed ones, None without any."""
+        due = [
+            d
+            for d in self._deliveries.values()
+            if (at_ms := self._claimable_at_ms(d)) is not None and at_ms <= now_ms
+        ]
+        return min(due, key=lambda d: (self._claimed_of(d, now_ms), d.record.due_at_ms), default=None)
+
+    def _claimed_of(self, d, now_ms):
+        tenant = self._tenants[d.receiver_id]
+        return sum(
+            other.record.state == "claimed"
+            and other.lease_until_at_ms > now_ms
+            and self._tenants[other.receiver_id] == tenant
+            for other in self._deliveries.values()
+        )
+
     def claim(self, limit, lease_ms):
         with self._lock:
             now_ms, claims = self.now_ms(), []
-            for d in sorted(self._deliveries.values(), key=lambda d: d.record.due_at_ms):
-                at_ms = self._claimable_at_ms(d)
-                if len(claims) < limit and at_ms is not None and at_ms <= now_ms:
-                    self._fences += 1
-                    d.fence, d.lease_until_at_ms = self._fences, now_ms + lease_ms
-                    d.record = replace(d.record, state="claimed", attempts=d.record.attempts + 1)
-                    receiver = self._receivers[d.receiver_id]
-                    claims.append(
-                        Claim(
-                            d.record.delivery_id,
-                            d.fence,
-                            d.record.attempts,
-                            d.notification,
-                            receiver.target,
-                            receiver.health,
-                        )
+            while len(claims) < limit and (d := self._next_claimable(now_ms)) is not None:
+                self._fences += 1
+                d.fence, d.lease_until_at_ms = self._fences, now_ms + lease_ms
+                d.record = replace(d.record, state="claimed", attempts=d.record.attempts + 1)
+                receiver = self._receivers[d.receiver_id]
+                claims.append(
+                    Claim(
+                        d.record.delivery_id,
+                        d.fence,
+                        d.record.attempts,
+                        d.notification,
+                        receiver.target,
+                        receiver.health,
                     )
+                )
             claimed = sum(d.record.state == "claimed" for d in self._deliveries.values())
             self.most_claimed = max(self.most_claimed, claimed)
             return claims

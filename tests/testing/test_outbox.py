@@ -84,10 +84,16 @@ class Untraced(MemoryOutbox):
         return super().put(replace(notification, trace=""), receiver_id)
 
 
+class OldestFirst(MemoryOutbox):
+    def _claimed_of(self, d, now_ms):
+        return 0
+
+
 @for_each(
     "kind",
     [
         Unfenced,
+        OldestFirst,
         Leaseless,
         Crowding,
         Forgetful,

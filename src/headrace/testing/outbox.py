@@ -42,8 +42,8 @@ class OutboxBench(Protocol):
         """The outbox under test."""
         ...
 
-    def add_receiver(self, target: WebhookTarget) -> None:
-        """Register the receiver, enabled and healthy."""
+    def add_receiver(self, target: WebhookTarget, tenant: str = "") -> None:
+        """Register the receiver of a tenant ("": of nobody), enabled and healthy."""
         ...
 
     def put(self, notification: Notification, receiver_id: str) -> str:
@@ -101,6 +101,21 @@ def check_claim_order_and_limit(bench: OutboxBench) -> None:
         bench.advance(10)
     equal([c.delivery_id for c in bench.outbox.claim(3, LEASE_MS)], ids[:3], "the three longest due")
     equal([c.delivery_id for c in bench.outbox.claim(3, LEASE_MS)], ids[3:], "the rest")
+
+
+def check_tenants_take_turns(bench: OutboxBench) -> None:
+    """Check that many deliveries of one tenant delay no other tenant."""
+    for receiver in ("a1", "a2", "a3", "a4", "b1", "b2"):
+        bench.add_receiver(_target(receiver), tenant=receiver[0])
+    busy = _deliveries(bench, "a1", "a2", "a3", "a4")
+    (first,) = _deliveries(bench, "b1")
+    claims = bench.outbox.claim(2, LEASE_MS)
+    equal([c.delivery_id for c in claims], [busy[0], first], "one delivery of each tenant")
+    (more,) = bench.outbox.claim(1, LEASE_MS)
+    equal(more.delivery_id, busy[1], "the next delivery while no other tenant has one")
+    (second,) = _deliveries(bench, "b2")
+    (next_one,) = bench.outbox.claim(1, LEASE_MS)
+    equal(next_one.delivery_id, second, "a delivery of the tenant with fewer claimed ones, before older ones")
 
 
 def check_expired_lease(bench: OutboxBench) -> None:
@@ -338,6 +353,7 @@ OUTBOX_CHECKS: tuple[OutboxCheck, ...] = (
     check_claim_is_exclusive,
     check_one_claim_per_receiver,
     check_claim_order_and_limit,
+    check_tenants_take_turns,
     check_expired_lease,
     check_retry,
     check_ended_deliveries,

@@ -9,7 +9,7 @@ from conformance.check_tables import run_each
 from headrace.jobs.job import Completed, Failed, JobFailure, JobProgress, ResultRef
 from headrace.jobs.ledger import Heartbeat
 from headrace.jobs.ledgers.database import sa
-from headrace.jobs.ledgers.outbox import _INSERT, SqlOutbox, dump_event
+from headrace.jobs.ledgers.outbox import _ADD_RECEIVER, _INSERT, SqlOutbox, dump_event, dump_target
 from headrace.jobs.notify import Notification, WebhookTarget
 from headrace.jobs.notify.delivery import HEALTHY, DeliveryDecision, Done
 from headrace.jobs.state import Cause, JobState
@@ -34,9 +34,9 @@ class SqlBench(OutboxBench):
         return self.bench.ledger.outbox
 
     @override
-    def add_receiver(self, target):
-        self.outbox.register(target)
-        self.outbox.enable(target.receiver_id)
+    def add_receiver(self, target, tenant=""):
+        values = {"id": target.receiver_id, "target": dump_target(target), "tenant": tenant}
+        self.bench.ledger._database.run(lambda transaction: transaction.run(_ADD_RECEIVER, **values))
 
     @override
     def put(self, notification, receiver_id):

@@ -112,7 +112,10 @@ def _put(transaction: Transaction, events: Sequence[tuple[Job, str, dict[str, An
                 continue
             if subscription.target is not None:
                 transaction.run(
-                    _ADD_RECEIVER, id=subscription.receiver_id, target=dump_target(subscription.target)
+                    _ADD_RECEIVER,
+                    id=subscription.receiver_id,
+                    target=dump_target(subscription.target),
+                    tenant=clean(job.spec.tenant),
                 )
             rows.append(
                 {

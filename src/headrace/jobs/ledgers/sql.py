@@ -314,6 +314,7 @@ STEPS: Final = (
     read_step(5, min_reader=5),
     read_step(6, min_reader=5),
     read_step(7, min_reader=7),
+    read_step(8, min_reader=7),
 )
 
 _SCHEMA: Final = """

@@ -232,7 +232,10 @@ class Outbox(Protocol):
         ...
 
     def claim(self, limit: int, lease_ms: int) -> Sequence[Claim]:
-        """Claim at most `limit` due deliveries for `lease_ms`, one per receiver, oldest first."""
+        """Claim at most `limit` due deliveries for `lease_ms`, one per receiver.
+
+        Those of the tenant with the fewest claimed deliveries come first, and among them the oldest.
+        """
         ...
 
     def next_due_at_ms(self) -> int | None:

@@ -1,2 +1,2 @@
-INSERT INTO headrace_receiver (id, target) VALUES (:id, :target)
+INSERT INTO headrace_receiver (id, target, tenant) VALUES (:id, :target, :tenant)
 ON CONFLICT (id) DO NOTHING
