@@ -59,9 +59,9 @@ def read_subscriptions(
     """Read the ``notify`` list of a submission; `policy` checks the URLs of webhooks, if given.
 
     Without a policy the list comes from the ledger, and secrets may be encrypted. Jobs of different
-    tenants share only the operator's receivers, by name: a tenant cannot have the receiver of another
-    one disabled, or fill its line. Raise ConfigError with
-    the entry's number for invalid entries, and RefusedAddressError for a URL that is not permitted.
+    tenants share only receivers that the operator named: no tenant can cause another one's receiver to
+    rest or to be disabled. Raise ConfigError with the entry's number for invalid entries, and
+    RefusedAddressError for a URL that is not permitted.
     """
     if len(entries) > SUBSCRIPTIONS_MAX:
         raise ConfigError(f"notify: at most {SUBSCRIPTIONS_MAX} entries are permitted, not {len(entries)}")
