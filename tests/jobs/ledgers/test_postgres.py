@@ -1,8 +1,10 @@
 """The PostgreSQL ledger: lost connections, wakeups over the network, the database's clock."""
 
+import itertools
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,11 +17,15 @@ from headrace.jobs.ledgers.database import Statement
 from headrace.jobs.ledgers.postgres import PostgresJobLedger, TimedConnection, _payload
 from headrace.jobs.state import Cause
 from headrace.testing import ManualWallClock, check_service
+from jobs.copied_jobs import copy_jobs
 from jobs.ledger_fixtures import follow_clock
 from servers.polling import reached
 from servers.tcp_proxy import TcpProxy
 
 CLAIM = ClaimRequest("w", ("default",), 10, 60_000)
+ROWS_READ = Statement(
+    "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables", sqlite=""
+)
 
 
 @pytest.fixture
@@ -74,6 +80,54 @@ def test_error_of_a_lost_connection_is_the_first_one(ledger):
     ends = Statement("SELECT pg_terminate_backend(pg_backend_pid())", "")
     with pytest.raises(JobLedgerUnavailableError, match="terminating connection due to administrator"):
         ledger._database.run(lambda transaction: transaction.run(ends))
+
+
+def rows_read(transaction):
+    return int(transaction.run(ROWS_READ)[0][0])
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_plans_from_a_small_table_read_few_rows_of_a_large_one(ledger, postgres_url, analyzed):
+    """A connection plans the statements of claims once, possibly while there are no jobs."""
+    claiming = PostgresJobLedger(postgres_url, connections_max=1)
+
+    def settle_and_claim(held, queue):
+        """Return the claimed jobs and the number of rows that were read for them."""
+        outcomes = itertools.cycle([Completed(ResultRef("memory://a")), Failed(JobFailure(Cause.MODEL, "x"))])
+        settlements = [
+            Settlement(job.id, job.lease, outcome) for job, outcome in zip(held, outcomes, strict=False)
+        ]
+
+        def run(transaction):
+            before = rows_read(transaction)
+            reply = PostgresJobLedger.settle_and_claim.__wrapped__(
+                claiming, transaction, settlements, replace(CLAIM, queues=(queue,))
+            )
+            return reply.claimed, rows_read(transaction) - before
+
+        return claiming._database.run(run)
+
+    new = [NewJob(model="m"), *(NewJob(queue="shared", model="m", tenant=name) for name in "ab")]
+    claiming.start()
+    try:
+        if analyzed:
+            ledger.submit(new)
+            ledger._database.run(lambda transaction: transaction.run(Statement("ANALYZE", "")))
+        for queue in ("default", "shared"):
+            held = ()
+            for _ in range(10):
+                ledger.submit(new)
+                held, _ = settle_and_claim(held, queue)
+        for submitted in ledger.submit(new):
+            copy_jobs(ledger, submitted.job.id, 3_000, id=f"'{submitted.job.id}-' || n")
+        for queue in ("default", "shared"):
+            held = ()
+            for _ in range(3):
+                held, rows = settle_and_claim(held, queue)
+                assert len(held) == 10
+                assert rows < 200, (queue, rows)
+    finally:
+        claiming.stop()
 
 
 @pytest.mark.parametrize("how", ["kill", "restart"])

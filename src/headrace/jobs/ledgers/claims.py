@@ -34,9 +34,9 @@ assert source_states(JobEvent.CLAIM) == {JobState.PENDING}
 assert TRANSITIONS[JobState.PENDING, JobEvent.CLAIM] is JobState.RUNNING
 
 _LANES: Final = read_statement("claimable_lanes")
-_CLAIM_ONLY_LANE: Final = read_statement("claim_only_lane")
+_CLAIM_ONLY_LANE: Final = read_statement("claim_only_lane", keeps_plan=True)
 _CANDIDATES: Final = read_statement("lane_candidates")
-_CLAIM: Final = read_statement("claim_jobs")
+_CLAIM: Final = read_statement("claim_jobs", keeps_plan=True)
 _WAKE: Final = read_statement("wake_queue")
 _LOCK_LIMITS: Final = read_statement("lock_limits")
 _RUNNING: Final = read_statement("running_lanes")

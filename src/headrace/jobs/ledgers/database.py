@@ -1,7 +1,7 @@
 """Statements and transactions on either database, with retries. Adapter module of SQLAlchemy.
 
 A statement is a file in ``queries/``, with named parameters, written for PostgreSQL. The text for a
-database follows from three substitutions:
+database follows from four substitutions:
 
 1. ``{job_columns}`` becomes `JOB_COLUMNS`; ``{claimable}`` and ``{claimed}``, which several statements of
    claims share, become the texts below.
@@ -9,6 +9,12 @@ database follows from three substitutions:
    row locks are needed.
 3. SQLite: ``jsonb_to_recordset``, which reads the JSON objects in ``:given`` as rows, becomes a
    query over ``json_each``. The text is the same for any number of rows.
+4. SQLite: ``= ANY (ARRAY[name])`` becomes ``= name``. PostgreSQL has one plan for a join by it: an index
+   finds the rows for each name.
+
+PostgreSQL plans a statement anew each time, as the best plan depends on values and on sizes of tables
+that change fast. Some frequent statements take longer to plan than to run, and have one good plan:
+`read_statement(name, keeps_plan=True)` has them planned once in a connection.
 
 Comments are not sent. ``scripts/print_statements.py`` prints the texts of one database.
 
@@ -87,6 +93,11 @@ QUERIES: Final = Path(__file__).parent / "queries"
 _COMMENT: Final = re.compile(r"^--.*\n", re.MULTILINE)
 _LOCK: Final = re.compile(r"^ *FOR NO KEY UPDATE .*\n", re.MULTILINE)
 _RECORDS: Final = re.compile(r"jsonb_to_recordset\(CAST\(:given AS jsonb\)\) AS record\(([^)]*)\)")
+_ANY: Final = re.compile(r"= ANY \(ARRAY\[(\w+)\]\)")
+_PLAN_MODES: Final = {
+    False: "SET LOCAL plan_cache_mode = force_custom_plan",
+    True: "SET LOCAL plan_cache_mode = force_generic_plan",
+}
 _CLAIMABLE: Final = """(job.deadline_at_ms IS NULL OR job.deadline_at_ms > (SELECT headrace_now()))
         AND (job.expires_at_ms IS NULL OR job.started_at_ms IS NOT NULL
             OR job.expires_at_ms > (SELECT headrace_now()))"""
@@ -120,18 +131,22 @@ class Statement:
 
     postgresql: str
     sqlite: str
+    keeps_plan: bool | None = False
+    """True if PostgreSQL plans the statement once in a connection, for any values; None if either will do."""
 
     def filled(self, word: str, text: str) -> "Statement":
         """Return the statement with `text` in place of a word in braces."""
-        return Statement(*(each.replace(f"{{{word}}}", text) for each in (self.postgresql, self.sqlite)))
+        texts = (each.replace(f"{{{word}}}", text) for each in (self.postgresql, self.sqlite))
+        return Statement(*texts, keeps_plan=self.keeps_plan)
 
 
-def read_statement(name: str) -> Statement:
+def read_statement(name: str, *, keeps_plan: bool | None = False) -> Statement:
     """Return the statement in ``queries/<name>.sql``."""
     text = _COMMENT.sub("", (QUERIES / f"{name}.sql").read_text())
     text = text.replace("{claimable}", _CLAIMABLE).replace("{claimed}", _CLAIMED)
     text = text.replace("{job_columns}", ", ".join(JOB_COLUMNS))
-    return Statement(text, _RECORDS.sub(_json_rows, _LOCK.sub("", text)).replace("strpos(", "instr("))
+    sqlite = _ANY.sub(r"= \1", _RECORDS.sub(_json_rows, _LOCK.sub("", text)))
+    return Statement(text, sqlite.replace("strpos(", "instr("), keeps_plan)
 
 
 def _json_rows(match: re.Match[str]) -> str:
@@ -179,6 +194,7 @@ class Transaction:
     outbox: JobEventWriter
     notice: CommitNotice = field(default_factory=CommitNotice)
     counters: JobCounters = field(default_factory=JobCounters)
+    _keeps_plans: bool = False
 
     def run(
         self, statement: Statement, records: Sequence[dict[str, Any]] | None = None, **values: Any
@@ -193,6 +209,10 @@ class Transaction:
         dialect = self.connection.dialect
         text = _driver_text(getattr(statement, dialect.name), dialect)
         cursor: Any = self.connection.connection.cursor()
+        keeps_plan = statement.keeps_plan
+        if dialect.name == "postgresql" and keeps_plan not in (None, self._keeps_plans):
+            cursor.execute(_PLAN_MODES[keeps_plan])
+            self._keeps_plans = keeps_plan
         cursor.execute(text, values)
         return cursor.fetchall() if cursor.description else ()
 
@@ -329,7 +349,7 @@ class Database:
         )
 
 
-_ADD_COUNTS: Final = read_statement("add_counts")
+_ADD_COUNTS: Final = read_statement("add_counts", keeps_plan=None)
 _COUNTED_GROUPS: Final = read_statement("counted_groups")
 
 _Self = TypeVar("_Self", bound="DatabaseOperations")

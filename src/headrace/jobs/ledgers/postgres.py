@@ -67,8 +67,9 @@ _CONNECTION: Final = {
 
 # Every query here finds its rows by an index, in their order. But the planner's statistics of a
 # queue are always out of date: after seeing an empty queue, it would prefer to scan and sort the
-# whole table, and keep a plan for a small table after it has grown. Commits survive a power cut,
-# even if the server's default is off.
+# whole table, and keep a plan for a small table after it has grown. Statements that do keep their
+# plan are written so that there is no other one. Commits survive a power cut, even if the server's
+# default is off.
 _SETTINGS: Final = f"""
 SELECT set_config('statement_timeout', '{STATEMENT_S}s', false),
     set_config('lock_timeout', '{LOCK_S}s', false),

@@ -27,9 +27,9 @@ from headrace.jobs.ledgers.database import (
 from headrace.jobs.state import TRANSITIONS, Cause, JobEvent, JobState
 
 _BY_ID: Final = read_statement("jobs_by_id")
-_BY_ID_LOCKED: Final = read_statement("jobs_by_id_locked")
+_BY_ID_LOCKED: Final = read_statement("jobs_by_id_locked", keeps_plan=True)
 _BY_KEY: Final = read_statement("jobs_by_key")
-_CHANGE: Final = read_statement("change_jobs")
+_CHANGE: Final = read_statement("change_jobs", keeps_plan=True)
 _INSERT_HISTORY: Final = read_statement("insert_history")
 _DELETES: Final = tuple(map(read_statement, ("delete_jobs", "delete_history", "delete_tags")))
 

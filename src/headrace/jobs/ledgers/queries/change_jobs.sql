@@ -39,7 +39,8 @@ UPDATE headrace_job SET
     failure = new_failure,
     fingerprint = new_fingerprint
 FROM given, clock
-WHERE headrace_job.id = new_id AND headrace_job.lease = old_lease AND headrace_job.state = old_state
+WHERE headrace_job.id = ANY (ARRAY[new_id]) AND headrace_job.lease = old_lease
+    AND headrace_job.state || '' = old_state
 RETURNING
     headrace_job.id, headrace_job.due_at_ms, headrace_job.ended_at_ms, headrace_job.expires_at_ms,
     headrace_job.deadline_at_ms, (SELECT headrace_now())

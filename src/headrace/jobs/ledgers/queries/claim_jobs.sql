@@ -8,5 +8,5 @@ given AS MATERIALIZED (
 UPDATE headrace_job SET
     {claimed}
 FROM given, clock
-WHERE headrace_job.id = claimed_id AND headrace_job.state || '' = 'pending'
+WHERE headrace_job.id = ANY (ARRAY[claimed_id]) AND headrace_job.state || '' = 'pending'
 RETURNING {job_columns}

@@ -40,6 +40,6 @@ candidate AS MATERIALIZED (
 UPDATE headrace_job SET
     {claimed}
 FROM candidate, clock
-WHERE headrace_job.id = candidate_id AND headrace_job.state || '' = 'pending'
+WHERE headrace_job.id = ANY (ARRAY[candidate_id]) AND headrace_job.state || '' = 'pending'
     AND NOT EXISTS (SELECT 1 FROM candidate WHERE alone)
 RETURNING {job_columns}, rank_ms

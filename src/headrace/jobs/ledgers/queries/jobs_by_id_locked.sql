@@ -4,6 +4,6 @@ WITH given AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset(CAST(:given AS jsonb)) AS record(wanted_id text)
 )
 SELECT {job_columns}
-FROM given JOIN headrace_job AS job ON job.id = wanted_id
+FROM given JOIN headrace_job AS job ON job.id = ANY (ARRAY[wanted_id])
 ORDER BY wanted_id || ''
 FOR NO KEY UPDATE OF job
