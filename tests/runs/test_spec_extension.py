@@ -141,7 +141,7 @@ def test_empty_table_sets_nothing():
         ("columns", [-1], "a list of names, or one of numbers"),
         ("columns", [True], "a list of names, or one of numbers"),
         ("text_column", -1, "a whole number of 0 or more"),
-        ("text_column", 1.0, "must be a non-empty text"),
+        ("text_column", 1.5, "must be a non-empty text"),
         ("slice_end", "closed", "must be one of exclusive, inclusive"),
         ("accept", "xml", "cannot be written"),
         ("on_error", "stop", "must be one of record, object, job"),
