@@ -59,6 +59,23 @@ async def until_read(call):
     return [message async for message in call]
 
 
+class Overtaken:
+    """A model whose first request gets its response after the second one has got its own."""
+
+    def __init__(self):
+        self.second = asyncio.Event()
+
+    async def predict(self, request):
+        if request["x"][0, 0] == 0:
+            await self.second.wait()
+        self.second.set()
+        return request["x"]
+
+    async def stream(self, requests):
+        async for request in requests:
+            yield await self.predict(request)
+
+
 # MLServer's format
 
 
@@ -248,6 +265,22 @@ async def test_slow_reader_throttles_the_model():
 
 
 # Triton's format
+
+
+@CARRIERS
+@for_each("kind", ["predict", "stream"])
+@for_each(("sequence", "order"), [("s", [0, 1]), (7, [0, 1]), ("", [1, 0])])
+@in_event_loop
+async def test_responses_of_a_sequence_have_the_order_of_its_requests(carrier, kind, sequence, order):
+    model = FunctionModel(**{kind: getattr(Overtaken(), kind)})
+    messages = [infer_request(number(i)) for i in range(2)]
+    for message in messages:
+        field = "int64_param" if isinstance(sequence, int) else "string_param"
+        setattr(message.parameters["sequence_id"], field, sequence)
+    async with serving(plane(m=model), carrier) as channel:
+        call = bidi(channel, response=StreamResponse)(messages, metadata=TRITON)
+        answers = [each.infer_response for each in await until_read(call)]
+    assert firsts(each for each in answers if each.outputs) == order
 
 
 @CARRIERS

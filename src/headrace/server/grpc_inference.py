@@ -298,6 +298,8 @@ class _TritonStream:
         """Held while a response waits for the queue. A full queue alone would let newer responses
         overtake.
         """
+        self._latest: dict[tuple[str, object], asyncio.Task[None]] = {}
+        """The last unfinished request of each sequence, by model and id."""
 
     async def response_batches(
         self, messages: AsyncIterator[bytes], first: GrpcWireRequest | None = None
@@ -342,36 +344,55 @@ class _TritonStream:
 
     async def _respond(self, message: bytes | GrpcWireRequest) -> None:
         model = id = ""
+        previous = None
         try:
             if isinstance(message, bytes):
                 message = self._inference.decode(self._call, message, self._key)
             wire = message
             model, id = wire.model, wire.request.id
+            previous = self._previous(wire)
             if self._inference.dataplane.metadata(wire.model, wire.version).can_stream:
-                await self._stream(wire)
+                await self._stream(wire, previous)
             else:
                 response = await self._inference.dataplane.infer(wire.model, wire.version, wire.request)
-                await self._send(wrap_stream_response(self._inference.encode(wire, response, final=True)))
+                encoded = self._inference.encode(wire, response, final=True)
+                await self._send(wrap_stream_response(encoded), previous)
         except Exception as error:  # noqa: BLE001 - any error ends this request, not the stream
-            await self._send(error if self._errors_end else _encode_error(error, model, id))
+            await self._send(error if self._errors_end else _encode_error(error, model, id), previous)
 
-    async def _send(self, response: bytes | BaseException) -> None:
-        """Send responses in the order of the calls, so that each sequence keeps its order."""
+    def _previous(self, wire: GrpcWireRequest) -> "asyncio.Task[None] | None":
+        """Return the task of the request before this one in its sequence, if that is unfinished."""
+        id = wire.request.parameters.get("sequence_id")
+        task: asyncio.Task[None] | None = asyncio.current_task()
+        if not id or task is None:
+            return None
+        key = (wire.model, id)
+        previous, self._latest[key] = self._latest.get(key), task
+        task.add_done_callback(lambda _: self._latest.pop(key) if self._latest[key] is task else None)
+        return previous
+
+    async def _send(self, response: bytes | BaseException, previous: "asyncio.Task[None] | None") -> None:
+        """Send a response after those of the previous request of its sequence.
+
+        A coroutine may find its response at once while an earlier one is still to be resumed.
+        """
+        if previous is not None and not previous.done():
+            await asyncio.wait([previous])
         async with self._sending:
             await self._responses.put(response)
 
-    async def _stream(self, wire: GrpcWireRequest) -> None:
+    async def _stream(self, wire: GrpcWireRequest, previous: "asyncio.Task[None] | None") -> None:
         dataplane, encode = self._inference.dataplane, self._inference.encode
         async with aclosing(
             dataplane.stream_request(wire.model, wire.version, wire.request)
         ) as response_batches:
             async for responses in response_batches:
                 for response in responses:
-                    await self._send(wrap_stream_response(encode(wire, response, final=False)))
+                    await self._send(wrap_stream_response(encode(wire, response, final=False)), previous)
         if wire.empty_final:
             metadata = dataplane.metadata(wire.model, wire.version)
             last = InferResponse((), metadata.name, metadata.version or wire.version)
-            await self._send(wrap_stream_response(encode(wire, last, final=True)))
+            await self._send(wrap_stream_response(encode(wire, last, final=True)), previous)
 
 
 def _encode_error(error: Exception, model: str, id: str) -> bytes:
