@@ -368,8 +368,12 @@ class _TritonStream:
             return None
         key = (wire.model, id)
         previous, self._latest[key] = self._latest.get(key), task
-        task.add_done_callback(lambda _: self._latest.pop(key) if self._latest[key] is task else None)
+        task.add_done_callback(lambda _: self._forget(key, task))
         return previous
+
+    def _forget(self, key: tuple[str, object], task: "asyncio.Task[None]") -> None:
+        if self._latest.get(key) is task:
+            del self._latest[key]
 
     async def _send(self, response: bytes | BaseException, previous: "asyncio.Task[None] | None") -> None:
         """Send a response after those of the previous request of its sequence.
