@@ -269,14 +269,17 @@ async def test_slow_reader_throttles_the_model():
 
 @CARRIERS
 @for_each("kind", ["predict", "stream"])
-@for_each(("sequence", "order"), [("s", [0, 1]), (7, [0, 1]), ("", [1, 0])])
+@for_each(
+    ("ids", "order"),
+    [(("s", "s"), [0, 1]), ((7, 7), [0, 1]), ((7, "7"), [0, 1]), (("", ""), [1, 0]), (("a", "b"), [1, 0])],
+)
 @in_event_loop
-async def test_responses_of_a_sequence_have_the_order_of_its_requests(carrier, kind, sequence, order):
+async def test_responses_of_a_sequence_have_the_order_of_its_requests(carrier, kind, ids, order):
     model = FunctionModel(**{kind: getattr(Overtaken(), kind)})
     messages = [infer_request(number(i)) for i in range(2)]
-    for message in messages:
-        field = "int64_param" if isinstance(sequence, int) else "string_param"
-        setattr(message.parameters["sequence_id"], field, sequence)
+    for message, id in zip(messages, ids, strict=True):
+        field = "int64_param" if isinstance(id, int) else "string_param"
+        setattr(message.parameters["sequence_id"], field, id)
     async with serving(plane(m=model), carrier) as channel:
         call = bidi(channel, response=StreamResponse)(messages, metadata=TRITON)
         answers = [each.infer_response for each in await until_read(call)]

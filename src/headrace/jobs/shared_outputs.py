@@ -12,7 +12,7 @@ from headrace.core.errors import ForbiddenError
 from headrace.jobs.access import Access, ApiKey
 from headrace.jobs.current_endpoints import CurrentEndpoints
 from headrace.jobs.job import NewJob
-from headrace.jobs.paths import ERROR_SUFFIX, FAILED_SUFFIX, RESULT_SUFFIX
+from headrace.jobs.paths import ERROR_SUFFIX, FAILED_SUFFIX, RESULT_SUFFIX, is_below
 from headrace.storage.uri import parse
 
 
@@ -25,9 +25,10 @@ class SharedOutputs:
     of_all: Sequence[str] = ()
 
     def check(self, job: NewJob) -> None:
-        """Raise ForbiddenError for an output that another tenant may write, too, and that may harm it.
+        """Raise ForbiddenError for an output at which the job could damage objects of another tenant.
 
-        It is that of a transform or a stream, or a folder with the name of a result.
+        That is the output of a transform or a stream, and a folder with the name of a result, if a key
+        of another tenant may write there, too.
         """
         if not job.output_uri:
             return
@@ -35,8 +36,9 @@ class SharedOutputs:
         if job.kind == "infer" and not _is_named_as_result(output):
             return
         for key in self.access.other_submitters(job.tenant):
-            if any(_overlap(output, _location(uri)) for uri in (*self.of_all, *self._written(key))):
-                raise _refusal(job)
+            for shared in map(_location, (*self.of_all, *self._written(key))):
+                if is_below(output, shared) or is_below(shared, output):
+                    raise _refusal(job)
 
     def _written(self, key: ApiKey) -> Iterable[str]:
         if key.endpoints is None:
@@ -62,11 +64,7 @@ def _is_named_as_result(output: str) -> bool:
     return any(part.endswith((RESULT_SUFFIX, FAILED_SUFFIX, ERROR_SUFFIX)) for part in output.split("/"))
 
 
-def _overlap(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)
-
-
 def _location(uri: str) -> str:
-    """Return the one spelling of a normalized URI, or of a path, with a final slash."""
+    """Return a normalized URI as `is_below` compares it: a path for a file, without a final slash."""
     location = parse(uri)
-    return f"{(uri if location.bucket else location.key).rstrip('/')}/"
+    return (uri if location.bucket else location.key).rstrip("/")

@@ -9,7 +9,7 @@ types apart, so call metadata or a setting of the listener selects the format.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ from headrace.core.errors import (
     OverloadedError,
     SequenceError,
 )
+from headrace.core.sequence import parse_sequence_id
 from headrace.core.tensor import InferRequest, InferResponse
 from headrace.jobs.access import Access, ApiKey, Scope
 from headrace.protocols.oip_documents import ERROR_KIND
@@ -298,7 +299,7 @@ class _TritonStream:
         """Held while a response waits for the queue. A full queue alone would let newer responses
         overtake.
         """
-        self._latest: dict[tuple[str, object], asyncio.Task[None]] = {}
+        self._latest: dict[tuple[str, str], asyncio.Task[None]] = {}
         """The last unfinished request of each sequence, by model and id."""
 
     async def response_batches(
@@ -362,7 +363,9 @@ class _TritonStream:
 
     def _previous(self, wire: GrpcWireRequest) -> "asyncio.Task[None] | None":
         """Return the task of the request before this one in its sequence, if that is unfinished."""
-        id = wire.request.parameters.get("sequence_id")
+        id = ""
+        with suppress(DataError):  # the model refuses an invalid id, if it has sequences
+            id = parse_sequence_id(wire.request.parameters.get("sequence_id", ""))
         task: asyncio.Task[None] | None = asyncio.current_task()
         if not id or task is None:
             return None
@@ -371,7 +374,7 @@ class _TritonStream:
         task.add_done_callback(lambda _: self._forget(key, task))
         return previous
 
-    def _forget(self, key: tuple[str, object], task: "asyncio.Task[None]") -> None:
+    def _forget(self, key: tuple[str, str], task: "asyncio.Task[None]") -> None:
         if self._latest.get(key) is task:
             del self._latest[key]
 

@@ -84,7 +84,7 @@ def test_run_of_the_only_tenant_writes_anywhere():
 # Delay
 
 
-def test_slow_uploads_of_a_tenant_leave_places_to_others():
+def test_slow_uploads_of_a_tenant_leave_slots_to_others():
     """Before, 64 uploads that sent a byte a minute kept all others away for hours."""
     settings = ApiSettings(uploads_max=4)
     with (

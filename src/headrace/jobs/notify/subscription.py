@@ -101,6 +101,7 @@ def _subscription(entry: Mapping[str, Any], policy: OutboundPolicy | None) -> Su
 
 
 def _of_tenant(subscription: Subscription, tenant: str) -> Subscription:
+    """Return the subscription with a receiver for this tenant alone, unless the operator named it."""
     target = subscription.target
     if target is None or not tenant:
         return subscription
