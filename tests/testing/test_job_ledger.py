@@ -441,6 +441,15 @@ class NeverFull(MemoryJobLedger):
         return replace(super()._queue(name), pending_max=None)
 
 
+class CountsJobsOfAllTenants(MemoryJobLedger):
+    def _submit(self, new):
+        queue, jobs = self._queue(new.queue), list(self._queue_jobs(new.queue))
+        pending = sum(job.state is JobState.PENDING for job in jobs)
+        if queue.pending_max is not None and pending >= queue.pending_max:
+            return QueueFullError("full", retry_after_s=1)
+        return super()._submit(new)
+
+
 class OneRefusalRefusesAll(MemoryJobLedger):
     def submit(self, jobs, *, all_or_nothing=False):
         replies = super().submit(jobs, all_or_nothing=all_or_nothing)
@@ -1152,6 +1161,7 @@ _LEDGERS = [
     (DueTimesOfAllModels, "check_claim_without_models"),
     (PausesNothing, "check_paused_queue"),
     (NeverFull, "check_full_queue"),
+    (CountsJobsOfAllTenants, "check_full_queue"),
     (NeverFull, "check_full_queue_returns_known_keys"),
     (OneRefusalRefusesAll, "check_full_queue"),
     (QueuesTheRest, "check_all_or_nothing"),

@@ -11,6 +11,7 @@ import pytest
 from cases import for_each
 from headrace.jobs.access import Scope
 from headrace.jobs.job import JobFailure
+from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.notify import Notification, WebhookTarget
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.state import Cause, JobState
@@ -435,3 +436,12 @@ def test_many_urgent_jobs_of_another_tenant_delay_no_job():
         first, second = served.claim(), served.claim()
         assert job["id"] in (first.id, second.id)
         assert {first.state, second.state} == {JobState.RUNNING}
+
+
+def test_a_queue_that_one_tenant_fills_accepts_jobs_of_another():
+    with served_jobs(keys=[OWNER, HOSTILE]) as served:
+        served.ledger.set_queue(QueueSettings("default", pending_max=2))
+        job = {"model": "m", "input": [1]}
+        with served.client(HOSTILE[0]) as hostile, served.client(OWNER[0]) as owner:
+            assert [hostile.post("/v1/jobs", json=job).status_code for _ in range(3)] == [202, 202, 429]
+            assert owner.post("/v1/jobs", json=job).status_code == 202

@@ -3,6 +3,7 @@
 Submission is idempotent, and in bulk, as far as the queues accept jobs.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -352,7 +353,7 @@ def _refusal(queue: QueueSettings | None) -> Exception | None:
     if queue.pending_max is None:
         return None
     return QueueFullError(
-        f"queue {queue.name} has its limit of {queue.pending_max} pending jobs: submit again later",
+        f"queue {queue.name} has its limit of {queue.pending_max} pending jobs of a tenant: submit again later",
         retry_after_s=RETRY_AFTER_S,
     )
 
@@ -375,7 +376,7 @@ def _insert(transaction: Transaction, jobs: Sequence[NewJob], waits: Waits) -> d
     """Insert jobs as far as their queues accept them; those that wait for others are blocked."""
     inserted: dict[str, Job] = {}
     for begin in range(0, len(jobs), _STATEMENT_JOBS):
-        places: dict[str, int] = {}
+        places: Counter[tuple[str, str]] = Counter()
         records = [
             _record(new, places, blocked=bool(waits.get(new.id)))
             for new in jobs[begin : begin + _STATEMENT_JOBS]
@@ -411,13 +412,13 @@ def _find_existing(transaction: Transaction, jobs: Sequence[NewJob]) -> dict[Ide
     return {("", "", job_id): job for job_id, job in by_id.items()} | by_key
 
 
-def _record(new: NewJob, places: dict[str, int], *, blocked: bool) -> dict[str, Any]:
-    """Return the record of a job. `places` counts the pending jobs of each queue."""
-    places[new.queue] = places.get(new.queue, 0) + (not blocked)
+def _record(new: NewJob, places: Counter[tuple[str, str]], *, blocked: bool) -> dict[str, Any]:
+    """Return the record of a job. `places` counts the pending jobs by queue and tenant."""
+    places[new.queue, new.tenant] += not blocked
     return {
         "new_id": new.id,
         "new_state": (JobState.BLOCKED if blocked else JobState.PENDING).value,
-        "place": places[new.queue],
+        "place": places[new.queue, new.tenant],
         "new_queue": new.queue,
         "new_model": new.model,
         "new_kind": new.kind,

@@ -443,7 +443,7 @@ class QueueChangeDocument(Struct, kw_only=True, forbid_unknown_fields=True):
     """A change of a queue."""
 
     pending_max: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None
-    """The maximum number of waiting jobs; null removes the limit."""
+    """The maximum number of waiting jobs of each tenant; null removes the limit."""
 
 
 class ScaleDocument(Struct, kw_only=True):

@@ -202,9 +202,9 @@ def check_draining_queue(bench: LedgerBench) -> None:
 
 
 def check_full_queue(bench: LedgerBench) -> None:
-    """Check that a queue accepts jobs up to `pending_max` pending ones, also within one call.
+    """Check that a queue accepts jobs up to `pending_max` pending ones of a tenant, also within one call.
 
-    Delayed jobs count, running jobs do not.
+    Delayed jobs count, running jobs and those of other tenants do not.
     """
     bench.ledger.set_queue(QueueSettings("small", pending_max=3))
     small, other = NewJob(queue="small"), NewJob(queue="other")
@@ -222,6 +222,12 @@ def check_full_queue(bench: LedgerBench) -> None:
         _reply_types(bench.ledger.submit([small, small])),
         [SubmitReply, QueueFullError],
         "the replies after a claim",
+    )
+    of_other = [replace(small, tenant="other"), small, *[replace(small, tenant="other")] * 3]
+    equal(
+        _reply_types(bench.ledger.submit(of_other)),
+        [SubmitReply, QueueFullError, SubmitReply, SubmitReply, QueueFullError],
+        "the replies to another tenant at a queue that one tenant has filled",
     )
     bench.ledger.set_queue(QueueSettings("small"))
     equal(

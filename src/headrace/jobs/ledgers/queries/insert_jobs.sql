@@ -1,6 +1,7 @@
 -- Insert jobs as far as their queues accept them, and return the inserted ones.
--- Limited queues are counted once per statement; unlimited ones cost nothing. On PostgreSQL two
--- concurrent submissions do not see each other's jobs, so that together they may exceed the limit.
+-- A tenant's jobs of a limited queue are counted once per statement; unlimited queues cost nothing. On
+-- PostgreSQL two concurrent submissions do not see each other's jobs, so that together they may exceed
+-- the limit.
 -- Blocked jobs take no place in their queue.
 WITH clock AS MATERIALIZED (SELECT headrace_now() AS now_ms),
 given AS MATERIALIZED (
@@ -14,16 +15,15 @@ given AS MATERIALIZED (
 open_queue AS MATERIALIZED (
     SELECT
         name,
+        new_tenant AS tenant,
         ageing_ms,
         CASE WHEN pending_max IS NOT NULL THEN
             pending_max
             - (SELECT count(*) FROM headrace_job AS job
-                WHERE job.queue = name AND job.state = 'pending' AND NOT job.asleep)
-            - (SELECT count(*) FROM headrace_job AS job
-                WHERE job.queue = name AND job.state = 'pending' AND job.asleep)
+                WHERE job.tenant = new_tenant AND job.state = 'pending' AND job.queue = name)
         END AS free_places
-    FROM headrace_queue
-    WHERE name IN (SELECT new_queue FROM given) AND NOT draining
+    FROM headrace_queue JOIN (SELECT DISTINCT new_queue, new_tenant FROM given) AS given_tenant ON name = new_queue
+    WHERE NOT draining
 )
 INSERT INTO headrace_job (
     id, state, queue, model, kind, tenant, priority, attempts_max, body_digest, correlation_id,
@@ -35,7 +35,7 @@ SELECT
     new_body_digest, new_correlation_id, new_key, new_spec, new_region, new_lane, now_ms,
     now_ms + delay_ms, now_ms + delay_ms + new_priority * ageing_ms, delay_ms > 0, now_ms + expires_in_ms, now_ms + deadline_in_ms,
     new_keep_ms
-FROM given JOIN open_queue ON open_queue.name = new_queue CROSS JOIN clock
+FROM given JOIN open_queue ON open_queue.name = new_queue AND open_queue.tenant = new_tenant CROSS JOIN clock
 WHERE open_queue.free_places IS NULL OR new_state = 'blocked' OR place <= open_queue.free_places
 ORDER BY place
 ON CONFLICT DO NOTHING
