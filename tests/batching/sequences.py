@@ -36,10 +36,11 @@ class TableDriver:
         start: bool = False,
         auto: bool = False,
         ends: bool = False,
+        namespace: str = "",
     ) -> tuple[LiveSequence[Item], Item]:
         """Offer a request. Return its sequence and the request."""
         item = Item(name or id, rows, ends)
-        control = SequenceControl(id, start=start, end=ends, auto=auto)
+        control = SequenceControl(id, start=start, end=ends, auto=auto, namespace=namespace)
         return self.table.offer(item, control, self.now), item
 
     def start(self, id: str, name: str = "", rows: int = 1, *, ends: bool = False) -> LiveSequence[Item]:

@@ -14,6 +14,7 @@ from headrace.core.errors import (
     StoppedError,
     TooManySequencesError,
 )
+from headrace.core.sequence import SequenceEnd
 
 
 def _count_live_sequences() -> int:
@@ -46,6 +47,24 @@ def test_each_row_is_a_step():
     assert sequence.request_started
     assert [driver.step(), driver.step()] == [("rows", True), ("next", True)]
     assert sequence.steps == 4
+
+
+def test_equal_ids_of_two_namespaces_are_two_sequences():
+    driver = TableDriver(live_max=4)
+    none = driver.start("a")
+    shop, _ = driver.request("a", namespace="shop", start=True)
+    farm, _ = driver.request("a", namespace="farm", auto=True)
+    assert len({none, shop, farm}) == len(driver.table) == 3
+    assert driver.request("a", "second", namespace="shop")[0] is shop
+    again, _ = driver.request("a", namespace="farm", start=True)
+    assert farm.end_reason is SequenceEnd.RESTARTED
+    assert driver.table.cancel("shop/a", 0.0)
+    assert [s.end_reason for s in (none, shop, again)] == [None, SequenceEnd.CANCELLED, None]
+    with pytest.raises(SequenceGoneError, match=r"sequence 'a': it was cancelled"):
+        driver.request("a", namespace="shop")
+    with pytest.raises(SequenceGoneError, match=r"sequence 'a': there is no such sequence"):
+        driver.request("a", namespace="mill")
+    assert driver.table.find("a") is none
 
 
 def test_rescheduled_row_gets_another_step():

@@ -4,11 +4,11 @@ import pytest
 
 from headrace.batching.sequence_ends import RECENT_MAX, RecentEnds
 from headrace.core.errors import SequenceError, SequenceGoneError, SequenceLostError, StoppedError
-from headrace.core.sequence import SequenceEnd
+from headrace.core.sequence import SequenceControl, SequenceEnd
 
 
 def test_unknown_sequence():
-    error = RecentEnds().error_for("chat", 5.0)
+    error = RecentEnds().error_for(SequenceControl("chat"), 5.0)
     assert type(error) is SequenceGoneError
     assert str(error) == "sequence 'chat': there is no such sequence: start one with sequence_start"
     assert error.sequence_id == "chat"
@@ -30,7 +30,7 @@ def test_unknown_sequence():
 def test_error_names_the_reason_and_the_time(reason, kind, message):
     ends = RecentEnds()
     ends.add("chat", reason, 10.0)
-    late = ends.error_for("chat", 12.5)
+    late = ends.error_for(SequenceControl("chat"), 12.5)
     assert type(late) is kind
     assert str(late).startswith("sequence 'chat': ")
     assert message in str(late)
@@ -58,21 +58,23 @@ def test_last_end_of_an_id_counts():
     ends = RecentEnds()
     ends.add("chat", SequenceEnd.CANCELLED, 1.0)
     ends.add("chat", SequenceEnd.IDLE, 3.0)
-    assert "idle_ms (1.0 s ago)" in str(ends.error_for("chat", 4.0))
+    assert "idle_ms (1.0 s ago)" in str(ends.error_for(SequenceControl("chat"), 4.0))
 
 
 def test_oldest_ends_are_dropped():
     ends = RecentEnds(ends_max=2)
     for at, id in enumerate(("a", "b", "a", "c")):
         ends.add(id, SequenceEnd.IDLE, float(at))
-    assert "no such sequence" in str(ends.error_for("b", 4.0)), "the end of a is newer, since it ended twice"
+    assert "no such sequence" in str(ends.error_for(SequenceControl("b"), 4.0)), (
+        "the end of a is newer, since it ended twice"
+    )
     for id in ("a", "c"):
-        assert "idle_ms" in str(ends.error_for(id, 4.0))
+        assert "idle_ms" in str(ends.error_for(SequenceControl(id), 4.0))
 
 
 def test_default_capacity():
     ends = RecentEnds()
     for number in range(RECENT_MAX + 1):
         ends.add(str(number), SequenceEnd.IDLE, 0.0)
-    assert "no such sequence" in str(ends.error_for("0", 0.0))
-    assert "idle_ms" in str(ends.error_for("1", 0.0))
+    assert "no such sequence" in str(ends.error_for(SequenceControl("0"), 0.0))
+    assert "idle_ms" in str(ends.error_for(SequenceControl("1"), 0.0))

@@ -1,5 +1,6 @@
 """Sequences: limits, request parameters and states."""
 
+from dataclasses import replace
 from math import inf, nan
 
 import numpy as np
@@ -86,6 +87,15 @@ def test_unknown_or_mistyped_limits_are_refused(values, message):
 )
 def test_control_from_parameters(parameters, control):
     assert SequenceControl.from_parameters(parameters) == control
+    assert SequenceControl.from_parameters(parameters, "shop") == replace(control, namespace="shop")
+
+
+@for_each(
+    ("namespace", "id", "qualified_id"),
+    [("", "a", "a"), ("", "a/b", "a/b"), ("shop", "a", "shop/a"), ("shop", "", ""), ("", "", "")],
+)
+def test_qualified_id_has_the_namespace(namespace, id, qualified_id):
+    assert SequenceControl(id, namespace=namespace).qualified_id == qualified_id
 
 
 @for_each(

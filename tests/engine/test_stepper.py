@@ -65,6 +65,19 @@ def test_state_describes_its_order():
     assert [_state_of(stepper, number).steps for number in (1, 2)] == [1, 1]
 
 
+def test_state_of_a_namespace_has_a_unique_id():
+    """An error names the id that the client knows."""
+    stepper = Stepper(Model(), "m")
+    found = []
+    for flags in ({}, {"restore": b""}):
+        stepper.step([_order(1, namespace="shop", **flags)], lambda states: found.append(states[0].id) or {})
+    assert found == ["shop/s1", "shop/s1"]
+    for flags in ({"restore": b"x"}, {"steps": 5}):
+        with pytest.raises(SequenceLostError) as raised:
+            stepper.step([_order(1, namespace="shop", **flags)], lambda _: {})
+        assert raised.value.sequence_id == "s1"
+
+
 def test_step_without_orders():
     stepper = Stepper(Model(), "m")
     assert stepper.step([], lambda states: {"n": np.array(len(states))}) == ({"n": np.array(0)}, [], [])

@@ -26,7 +26,8 @@ class RecordingPredictor:
         self.abandoned: list[Future] = []
         self.during = lambda: None
 
-    def submit(self, _request, *, alone=False, strict=False):
+    def submit(self, request, *, alone=False, strict=False):
+        assert request.namespace == "job-1", "two jobs may use one sequence id at once"
         future: Future = Future()
         self.futures.append(future)
         self.alone.append(alone)
@@ -44,7 +45,7 @@ class RecordingPredictor:
 
 def test_requests_have_batches_of_their_own():
     with one_model() as models:
-        predictor = AttemptPredictor(models.predictor("m"))
+        predictor = AttemptPredictor(models.predictor("m"), "job-1")
         response = predictor.submit(REQUEST).result(20)
         assert response.outputs[0].data.tolist() == [4.0, 4.0]
         assert predictor.metadata == models.engine.metadata
@@ -55,7 +56,7 @@ def test_requests_have_batches_of_their_own():
 
 def test_abandon_all_abandons_requests_and_refuses_new_ones():
     recording = RecordingPredictor()
-    predictor = AttemptPredictor(recording)
+    predictor = AttemptPredictor(recording, "job-1")
     first, second = predictor.submit(REQUEST), predictor.submit(REQUEST)
     assert recording.alone == [True, True]
     predictor.submit(REQUEST, strict=True).cancel()
@@ -70,7 +71,7 @@ def test_abandon_all_abandons_requests_and_refuses_new_ones():
 
 def test_request_concurrent_with_abandon_all_is_abandoned():
     recording = RecordingPredictor()
-    predictor = AttemptPredictor(recording)
+    predictor = AttemptPredictor(recording, "job-1")
     recording.during = predictor.abandon_all
     future = predictor.submit(REQUEST)
     assert recording.abandoned == [future]
@@ -79,7 +80,7 @@ def test_request_concurrent_with_abandon_all_is_abandoned():
 
 def test_completed_requests_are_forgotten():
     recording = RecordingPredictor()
-    predictor = AttemptPredictor(recording)
+    predictor = AttemptPredictor(recording, "job-1")
     threads = [threading.Thread(target=lambda: predictor.submit(REQUEST).set_result(1)) for _ in range(8)]
     for thread in threads:
         thread.start()

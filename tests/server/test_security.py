@@ -29,7 +29,7 @@ SCOPES = {
     ("GET", "/v2/health/live"): None,
     ("GET", "/v2/health/ready"): None,
     ("GET", "/v2/models"): Scope.INFER,
-    ("GET", "/v2/models/stats"): Scope.INFER,
+    ("GET", "/v2/models/stats"): Scope.MODELS,
     ("POST", "/v2/repository/index"): Scope.MODELS,
     ("GET", "/v2/docs"): None,
     ("GET", "/v2/docs/dataplane.json"): None,
@@ -42,7 +42,7 @@ SCOPES = {
     ("POST", "/v2/models/linear/handle"): Scope.INFER,
     ("POST", "/v2/models/linear/generate"): Scope.INFER,
     ("POST", "/v2/models/linear/generate_stream"): Scope.INFER,
-    ("GET", "/v2/models/linear/stats"): Scope.INFER,
+    ("GET", "/v2/models/linear/stats"): Scope.MODELS,
     ("GET", "/v2/models/linear/config"): Scope.INFER,
     ("GET", "/v2/models/linear/sequences"): Scope.MODELS,
     ("DELETE", "/v2/models/linear/sequences/a"): Scope.MODELS,
@@ -96,6 +96,15 @@ def test_every_route_requires_its_scope(server: RestServer, method, path, form):
             # Every load is refused, because this server has no models folder.
             forbidden = "repository/models" in path
             assert response.status not in (401, 403) or forbidden
+
+
+def test_statistics_need_models_or_monitor():
+    """They count the requests of all tenants."""
+    keys = [key_of("web", INFER, Scope.INFER), key_of("scaler", ADMIN, Scope.MONITOR)]
+    with serving({"linear": Linear}, keys=keys) as server:
+        for path in ("/v2/models/stats", "/v2/models/linear/stats"):
+            assert server.get(path, Authorization=f"Bearer {INFER}").status == 403
+            assert server.get(path, Authorization=f"Bearer {ADMIN}").status == 200
 
 
 def test_key_is_read_only_from_the_header(server: RestServer):

@@ -329,7 +329,7 @@ def test_sequences_are_listed(served):
         (one,) = received["sequences"]
         assert one["age_s"] >= one["idle_s"] > 0
         del one["age_s"], one["idle_s"]
-        assert one == {"id": "a", "state": "idle", "instance": 0, "steps": 2, "requests": 0}
+        assert one == {"id": "a", "namespace": "", "state": "idle", "instance": 0, "steps": 2, "requests": 0}
 
 
 def test_listing_honours_its_limit(served):
@@ -373,6 +373,54 @@ def test_listing_needs_the_scope_models():
                 200,
                 404,
             )
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_tenants_have_sequences_of_their_own(direct):
+    """With one id, whether it is a parameter or a tensor."""
+    keys = (key_of("shop", USER, Scope.INFER), key_of("farm", ADMIN, Scope.MODELS))
+    shop, farm = ({"Authorization": f"Bearer {key}"} for key in (USER, ADMIN))
+    x = tensor(data=[1], shape=[1, 1])
+
+    def send(headers, *tensors, **parameters):
+        return server.infer("sum", x, *tensors, parameters=parameters, headers=headers)
+
+    with serving({"sum": RunningSum}, keys=keys, direct=direct) as server:
+        first = send(shop, sequence_id="a", sequence_start=True)
+        assert (sums(first), first.json["parameters"]) == ([1], {"sequence_id": "a"})
+        gone = send(farm, sequence_id="a")
+        assert gone.status == 410
+        assert "sequence 'a': there is no such sequence" in gone.error
+        assert send(farm, tensor("sequence_id", ["a"], "BYTES", [1])).status == 410
+        assert send(farm, sequence_id="a", sequence_cancel=True).status == 410
+        assert server.request("DELETE", "/v2/models/sum/sequences/a", headers=farm).status == 404
+        assert sums(send(farm, sequence_id="a", sequence_start=True)) == [1]
+        received = send(shop, sequence_start=True).json["parameters"]["sequence_id"]
+        assert send(farm, sequence_id=received).status == 410
+        assert sums(send(shop, sequence_id=received, sequence_end=True)) == [2]
+        assert sums(send(shop, sequence_id="a")) == [2]
+        listed = server.get("/v2/models/sum/sequences", **farm).json["sequences"]
+        assert [(one["namespace"], one["id"]) for one in listed] == [("shop", "a"), ("farm", "a")]
+        other = "/v2/models/sum/sequences/a?namespace=shop"
+        assert server.request("DELETE", other, headers=farm).status == 204
+        assert send(shop, sequence_id="a").status == 410
+        assert sums(send(farm, sequence_id="a")) == [2]
+
+
+def test_generated_texts_are_of_the_tenant():
+    keys = (key_of("shop", USER, Scope.INFER), key_of("farm", ADMIN, Scope.INFER))
+    shop, farm = ({"Authorization": f"Bearer {key}"} for key in (USER, ADMIN))
+    with serving({"letters": TextSoFar}, keys=keys) as server:
+        for verb in ("generate", "generate_stream", "infer_stream"):
+            inputs = {"inputs": [tensor("text_input", ["a"], "BYTES", [1])]}
+            body = inputs if verb == "infer_stream" else {"text_input": "a"}
+
+            def send(headers, path=f"/v2/models/letters/{verb}", body=body, **parameters):
+                return server.post(path, {**body, "parameters": parameters}, headers)
+
+            assert send(shop, sequence_id=verb, sequence_start=True).status == 200
+            assert send(farm, sequence_id=verb).status == 410, verb
+            assert send(shop, sequence_id=verb).status == 200
 
 
 def test_unsupported_method_responds_405(served):

@@ -12,6 +12,7 @@ import pytest
 from cases import for_each
 from headrace.core.sequence import SequenceLimits
 from headrace.engine.repository import ModelRepository
+from headrace.jobs.access import Access, Scope
 from headrace.server.dataplane import Dataplane
 from server.grpc_support import (
     Request,
@@ -23,7 +24,7 @@ from server.grpc_support import (
     unary,
     values,
 )
-from server.support import Linear, definition
+from server.support import Linear, definition, key_of
 from server.support_sequences import BLOCKED, FAILS, RESCHEDULED, DyingSum, RunningSum
 
 CARRIERS = for_each("carrier", ["aio", "asgi"])
@@ -32,11 +33,11 @@ KIND = "headrace-error-kind"
 
 
 @asynccontextmanager
-async def sums(carrier="aio", streams=None, **limits):
+async def sums(carrier="aio", streams=None, access=None, **limits):
     """Serve a running sum, and return a channel and the model."""
     model = RunningSum()
     model.sequences = SequenceLimits(**{"live_max": 8, "requests_max": 3, **limits})
-    async with served(definition(model, "m", isolation="thread"), carrier, streams) as channel:
+    async with served(definition(model, "m", isolation="thread"), carrier, streams, access) as channel:
         try:
             yield channel, model
         finally:
@@ -44,12 +45,12 @@ async def sums(carrier="aio", streams=None, **limits):
 
 
 @asynccontextmanager
-async def served(model, carrier, streams=None):
+async def served(model, carrier, streams=None, access=None):
     """Serve one model, and return a channel."""
     repository = ModelRepository([model])
     await asyncio.to_thread(repository.start)
     try:
-        async with serving(Dataplane(repository), carrier, streams=streams) as channel:
+        async with serving(Dataplane(repository), carrier, streams=streams, access=access) as channel:
             channel.engine = repository.engine("m", "")
             yield channel
     finally:
@@ -123,6 +124,30 @@ async def test_sequence_runs_from_start_to_end(carrier, id):
         assert (code, kind) == ("NOT_FOUND", "sequence_gone")
         assert details.startswith(f"sequence '{id}'")
         await asyncio.to_thread(model.wait_for_end, str(id), "ended")
+
+
+@CARRIERS
+@in_event_loop
+async def test_tenants_have_sequences_of_their_own(carrier):
+    """By unary calls, and by streams of both formats."""
+    keys = {"shop": "key-of-the-shop-0123456789", "farm": "key-of-the-farm-0123456789"}
+    shop, farm = ((("authorization", f"Bearer {key}"),) for key in keys.values())
+    access = Access(dict(key_of(name, key, Scope.INFER) for name, key in keys.items()))
+    async with sums(carrier, access=access) as (channel, _):
+        infer, stream = unary(channel), bidi(channel)
+        triton = bidi(channel, response=StreamResponse)
+        first = request(1, sequence_id="a", sequence_start=True)
+        assert numbers(await infer(first, metadata=shop)) == [1]
+        code, kind, details, _ = await refused(infer(request(1, sequence_id="a"), metadata=farm))
+        assert (code, kind) == ("NOT_FOUND", "sequence_gone")
+        assert details.startswith("sequence 'a': there is no such sequence")
+        call = stream([request(1, sequence_id="a")], metadata=farm)
+        assert (await refused(call.read()))[:2] == (code, kind)
+        (response,) = [r async for r in triton([request(1, sequence_id="a")], metadata=(*farm, *TRITON))]
+        assert told(response.infer_response) == {KIND: "sequence_gone", "sequence_id": "a"}
+        assert numbers(await infer(first, metadata=farm)) == [1]
+        (response,) = [r async for r in stream([request(1, sequence_id="a")], metadata=shop)]
+        assert numbers(response) == [2]
 
 
 @CARRIERS

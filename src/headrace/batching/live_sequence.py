@@ -26,7 +26,7 @@ from enum import StrEnum
 from typing import Final, Generic, Protocol, TypeVar
 
 from headrace.core.errors import PredictorError
-from headrace.core.sequence import SequenceEnd
+from headrace.core.sequence import SequenceEnd, qualified_sequence_id
 
 
 class SequenceStage(StrEnum):
@@ -141,7 +141,9 @@ class LiveSequence(Generic[T]):
         "instance",
         "instance_knows",
         "loaded",
+        "namespace",
         "number",
+        "qualified_id",
         "stage",
         "started_s",
         "state_lost",
@@ -149,8 +151,11 @@ class LiveSequence(Generic[T]):
         "waiting",
     )
 
-    def __init__(self, id: str, number: int, instance: int, now: float) -> None:
+    def __init__(self, id: str, number: int, instance: int, now: float, *, namespace: str = "") -> None:
         self.id = id
+        self.namespace = namespace
+        self.qualified_id = qualified_sequence_id(namespace, id)
+        """The id, unique among all namespaces: the name of its state."""
         self.number = number
         """Unique: a client may start another sequence with the same id while this one ends."""
         self.instance = instance

@@ -62,7 +62,7 @@ class SequenceTable(SequenceRegistry[T]):
         After an error, nothing has changed, except for sequences that expired by `now`.
         """
         self.expire(now)
-        sequence = self._by_id.get(control.id) if control.id and not control.start else None
+        sequence = self._by_id.get(control.qualified_id) if control.id and not control.start else None
         if sequence is None:
             sequence = self._create(control, now)
         elif len(sequence.waiting) >= self.limits.requests_max:
@@ -221,7 +221,7 @@ class SequenceTable(SequenceRegistry[T]):
                 reason = SequenceEnd.INSTANCE_LOST if sequence.state_lost else SequenceEnd.ENDED
                 self._end(sequence, reason, now)
             else:
-                self._remove(sequence, lambda: self._recent.error_for(sequence.id, now))
+                self._remove(sequence, lambda: self._recent.error_for(sequence, now))
         sequence.apply(SequenceEvent.STEP_DONE)
         if sequence.instance_knows:
             self.ended_sequences.append(sequence)

@@ -7,11 +7,11 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from math import inf
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from headrace.batching.live_sequence import LiveSequence, StepRequest
 from headrace.core.errors import PredictorError, SequenceGoneError, SequenceLostError, StoppedError
-from headrace.core.sequence import SequenceEnd, SequenceLimits
+from headrace.core.sequence import SequenceControl, SequenceEnd, SequenceLimits
 
 T = TypeVar("T", bound=StepRequest)
 Item = TypeVar("Item", bound=Hashable)
@@ -37,26 +37,26 @@ _RETRY: Final = "retry"
 
 
 class RecentEnds:
-    """The last `ends_max` ends of sequences, by sequence id. Older ends are dropped."""
+    """The last `ends_max` ends of sequences, by qualified id. Older ends are dropped."""
 
     def __init__(self, ends_max: int = RECENT_MAX) -> None:
         self._ends_max = ends_max
         self._ends: OrderedDict[str, tuple[SequenceEnd, float]] = OrderedDict()
 
-    def add(self, id: str, reason: SequenceEnd, now: float) -> None:
+    def add(self, qualified_id: str, reason: SequenceEnd, now: float) -> None:
         """Record the end of the sequence with this id."""
-        self._ends[id] = (reason, now)
-        self._ends.move_to_end(id)
+        self._ends[qualified_id] = (reason, now)
+        self._ends.move_to_end(qualified_id)
         if len(self._ends) > self._ends_max:
             self._ends.popitem(last=False)
 
-    def error_for(self, id: str, now: float) -> PredictorError:
-        """Return the error for a request whose sequence id has no live sequence."""
-        known = self._ends.get(id)
+    def error_for(self, named: SequenceControl | LiveSequence[Any], now: float) -> PredictorError:
+        """Return the error for a request that names a sequence which is not live."""
+        known = self._ends.get(named.qualified_id)
         if known is None:
-            return SequenceGoneError(id, "there is no such sequence: start one with sequence_start")
+            return SequenceGoneError(named.id, "there is no such sequence: start one with sequence_start")
         reason, ended_s = known
-        return self.end_error(id, reason, ago_s=now - ended_s)
+        return self.end_error(named.id, reason, ago_s=now - ended_s)
 
     def end_error(self, id: str, reason: SequenceEnd, *, ago_s: float | None = None) -> PredictorError:
         """Return the error for a request whose sequence ended for this reason.

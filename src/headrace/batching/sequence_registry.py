@@ -116,14 +116,14 @@ class SequenceRegistry(Generic[T]):
         """Iterate over the live sequences, oldest first."""
         return iter(self._live.values())
 
-    def find(self, id: str) -> LiveSequence[T] | None:
+    def find(self, qualified_id: str) -> LiveSequence[T] | None:
         """Return the live sequence with this id, or None."""
-        return self._by_id.get(id)
+        return self._by_id.get(qualified_id)
 
-    def cancel(self, id: str, now: float) -> bool:
+    def cancel(self, qualified_id: str, now: float) -> bool:
         """End the sequence with this id, with all its waiting requests. Return True if it was live."""
         self.expire(now)
-        sequence = self._by_id.get(id)
+        sequence = self._by_id.get(qualified_id)
         if sequence is not None:
             self._end(sequence, SequenceEnd.CANCELLED, now)
         return sequence is not None
@@ -182,20 +182,22 @@ class SequenceRegistry(Generic[T]):
         resumes = bool(control.id) and not control.start
         if (
             control.start
-            and (old := self._by_id.get(control.id)) is not None
+            and (old := self._by_id.get(control.qualified_id)) is not None
             and not self._ends_with_last_request(old)
         ):
             self._end(old, SequenceEnd.RESTARTED, now)
         if resumes and not control.auto and not self._checkpoints:
-            raise self._recent.error_for(control.id, now)
+            raise self._recent.error_for(control, now)
         self._evict_if_full(control.id, now)
         self._numbers += 1
         # LiveSequence[T](...) would cost as much as the rest of this method.
-        sequence: LiveSequence[T] = LiveSequence(control.id, self._numbers, self._placement.assign(), now)
+        sequence: LiveSequence[T] = LiveSequence(
+            control.id, self._numbers, self._placement.assign(), now, namespace=control.namespace
+        )
         sequence.loaded = not (resumes and self._checkpoints)
         self._live[sequence.number] = sequence
         if control.id:
-            self._by_id[control.id] = sequence
+            self._by_id[sequence.qualified_id] = sequence
         self._timeouts.add(sequence)
         return sequence
 
@@ -210,7 +212,7 @@ class SequenceRegistry(Generic[T]):
         return last is not None and last.ends and not self._checkpoints
 
     def _is_replaced(self, sequence: LiveSequence[T]) -> bool:
-        return not sequence.anonymous and self._by_id.get(sequence.id) is not sequence
+        return not sequence.anonymous and self._by_id.get(sequence.qualified_id) is not sequence
 
     def _end_if_replaced(self, sequence: LiveSequence[T], now: float) -> bool:
         """End a replaced sequence without requests, which no client can reach.
@@ -243,7 +245,7 @@ class SequenceRegistry(Generic[T]):
             (
                 sequence
                 for sequence in self._timeouts.idle()
-                if (sequence.steps or not sequence.loaded) and self._keeps_checkpoint(sequence.id)
+                if (sequence.steps or not sequence.loaded) and self._keeps_checkpoint(sequence.qualified_id)
             ),
             None,
         )
@@ -267,7 +269,7 @@ class SequenceRegistry(Generic[T]):
         sequence.end_reason = reason
         self.end_counts[reason] += 1
         if not sequence.anonymous and not self._is_replaced(sequence):
-            self._recent.add(sequence.id, reason, now)
+            self._recent.add(sequence.qualified_id, reason, now)
         self._remove(sequence, lambda: self._recent.end_error(sequence.id, reason))
         if sequence.stage is SequenceStage.ENDED:
             self._report_ended(sequence)
@@ -281,8 +283,8 @@ class SequenceRegistry(Generic[T]):
         del self._live[sequence.number]
         self._timeouts.remove(sequence)
         self._placement.release(sequence.instance)
-        if self._by_id.get(sequence.id) is sequence:
-            del self._by_id[sequence.id]
+        if self._by_id.get(sequence.qualified_id) is sequence:
+            del self._by_id[sequence.qualified_id]
         if current is not None:
             sequence.waiting.appendleft(current)
             sequence.current = None

@@ -32,10 +32,12 @@ Examples:
     headrace sequences vad --version 2
   Cancel a sequence and its waiting requests:
     headrace sequences vad --cancel call-17
+  Cancel the sequence of another tenant:
+    headrace sequences vad --cancel call-17 --namespace shop
   Print the ids of sequences that are idle for ten seconds, for a script:
     headrace sequences --json | jq -r '.[].sequences[] | select(.idle_s > 10).id'
 """
-_SEQUENCE_COLUMNS = ("model", "id", "state", "instance ", "steps ", "requests ", "age ", "idle ")
+_SEQUENCE_COLUMNS = ("model", "namespace", "id", "state", "instance ", "steps ", "requests ", "age ", "idle ")
 _JSON_OPTION = click.option("--json", "json_lines", is_flag=True, help="Print JSON.")
 _NS_PER_MS = 1e6
 
@@ -44,7 +46,7 @@ _NS_PER_MS = 1e6
 def models_command() -> None:
     """List, load and unload the models of a running server, and show their statistics.
 
-    If the server uses API keys, all commands but stats need a key with the role admin
+    If the server uses API keys, the commands need a key with the scope models, or monitor for stats
     (HEADRACE_API_KEY). Only servers with a models folder can load and unload models.
     """
 
@@ -183,6 +185,9 @@ def _print_done(member: str, value: str, action: str, *, json_lines: bool) -> No
 @click.option("--version", default="", help="Version of MODEL.  [default: the server's choice]")
 @click.option("--cancel", "cancel_id", metavar="ID", help="Id of a sequence of MODEL to cancel.")
 @click.option(
+    "--namespace", help="Namespace of the sequence to cancel.  [default: the tenant of the API key]"
+)
+@click.option(
     "--limit",
     type=click.IntRange(0, 100_000),
     default=1000,
@@ -194,7 +199,7 @@ def _print_done(member: str, value: str, action: str, *, json_lines: bool) -> No
 def sequences_command(model: str, **params: Any) -> None:
     """List the live sequences of MODEL, or of all ready models, or cancel a sequence.
 
-    The command uses REST. If the server uses API keys, it needs a key with the role admin
+    The command uses REST. If the server uses API keys, it needs a key with the scope models
     (HEADRACE_API_KEY). Single-request sequences have no id; they are counted but not listed.
     """
 
@@ -205,7 +210,8 @@ def sequences_command(model: str, **params: Any) -> None:
         if not model:
             raise ConfigError("--cancel needs MODEL")
         async with open_server(params) as server:
-            await server.cancel_sequence(ModelAddress(model, params["version"]), params["cancel_id"])
+            address = ModelAddress(model, params["version"])
+            await server.cancel_sequence(address, params["cancel_id"], params["namespace"])
         _print_done("id", params["cancel_id"], "cancelled", json_lines=params["json_lines"])
 
     run_server_command(call, json_lines=params["json_lines"])
@@ -245,6 +251,7 @@ def _model_label(listing: Any) -> str:
 def _sequence_cells(listing: Any, info: Any) -> tuple[str, ...]:
     return (
         _model_label(listing),
+        info.namespace or "-",
         info.id,
         info.stage,
         f"{info.instance}",

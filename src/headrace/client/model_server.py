@@ -80,8 +80,8 @@ class ModelServerClient(Protocol):
         """
         ...
 
-    async def cancel_sequence(self, model: ModelAddress, id: str) -> None:
-        """End a sequence and its waiting requests.
+    async def cancel_sequence(self, model: ModelAddress, id: str, namespace: str | None = None) -> None:
+        """End a sequence and its waiting requests. `namespace` defaults to the tenant of the API key.
 
         Raises EndpointRefusedError if it does not exist, UnsupportedError over gRPC.
         """

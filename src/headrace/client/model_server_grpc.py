@@ -163,7 +163,7 @@ class GrpcServerClient(ModelServerClient):
         raise _rest_only_error(model, limit)
 
     @override
-    async def cancel_sequence(self, model: ModelAddress, id: str) -> None:
+    async def cancel_sequence(self, model: ModelAddress, id: str, namespace: str | None = None) -> None:
         raise _rest_only_error(model, id)
 
     def _request(self, model: ModelAddress, request: InferRequest) -> bytes:

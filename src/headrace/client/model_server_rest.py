@@ -6,7 +6,7 @@ The extensions are streams, the repository, statistics and sequences.
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator
 from contextlib import aclosing, contextmanager
 from typing import Final, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import orjson
 from typing_extensions import override
@@ -122,8 +122,9 @@ class RestServerClient(ModelServerClient):
         return await self._call("GET", f"{_model_path(model)}/sequences?limit={limit}", decode_listing)
 
     @override
-    async def cancel_sequence(self, model: ModelAddress, id: str) -> None:
-        await self._call("DELETE", f"{_model_path(model)}/sequences/{quote(id, safe='')}", bytes)
+    async def cancel_sequence(self, model: ModelAddress, id: str, namespace: str | None = None) -> None:
+        query = "" if namespace is None else f"?{urlencode({'namespace': namespace})}"
+        await self._call("DELETE", f"{_model_path(model)}/sequences/{quote(id, safe='')}{query}", bytes)
 
     async def _call(self, method: str, path: str, decode: Callable[[bytes], _T], body: bytes = b"") -> _T:
         http_request = HttpRequest(method, f"{self.url}{path}", body, _JSON if body else {})

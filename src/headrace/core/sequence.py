@@ -112,6 +112,8 @@ class SequenceInfo:
     age_s: float
     idle_s: float
     """Seconds since the last response; 0 while a request is open."""
+    namespace: str = ""
+    """The namespace of its requests (`InferRequest.namespace`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,15 @@ class SequenceControl:
     """End the sequence at once, with all its waiting requests."""
     auto: bool = False
     """Start a sequence if none with this id is live."""
+    namespace: str = ""
+
+    @property
+    def qualified_id(self) -> str:
+        """The id, unique among all namespaces."""
+        return qualified_sequence_id(self.namespace, self.id)
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, Any]) -> "SequenceControl":
+    def from_parameters(cls, parameters: Mapping[str, Any], namespace: str = "") -> "SequenceControl":
         """Return the sequence parameters among the parameters of a request.
 
         `sequence_id` is text or a whole number; empty text and 0 mean no id. `sequence_start` is
@@ -159,7 +167,7 @@ class SequenceControl:
             DataError: A value has another type, or a cancel has no id.
         """
         if not parameters or parameters.keys().isdisjoint(SEQUENCE_PARAMETERS):
-            return NO_SEQUENCE
+            return cls(namespace=namespace) if namespace else NO_SEQUENCE
         auto = parameters.get("sequence_start") == "auto"
         control = cls(
             parse_sequence_id(parameters.get("sequence_id", "")),
@@ -167,6 +175,7 @@ class SequenceControl:
             end=_flag(parameters, "sequence_end"),
             cancel=_flag(parameters, "sequence_cancel"),
             auto=auto,
+            namespace=namespace,
         )
         if control.cancel and not control.id:
             raise DataError("sequence_cancel needs a sequence_id")
@@ -186,6 +195,14 @@ def may_omit_inputs(parameters: Mapping[str, Any]) -> bool:
 SEQUENCE_PARAMETERS: Final = ("sequence_id", "sequence_start", "sequence_end", "sequence_cancel")
 SEQUENCE_ID_CHARS_MAX: Final = 256
 NO_SEQUENCE: Final = SequenceControl()
+
+
+def qualified_sequence_id(namespace: str, id: str) -> str:
+    """Return an id that is unique among all namespaces: NAMESPACE/ID.
+
+    Return the id alone without a namespace, and for an anonymous sequence.
+    """
+    return f"{namespace}/{id}" if namespace and id else id
 
 
 def parse_sequence_id(value: object) -> str:
@@ -246,7 +263,9 @@ class SequenceState(dict[str, Any]):
     def __init__(self, id: str = "", values: Mapping[str, Any] = _NOTHING) -> None:
         super().__init__(values)
         self.id = id
-        """Sequence id from the client; empty for an anonymous sequence."""
+        """Sequence id from the client; empty for an anonymous sequence. Where clients have tenants, it
+        is TENANT/ID, so that no two live sequences have the same one.
+        """
         self.steps = 0
         """Number of steps done before this one."""
         self.start = True

@@ -201,7 +201,8 @@ class InferRequest:
     """Rows for one model, in tensors with equal first axes.
 
     `deadline` is a time on the clock's monotonic seconds, or None for no deadline. `priority` is 1
-    for the most urgent requests; of waiting requests, lower numbers go first.
+    for the most urgent requests; of waiting requests, lower numbers go first. Two requests that name
+    the same sequence mean the same one only within one `namespace`.
     """
 
     inputs: tuple[Tensor, ...]
@@ -210,6 +211,8 @@ class InferRequest:
     parameters: Mapping[str, Any] = field(default_factory=_nothing)
     deadline: float | None = None
     priority: int = DEFAULT_PRIORITY
+    namespace: str = ""
+    """For sequences: the tenant of a client, or the attempt of a job. Empty in a process for one user."""
 
     def __getitem__(self, name: str) -> Array:
         """Return the values of an input. The KeyError for an unknown name lists the inputs."""
@@ -238,6 +241,10 @@ class InferRequest:
             sizes = ", ".join(f"{t.name}: {t.rows}" for t in self.inputs)
             raise ModelInputError("?", f"inputs disagree on the number of rows ({sizes})")
         return rows
+
+    def within(self, namespace: str) -> "InferRequest":
+        """Return the request with a namespace for its sequences."""
+        return replace(self, namespace=namespace) if namespace else self
 
     def with_row_axes(self) -> "InferRequest":
         """Return the request with each tensor of shape [] as one row, of shape [1]."""

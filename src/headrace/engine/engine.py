@@ -342,10 +342,10 @@ class Engine(Predictor):
         sequences = self._session.sequences
         return () if sequences is None else sequences.sequences(limit)
 
-    def cancel_sequence(self, id: str) -> bool:
+    def cancel_sequence(self, id: str, namespace: str = "") -> bool:
         """End a sequence and cancel its waiting requests, in any thread. Return True if it was live."""
         session = self._session
-        if session.sequences is None or not session.sequences.cancel(id):
+        if session.sequences is None or not session.sequences.cancel(id, namespace):
             return False
         session.cancel_unwanted_calls()
         return True

@@ -10,7 +10,7 @@ import numpy as np
 from headrace.checkpoints.codec import decode_state, encode_state
 from headrace.core.errors import ModelContractError, SequenceLostError
 from headrace.core.model import Model
-from headrace.core.sequence import SequenceEnd, SequenceState, States, UndoneStep
+from headrace.core.sequence import SequenceEnd, SequenceState, States, UndoneStep, qualified_sequence_id
 from headrace.core.tensor import Array
 from headrace.engine.outputs import Outputs
 
@@ -40,6 +40,11 @@ class StepOrder(NamedTuple):
     """Return a checkpoint of the state after the step."""
     request: int = 0
     """Number that tells the requests of a sequence apart."""
+    namespace: str = ""
+
+    def new_state(self, values: Mapping[str, Any] | None = None) -> SequenceState:
+        """Return a state of the sequence with these values."""
+        return SequenceState(qualified_sequence_id(self.namespace, self.id), values or {})
 
 
 StepFlags = tuple[bool, bool, bool]
@@ -51,6 +56,7 @@ class SequenceEnding(NamedTuple):
 
     number: int
     id: str
+    """The id of the state, unique among all namespaces."""
     steps: int
     reason: SequenceEnd
 
@@ -193,12 +199,12 @@ class Stepper:
 
     def _state(self, order: StepOrder) -> SequenceState:
         if order.restore is not None:
-            return _restore(order.id, order.restore)
+            return _restore(order, order.restore)
         state = self._states.get(order.number)
         if state is None:
             if order.steps:
                 raise _lost_error(order, "is not here")
-            return SequenceState(order.id)
+            return order.new_state()
         if state.steps != order.steps:
             raise _lost_error(order, f"is needed, but the state here is after {state.steps}")
         return state
@@ -212,11 +218,11 @@ class Stepper:
             ) from error
 
 
-def _restore(id: str, checkpoint: bytes) -> SequenceState:
+def _restore(order: StepOrder, checkpoint: bytes) -> SequenceState:
     try:
-        state = SequenceState(id, decode_state(checkpoint) if checkpoint else {})
+        state = order.new_state(decode_state(checkpoint) if checkpoint else None)
     except ValueError as error:
-        raise SequenceLostError(id, f"{error}: restart the sequence") from error
+        raise SequenceLostError(order.id, f"{error}: restart the sequence") from error
     _freeze(state, {})
     return state
 

@@ -338,6 +338,7 @@ def _info(entry: _Json) -> SequenceInfo:
         int(entry["requests"]),
         float(entry["age_s"]),
         float(entry["idle_s"]),
+        str(entry.get("namespace", "")),
     )
 
 

@@ -188,14 +188,14 @@ class Dataplane:
             engine.sequences(limit),
         )
 
-    def cancel_sequence(self, model: str, version: str, id: str) -> bool:
+    def cancel_sequence(self, model: str, version: str, id: str, namespace: str = "") -> bool:
         """End a sequence with all its waiting requests. Return True if it was live.
 
         Raises:
             ModelNotFoundError: The model or version is unknown.
             ModelNotReadyError: The model is not loaded.
         """
-        return self._repository.engine(model, version).cancel_sequence(id)
+        return self._repository.engine(model, version).cancel_sequence(id, namespace)
 
     # Inference
 

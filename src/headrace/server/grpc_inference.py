@@ -82,21 +82,23 @@ class GrpcInference:
         self._access = access or Access()
         self._now = now
 
-    def check(self, call: GrpcCall, scope: Scope = Scope.INFER) -> ApiKey:
+    def check(self, call: GrpcCall, *scopes: Scope) -> ApiKey:
         """Return the key of the client, and count the call as a request of it.
+
+        The key needs one of the scopes; the default is INFER.
 
         Raises:
             UnauthenticatedError: The key is missing or unknown.
-            ForbiddenError: The key lacks the scope.
+            ForbiddenError: The key has none of the scopes.
             OverloadedError: The key has reached its limit of requests.
         """
-        key = self.authenticate(call, scope)
+        key = self.authenticate(call, *scopes)
         self._access.admit(key)
         return key
 
-    def authenticate(self, call: GrpcCall, scope: Scope = Scope.INFER) -> ApiKey:
+    def authenticate(self, call: GrpcCall, *scopes: Scope) -> ApiKey:
         """Return the key of the client. Raises UnauthenticatedError and ForbiddenError as `check` does."""
-        key = self._access.check(call.metadata("authorization"), scope)
+        key = self._access.check(call.metadata("authorization"), *(scopes or (Scope.INFER,)))
         observation = CURRENT.get()
         if observation is not None:
             observation.client = key.name
@@ -104,6 +106,8 @@ class GrpcInference:
 
     def decode(self, call: GrpcCall, data: bytes, key: ApiKey) -> GrpcWireRequest:
         """Return a decoded request with the deadline of its call, and count it as a request of the key.
+
+        Its sequences belong to the tenant of the key.
 
         Raises:
             DataError: The message is malformed.
@@ -116,7 +120,7 @@ class GrpcInference:
         # Later messages of a stream may leave the model out.
         if wire.model and key.models is not None:
             key.require_model(wire.model)
-        return wire
+        return wire._replace(request=wire.request.within(key.tenant)) if key.tenant else wire
 
     def encode(self, wire: GrpcWireRequest, response: InferResponse, *, final: bool | None = None) -> bytes:
         """Return the encoded response, with raw contents if the request had them.

@@ -164,7 +164,7 @@ class GrpcService:
         return encode_message("ModelConfigResponse", config=model_config(metadata))
 
     async def _model_statistics(self, call: GrpcCall, data: bytes) -> bytes:
-        key = self._inference.check(call)
+        key = self._inference.check(call, Scope.MONITOR, Scope.MODELS)
         request = parse_message(_STATISTICS_REQUEST, data)
         if request.name:
             key.require_model(request.name)

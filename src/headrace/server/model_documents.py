@@ -231,10 +231,20 @@ class SequencesQuery(Struct):
     )
 
 
+class SequenceQuery(Struct):
+    """The query that tells sequences of one id apart."""
+
+    namespace: Annotated[
+        str | None, Meta(description="Namespace of the sequence; default: the tenant of the API key.")
+    ] = None
+
+
 class SequenceDocument(Struct):
     """A live sequence."""
 
     id: Name
+    namespace: str
+    """The tenant of its client, or the id of its job; empty without API keys."""
     state: str
     instance: Count
     steps: Count

@@ -26,6 +26,7 @@ from headrace.server.rest_inference import MODEL, InferenceHandlers, named_model
 from headrace.server.routes import Handler, Json, Route, read_query, route, routes_of
 
 _INFER: Final = (Scope.INFER,)
+_STATISTICS: Final = (Scope.MONITOR, Scope.MODELS)
 _MODELS: Final = (Scope.MODELS,)
 _VERSION: Final = f"{MODEL}/versions/{{model_version}}"
 _REPOSITORY: Final = "/v2/repository/models/{model_name}"
@@ -123,8 +124,8 @@ class ModelHandlers:
         config = oip_documents.model_config(self._dataplane.metadata(*named_model(exchange)))
         await exchange.respond(200, orjson.dumps(config))
 
-    @route("GET", "/v2/models/stats", _INFER, documents.StatisticsDocument)
-    @route("GET", f"{MODEL}/stats", _INFER, documents.StatisticsDocument, errors=_METADATA_ERRORS)
+    @route("GET", "/v2/models/stats", _STATISTICS, documents.StatisticsDocument)
+    @route("GET", f"{MODEL}/stats", _STATISTICS, documents.StatisticsDocument, errors=_METADATA_ERRORS)
     async def statistics(self, exchange: Exchange) -> None:
         """Report the statistics of one model, or of all that the client's key permits."""
         named = exchange.arguments
@@ -186,13 +187,17 @@ class ModelHandlers:
         _MODELS,
         status=204,
         success="The sequence and its waiting requests ended.",
-        errors=_METADATA_ERRORS,
+        query=documents.SequenceQuery,
+        errors=(400, *_METADATA_ERRORS),
     )
     async def cancel_sequence(self, exchange: Exchange) -> None:
         """End a sequence with its waiting requests."""
         model, version = named_model(exchange)
         id = exchange.arguments["sequence_id"]
-        if not self._dataplane.cancel_sequence(model, version, id):
+        namespace = read_query(documents.SequenceQuery, exchange.query).namespace
+        if namespace is None:
+            namespace = exchange.client.tenant
+        if not self._dataplane.cancel_sequence(model, version, id, namespace):
             why = f"model {model}: no sequence has the id {id[:200]!r}"
             raise StatusError(ErrorStatus(NOT_FOUND, GrpcCode.NOT_FOUND, why))
         await exchange.respond(204)

@@ -109,13 +109,15 @@ class DirectInference(DirectHandler):
         model, version = target
         plane = self._dataplane
         try:
+            namespace = ""
             if not self._guard.access.open:
                 sent = headers.get(b"authorization")
                 key = self._guard.access.check(None if sent is None else sent.decode("latin-1"), Scope.INFER)
                 self._guard.access.admit(key)
                 key.require_model(model)
+                namespace = key.tenant
             metadata = plane.metadata(model, version)
-            wire = read_request(headers, body, metadata, self._clock)
+            wire = read_request(headers, body, metadata, self._clock, namespace)
             response = plane.infer_now(model, version, wire.request)
             if response is None:
                 return partial(self._infer_deferred, target, headers, wire)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Final
 
 from headrace.core.errors import DataError, LimitError, MissingExtraError
@@ -179,9 +180,8 @@ class InferenceHandlers:
         if HEADER_LENGTH in exchange.headers:
             # The header is checked before the body is read, because the body may be large.
             oip_json.parse_header_length(exchange.header(HEADER_LENGTH))
-        return read_request(
-            exchange.headers, await exchange.body(self._limits.body_bytes_max), metadata, self._clock
-        )
+        body = await exchange.body(self._limits.body_bytes_max)
+        return read_request(exchange.headers, body, metadata, self._clock, exchange.client.tenant)
 
     async def _infer(
         self, exchange: Exchange, model: str, version: str, request: InferRequest
@@ -209,7 +209,7 @@ class InferenceHandlers:
             exchange.put_back(body)
             return None
         request = plain_bodies.decode_generate_request(body, metadata)
-        return apply_scheduling_parameters(request, self._clock())
+        return apply_scheduling_parameters(request, self._clock()).within(exchange.client.tenant)
 
     async def _respond_streaming(
         self,
@@ -275,22 +275,27 @@ def named_model(exchange: Exchange) -> tuple[str, str]:
 
 
 def read_request(
-    headers: Mapping[bytes, bytes], body: bytes, metadata: ModelMetadata, clock: Callable[[], float]
+    headers: Mapping[bytes, bytes],
+    body: bytes,
+    metadata: ModelMetadata,
+    clock: Callable[[], float],
+    namespace: str,
 ) -> oip_json.JsonWireRequest:
     """Return the decoded inference request with its deadline and priority.
 
-    Raise the errors of `oip_json.decode_request`.
+    `namespace` is that of its sequences: the tenant of the client. Raise the errors of `oip_json.decode_request`.
     """
     length = headers.get(HEADER_LENGTH)
     json_bytes = None if length is None else oip_json.parse_header_length(length.decode("latin-1"))
     if json_bytes == 0:
-        return plain_bodies.decode_raw_request(body, metadata)
-    wire = oip_json.decode_request(body, json_bytes, bf16="float32")
-    if not wire.request.parameters:
-        return wire
-    return oip_json.JsonWireRequest(
-        apply_scheduling_parameters(wire.request, clock()), wire.binary_default, wire.binary_by_name
-    )
+        wire = plain_bodies.decode_raw_request(body, metadata)
+    else:
+        wire = oip_json.decode_request(body, json_bytes, bf16="float32")
+    request = wire.request
+    if request.parameters:
+        request = apply_scheduling_parameters(request, clock())
+    request = request.within(namespace)
+    return wire if request is wire.request else replace(wire, request=request)
 
 
 def read_opaque_request(headers: Mapping[bytes, bytes], body: bytes) -> HandleRequest:

@@ -133,11 +133,11 @@ class FaultyStore(MemoryCheckpointStore):
         self._states[id] = there._replace(steps=there.steps ^ 1 << 40, state=change(there.state))
 
 
-def sum_request(*values, times=1, **parameters):
+def sum_request(*values, times=1, namespace="", **parameters):
     """Return a request of these rows."""
     x = np.array([(value, times) for value in values], np.float32).reshape(-1, 2)
     tensors = (Tensor("x", x),) if values else ()
-    return InferRequest(tensors, parameters=parameters)
+    return InferRequest(tensors, parameters=parameters, namespace=namespace)
 
 
 @contextmanager

@@ -52,6 +52,27 @@ def test_sequence_moves_between_engines(two):
     assert sums(b, 9, sequence_id="s") == "SequenceGoneError"
 
 
+def test_namespaces_have_checkpoints_of_their_own(store):
+    model = EndingModel()
+    model.ended = []
+    with engine(store, lambda: model) as a:
+        assert sums(a, 1, sequence_id="s", sequence_start=True) == [1]
+        assert sums(a, 10, namespace="shop", sequence_id="s", sequence_start="auto") == [10]
+        assert sums(a, 1, namespace="farm", sequence_id="s") == "SequenceGoneError"
+        assert [(info.namespace, info.id) for info in a.sequences()] == [("", "s"), ("shop", "s")]
+        assert store.ids == ["s", "shop/s"]
+    assert sorted(id for id, _, _ in model.ended) == ["s", "shop/s"]
+    with engine(store) as b:
+        assert sums(b, 10, namespace="shop", sequence_id="s") == [20]
+        assert sums(b, namespace="shop", sequence_id="s", sequence_cancel=True) == []
+        assert sums(b, 1, namespace="shop", sequence_id="s") == "SequenceGoneError"
+        b.cancel_sequence("s", "farm")
+        assert sums(b, 1, sequence_id="s") == [2]
+        b.cancel_sequence("s")
+        b.stop()
+        assert store.ids == []
+
+
 def test_step_on_stale_state_is_redone(store, two):
     a, b = two
     sums(a, 1, sequence_id="s", sequence_start=True)

@@ -44,6 +44,15 @@ def test_unnamed_messages_use_own_sequence(model):
     assert [(why, total) for _, why, total in model.ended] == [("ended", 10.0)]
 
 
+def test_own_sequence_is_in_the_namespace_of_its_messages(model):
+    messages = [step_request(n).within("shop") for n in (1, 2)]
+    with serving(model) as engine:
+        assert streamed(engine, *messages) == [1.0, 3.0]
+        assert engine.sequences() == ()
+    ((id, why, total),) = model.ended
+    assert (id.startswith("shop/"), why, total) == (True, "ended", 3.0)
+
+
 def test_single_request_is_its_own_sequence(model):
     async def main(engine):
         return await _collected(engine.stream(step_request(900)))

@@ -65,6 +65,31 @@ def test_request_gets_a_protocol_response(tmp_path, stores, paths):
     assert result.size_bytes == len(stores.for_uri(result.uri).get(result.uri))
 
 
+class Counting(Model):
+    def step(self, states, x):
+        steps = states.stack("steps") + 1
+        states.keep("steps", steps)
+        return steps
+
+
+def test_sequences_of_requests_belong_to_the_tenant(tmp_path, stores, paths):
+    uri = payload(
+        tmp_path,
+        "in.json",
+        json.dumps({**REQUEST, "parameters": {"sequence_id": "a", "sequence_start": "auto"}}),
+    )
+    steps: list[list[float]] = []
+    with one_model(Counting) as models:
+        kind = InferKind(models, stores, paths)
+        for number, tenant in enumerate(("shop", "farm", "shop")):
+            spec = NewJob(model="m", input_uri=uri, tenant=tenant)
+            result = kind.run(attempt_at(spec, job_id=f"job-{number}"))
+            response = json.loads(stores.for_uri(result.uri).get(result.uri))
+            assert response["parameters"] == {"sequence_id": "a"}
+            steps.append(response["outputs"][0]["data"])
+    assert steps == [[1, 2], [1, 2], [3, 4]]
+
+
 @for_each("text", ["[[1, 2], [3, 4]]", '{"x": [[1, 2], [3, 4]]}', '{"x": [[1.0, 2], [3, 4e0]]}'])
 def test_plain_json_fills_the_model_inputs(tmp_path, stores, paths, text):
     uri = payload(tmp_path, "in", text)

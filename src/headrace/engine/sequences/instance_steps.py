@@ -198,7 +198,7 @@ class StateLoader:
 
         Raises UnavailableError; then nothing has changed.
         """
-        found = self._store.load([o.sequence.id for o in items], idle_ms_max=self._idle_ms)
+        found = self._store.load([o.sequence.qualified_id for o in items], idle_ms_max=self._idle_ms)
         for item, checkpoint in zip(items, found, strict=True):
             item.row_request.fetched = (checkpoint,)
 
@@ -215,7 +215,7 @@ class StateLoader:
         sequence = item.sequence
         (checkpoint,), item.row_request.fetched = item.row_request.fetched, ()
         known = self._marks.get(sequence.number)
-        if checkpoint is None or (known is None and self._state_deletes.pending(sequence.id)):
+        if checkpoint is None or (known is None and self._state_deletes.pending(sequence.qualified_id)):
             if not self._steps.state_missing(sequence):
                 return False
             self._marks.pop(sequence.number, None)
@@ -283,7 +283,7 @@ class StateLoader:
         if not items:
             return
         numbers = [o.sequence.number for o in items]
-        self._store.delete([o.sequence.id for o in items], [self._marks[n].last for n in numbers])
+        self._store.delete([o.sequence.qualified_id for o in items], [self._marks[n].last for n in numbers])
         for number in numbers:
             del self._marks[number]
 
@@ -299,7 +299,7 @@ class StateLoader:
         assert item.checkpoint is not None
         mark = random_part << _STEPS_BITS | (sequence.steps + 1)
         self._marks[sequence.number] = _Mark(random_part, mark, previous)
-        return SequenceCheckpoint(sequence.id, mark, item.checkpoint, previous)
+        return SequenceCheckpoint(sequence.qualified_id, mark, item.checkpoint, previous)
 
     def has_checkpoint(self, endings: Sequence[SequenceEnding]) -> bool:
         """Return True if an ended sequence has a checkpoint that this instance has saved or loaded."""

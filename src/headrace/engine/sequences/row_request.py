@@ -267,6 +267,7 @@ class StepItem(CallItem):
             self.restore,
             self.save,
             row_request.number,
+            sequence.namespace,
         )
 
     @override
@@ -308,7 +309,7 @@ class StepItem(CallItem):
 def sequence_ending(sequence: StepSequence) -> SequenceEnding:
     """Return the ending of a sequence, for the model."""
     assert sequence.end_reason is not None
-    return SequenceEnding(sequence.number, sequence.id, sequence.steps, sequence.end_reason)
+    return SequenceEnding(sequence.number, sequence.qualified_id, sequence.steps, sequence.end_reason)
 
 
 def sequence_info(sequence: StepSequence, now: float) -> SequenceInfo:
@@ -321,4 +322,5 @@ def sequence_info(sequence: StepSequence, now: float) -> SequenceInfo:
         requests=len(sequence.waiting) + (sequence.current is not None),
         age_s=now - sequence.started_s,
         idle_s=now - sequence.idle_since_s if sequence.current is None else 0.0,
+        namespace=sequence.namespace,
     )

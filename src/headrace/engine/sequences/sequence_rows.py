@@ -107,7 +107,7 @@ def split_sequences(request: InferRequest, inputs: ModelInputs) -> tuple[list[Se
     There is at least one group. The second value is True if tensors name the sequences; then the
     parameters apply to every row where no tensor does. Raises DataError for invalid parameters.
     """
-    control = SequenceControl.from_parameters(request.parameters)
+    control = SequenceControl.from_parameters(request.parameters, request.namespace)
     tensors = {tensor.name: tensor.data for tensor in request.inputs if _is_control_tensor(tensor, inputs)}
     if not tensors or control.cancel:
         return [SequenceRows(control)], bool(tensors)
@@ -145,11 +145,7 @@ def _group_rows(
             index = len(groups)
             starts_sequence = bool(id) and (start or (start_first and id not in seen))
             seen.add(id)
-            groups.append(
-                SequenceRows(
-                    SequenceControl(id, start=starts_sequence, end=control.end, auto=control.auto), []
-                )
-            )
+            groups.append(SequenceRows(replace(control, id=id, start=starts_sequence), []))
         rows_of_sequence = groups[index]
         rows_of_sequence.rows.append(row)
         if end:

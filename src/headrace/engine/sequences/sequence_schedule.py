@@ -5,6 +5,7 @@ Gives one step each of many sequences to the instance that holds their states.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from random import SystemRandom
@@ -17,7 +18,7 @@ from headrace.batching.adaptive import AdaptiveBatch, QueueConsumer, ReadyQueue,
 from headrace.batching.sequence import SequenceTable
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, SequenceError, SequenceGoneError
-from headrace.core.sequence import SequenceControl, SequenceInfo, SequenceLimits
+from headrace.core.sequence import SequenceControl, SequenceInfo, SequenceLimits, qualified_sequence_id
 from headrace.core.statistics import SequenceStatistics
 from headrace.core.tensor import InferResponse
 from headrace.engine.inputs import ModelInputs
@@ -171,16 +172,17 @@ class SequenceSchedule(StepQueues, Schedule):
 
     # Clients
 
-    def cancel(self, id: str) -> bool:
+    def cancel(self, id: str, namespace: str = "") -> bool:
         """End the sequence of this id and cancel its waiting requests. Return True if it was live.
 
         With checkpoints, a sequence may be live by its checkpoint alone: then this returns True,
         and the checkpoint is deleted soon.
         """
+        qualified_id = qualified_sequence_id(namespace, id)
         with self.lock:
-            was_live = self.table.cancel(id, self.clock.now())
+            was_live = self.table.cancel(qualified_id, self.clock.now())
             if self.state_deletes is not None:
-                was_live = self.state_deletes.add(StateDelete(id, was_live)) or was_live
+                was_live = self.state_deletes.add(StateDelete(id, qualified_id, was_live)) or was_live
             self.collect_ended()
         self.deliver_ended()
         return was_live
@@ -287,7 +289,7 @@ class SequenceSchedule(StepQueues, Schedule):
     def add(self, entry: PendingRequest) -> None:
         groups, split = split_sequences(entry.request, self._inputs)
         if groups[0].control.cancel:
-            self._cancel_by(entry, groups[0].control.id)
+            self._cancel_by(entry, groups[0].control)
             return
         make = entry.callback.make_collector or partial(
             MultiRowRequest, strict=entry.strict, model=self._model, respond=self.respond
@@ -316,17 +318,17 @@ class SequenceSchedule(StepQueues, Schedule):
             if (
                 row_request.starts_sequence
                 and sequence is not None
-                and self.table.find(sequence.id) is sequence
+                and self.table.find(sequence.qualified_id) is sequence
             ):
-                self.table.cancel(sequence.id, self.clock.now())
+                self.table.cancel(sequence.qualified_id, self.clock.now())
 
     def _offer_row_request(self, row_request: RowRequest, control: SequenceControl) -> None:
         if control.start and not control.id:
-            control = SequenceControl(uuid4().hex, start=True, end=control.end)
+            control = replace(control, id=uuid4().hex)
         row_request.id = control.id
         row_request.number = next(self._numbers)
         now = self.clock.now()
-        before = self.table.find(control.id)
+        before = self.table.find(control.qualified_id)
         try:
             row_request.sequence = self.table.offer(row_request, control, now)
             row_request.starts_sequence = row_request.sequence is not before
@@ -340,9 +342,10 @@ class SequenceSchedule(StepQueues, Schedule):
             # It has no step that would wake its instance, which waits until the sequence expires.
             self.ready[row_request.sequence.instance].wake_all()
 
-    def _cancel_by(self, entry: PendingRequest, id: str) -> None:
+    def _cancel_by(self, entry: PendingRequest, control: SequenceControl) -> None:
         """Run a request that only cancels a sequence."""
-        was_live = self.table.cancel(id, self.clock.now())
+        id, qualified_id = control.id, control.qualified_id
+        was_live = self.table.cancel(qualified_id, self.clock.now())
         self.collect_ended()
         requested_id: Any = entry.request.parameters["sequence_id"]
         parameters = {"sequence_id": requested_id, "sequence_end": True}
@@ -352,7 +355,7 @@ class SequenceSchedule(StepQueues, Schedule):
             return entry, error or result
 
         if self.state_deletes is not None and self.state_deletes.add(
-            StateDelete(id, was_live, with_response)
+            StateDelete(id, qualified_id, was_live, with_response)
         ):
             return
         self._cancels.append(
@@ -398,13 +401,13 @@ class SequenceSchedule(StepQueues, Schedule):
             self.state_deletes.take_over(self.table.request_ends)
         self.report_ended()
 
-    def _keeps_checkpoint(self, id: str) -> bool:
+    def _keeps_checkpoint(self, qualified_id: str) -> bool:
         """Return True if the checkpoint of this id outlasts an eviction of its sequence."""
         # A pending delete spares the checkpoint of a live sequence only.
         deletes = self.state_deletes
-        return self._evicts_saved and deletes is not None and not deletes.pending(id)
+        return self._evicts_saved and deletes is not None and not deletes.pending(qualified_id)
 
-    def _is_stored_sequence(self, id: str) -> bool:
+    def _is_stored_sequence(self, qualified_id: str) -> bool:
         """Return True if a live sequence of this id has, or will have, a checkpoint. Any thread."""
-        sequence = self.table.find(id)
+        sequence = self.table.find(qualified_id)
         return sequence is not None and (sequence.loaded or sequence.instance_knows)

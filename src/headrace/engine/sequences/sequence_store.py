@@ -201,6 +201,7 @@ class StateDelete(NamedTuple):
     """A sequence that has ended, at least in this process, and whose checkpoint is to be deleted."""
 
     id: str
+    qualified_id: str
     was_live: bool
     """True if the sequence was live in this process. Else it was live if it has a checkpoint."""
     make_result: Callable[[BaseException | None], tuple[PendingRequest, RequestResult] | None] | None = None
@@ -251,7 +252,7 @@ class PendingStateDeletes:
             if self._closed:
                 return False
             self._waiting.append(state_delete)
-            self._pending[state_delete.id] += 1
+            self._pending[state_delete.qualified_id] += 1
             if not self._running:
                 self._running = True
                 self._thread.submit(self._run)
@@ -267,13 +268,16 @@ class PendingStateDeletes:
             return False
         return self.add(
             StateDelete(
-                sequence.id, sequence.instance_knows or sequence.loaded, row_request.finish_with_entry
+                sequence.id,
+                sequence.qualified_id,
+                sequence.instance_knows or sequence.loaded,
+                row_request.finish_with_entry,
             )
         )
 
-    def pending(self, id: str) -> bool:
+    def pending(self, qualified_id: str) -> bool:
         """Return True if a delete of this id waits or runs."""
-        return id in self._pending
+        return qualified_id in self._pending
 
     def close(self) -> None:
         """Finish the waiting deletes, and accept no more."""
@@ -295,7 +299,7 @@ class PendingStateDeletes:
         had_checkpoint = [False] * len(batch)
         try:
             with self.first_saves:
-                had_checkpoint = self._delete([delete.id for delete in batch])
+                had_checkpoint = self._delete([delete.qualified_id for delete in batch])
         except UnavailableError as caught:
             error = caught
         except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported to the clients
@@ -304,7 +308,7 @@ class PendingStateDeletes:
             )
             error = internal_error(self._model, caught)
         with self._lock:
-            self._pending -= Counter(delete.id for delete in batch)
+            self._pending -= Counter(delete.qualified_id for delete in batch)
         results: list[tuple[PendingRequest, RequestResult]] = []
         for delete, had_state in zip(batch, had_checkpoint, strict=True):
             not_found = (

@@ -58,6 +58,8 @@ class StepStream:
         """Messages without a result, and the stream's own sequence if a message belongs to it."""
         self._own_sequence: str | None = None
         """The id of the sequence of messages that name none, once it has begun."""
+        self._namespace = ""
+        """The namespace of that sequence: the one of all messages."""
         self._ended = False
         self._ending = False
         """True once all messages were sent."""
@@ -69,6 +71,7 @@ class StepStream:
     def open(self) -> None:
         """Queue the first message, which has arrived already. Raises the error that refuses it."""
         request = self._call.requests.take()[0]
+        self._namespace = request.namespace
         self._offer(*self._assign_sequence(request))
         self._call.on_cancel(self._stop)
         self._pump()
@@ -118,7 +121,11 @@ class StepStream:
             # Its model may have ended it already.
             with suppress(SequenceError):
                 self._offer(
-                    InferRequest((), parameters={"sequence_id": own_sequence, "sequence_end": True}),
+                    InferRequest(
+                        (),
+                        parameters={"sequence_id": own_sequence, "sequence_end": True},
+                        namespace=self._namespace,
+                    ),
                     own_sequence,
                 )
 
@@ -236,14 +243,14 @@ class StepStream:
             self._pending = {}
         self._withdraw(pending)
         if own_sequence is not None:
-            self._schedule.cancel(own_sequence)
+            self._schedule.cancel(own_sequence, self._namespace)
         return True
 
     def _withdraw(self, pending: Mapping[PendingRequest, str | None]) -> None:
         for entry, own_sequence in pending.items():
             self._queue.withdraw(entry)
             if own_sequence is not None:
-                self._schedule.cancel(own_sequence)
+                self._schedule.cancel(own_sequence, self._namespace)
 
 
 class _MessageCollector(OutputCollector):

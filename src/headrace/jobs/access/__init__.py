@@ -65,7 +65,7 @@ class Scope(StrEnum):
     READ = "read"
     """Read the states and results of its own tenant's jobs, and their numbers by queue."""
     MONITOR = "monitor"
-    """Read the settings and the numbers of jobs of all queues, and the workers, for autoscalers."""
+    """Read the statistics of models, the settings and numbers of jobs of all queues, and the workers."""
     OPERATE = "operate"
     """Read, cancel and requeue the jobs of all tenants; pause and drain queues; drain workers."""
     ADMIN = "admin"
@@ -73,9 +73,9 @@ class Scope(StrEnum):
     EVENTS = "events"
     """Report objects, from which triggers create jobs: for the store that posts notices."""
     INFER = "infer"
-    """Send requests to models; read their metadata and statistics."""
+    """Send requests to models; read their metadata."""
     MODELS = "models"
-    """Load and unload models; list and cancel sequences."""
+    """Load and unload models; read their statistics; list and cancel sequences."""
 
 
 CHANGE_SCOPES: Final = (Scope.SUBMIT, Scope.OPERATE)

@@ -218,10 +218,11 @@ class AttemptPredictor(Predictor):
     """A predictor for one attempt, with all its requests abandoned at once when the attempt stops.
 
     It serves code that submits from its own threads, such as a transform. Starting and stopping it
-    does not affect the model.
+    does not affect the model. The sequences of its requests belong to the job of this id.
     """
 
     predictor: JobPredictor
+    job_id: str
     in_flight_max: int = 3  # pyright: ignore[reportIncompatibleMethodOverride] - a field implements it
     """Enough to keep a model busy. The model accepts more, for all jobs of the worker together."""
     _pending: set["Future[InferResponse]"] = field(default_factory=set["Future[InferResponse]"])
@@ -259,7 +260,7 @@ class AttemptPredictor(Predictor):
             raise CancelledRequestError("the attempt was stopped")
         # The predictions must not depend on other running jobs, because a resumed attempt writes
         # them again, byte for byte.
-        future = self.predictor.submit(request, alone=True, strict=strict)
+        future = self.predictor.submit(request.within(self.job_id), alone=True, strict=strict)
         with self._lock:
             self._pending.add(future)
         future.add_done_callback(self._forget)

@@ -136,7 +136,7 @@ class InferKind(KindRunner):
 
     def _records(self, attempt: Attempt, predictor: JobPredictor) -> ResultRef:
         spec = attempt.job.spec
-        watched = AttemptPredictor(predictor)
+        watched = AttemptPredictor(predictor, attempt.job.id)
         folder = self._paths.attempt(attempt.job.id, attempt.job.lease)
         run = Run(
             spec.input_uri,
@@ -177,6 +177,7 @@ class InferKind(KindRunner):
 
 def _response(attempt: Attempt, predictor: JobPredictor, request: InferRequest) -> InferResponse:
     """Return the response to the request of an attempt, and add the call to the attempt's span."""
+    request = request.within(attempt.job.spec.tenant)
     if attempt.span is None:
         return attempt.wait_for(predictor.submit(request, strict=True), predictor.abandon)
     times = RequestTimes()
@@ -235,7 +236,7 @@ class RunJobs(KindRunner):
         if not spec.output_uri:
             raise ConfigError("the job needs an output_uri: a folder or prefix for its predictions")
         settings = self._read_settings(spec)
-        predictor = AttemptPredictor(self._models.predictor(spec.model))
+        predictor = AttemptPredictor(self._models.predictor(spec.model), attempt.job.id)
         runner = None
         if settings.per_object:
             runner = InProcessRunner(predictor, Locality(attempt.job.worker_region or None))
