@@ -3,8 +3,9 @@
 import pytest
 
 from cases import for_each
+from headrace.jobs.access import Scope
 from integration.command import headrace
-from server.support import Linear, definition, serving, tensor
+from server.support import Linear, definition, key_of, serving, tensor
 from server.support_sequences import RunningSum
 
 
@@ -25,8 +26,9 @@ def start_sequence(server, id, version="1"):
     assert server.post(f"/v2/models/sum/versions/{version}/infer", body).status == 200
 
 
-def sequences_command(server, *arguments):
-    return headrace("sequences", *arguments, "--url", f"http://127.0.0.1:{server.port}", environ={})
+def sequences_command(server, *arguments, environ=None):
+    url = f"http://127.0.0.1:{server.port}"
+    return headrace("sequences", *arguments, "--url", url, environ=environ or {})
 
 
 def test_live_sequences_are_a_table(served):
@@ -47,6 +49,24 @@ def test_sequences_of_one_model_or_version_are_listed(served):
     (listing,) = sequences_command(served, "sum", "--version", "1", "--json").lines[0]
     assert (listing["model_version"], [s["id"] for s in listing["sequences"]]) == ("1", ["a"])
     assert "of which 0 are listed" in sequences_command(served, "sum", "--limit", "0").err
+
+
+def test_sequence_of_another_tenant_is_shown_and_cancelled():
+    shop, ops = "key-of-the-shop-0123456789", "key-of-operators-0123456789"
+    keys = (key_of("shop", shop, Scope.INFER), key_of("ops", ops, Scope.MODELS))
+    with serving([definition(RunningSum, "sum", isolation="thread")], keys=keys) as server:
+        x = tensor(data=[1.0], shape=[1, 1])
+        body = {"inputs": [x], "parameters": {"sequence_id": "a", "sequence_start": True}}
+        bearer = {"Authorization": f"Bearer {shop}"}
+        assert server.post("/v2/models/sum/infer", body, bearer).status == 200
+
+        def command(*arguments):
+            return sequences_command(server, *arguments, environ={"HEADRACE_API_KEY": ops})
+
+        head, row = [line.split() for line in command().out.splitlines()]
+        assert (head[-1], row[:2], row[-1]) == ("namespace", ["sum", "a"], "shop")
+        assert command("sum", "--cancel", "a").code == 1
+        assert command("sum", "--cancel", "a", "--namespace", "shop").out == "a cancelled\n"
 
 
 def test_sequence_is_cancelled(served):

@@ -37,7 +37,7 @@ Examples:
   Print the ids of sequences that are idle for ten seconds, for a script:
     headrace sequences --json | jq -r '.[].sequences[] | select(.idle_s > 10).id'
 """
-_SEQUENCE_COLUMNS = ("model", "namespace", "id", "state", "instance ", "steps ", "requests ", "age ", "idle ")
+_SEQUENCE_COLUMNS = ("model", "id", "state", "instance ", "steps ", "requests ", "age ", "idle ")
 _JSON_OPTION = click.option("--json", "json_lines", is_flag=True, help="Print JSON.")
 _NS_PER_MS = 1e6
 
@@ -235,9 +235,13 @@ def _print_listings(listings: list[Any], *, json_lines: bool) -> None:
     if json_lines:
         click.echo(orjson.dumps([orjson.Fragment(encode_listing(listing)) for listing in listings]))
         return
-    rows = [_sequence_cells(listing, info) for listing in listings for info in listing.sequences]
+    found = [(listing, info) for listing in listings for info in listing.sequences]
+    rows, columns = [_sequence_cells(*each) for each in found], _SEQUENCE_COLUMNS
+    if any(info.namespace for _, info in found):
+        columns += ("namespace",)
+        rows = [(*row, info.namespace or "-") for row, (_, info) in zip(rows, found, strict=True)]
     if rows:
-        _print_table(_SEQUENCE_COLUMNS, rows)
+        _print_table(columns, rows)
     for listing in listings:
         click.echo(_summary(listing), err=True)
     if not listings:
@@ -251,7 +255,6 @@ def _model_label(listing: Any) -> str:
 def _sequence_cells(listing: Any, info: Any) -> tuple[str, ...]:
     return (
         _model_label(listing),
-        info.namespace or "-",
         info.id,
         info.stage,
         f"{info.instance}",

@@ -130,8 +130,9 @@ def test_refused_first_message_opens_no_stream(model):
         run(main(engine))
 
 
+@pytest.mark.parametrize("namespace", ["", "shop"])
 @pytest.mark.parametrize("last", [step_request(900), step_request(900, sequence_end=True)])
-def test_departed_client_leaves_nothing(model, monkeypatch, last):
+def test_departed_client_leaves_nothing(model, monkeypatch, last, namespace):
     """Its own sequence ends too, even if its last message still waits."""
     monkeypatch.setattr(headrace.engine.streams, "ITEMS_MAX", 2)
 
@@ -139,10 +140,10 @@ def test_departed_client_leaves_nothing(model, monkeypatch, last):
         never = asyncio.Event()
 
         async def messages():
-            yield last
+            yield last.within(namespace)
             await never.wait()
 
-        stream = engine.stream(step_request(700), messages())
+        stream = engine.stream(step_request(700).within(namespace), messages())
         await wait_until(lambda: any(info.stage == "held" for info in engine.sequences()))
         await stream.aclose()
         await wait_until(lambda: engine.sequences() == ())
@@ -151,6 +152,25 @@ def test_departed_client_leaves_nothing(model, monkeypatch, last):
         run(main(engine))
         sequences = engine._session.sequences
         assert (sequences.table.requests, sequences._row_requests) == (0, {})
+
+
+@pytest.mark.parametrize("namespace", ["", "shop"])
+def test_departed_client_leaves_no_idle_sequence(model, namespace):
+    async def main(engine):
+        never = asyncio.Event()
+
+        async def messages():
+            await never.wait()
+            yield step_request(1)
+
+        stream = engine.stream(step_request(1).within(namespace), messages())
+        assert (await stream.next_batch())[0].outputs[0].data.item() == 1.0
+        await wait_until(lambda: [info.stage for info in engine.sequences()] == ["idle"])
+        await stream.aclose()
+        await wait_until(lambda: engine.sequences() == ())
+
+    with serving(model) as engine:
+        run(main(engine))
 
 
 def test_streamed_message_cannot_rewind():
