@@ -325,17 +325,19 @@ MEDIA = {
     "flac": media(lambda: AudioFormat(window_ms=10, pad_last=False), sound("FLAC"), 37),
     "mp4": media(VideoFormat, video_files.fragmented(**VIDEO), 20, image_decoder),
 }
-COLUMNS = {"n": list(range(5000)), "t": [f"text {i}" if i % 7 else None for i in range(5000)]}
+COLUMNS = {"n": list(range(1000)), "t": [RNG.bytes(12).hex() if i % 7 else None for i in range(1000)]}
 TABLES = {
-    "arrow file": table(ArrowFormat, write_arrow(COLUMNS), 5000),
-    "arrow stream": table(ArrowFormat, write_arrow(COLUMNS, is_stream=True, compression="zstd"), 5000),
+    "arrow file": table(ArrowFormat, write_arrow(COLUMNS, group_rows=200), 1000),
+    "arrow stream": table(
+        ArrowFormat, write_arrow(COLUMNS, group_rows=200, is_stream=True, compression="zstd"), 1000
+    ),
     "arrow too long": table(
         lambda: ArrowFormat(record_bytes_max=900),
         write_arrow({"t": [b"x" * (1000 if i % 50 == 0 else 20) for i in range(500)]}),
         500,
         failures=10,
     ),
-    "avro": table(AvroFormat, write_avro(COLUMNS), 5000),
+    "avro": table(AvroFormat, write_avro(COLUMNS, group_rows=200), 1000),
 }
 SAMPLES = TEXT | FRAMES | LAYERS | MEDIA | TABLES
 
