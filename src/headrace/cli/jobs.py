@@ -336,7 +336,10 @@ def drain_command(queue: str, **params: Any) -> None:
 @click.argument("pending_max", type=click.IntRange(min=0), required=False)
 @JOB_SERVER_OPTIONS
 def bound_command(queue: str, pending_max: int | None, **params: Any) -> None:
-    """Limit the waiting jobs of each tenant in QUEUE to PENDING_MAX. Without PENDING_MAX, remove the limit."""
+    """Limit the waiting jobs of each tenant in QUEUE to PENDING_MAX.
+
+    Without PENDING_MAX, remove the limit.
+    """
     run_job_command(params, lambda client: _print_queues([client.bound_queue(queue, pending_max)], params))
 
 

@@ -163,8 +163,9 @@ class QueueSettings:
     """The settings of a queue.
 
     A `paused` queue gives out no jobs; a `draining` queue accepts none. `pending_max` limits the
-    pending jobs of each tenant (None: unlimited), so that no tenant can take the places of others. A job is claimed as if it were due `ageing_s` later for each step
-    of its priority, so that a job of a low priority waits for others that much longer at most.
+    pending jobs of each tenant (None: unlimited), so that no tenant can take the places of others. A
+    job is claimed as if it were due `ageing_s` later for each step of its priority, so that a job of a
+    low priority waits for others that much longer at most.
     """
 
     name: Annotated[str, Setting("Name of the queue.", python_only=True)]
@@ -312,8 +313,9 @@ class JobLedger(Service, Protocol):
         `all_or_nothing`, an error in the replies means that nothing was queued, and that the other
         replies do not count.
         IdempotencyError: the key stands for another digest. QueueClosedError: the queue is
-        draining. QueueFullError: the queue already has `pending_max` pending jobs of the tenant. OutputTakenError:
-        another job owns the name of the output, and `NewJob.if_exists` does not permit another way.
+        draining. QueueFullError: the queue already has `pending_max` pending jobs of the tenant.
+        OutputTakenError: another job owns the name of the output, and `NewJob.if_exists` does not permit
+        another way.
         Two jobs of one call may share a key; the second is refused like the first if the name of that
         one's output is taken. Unknown queues are created.
 

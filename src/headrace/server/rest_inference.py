@@ -283,7 +283,8 @@ def read_request(
 ) -> oip_json.JsonWireRequest:
     """Return the decoded inference request with its deadline and priority.
 
-    `namespace` is that of its sequences: the tenant of the client. Raise the errors of `oip_json.decode_request`.
+    `namespace` is that of its sequences: the tenant of the client. Raise the errors of
+    `oip_json.decode_request`.
     """
     length = headers.get(HEADER_LENGTH)
     json_bytes = None if length is None else oip_json.parse_header_length(length.decode("latin-1"))

@@ -353,7 +353,8 @@ def _refusal(queue: QueueSettings | None) -> Exception | None:
     if queue.pending_max is None:
         return None
     return QueueFullError(
-        f"queue {queue.name} has its limit of {queue.pending_max} pending jobs of a tenant: submit again later",
+        f"queue {queue.name} has its limit of {queue.pending_max} pending jobs of a tenant: submit again "
+        "later",
         retry_after_s=RETRY_AFTER_S,
     )
 

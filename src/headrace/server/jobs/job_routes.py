@@ -261,7 +261,7 @@ class QueueHandlers(ApiHandlers):
         "PATCH", _QUEUE, _OPERATE, QueueDocument, request=(QueueChangeDocument,), errors=(*ERRORS, 408, 413)
     )
     async def limit_queue(self, exchange: Exchange) -> None:
-        """Limit the waiting jobs of each tenant in a queue. Submissions beyond the limit get the status 429."""
+        """Limit the waiting jobs of each tenant in a queue. Submissions beyond it get the status 429."""
         change = read_json(QueueChangeDocument, await exchange.body(DOCUMENT_BYTES_MAX))
         await self._change(exchange, pending_max=change.pending_max)
 
