@@ -62,7 +62,9 @@ def test_inference_key_cannot_change_models(models_command):
         done = models_command(*arguments, key=INFER_KEY)
         assert done.code == 1
         assert "lacks the required scope models" in done.error
-    assert models_command("stats", key=INFER_KEY).code == 0
+    done = models_command("stats", key=INFER_KEY)
+    assert done.code == 1
+    assert "lacks the required scope monitor or models" in done.error
 
 
 def test_unknown_model_is_one_line(models_command):

@@ -27,7 +27,7 @@ def never() -> float:
 def test_json_and_binary_requests_are_decoded(binary):
     body = encode_request(InferRequest((Tensor("x", ROWS),), "one"), binary=binary)
     headers = {HEADER_LENGTH: str(body.json_bytes).encode()} if binary else {}
-    wire = read_request(headers, body.body, METADATA, lambda: 0.0)
+    wire = read_request(headers, body.body, METADATA, lambda: 0.0, "")
     assert (wire.request.id, wire.request["x"].tolist(), wire.binary_default) == (
         "one",
         ROWS.tolist(),
@@ -36,14 +36,16 @@ def test_json_and_binary_requests_are_decoded(binary):
 
 
 def test_header_length_zero_means_a_raw_request():
-    wire = read_request({HEADER_LENGTH: b"0"}, ROWS.tobytes(), METADATA, never)
+    wire = read_request({HEADER_LENGTH: b"0"}, ROWS.tobytes(), METADATA, never, "shop")
     assert (wire.request["x"].tolist(), wire.binary_default) == (ROWS.tolist(), True)
+    assert wire.request.namespace == "shop"
 
 
 def test_timeout_counts_from_now():
     request = InferRequest((Tensor("x", ROWS),), parameters={"timeout": 2_000_000, "priority": 3})
-    wire = read_request({}, encode_request(request, binary=False).body, METADATA, lambda: 10.0)
+    wire = read_request({}, encode_request(request, binary=False).body, METADATA, lambda: 10.0, "shop")
     assert (wire.request.deadline, wire.request.priority) == (12.0, 3)
+    assert wire.request.namespace == "shop"
 
 
 def test_response_has_the_requested_form():
