@@ -582,7 +582,7 @@ def test_table_matches_the_reference():
     run_state_machine_as_test(
         SequenceMachine,
         settings=settings(
-            max_examples=levels.by_level(30, 600, 6000),
+            max_examples=levels.by_level(30, 300, 6000),
             stateful_step_count=80,
             suppress_health_check=list(HealthCheck),
             phases=(Phase.generate, Phase.shrink),
