@@ -201,8 +201,9 @@ class InferRequest:
     """Rows for one model, in tensors with equal first axes.
 
     `deadline` is a time on the clock's monotonic seconds, or None for no deadline. `priority` is 1
-    for the most urgent requests; of waiting requests, lower numbers go first. Two requests that name
-    the same sequence mean the same one only within one `namespace`.
+    for the most urgent requests; of waiting requests, lower numbers go first. `namespace` is the
+    tenant of the client, the job that sends the request, or empty: one id names a different sequence
+    in each namespace.
     """
 
     inputs: tuple[Tensor, ...]
@@ -212,7 +213,6 @@ class InferRequest:
     deadline: float | None = None
     priority: int = DEFAULT_PRIORITY
     namespace: str = ""
-    """For sequences: the tenant of a client, or the attempt of a job. Empty in a process for one user."""
 
     def __getitem__(self, name: str) -> Array:
         """Return the values of an input. The KeyError for an unknown name lists the inputs."""

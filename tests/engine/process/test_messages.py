@@ -90,6 +90,7 @@ _ORDERS = st.builds(
     restore=st.none(),
     save=st.booleans(),
     request=_SIZES,
+    namespace=_TEXTS,
 )
 _IDLE_MS = st.floats(1e-3, 1e9) | st.just(inf)
 _LIMITS = st.builds(
