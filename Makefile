@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 # Number of test processes, and more arguments for pytest or the benchmark: make test WORKERS=4 ARGS='-k tar'
-WORKERS ?= 2
+# Many tests wait for processes and servers, so that three are faster than two on two cores.
+WORKERS ?= 3
 ARGS ?=
 
 BIN := .venv/bin
