@@ -7,6 +7,7 @@ import pytest
 from engine.sequences.sum_model import FaultyStore
 from headrace.checkpoints.store import SequenceCheckpoint
 from headrace.core.errors import PredictError, SequenceGoneError, UnavailableError
+from headrace.core.sequence import SequenceControl
 from headrace.engine.sequences.sequence_store import BATCH_MAX, PendingStateDeletes, StateDelete
 
 
@@ -25,7 +26,7 @@ class Bench:
         self.store.save([SequenceCheckpoint(id, mark, b"state", 0) for id in ids])
 
     def delete(self, id, *, was_live=True):
-        assert self.deletes.add(StateDelete(id, id, was_live, lambda error: (id, error)))
+        assert self.deletes.add(StateDelete(SequenceControl(id), was_live, lambda error: (id, error)))
 
     def finish(self):
         """Wait for all deletes and return their results."""
@@ -87,7 +88,7 @@ def test_store_error_is_reported_and_next_delete_runs(bench):
 
 def test_delete_without_client_reports_nothing(bench):
     bench.keep("a")
-    assert bench.deletes.add(StateDelete("a", "a", was_live=True))
+    assert bench.deletes.add(StateDelete(SequenceControl("a"), was_live=True))
     assert bench.finish() == {}
     assert bench.store.ids == []
 
@@ -122,5 +123,5 @@ def test_close_finishes_and_refuses_deletes(bench):
     bench.delete("a")
     bench.deletes.close()
     assert [id for id, _ in bench.results] == ["a"]
-    assert not bench.deletes.add(StateDelete("b", "b", was_live=True))
+    assert not bench.deletes.add(StateDelete(SequenceControl("b"), was_live=True))
     assert not bench.deletes.pending("b")

@@ -18,7 +18,7 @@ from headrace.batching.adaptive import AdaptiveBatch, QueueConsumer, ReadyQueue,
 from headrace.batching.sequence import SequenceTable
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, SequenceError, SequenceGoneError
-from headrace.core.sequence import SequenceControl, SequenceInfo, SequenceLimits, qualified_sequence_id
+from headrace.core.sequence import SequenceControl, SequenceInfo, SequenceLimits
 from headrace.core.statistics import SequenceStatistics
 from headrace.core.tensor import InferResponse
 from headrace.engine.inputs import ModelInputs
@@ -178,11 +178,11 @@ class SequenceSchedule(StepQueues, Schedule):
         With checkpoints, a sequence may be live by its checkpoint alone: then this returns True,
         and the checkpoint is deleted soon.
         """
-        qualified_id = qualified_sequence_id(namespace, id)
+        control = SequenceControl(id, namespace=namespace)
         with self.lock:
-            was_live = self.table.cancel(qualified_id, self.clock.now())
+            was_live = self.table.cancel(control.qualified_id, self.clock.now())
             if self.state_deletes is not None:
-                was_live = self.state_deletes.add(StateDelete(id, qualified_id, was_live)) or was_live
+                was_live = self.state_deletes.add(StateDelete(control, was_live)) or was_live
             self.collect_ended()
         self.deliver_ended()
         return was_live
@@ -344,8 +344,7 @@ class SequenceSchedule(StepQueues, Schedule):
 
     def _cancel_by(self, entry: PendingRequest, control: SequenceControl) -> None:
         """Run a request that only cancels a sequence."""
-        id, qualified_id = control.id, control.qualified_id
-        was_live = self.table.cancel(qualified_id, self.clock.now())
+        was_live = self.table.cancel(control.qualified_id, self.clock.now())
         self.collect_ended()
         requested_id: Any = entry.request.parameters["sequence_id"]
         parameters = {"sequence_id": requested_id, "sequence_end": True}
@@ -355,11 +354,11 @@ class SequenceSchedule(StepQueues, Schedule):
             return entry, error or result
 
         if self.state_deletes is not None and self.state_deletes.add(
-            StateDelete(id, qualified_id, was_live, with_response)
+            StateDelete(control, was_live, with_response)
         ):
             return
         self._cancels.append(
-            (entry, result if was_live else SequenceGoneError(id, "there is no such sequence"))
+            (entry, result if was_live else SequenceGoneError(control.id, "there is no such sequence"))
         )
 
     @override

@@ -16,10 +16,11 @@ from typing import Final, NamedTuple
 
 from typing_extensions import override
 
-from headrace.batching.live_sequence import RequestEnd
+from headrace.batching.live_sequence import LiveSequence, RequestEnd
 from headrace.checkpoints.store import CheckpointStore, SequenceCheckpoint
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError, SequenceGoneError, UnavailableError
+from headrace.core.sequence import SequenceControl
 from headrace.engine.model_methods import internal_error
 from headrace.engine.pending_request import PendingRequest, RequestResult
 from headrace.engine.sequences.row_request import RowRequest
@@ -200,8 +201,7 @@ class StoreThread:
 class StateDelete(NamedTuple):
     """A sequence that has ended, at least in this process, and whose checkpoint is to be deleted."""
 
-    id: str
-    qualified_id: str
+    sequence: SequenceControl | LiveSequence[RowRequest]
     was_live: bool
     """True if the sequence was live in this process. Else it was live if it has a checkpoint."""
     make_result: Callable[[BaseException | None], tuple[PendingRequest, RequestResult] | None] | None = None
@@ -252,7 +252,7 @@ class PendingStateDeletes:
             if self._closed:
                 return False
             self._waiting.append(state_delete)
-            self._pending[state_delete.qualified_id] += 1
+            self._pending[state_delete.sequence.qualified_id] += 1
             if not self._running:
                 self._running = True
                 self._thread.submit(self._run)
@@ -267,12 +267,7 @@ class PendingStateDeletes:
         if request_end.error is not None or not row_request.ends or sequence.anonymous:
             return False
         return self.add(
-            StateDelete(
-                sequence.id,
-                sequence.qualified_id,
-                sequence.instance_knows or sequence.loaded,
-                row_request.finish_with_entry,
-            )
+            StateDelete(sequence, sequence.instance_knows or sequence.loaded, row_request.finish_with_entry)
         )
 
     def pending(self, qualified_id: str) -> bool:
@@ -297,9 +292,10 @@ class PendingStateDeletes:
     def _delete_batch(self, batch: list[StateDelete]) -> None:
         error: HeadraceError | None = None
         had_checkpoint = [False] * len(batch)
+        ids = [delete.sequence.qualified_id for delete in batch]
         try:
             with self.first_saves:
-                had_checkpoint = self._delete([delete.qualified_id for delete in batch])
+                had_checkpoint = self._delete(ids)
         except UnavailableError as caught:
             error = caught
         except Exception as caught:  # noqa: BLE001 - whatever it is, it is reported to the clients
@@ -308,13 +304,13 @@ class PendingStateDeletes:
             )
             error = internal_error(self._model, caught)
         with self._lock:
-            self._pending -= Counter(delete.qualified_id for delete in batch)
+            self._pending -= Counter(ids)
         results: list[tuple[PendingRequest, RequestResult]] = []
         for delete, had_state in zip(batch, had_checkpoint, strict=True):
             not_found = (
                 None
                 if delete.was_live or had_state
-                else SequenceGoneError(delete.id, "there is no such sequence")
+                else SequenceGoneError(delete.sequence.id, "there is no such sequence")
             )
             result = None if delete.make_result is None else delete.make_result(error or not_found)
             if result is not None:
