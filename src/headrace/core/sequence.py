@@ -263,8 +263,8 @@ class SequenceState(dict[str, Any]):
     def __init__(self, id: str = "", values: Mapping[str, Any] = _NOTHING) -> None:
         super().__init__(values)
         self.id = id
-        """Sequence id from the client; empty for an anonymous sequence. Where clients have tenants, it
-        is TENANT/ID, so that no two live sequences have the same one.
+        """Sequence id from the client; empty for an anonymous sequence. On a server with API keys, it is
+        TENANT/ID, and for the records of a job JOB/ID: no two live sequences have the same one.
         """
         self.steps = 0
         """Number of steps done before this one."""

@@ -244,7 +244,7 @@ class SequenceDocument(Struct):
 
     id: Name
     namespace: str
-    """The tenant of its client, or the id of its job; empty without API keys."""
+    """The tenant of the client, or the id of the job whose records it has; else empty."""
     state: str
     instance: Count
     steps: Count

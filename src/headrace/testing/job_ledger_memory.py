@@ -111,7 +111,7 @@ class MemoryJobLedger(MemorySchedules, MemoryWorkers):
         pending = (job for job in self._queue_jobs(queue.name) if job.state is JobState.PENDING)
         waiting = sum(job.spec.tenant == new.tenant for job in pending)
         if queue.pending_max is not None and waiting >= queue.pending_max and not waits:
-            why = f"queue {queue.name} has {waiting} jobs of the tenant waiting, its limit: submit later"
+            why = f"queue {queue.name} has {waiting} pending jobs of the tenant, its limit: submit later"
             return QueueFullError(why, retry_after_s=_RETRY_AFTER_S)
         table.queues.setdefault(queue.name, queue)
         job = create_job(new, new.id or new_job_id(self.now_ms()), self.now_ms(), blocked=bool(waits))

@@ -65,7 +65,7 @@ class Scope(StrEnum):
     READ = "read"
     """Read the states and results of its own tenant's jobs, and their numbers by queue."""
     MONITOR = "monitor"
-    """Read the statistics of models, the settings and numbers of jobs of all queues, and the workers."""
+    """Read the settings and the numbers of jobs of all queues, the workers, and the statistics of models."""
     OPERATE = "operate"
     """Read, cancel and requeue the jobs of all tenants; pause and drain queues; drain workers."""
     ADMIN = "admin"

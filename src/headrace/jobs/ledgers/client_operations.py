@@ -353,8 +353,7 @@ def _refusal(queue: QueueSettings | None) -> Exception | None:
     if queue.pending_max is None:
         return None
     return QueueFullError(
-        f"queue {queue.name} has its limit of {queue.pending_max} pending jobs of a tenant: submit again "
-        "later",
+        f"queue {queue.name} has {queue.pending_max} pending jobs of the tenant, its limit: submit later",
         retry_after_s=RETRY_AFTER_S,
     )
 
