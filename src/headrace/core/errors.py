@@ -47,6 +47,7 @@
     │       ├── EndpointRefusedError      the endpoint rejects the request: never retried
     │       └── EndpointUnavailableError  retries are spent, or the circuit is open
     ├── RunnerError                 a runner failed, or lost tasks
+    ├── ActuatorError               the workers of a pool could not be counted, started or ended
     ├── LedgerError                 the ledger of a run refuses an operation
     │   ├── ResumeRefusedError      model, source or settings differ from the run's
     │   └── CountMismatchError      in is not out + failed
@@ -460,6 +461,10 @@ class RunnerError(HeadraceError):
 
     Finished output stays, and the run can be resumed.
     """
+
+
+class ActuatorError(HeadraceError):
+    """The workers of a pool could not be counted, started or ended."""
 
 
 class LedgerError(HeadraceError):

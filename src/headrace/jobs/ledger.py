@@ -36,6 +36,7 @@ from headrace.jobs.counters import JobCount
 from headrace.jobs.history import HistoryEntry
 from headrace.jobs.job import Job, JobFailure, JobProgress, NewJob, Settlement
 from headrace.jobs.lanes import AGEING_S_DEFAULT, ClaimLimit, LimitKind
+from headrace.jobs.pools import DecisionPage, Pool, ScalingDecision
 from headrace.jobs.schedules import JobSchedule, ScheduleClaim, ScheduleSettings
 from headrace.jobs.state import JobState
 from headrace.jobs.worker_registry import WorkerInfo, WorkerOrders, WorkerRecord, WorkerReport
@@ -708,6 +709,41 @@ class JobLedger(Service, Protocol):
 
     def reported_models(self) -> Mapping[str, frozenset[str]]:
         """Return the models that workers of each queue have registered, by queue."""
+        ...
+
+    # Pools of workers
+
+    def control_pool(self, pool: str, controller: str, lease_ms: int) -> bool:
+        """Take the lease of a pool for a controller, or extend it to `lease_ms` from now.
+
+        Return False, and change nothing, while another controller holds it. Unknown pools are created.
+        """
+        ...
+
+    def release_pool(self, pool: str, controller: str) -> None:
+        """End the lease of a pool at once, if this controller holds it."""
+        ...
+
+    def record_decision(self, decision: ScalingDecision) -> bool:
+        """Append a decision to the log, with the ledger's time. It is kept for `DECISIONS_KEPT_DAYS`.
+
+        Return False, and record nothing, unless its controller holds the lease of its pool.
+        """
+        ...
+
+    def pools(self) -> list[Pool]:
+        """Return the pools, each with its last decision, by name.
+
+        A pool is forgotten `DECISIONS_KEPT_DAYS` after the end of its last lease.
+        """
+        ...
+
+    def decisions(self, *, pool: str = "", after: str = "", limit: int = 100) -> DecisionPage:
+        """Return a page of decisions, newest first: those of a pool; "" for all.
+
+        `after` is the `next_after` of the previous page. Pages are as those of `find`. Raise DataError
+        for an `after` that no page returned.
+        """
         ...
 
     # Retention

@@ -1,0 +1,1 @@
+"""Actuators: the ways to start and end workers. `headrace.scaling.actuator` has the contract."""
