@@ -148,6 +148,16 @@ def times_ms(settings: ScheduleSettings, after_ms: int) -> Iterator[int]:
     raise DataError(f"cron: {format_value(settings.cron)} has no time in the next 50 years")
 
 
+def last_time_ms(cron: str, time_zone: str, at_ms: int) -> int | None:
+    """Return the last time of a cron expression up to `at_ms`, or None if it has none.
+
+    Raise DataError for an invalid expression or time zone.
+    """
+    # The search begins at a time that it does not return.
+    times = _cron_times(cron, _read_time_zone(time_zone), at_ms + 1000, reverse=True)
+    return next((int(at.timestamp()) * 1000 for at in times), None)
+
+
 def due_time_ms(settings: ScheduleSettings, first_ms: int, now_ms: int) -> tuple[int, int]:
     """Return the last time of a schedule up to `now_ms`, and the number of times before it.
 
@@ -189,7 +199,8 @@ def format_time(settings: ScheduleSettings, at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms // 1000, _read_time_zone(settings.time_zone)).isoformat()
 
 
-def _cron_times(cron: str, zone: tzinfo, after_ms: int) -> Iterator[datetime]:
+def _cron_times(cron: str, zone: tzinfo, from_ms: int, *, reverse: bool = False) -> Iterator[datetime]:
+    """Yield the times after `from_ms`, or with `reverse` those before it, the latest first."""
     try:
         from cronsim import CronSim, CronSimError  # noqa: PLC0415 - extra `jobs`
     except ImportError as error:
@@ -202,7 +213,7 @@ def _cron_times(cron: str, zone: tzinfo, after_ms: int) -> Iterator[datetime]:
             f"{_CRON_CHARS_MAX} characters at most, not {format_value(cron)}"
         )
     try:
-        return CronSim(text, datetime.fromtimestamp(after_ms // 1000, zone))
+        return CronSim(text, datetime.fromtimestamp(from_ms // 1000, zone), reverse=reverse)
     except CronSimError as error:
         where = str(error).removeprefix("Bad ")
         raise DataError(f"cron: the field {where} of {format_value(cron)} is not valid") from None

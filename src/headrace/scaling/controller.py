@@ -1,0 +1,263 @@
+"""The controller of a pool: it observes, decides, and has an actuator start and end workers.
+
+Any number of controllers may run for a pool; the one with the lease in the ledger acts, and the others
+stand by. A controller that dies is replaced when its lease ends. The workers are in the registry, so
+that the next controller finds them.
+"""
+
+import logging
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from typing_extensions import override
+
+from headrace.core.clock import Clock, SystemClock
+from headrace.core.errors import ActuatorError, ConfigError, HeadraceError, ResourceNotFoundError
+from headrace.core.predictor import Service
+from headrace.core.settings import Setting, check
+from headrace.jobs.job import QUEUE_DEFAULT
+from headrace.jobs.ledger import JobLedger, Wakeup
+from headrace.jobs.pools import ScalingDecision
+from headrace.jobs.worker import CONCURRENCY_MAX, new_worker_name
+from headrace.jobs.worker_registry import WorkerRecord
+from headrace.scaling.actuator import Actuator, Members
+from headrace.scaling.changes import Changes, plan_changes
+from headrace.scaling.observation import JobRates, living_workers, observe
+from headrace.scaling.policy import Observation, ScalingMemory, ScalingSettings, decide
+
+POOL_DEFAULT: Final = "default"
+_LEASES: Final = 3
+"""Rounds that fit into a lease: one or two late rounds do not lose it."""
+_LEASE_S_MIN: Final = 5.0
+_GAP_S: Final = 0.2
+"""Least seconds between two rounds. Many jobs may arrive at once."""
+_STOP_S: Final = 30.0
+_log = logging.getLogger("headrace.scaling")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """The settings of a controller. Raises ConfigError for invalid values."""
+
+    pool: Annotated[
+        str, Setting("Name of the pool. One controller at a time scales a pool.", metavar="NAME")
+    ] = POOL_DEFAULT
+    queues: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Queue from which the workers take jobs. Repeatable.",
+            option="queue",
+            default="default",
+            metavar="NAME",
+        ),
+    ] = (QUEUE_DEFAULT,)
+    slots: Annotated[
+        int,
+        Setting(
+            "Number of jobs that a worker runs at once, until a worker reports its own.",
+            least=1,
+            most=CONCURRENCY_MAX,
+        ),
+    ] = 8
+    interval_s: Annotated[
+        float, Setting("Seconds between two decisions; new jobs cause one at once.", above=0, most=3600)
+    ] = 5.0
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.pool or not self.queues or not all(self.queues):
+            raise ConfigError("pool and queues must have names")
+
+    @property
+    def lease_ms(self) -> int:
+        """The lease of a controller."""
+        return round(max(_LEASE_S_MIN, _LEASES * self.interval_s) * 1000)
+
+
+class ScalingController(Service):
+    """The controller of one pool, as a service. Use it once.
+
+    `start` starts the actuator and a thread that makes the rounds. `stop` ends the thread, gives the
+    lease back and stops the actuator. An outage of the ledger changes no worker.
+
+    Args:
+        ledger: The ledger of the jobs. The owner starts it before and stops it after.
+        actuator: The actuator of the pool's workers.
+        pool: The pool.
+        settings: The policy.
+        clock: The clock of the gap between rounds. Decisions follow the ledger's time.
+    """
+
+    def __init__(
+        self,
+        ledger: JobLedger,
+        actuator: Actuator,
+        pool: PoolSettings,
+        settings: ScalingSettings,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self.pool = pool
+        self.settings = settings
+        self._ledger = ledger
+        self._actuator = actuator
+        self._clock = clock or SystemClock()
+        self._name = new_worker_name()
+        self._rates = JobRates(pool.queues)
+        self._memory: ScalingMemory | None = None
+        """None while another controller holds the lease."""
+        self._renew_s = 0.0
+        """The time at which the lease is to be extended."""
+        self._recorded: tuple[int, str] | None = None
+        """The wanted number and the error of the last decision in the log."""
+        self._stopping = threading.Event()
+        self._life = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._wakeup: Wakeup | None = None
+
+    @override
+    def start(self) -> None:
+        """Start. Raise what the start of the actuator raises."""
+        with self._life:
+            if self._thread is not None or self._stopping.is_set():
+                return
+            self._actuator.start()
+            try:
+                self._wakeup = self._ledger.wakeup(self.pool.queues)
+            except BaseException:
+                self._actuator.stop(drain=False)
+                raise
+            self._thread = threading.Thread(
+                target=self._run, args=(self._wakeup,), name="headrace-scaling", daemon=True
+            )
+            self._thread.start()
+
+    @override
+    def stop(self, *, drain: bool = True) -> None:
+        """Stop. What happens to the workers is up to the actuator, which gets `drain`."""
+        self._stopping.set()
+        with self._life:
+            if self._wakeup is not None:
+                self._wakeup.wake()
+            if self._thread is not None:
+                self._thread.join(_STOP_S)
+                self._release()
+        self._actuator.stop(drain=drain)
+
+    def _run(self, wakeup: Wakeup) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self.decide_once()
+                except HeadraceError as error:
+                    _log.warning("pool %s: %s", self.pool.pool, error)
+                except Exception:  # noqa: BLE001 - the next round may succeed
+                    _log.exception("pool %s: the round failed", self.pool.pool)
+                if self._clock.sleep(_GAP_S, self._stopping):
+                    return
+                wakeup.wait(max(0.0, self.pool.interval_s - _GAP_S))
+        finally:
+            wakeup.close()
+
+    def _release(self) -> None:
+        try:
+            self._ledger.release_pool(self.pool.pool, self._name)
+        except HeadraceError as error:
+            _log.warning("pool %s: the lease could not be given back: %s", self.pool.pool, error)
+
+    def decide_once(self) -> bool:
+        """Make one round: observe, decide, act and record. Return False if another controller acts.
+
+        Raises:
+            JobLedgerUnavailableError: The ledger does not respond; no worker was changed after that.
+            ActuatorError: The actuator cannot count the workers.
+        """
+        if not self._hold_lease():
+            return False
+        living = living_workers(self._ledger.workers(), self.pool.queues)
+        members = self._actuator.members(living)
+        observed = self._observe(living, members)
+        decision = decide(self.settings, observed, self._memory or ScalingMemory.resume(observed))
+        error = self._act(decision.wanted, members)
+        self._memory = decision.memory
+        self._record(observed, decision.wanted, decision.reason, error)
+        return True
+
+    def _hold_lease(self) -> bool:
+        """Extend or take the lease. Return False while another controller holds it."""
+        now_s = self._clock.now()
+        if self._memory is not None and now_s < self._renew_s:
+            return True
+        pool = self.pool.pool
+        if not self._ledger.control_pool(pool, self._name, self.pool.lease_ms):
+            if self._memory is not None:
+                _log.warning("pool %s: another controller took the lease", pool)
+            self._memory = None
+            return False
+        self._renew_s = now_s + self.pool.lease_ms / 1000 / _LEASES
+        if self._memory is None:
+            _log.info("this process controls the pool %s", pool, extra={"controller": self._name})
+            last = next((each.decision for each in self._ledger.pools() if each.name == pool), None)
+            self._recorded = None if last is None else (last.wanted, "")
+        return True
+
+    def _observe(self, living: list[WorkerRecord], members: Members) -> Observation:
+        ledger = self._ledger
+        at_ms = ledger.now_ms()
+        if self._rates.is_due(at_ms):
+            self._rates.add(at_ms, ledger.counters())
+        return observe(
+            at_ms,
+            [(ledger.queue(name), ledger.counts(name)) for name in self.pool.queues],
+            living,
+            members,
+            self._rates,
+            slots=self.pool.slots,
+            drains=self._actuator.ends_chosen,
+        )
+
+    def _act(self, wanted: int, members: Members) -> str:
+        """Bring the pool closer to the wanted number. Return the error of the actuator, or ""."""
+        changes = Changes(workers=wanted)
+        if self._actuator.ends_chosen:
+            changes = plan_changes(wanted, members, drained_by=self._signature)
+        for record in changes.undrain:
+            self._set_draining(record.info.name, draining=False)
+        for record in changes.drain:
+            self._set_draining(record.info.name, draining=True)
+        try:
+            self._actuator.scale(changes.workers, changes.ended)
+        except ActuatorError as error:
+            _log.warning("pool %s: %s", self.pool.pool, error)
+            return str(error)
+        return ""
+
+    @property
+    def _signature(self) -> str:
+        """The name that the registry shows for drains by any controller of the pool."""
+        return f"pool {self.pool.pool}"
+
+    def _set_draining(self, name: str, *, draining: bool) -> None:
+        # A worker may have left the registry since it was read.
+        with suppress(ResourceNotFoundError):
+            self._ledger.set_worker_draining(name, draining=draining, by=self._signature)
+
+    def _record(self, observed: Observation, wanted: int, reason: str, error: str) -> None:
+        """Record the decision, unless it is the last one again."""
+        if self._recorded == (wanted, error):
+            return
+        _log.info("pool %s: %d workers, %d wanted: %s", self.pool.pool, observed.current, wanted, reason)
+        recorded = self._ledger.record_decision(
+            ScalingDecision(
+                self.pool.pool,
+                self._name,
+                observed.current,
+                wanted,
+                f"{reason}; not done: {error}" if error else reason,
+                observed.document(),
+            )
+        )
+        if recorded:
+            self._recorded = wanted, error

@@ -1,0 +1,506 @@
+"""The decision how many workers a load needs. Pure.
+
+Three policies ask for workers: by backlog, by steps, and by waiting time. The one that asks for the most
+counts. Limits, schedules, stabilisation windows, cooldowns and limits per step then apply, in this order.
+
+The algorithms are those of the Kubernetes HorizontalPodAutoscaler (the ceiling of load over target,
+tolerance, stabilisation windows) and of AWS Application Auto Scaling (cooldowns, step policies, scheduled
+limits). Both count due *and* running jobs here, so that a worker is not removed because its job has left
+the queue.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil
+from typing import Annotated, Any, Final
+
+from headrace.core.errors import ConfigError, DataError
+from headrace.core.settings import Setting, check
+from headrace.core.settings_reader import read_settings
+from headrace.jobs.schedules import last_time_ms
+
+WORKERS_MAX: Final = 1000
+_DAY_S: Final = 86_400.0
+_ROUNDING: Final = 1e-9
+"""Quotients that exceed a whole number by less count as that number."""
+
+
+_Steps = tuple[tuple[int, int], ...]
+"""Backlogs, ascending, with the numbers of workers that apply from them on."""
+
+
+def _parse_steps(table: dict[str, int]) -> _Steps:
+    steps: dict[int, int] = {}
+    for text, workers in table.items():
+        if not text.isdecimal() or not int(text) or not 0 < workers <= WORKERS_MAX:
+            raise ConfigError(
+                f"{text!r} = {workers} must be a backlog of 1 or more and its number of workers"
+            )
+        steps[int(text)] = workers
+    return tuple(sorted(steps.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledLimits:
+    """Limits of a pool that apply from each time of a cron expression until the next of any schedule."""
+
+    cron: Annotated[str, Setting("Time at which the limits begin: a cron expression of five fields.")]
+    time_zone: Annotated[str, Setting("Time zone of the times.")] = "UTC"
+    workers_min: Annotated[
+        int | None,
+        Setting("Smallest number of workers.", least=0, most=WORKERS_MAX, default="that of the pool"),
+    ] = None
+    workers_max: Annotated[
+        int | None,
+        Setting("Largest number of workers.", least=0, most=WORKERS_MAX, default="that of the pool"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        try:
+            last_time_ms(self.cron, self.time_zone, 0)
+        except DataError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _parse_schedules(tables: list[dict[str, Any]]) -> tuple[ScheduledLimits, ...]:
+    return tuple(
+        read_settings(ScheduledLimits, table, f"schedule {number}") for number, table in enumerate(tables, 1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSettings:
+    """The settings of the decision for one pool. Raises ConfigError for invalid values.
+
+    Without `backlog_per_worker`, `target_wait_s` and `steps`, the backlog of a worker is its number of
+    slots: every due job gets a slot.
+    """
+
+    workers_min: Annotated[int, Setting("Smallest number of workers.", least=0, most=WORKERS_MAX)] = 0
+    workers_max: Annotated[int, Setting("Largest number of workers.", least=0, most=WORKERS_MAX)] = 8
+    backlog_per_worker: Annotated[
+        float | None,
+        Setting(
+            "Due and running jobs for each worker.", above=0, default="the jobs that a worker runs at once"
+        ),
+    ] = None
+    target_wait_s: Annotated[
+        float | None,
+        Setting(
+            "Seconds after which due jobs are to have begun, as far as their run times are known.",
+            above=0,
+            default="none",
+        ),
+    ] = None
+    steps: Annotated[
+        _Steps,
+        Setting(
+            "Numbers of workers by the backlog from which they apply.",
+            expected="a table of backlogs and numbers of workers, such as { 1 = 1, 100 = 4 }",
+            written=dict[str, int],
+            parse=_parse_steps,
+            default="none",
+        ),
+    ] = ()
+    schedules: Annotated[
+        tuple[ScheduledLimits, ...],
+        Setting(
+            "Limits that begin at times of a cron expression.",
+            expected="a list of tables with cron, and workers_min or workers_max",
+            written=list[dict[str, Any]],
+            parse=_parse_schedules,
+        ),
+    ] = ()
+    tolerance: Annotated[
+        float,
+        Setting(
+            "Share by which the backlog may differ from its target without a change of the workers.",
+            least=0,
+            most=1,
+        ),
+    ] = 0.0
+    scale_out_window_s: Annotated[
+        float,
+        Setting("Seconds for which workers must be needed before they are added.", least=0, most=_DAY_S),
+    ] = 0.0
+    scale_in_window_s: Annotated[
+        float,
+        Setting(
+            "Seconds for which workers must be superfluous before they are removed.", least=0, most=_DAY_S
+        ),
+    ] = 300.0
+    idle_s: Annotated[
+        float | None,
+        Setting(
+            "Seconds without a job after which the last worker is removed.",
+            least=0,
+            most=_DAY_S,
+            default="--scale-in-window-s",
+        ),
+    ] = None
+    scale_out_cooldown_s: Annotated[
+        float, Setting("Seconds between two additions of workers.", least=0, most=_DAY_S)
+    ] = 0.0
+    scale_in_cooldown_s: Annotated[
+        float, Setting("Seconds between two removals of workers.", least=0, most=_DAY_S)
+    ] = 0.0
+    scale_out_step: Annotated[
+        int | None, Setting("Limit of workers that are added at once.", least=1, default="no limit")
+    ] = None
+    scale_in_step: Annotated[
+        int | None, Setting("Limit of workers that are removed at once.", least=1, default="no limit")
+    ] = None
+    scale_out_percent: Annotated[
+        float | None,
+        Setting(
+            "Limit of workers that are added at once, in percent of the workers; the larger limit counts.",
+            above=0,
+            default="no limit",
+        ),
+    ] = None
+    scale_in_percent: Annotated[
+        float | None,
+        Setting(
+            "Limit of workers that are removed at once, in percent of the workers; the larger limit counts.",
+            above=0,
+            default="no limit",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.workers_min > self.workers_max:
+            raise ConfigError(f"workers_min ({self.workers_min}) exceeds workers_max ({self.workers_max})")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The load and the workers of a pool at one time.
+
+    A worker is *busy* while it runs a job. Workers that drain are not among `workers`: they claim
+    nothing, and end when their jobs have ended.
+    """
+
+    at_ms: int
+    due: int
+    """Jobs that could be claimed."""
+    running: int
+    slots: int
+    """Jobs that a worker runs at once."""
+    workers: int = 0
+    """Workers that claim jobs."""
+    starting: int = 0
+    """Workers that were started and do not claim yet."""
+    draining: int = 0
+    busy: int = 0
+    """Busy workers among `workers`."""
+    oldest_s: float = 0.0
+    """Waiting time of the oldest due job."""
+    run_s: float | None = None
+    """Predicted seconds of an attempt in a slot; None if it is unknown."""
+    arrivals_per_s: float = 0.0
+    drains: bool = False
+    """True if a busy worker can be removed without harm: it drains first."""
+
+    @property
+    def backlog(self) -> int:
+        """Due and running jobs."""
+        return self.due + self.running
+
+    @property
+    def current(self) -> int:
+        """The workers that claim jobs, or will."""
+        return self.workers + self.starting
+
+    @property
+    def busy_share(self) -> float:
+        """The share of the slots that run jobs."""
+        slots = self.workers * self.slots
+        return min(1.0, self.running / slots) if slots else 0.0
+
+    @property
+    def service_per_s(self) -> float | None:
+        """The attempts that a worker with full slots ends each second; None if it is unknown."""
+        return self.slots / self.run_s if self.run_s else None
+
+    def document(self) -> dict[str, Any]:
+        """Return the figures as JSON."""
+        return {
+            "due": self.due,
+            "running": self.running,
+            "oldest_seconds": round(self.oldest_s, 3),
+            "run_seconds": None if self.run_s is None else round(self.run_s, 3),
+            "arrivals_per_second": round(self.arrivals_per_s, 4),
+            "service_per_second": None if self.service_per_s is None else round(self.service_per_s, 4),
+            "slots": self.slots,
+            "workers": self.workers,
+            "starting": self.starting,
+            "draining": self.draining,
+            "busy": self.busy,
+            "busy_share": round(self.busy_share, 3),
+        }
+
+
+_Asked = tuple[tuple[int, int], ...]
+"""Times in milliseconds, ascending, with the numbers of workers that were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingMemory:
+    """The part of the past that a decision depends on. `resume` begins it."""
+
+    most: _Asked = ()
+    """The requests of the window for removals that no later one exceeds."""
+    least: _Asked = ()
+    """The requests of the window for additions that no later one falls below."""
+    added_at_ms: int | None = None
+    removed_at_ms: int | None = None
+    loaded_at_ms: int | None = None
+    """The last time with a job."""
+
+    @classmethod
+    def resume(cls, observed: Observation) -> "ScalingMemory":
+        """Return the memory of a controller that begins: it removes nothing for one window."""
+        request = ((observed.at_ms, observed.current),)
+        return cls(most=request, loaded_at_ms=observed.at_ms if observed.current else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The number of workers that a pool is to have, with the reason in words."""
+
+    wanted: int
+    reason: str
+    memory: ScalingMemory
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The workers that a policy asks for."""
+
+    workers: int
+    reason: str
+
+
+def decide(settings: ScalingSettings, observed: Observation, memory: ScalingMemory) -> Decision:
+    """Return the number of workers that a pool is to have from now on.
+
+    Draining workers do not count. The number never falls below that of the busy workers, unless the
+    pool drains workers before it ends them.
+    """
+    asked = max(_requests(settings, observed), key=lambda request: request.workers)
+    reasons = [asked.reason]
+    workers = _within_limits(settings, observed, asked.workers, reasons)
+    memory = _remember(settings, observed, memory, workers)
+    workers = _stabilised(settings, observed, memory, workers, reasons)
+    workers = _after_cooldown(settings, observed, memory, workers, reasons)
+    workers = _within_step(settings, observed, workers, reasons)
+    workers = _kept(settings, observed, memory, workers, reasons)
+    if workers > observed.current:
+        memory = replace(memory, added_at_ms=observed.at_ms)
+    elif workers < observed.current:
+        memory = replace(memory, removed_at_ms=observed.at_ms)
+    return Decision(workers, "; ".join(reasons), memory)
+
+
+# Policies
+
+
+def _requests(settings: ScalingSettings, observed: Observation) -> list[_Request]:
+    requests: list[_Request] = []
+    if settings.steps:
+        requests.append(_by_steps(settings.steps, observed))
+    if settings.target_wait_s is not None:
+        requests.append(_by_wait(settings.target_wait_s, observed))
+    if settings.backlog_per_worker is not None or not requests:
+        target = settings.backlog_per_worker or float(observed.slots)
+        requests.append(_by_backlog(target, settings.tolerance, observed))
+    return requests
+
+
+def _by_backlog(target: float, tolerance: float, observed: Observation) -> _Request:
+    """Ask for the backlog over its target for each worker: target tracking, as the HPA computes it."""
+    reason = f"{_load(observed)}, {target:g} for each worker"
+    if observed.current and abs(1 - observed.backlog / (target * observed.current)) <= tolerance:
+        return _Request(observed.current, f"{reason} within the tolerance of {tolerance:g}")
+    return _Request(_ceil(observed.backlog / target), reason)
+
+
+def _by_steps(steps: _Steps, observed: Observation) -> _Request:
+    reached = [step for step in steps if step[0] <= observed.backlog]
+    if not reached:
+        return _Request(0, f"{_load(observed)}, less than the first step")
+    backlog, workers = reached[-1]
+    return _Request(workers, f"{_load(observed)}: step from {backlog}")
+
+
+def _by_wait(target_s: float, observed: Observation) -> _Request:
+    """Ask for the slots with which all due jobs begin in time, as if all were as old as the oldest.
+
+    N slots start N·left/run jobs in `left` seconds, in addition to those of the free slots. So
+    `due <= N - running + N * left / run`. At least the slots that the arriving jobs occupy are needed
+    (Little's law), or the backlog would grow.
+    """
+    if not observed.backlog:
+        return _Request(0, "no jobs")
+    if observed.run_s is None:
+        slots, why = float(observed.backlog), "run times unknown yet"
+    else:
+        left_s = max(0.0, target_s - observed.oldest_s)
+        to_begin = observed.backlog * observed.run_s / (observed.run_s + left_s)
+        arriving = observed.arrivals_per_s * observed.run_s
+        slots = max(to_begin, arriving)
+        why = f"{observed.run_s:.3g} s each" + (
+            f", {observed.arrivals_per_s:.3g} arriving each second" if arriving > to_begin else ""
+        )
+    reason = f"{_load(observed)} ({why}), to begin within {target_s:g} s"
+    return _Request(max(1, _ceil(slots / observed.slots)), reason)
+
+
+def _load(observed: Observation) -> str:
+    return f"{observed.due:,} due and {observed.running:,} running jobs"
+
+
+def _ceil(quotient: float) -> int:
+    return ceil(quotient - _ROUNDING)
+
+
+# Limits
+
+
+def _within_limits(settings: ScalingSettings, observed: Observation, workers: int, reasons: list[str]) -> int:
+    least, most, schedule = limits_at(settings, observed.at_ms)
+    by = f" of the schedule {schedule}" if schedule else ""
+    if workers > most:
+        reasons.append(f"limited to the maximum of {most}{by}")
+        return most
+    if workers < least:
+        reasons.append(f"raised to the minimum of {least}{by}")
+        return least
+    return workers
+
+
+def limits_at(settings: ScalingSettings, at_ms: int) -> tuple[int, int, str]:
+    """Return the smallest and the largest number of workers, and the cron expression in force or ""."""
+    in_force = _schedule_at(settings.schedules, at_ms // 60_000) if settings.schedules else None
+    if in_force is None:
+        return settings.workers_min, settings.workers_max, ""
+    most = settings.workers_max if in_force.workers_max is None else in_force.workers_max
+    least = settings.workers_min if in_force.workers_min is None else in_force.workers_min
+    return min(least, most), most, in_force.cron
+
+
+@lru_cache(256)
+def _schedule_at(schedules: tuple[ScheduledLimits, ...], minute: int) -> ScheduledLimits | None:
+    """Return the schedule whose last time is the latest; of several, the last one of the list."""
+    latest: tuple[int, ScheduledLimits] | None = None
+    for each in schedules:
+        began_ms = last_time_ms(each.cron, each.time_zone, minute * 60_000)
+        if began_ms is not None and (latest is None or began_ms >= latest[0]):
+            latest = began_ms, each
+    return None if latest is None else latest[1]
+
+
+def _remember(
+    settings: ScalingSettings, observed: Observation, memory: ScalingMemory, workers: int
+) -> ScalingMemory:
+    most_from_ms = observed.at_ms - round(settings.scale_in_window_s * 1000)
+    least_from_ms = observed.at_ms - round(settings.scale_out_window_s * 1000)
+    return replace(
+        memory,
+        most=_extended(memory.most, observed.at_ms, workers, most_from_ms, lambda old: old > workers),
+        least=_extended(memory.least, observed.at_ms, workers, least_from_ms, lambda old: old < workers),
+        loaded_at_ms=observed.at_ms if observed.backlog else memory.loaded_at_ms,
+    )
+
+
+def _extended(
+    asked: _Asked, at_ms: int, workers: int, from_ms: int, matters: Callable[[int], bool]
+) -> _Asked:
+    """Append a request. Drop those before the window, and those that the new one makes irrelevant."""
+    kept = tuple(each for each in asked if each[0] >= from_ms and matters(each[1]))
+    return (*kept, (at_ms, workers))
+
+
+def _stabilised(
+    settings: ScalingSettings,
+    observed: Observation,
+    memory: ScalingMemory,
+    workers: int,
+    reasons: list[str],
+) -> int:
+    current = observed.current
+    if workers < current:
+        held = min(current, max(each for _, each in memory.most))
+        if held > workers:
+            reasons.append(f"{held} were needed in the last {settings.scale_in_window_s:g} s")
+        return held
+    if workers > current:
+        held = max(current, min(each for _, each in memory.least))
+        if held < workers:
+            reasons.append(f"{held} were enough in the last {settings.scale_out_window_s:g} s")
+        return held
+    return workers
+
+
+def _after_cooldown(
+    settings: ScalingSettings,
+    observed: Observation,
+    memory: ScalingMemory,
+    workers: int,
+    reasons: list[str],
+) -> int:
+    current = observed.current
+    if workers > current:
+        last_ms, cooldown_s, change = memory.added_at_ms, settings.scale_out_cooldown_s, "addition"
+    elif workers < current:
+        last_ms, cooldown_s, change = memory.removed_at_ms, settings.scale_in_cooldown_s, "removal"
+    else:
+        return workers
+    if last_ms is None or observed.at_ms - last_ms >= cooldown_s * 1000:
+        return workers
+    reasons.append(f"the last {change} was less than {cooldown_s:g} s ago")
+    return current
+
+
+def _within_step(settings: ScalingSettings, observed: Observation, workers: int, reasons: list[str]) -> int:
+    current = observed.current
+    if workers > current:
+        step = _step(settings.scale_out_step, settings.scale_out_percent, current)
+        if step is not None and workers > current + step:
+            reasons.append(f"{step} at once")
+            return current + step
+    elif workers < current:
+        step = _step(settings.scale_in_step, settings.scale_in_percent, current)
+        if step is not None and workers < current - step:
+            reasons.append(f"{step} at once")
+            return current - step
+    return workers
+
+
+def _step(workers: int | None, percent: float | None, current: int) -> int | None:
+    limits = [workers] if workers is not None else []
+    if percent is not None:
+        limits.append(max(1, _ceil(current * percent / 100)))
+    return max(limits, default=None)
+
+
+def _kept(
+    settings: ScalingSettings,
+    observed: Observation,
+    memory: ScalingMemory,
+    workers: int,
+    reasons: list[str],
+) -> int:
+    """Keep the last worker of a pool that had a job lately, and workers that cannot drain and are busy."""
+    if not workers and observed.current and settings.idle_s is not None:
+        loaded_ms = memory.loaded_at_ms
+        if loaded_ms is not None and observed.at_ms - loaded_ms < settings.idle_s * 1000:
+            reasons.append(f"the last worker stays for {settings.idle_s:g} s without a job")
+            workers = 1
+    if not observed.drains and workers < observed.busy:
+        reasons.append(f"{observed.busy} are busy")
+        return observed.busy
+    return workers
