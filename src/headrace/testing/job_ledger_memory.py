@@ -60,13 +60,14 @@ from headrace.testing.job_rules import (
     publish_job,
     settle_job,
 )
+from headrace.testing.memory_pools import MemoryPools
 from headrace.testing.memory_schedules import MemorySchedules
 from headrace.testing.memory_workers import MemoryWorkers
 
 _RETRY_AFTER_S: Final = 1.0
 
 
-class MemoryJobLedger(MemorySchedules, MemoryWorkers):
+class MemoryJobLedger(MemoryPools, MemorySchedules, MemoryWorkers):
     """A `JobLedger` in memory, for tests. `MemoryJobs` describes its arguments."""
 
     # Submission

@@ -42,7 +42,9 @@ from headrace.jobs.ledger import (
     UsageReply,
     Wakeup,
 )
+from headrace.jobs.log_position import number_before
 from headrace.jobs.paths import output_location, output_name
+from headrace.jobs.pools import Pool, ScalingDecision
 from headrace.jobs.schedules import JobSchedule
 from headrace.jobs.state import JobEvent, JobState
 from headrace.jobs.worker_registry import WorkerRecord
@@ -128,6 +130,9 @@ class _Table:
     """The schedules by tenant and name."""
     claimed_until_ms: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """The ends of unrecorded claims of schedules."""
+    pools: dict[str, Pool] = field(default_factory=dict[str, Pool])
+    decisions: list[ScalingDecision] = field(default_factory=list[ScalingDecision])
+    """The decisions about pools, oldest first."""
     usage: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """The last day of each API key, and its bytes."""
 
@@ -381,6 +386,7 @@ class MemoryJobs(JobLedger, ABC):
     @override
     def audit(self, *, done_by: str = "", action: str = "", after: str = "", limit: int = 100) -> AuditPage:
         with self._locked() as table:
+            before = number_before(after)
             first_ms = self.now_ms() - AUDIT_KEPT_DAYS * DAY_MS
             found = [
                 entry
@@ -388,10 +394,10 @@ class MemoryJobs(JobLedger, ABC):
                 if entry.at_ms >= first_ms
                 and done_by in ("", entry.done_by)
                 and action in ("", entry.action)
-                and (not after or _audit_key(entry) < after)
+                and entry.number < before
             ]
             more = len(found) > limit > 0
-            return AuditPage(tuple(found[:limit]), _audit_key(found[limit - 1]) if more else "")
+            return AuditPage(tuple(found[:limit]), str(found[limit - 1].number) if more else "")
 
     @override
     def queues(self) -> list[QueueSettings]:
@@ -716,11 +722,6 @@ class MemoryJobs(JobLedger, ABC):
                 table.names[location] = replace(name, freed_at_ms=self.now_ms())
         if job.spec.idempotency_key:
             del table.keys[job.spec.tenant, job.spec.idempotency_key]
-
-
-def _audit_key(entry: AuditEntry) -> str:
-    """Return the key of an entry in the audit log. Later entries have greater keys."""
-    return f"{entry.number:019d}"
 
 
 def _sort_key(job: Job) -> str:

@@ -29,8 +29,10 @@ FILTERS = (
     JobFilter(tags={"a": "1"}),
     JobFilter(tags={"a": "1", "b": "2"}, states=frozenset({JobState.PENDING})),
 )
-LARGE_TABLES = "headrace_job|headrace_history|headrace_notification|headrace_tag|headrace_dependency"
-ALIASES = "job|tag|dependency|sleeper|found|last|other|schedule|n"
+LARGE_TABLES = (
+    "headrace_job|headrace_history|headrace_notification|headrace_tag|headrace_dependency|headrace_decision"
+)
+ALIASES = "job|tag|dependency|sleeper|found|last|other|schedule|decision|n"
 SCAN_SQLITE = re.compile(rf"SCAN (?:{LARGE_TABLES}|{ALIASES})\b(?! USING (?:COVERING )?INDEX)")
 SCAN_POSTGRES = re.compile(rf"Seq Scan on (?:{LARGE_TABLES})")
 
@@ -64,6 +66,8 @@ def example(parameter: str) -> object:
         "_bytes",
         "day",
         "shard",
+        "workers",
+        "wanted",
     )
     return 1 if parameter.endswith(numbers) else "x"
 

@@ -5,7 +5,6 @@ from typing import Any, Final
 import orjson
 from typing_extensions import override
 
-from headrace.core.errors import DataError
 from headrace.jobs.audit import AUDIT_KEPT_DAYS, AuditEntry, AuditPage
 from headrace.jobs.ledger import DAY_MS, JobLedger
 from headrace.jobs.ledgers.database import (
@@ -17,12 +16,12 @@ from headrace.jobs.ledgers.database import (
     writing_once,
 )
 from headrace.jobs.ledgers.rows import clean, dump
+from headrace.jobs.log_position import number_before
 
 ENTRIES_READ_MAX: Final = 5_000
 """The number of entries that are compared with the conditions for one page."""
 _DELETED_MAX: Final = 100
 """The number of old entries that each new one deletes."""
-_NUMBER_MAX: Final = (1 << 63) - 1
 _KEPT_MS: Final = AUDIT_KEPT_DAYS * DAY_MS
 
 _INSERT: Final = read_statement("insert_audit")
@@ -52,7 +51,7 @@ class AuditOperations(DatabaseOperations, JobLedger):
     ) -> AuditPage:
         """Return a page of the log. Raise DataError for an invalid `after`."""
         read: dict[str, Any] = {
-            "before_number": _number_of(after),
+            "before_number": number_before(after),
             "kept_ms": _KEPT_MS,
             "read_limit": ENTRIES_READ_MAX,
         }
@@ -78,16 +77,6 @@ def write_audit(transaction: Transaction, entry: AuditEntry) -> None:
         jobs=entry.jobs,
     )
     transaction.run(_DELETE_OLD, kept_ms=_KEPT_MS, row_limit=_DELETED_MAX)
-
-
-def _number_of(after: str) -> int:
-    if not after:
-        return _NUMBER_MAX
-    if not after.isdecimal() or int(after) > _NUMBER_MAX:
-        raise DataError(
-            f"after: invalid position {after!r:.80}: use next_after of the previous page, or begin again"
-        )
-    return int(after)
 
 
 def _entry_of(row: Row) -> AuditEntry:

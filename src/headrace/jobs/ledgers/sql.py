@@ -55,6 +55,7 @@ from headrace.jobs.ledgers.database import (
 from headrace.jobs.ledgers.endpoint_operations import EndpointOperations
 from headrace.jobs.ledgers.job_actions import ActionOperations
 from headrace.jobs.ledgers.outbox import NotificationRows, SqlOutbox
+from headrace.jobs.ledgers.pool_operations import PoolOperations
 from headrace.jobs.ledgers.schedule_operations import ScheduleOperations
 from headrace.jobs.ledgers.work import WorkOperations
 from headrace.jobs.ledgers.worker_operations import WorkerOperations
@@ -79,6 +80,7 @@ class SqlJobLedger(
     AuditOperations,
     WorkOperations,
     EndpointOperations,
+    PoolOperations,
     ScheduleOperations,
     WorkerOperations,
     ABC,
@@ -315,6 +317,7 @@ STEPS: Final = (
     read_step(6, min_reader=5),
     read_step(7, min_reader=7),
     read_step(8, min_reader=7),
+    read_step(9, min_reader=7),
 )
 
 _SCHEMA: Final = """
