@@ -25,7 +25,8 @@ from headrace.jobs.worker_registry import WorkerRecord
 from headrace.scaling.actuator import Actuator, Members
 from headrace.scaling.changes import Changes, plan_changes
 from headrace.scaling.observation import JobRates, living_workers, observe
-from headrace.scaling.policy import Observation, ScalingMemory, ScalingSettings, decide
+from headrace.scaling.policy import Observation, ScalingMemory, decide
+from headrace.scaling.settings import ScalingSettings
 
 POOL_DEFAULT: Final = "default"
 _LEASES: Final = 3
@@ -38,11 +39,14 @@ _log = logging.getLogger("headrace.scaling")
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """The settings of a controller. Raises ConfigError for invalid values."""
+class PoolSettings(ScalingSettings):
+    """The settings of a pool: of the decision, and of its controller. Raises ConfigError."""
 
     pool: Annotated[
-        str, Setting("Name of the pool. One controller at a time scales a pool.", metavar="NAME")
+        str,
+        Setting(
+            "Name of the pool. One controller at a time scales a pool.", metavar="NAME", python_only=True
+        ),
     ] = POOL_DEFAULT
     queues: Annotated[
         tuple[str, ...],
@@ -66,6 +70,7 @@ class PoolSettings:
     ] = 5.0
 
     def __post_init__(self) -> None:
+        """Raise ConfigError for values out of range."""
         check(self)
         if not self.pool or not self.queues or not all(self.queues):
             raise ConfigError("pool and queues must have names")
@@ -86,7 +91,6 @@ class ScalingController(Service):
         ledger: The ledger of the jobs. The owner starts it before and stops it after.
         actuator: The actuator of the pool's workers.
         pool: The pool.
-        settings: The policy.
         clock: The clock of the gap between rounds. Decisions follow the ledger's time.
     """
 
@@ -95,12 +99,10 @@ class ScalingController(Service):
         ledger: JobLedger,
         actuator: Actuator,
         pool: PoolSettings,
-        settings: ScalingSettings,
         *,
         clock: Clock | None = None,
     ) -> None:
         self.pool = pool
-        self.settings = settings
         self._ledger = ledger
         self._actuator = actuator
         self._clock = clock or SystemClock()
@@ -179,7 +181,7 @@ class ScalingController(Service):
         living = living_workers(self._ledger.workers(), self.pool.queues)
         members = self._actuator.members(living)
         observed = self._observe(living, members)
-        decision = decide(self.settings, observed, self._memory or ScalingMemory.resume(observed))
+        decision = decide(self.pool, observed, self._memory or ScalingMemory.resume(observed))
         error = self._act(decision.wanted, members)
         self._memory = decision.memory
         self._record(observed, decision.wanted, decision.reason, error)

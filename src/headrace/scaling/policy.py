@@ -13,166 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from headrace.core.errors import ConfigError, DataError
-from headrace.core.settings import Setting, check
-from headrace.core.settings_reader import read_settings
 from headrace.jobs.schedules import last_time_ms
+from headrace.scaling.settings import ScalingSettings, ScheduledLimits, Steps, WorkerRange
 
-WORKERS_MAX: Final = 1000
-_DAY_S: Final = 86_400.0
 _ROUNDING: Final = 1e-9
 """Quotients that exceed a whole number by less count as that number."""
-
-
-_Steps = tuple[tuple[int, int], ...]
-"""Backlogs, ascending, with the numbers of workers that apply from them on."""
-
-
-def _parse_steps(table: dict[str, int]) -> _Steps:
-    steps: dict[int, int] = {}
-    for text, workers in table.items():
-        if not text.isdecimal() or not int(text) or not 0 < workers <= WORKERS_MAX:
-            raise ConfigError(
-                f"{text!r} = {workers} must be a backlog of 1 or more and its number of workers"
-            )
-        steps[int(text)] = workers
-    return tuple(sorted(steps.items()))
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledLimits:
-    """Limits of a pool that apply from each time of a cron expression until the next of any schedule."""
-
-    cron: Annotated[str, Setting("Time at which the limits begin: a cron expression of five fields.")]
-    time_zone: Annotated[str, Setting("Time zone of the times.")] = "UTC"
-    workers_min: Annotated[
-        int | None,
-        Setting("Smallest number of workers.", least=0, most=WORKERS_MAX, default="that of the pool"),
-    ] = None
-    workers_max: Annotated[
-        int | None,
-        Setting("Largest number of workers.", least=0, most=WORKERS_MAX, default="that of the pool"),
-    ] = None
-
-    def __post_init__(self) -> None:
-        check(self)
-        try:
-            last_time_ms(self.cron, self.time_zone, 0)
-        except DataError as error:
-            raise ConfigError(str(error)) from error
-
-
-def _parse_schedules(tables: list[dict[str, Any]]) -> tuple[ScheduledLimits, ...]:
-    return tuple(
-        read_settings(ScheduledLimits, table, f"schedule {number}") for number, table in enumerate(tables, 1)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ScalingSettings:
-    """The settings of the decision for one pool. Raises ConfigError for invalid values.
-
-    Without `backlog_per_worker`, `target_wait_s` and `steps`, the backlog of a worker is its number of
-    slots: every due job gets a slot.
-    """
-
-    workers_min: Annotated[int, Setting("Smallest number of workers.", least=0, most=WORKERS_MAX)] = 0
-    workers_max: Annotated[int, Setting("Largest number of workers.", least=0, most=WORKERS_MAX)] = 8
-    backlog_per_worker: Annotated[
-        float | None,
-        Setting(
-            "Due and running jobs for each worker.", above=0, default="the jobs that a worker runs at once"
-        ),
-    ] = None
-    target_wait_s: Annotated[
-        float | None,
-        Setting(
-            "Seconds after which due jobs are to have begun, as far as their run times are known.",
-            above=0,
-            default="none",
-        ),
-    ] = None
-    steps: Annotated[
-        _Steps,
-        Setting(
-            "Numbers of workers by the backlog from which they apply.",
-            expected="a table of backlogs and numbers of workers, such as { 1 = 1, 100 = 4 }",
-            written=dict[str, int],
-            parse=_parse_steps,
-            default="none",
-        ),
-    ] = ()
-    schedules: Annotated[
-        tuple[ScheduledLimits, ...],
-        Setting(
-            "Limits that begin at times of a cron expression.",
-            expected="a list of tables with cron, and workers_min or workers_max",
-            written=list[dict[str, Any]],
-            parse=_parse_schedules,
-        ),
-    ] = ()
-    tolerance: Annotated[
-        float,
-        Setting(
-            "Share by which the backlog may differ from its target without a change of the workers.",
-            least=0,
-            most=1,
-        ),
-    ] = 0.0
-    scale_out_window_s: Annotated[
-        float,
-        Setting("Seconds for which workers must be needed before they are added.", least=0, most=_DAY_S),
-    ] = 0.0
-    scale_in_window_s: Annotated[
-        float,
-        Setting(
-            "Seconds for which workers must be superfluous before they are removed.", least=0, most=_DAY_S
-        ),
-    ] = 300.0
-    idle_s: Annotated[
-        float | None,
-        Setting(
-            "Seconds without a job after which the last worker is removed.",
-            least=0,
-            most=_DAY_S,
-            default="--scale-in-window-s",
-        ),
-    ] = None
-    scale_out_cooldown_s: Annotated[
-        float, Setting("Seconds between two additions of workers.", least=0, most=_DAY_S)
-    ] = 0.0
-    scale_in_cooldown_s: Annotated[
-        float, Setting("Seconds between two removals of workers.", least=0, most=_DAY_S)
-    ] = 0.0
-    scale_out_step: Annotated[
-        int | None, Setting("Limit of workers that are added at once.", least=1, default="no limit")
-    ] = None
-    scale_in_step: Annotated[
-        int | None, Setting("Limit of workers that are removed at once.", least=1, default="no limit")
-    ] = None
-    scale_out_percent: Annotated[
-        float | None,
-        Setting(
-            "Limit of workers that are added at once, in percent of the workers; the larger limit counts.",
-            above=0,
-            default="no limit",
-        ),
-    ] = None
-    scale_in_percent: Annotated[
-        float | None,
-        Setting(
-            "Limit of workers that are removed at once, in percent of the workers; the larger limit counts.",
-            above=0,
-            default="no limit",
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.workers_min > self.workers_max:
-            raise ConfigError(f"workers_min ({self.workers_min}) exceeds workers_max ({self.workers_max})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +175,7 @@ def _by_backlog(target: float, tolerance: float, observed: Observation) -> _Requ
     return _Request(_ceil(observed.backlog / target), reason)
 
 
-def _by_steps(steps: _Steps, observed: Observation) -> _Request:
+def _by_steps(steps: Steps, observed: Observation) -> _Request:
     reached = [step for step in steps if step[0] <= observed.backlog]
     if not reached:
         return _Request(0, f"{_load(observed)}, less than the first step")
@@ -371,25 +218,21 @@ def _ceil(quotient: float) -> int:
 
 
 def _within_limits(settings: ScalingSettings, observed: Observation, workers: int, reasons: list[str]) -> int:
-    least, most, schedule = limits_at(settings, observed.at_ms)
+    limits, schedule = limits_at(settings, observed.at_ms)
     by = f" of the schedule {schedule}" if schedule else ""
-    if workers > most:
-        reasons.append(f"limited to the maximum of {most}{by}")
-        return most
-    if workers < least:
-        reasons.append(f"raised to the minimum of {least}{by}")
-        return least
+    if workers > limits.most:
+        reasons.append(f"limited to the maximum of {limits.most}{by}")
+        return limits.most
+    if workers < limits.least:
+        reasons.append(f"raised to the minimum of {limits.least}{by}")
+        return limits.least
     return workers
 
 
-def limits_at(settings: ScalingSettings, at_ms: int) -> tuple[int, int, str]:
-    """Return the smallest and the largest number of workers, and the cron expression in force or ""."""
+def limits_at(settings: ScalingSettings, at_ms: int) -> tuple[WorkerRange, str]:
+    """Return the range of workers, and the cron expression that set it; "" for that of the pool."""
     in_force = _schedule_at(settings.schedules, at_ms // 60_000) if settings.schedules else None
-    if in_force is None:
-        return settings.workers_min, settings.workers_max, ""
-    most = settings.workers_max if in_force.workers_max is None else in_force.workers_max
-    least = settings.workers_min if in_force.workers_min is None else in_force.workers_min
-    return min(least, most), most, in_force.cron
+    return (settings.workers, "") if in_force is None else (in_force.workers, in_force.cron)
 
 
 @lru_cache(256)

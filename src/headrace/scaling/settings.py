@@ -1,0 +1,196 @@
+"""The settings of the decision how many workers a load needs."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from headrace.core.errors import ConfigError, DataError
+from headrace.core.settings import Setting, check
+from headrace.core.settings_reader import read_settings
+from headrace.jobs.schedules import last_time_ms
+
+WORKERS_MAX: Final = 1000
+_DAY_S: Final = 86_400.0
+Steps = tuple[tuple[int, int], ...]
+"""Backlogs, ascending, with the numbers of workers that apply from them on."""
+
+
+def _parse_steps(table: dict[str, int]) -> Steps:
+    steps: dict[int, int] = {}
+    for text, workers in table.items():
+        if not text.isdecimal() or not int(text) or not 0 < workers <= WORKERS_MAX:
+            raise ConfigError(
+                f"{text!r} = {workers} must be a backlog of 1 or more and its number of workers"
+            )
+        steps[int(text)] = workers
+    return tuple(sorted(steps.items()))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WorkerRange:
+    """The smallest and the largest number of workers of a pool: ``0..8``."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}..{self.most}"
+
+    @classmethod
+    def parse(cls, text: str) -> "WorkerRange":
+        """Return the range of ``MIN..MAX``, or of ``N`` for N..N. Raise ConfigError for other texts."""
+        first, dots, last = text.partition("..")
+        numbers = (first, last if dots else first)
+        if not all(number.isdecimal() and len(number) <= len(str(WORKERS_MAX)) for number in numbers):
+            raise ConfigError(f"{text!r:.40} is no range of workers: write 0..8, or 4 for always four")
+        least, most = map(int, numbers)
+        if least > most or most > WORKERS_MAX:
+            raise ConfigError(f"{text}: must be a smallest number and a largest one up to {WORKERS_MAX}")
+        return cls(least, most)
+
+
+_RANGE_EXPECTED: Final = "a range of workers such as 0..8"
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledLimits:
+    """A range of workers that applies from each time of a cron expression until the next of any schedule."""
+
+    cron: Annotated[str, Setting("Times at which the range begins: a cron expression of five fields.")]
+    workers: Annotated[
+        WorkerRange,
+        Setting(
+            "Smallest and largest number of workers.",
+            metavar="MIN..MAX",
+            expected=_RANGE_EXPECTED,
+            written=str,
+            parse=WorkerRange.parse,
+        ),
+    ]
+    time_zone: Annotated[str, Setting("Time zone of the times.")] = "UTC"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for an invalid cron expression or time zone."""
+        check(self)
+        try:
+            last_time_ms(self.cron, self.time_zone, 0)
+        except DataError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _parse_schedules(tables: list[dict[str, Any]]) -> tuple[ScheduledLimits, ...]:
+    return tuple(
+        read_settings(ScheduledLimits, table, f"schedule {number}") for number, table in enumerate(tables, 1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSettings:
+    """The settings of the decision for one pool. Raises ConfigError for invalid values.
+
+    Without `backlog_per_worker`, `target_wait_s` and `steps`, the backlog of a worker is its number of
+    slots: every due job gets a slot.
+    """
+
+    workers: Annotated[
+        WorkerRange,
+        Setting(
+            "Smallest and largest number of workers.",
+            metavar="MIN..MAX",
+            expected=_RANGE_EXPECTED,
+            written=str,
+            parse=WorkerRange.parse,
+            default="0..8",
+        ),
+    ] = WorkerRange(0, 8)
+    backlog_per_worker: Annotated[
+        float | None,
+        Setting(
+            "Due and running jobs for each worker.", above=0, default="the jobs that a worker runs at once"
+        ),
+    ] = None
+    target_wait_s: Annotated[
+        float | None,
+        Setting(
+            "Seconds after which due jobs are to have begun, as far as their run times are known.",
+            above=0,
+            default="none",
+        ),
+    ] = None
+    steps: Annotated[
+        Steps,
+        Setting(
+            "Numbers of workers by the backlog from which they apply.",
+            expected="a table of backlogs and numbers of workers, such as { 1 = 1, 100 = 4 }",
+            written=dict[str, int],
+            parse=_parse_steps,
+            default="none",
+        ),
+    ] = ()
+    schedules: Annotated[
+        tuple[ScheduledLimits, ...],
+        Setting(
+            "Limits that begin at times of a cron expression.",
+            expected="a list of tables with cron, and workers_min or workers_max",
+            written=list[dict[str, Any]],
+            parse=_parse_schedules,
+        ),
+    ] = ()
+    tolerance: Annotated[
+        float,
+        Setting(
+            "Share by which the backlog may differ from its target without a change of the workers.",
+            least=0,
+            most=1,
+        ),
+    ] = 0.0
+    scale_out_window_s: Annotated[
+        float,
+        Setting("Seconds for which workers must be needed before they are added.", least=0, most=_DAY_S),
+    ] = 0.0
+    scale_in_window_s: Annotated[
+        float,
+        Setting(
+            "Seconds for which workers must be superfluous before they are removed.", least=0, most=_DAY_S
+        ),
+    ] = 300.0
+    idle_s: Annotated[
+        float | None,
+        Setting(
+            "Seconds without a job after which the last worker is removed.",
+            least=0,
+            most=_DAY_S,
+            default="--scale-in-window-s",
+        ),
+    ] = None
+    scale_out_cooldown_s: Annotated[
+        float, Setting("Seconds between two additions of workers.", least=0, most=_DAY_S)
+    ] = 0.0
+    scale_in_cooldown_s: Annotated[
+        float, Setting("Seconds between two removals of workers.", least=0, most=_DAY_S)
+    ] = 0.0
+    scale_out_step: Annotated[
+        int | None, Setting("Limit of workers that are added at once.", least=1, default="no limit")
+    ] = None
+    scale_in_step: Annotated[
+        int | None, Setting("Limit of workers that are removed at once.", least=1, default="no limit")
+    ] = None
+    scale_out_percent: Annotated[
+        float | None,
+        Setting(
+            "Limit of workers that are added at once, in percent of the workers; the larger limit counts.",
+            above=0,
+            default="no limit",
+        ),
+    ] = None
+    scale_in_percent: Annotated[
+        float | None,
+        Setting(
+            "Limit of workers that are removed at once, in percent of the workers; the larger limit counts.",
+            above=0,
+            default="no limit",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for values out of range."""
+        check(self)
