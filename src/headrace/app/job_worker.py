@@ -3,13 +3,11 @@
 import logging
 import os
 import re
-import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from types import FrameType
 from typing import Any, Final
 
 from typing_extensions import override
@@ -17,6 +15,7 @@ from typing_extensions import override
 import headrace
 from headrace.app.job_components import JobComponents, open_job_components
 from headrace.app.models import ServedModel, open_repository
+from headrace.app.process_signals import run_until_signal
 from headrace.app.server_options import JobLocations, WorkerListenerOptions
 from headrace.app.tracing import Tracing, open_tracing
 from headrace.config.jobs_file import JobsFile
@@ -39,7 +38,6 @@ from headrace.jobs.worker.worker import Worker
 from headrace.jobs.worker_registry import ModelCrash, WorkerReport
 from headrace.server.application import Guard
 from headrace.server.dataplane import Dataplane
-from headrace.server.exit_deadline import SECOND_SIGNAL_S, ExitDeadline
 from headrace.server.jobs.metrics import SharedReading, process_metrics, worker_metrics
 from headrace.server.jobs.worker_app import WorkerHealth, worker_app
 from headrace.server.listen import HttpListener, ListenerThread
@@ -138,35 +136,18 @@ class OpenedWorker:
         A second signal returns all running jobs to their queues at once. The process ends at the latest
         `Worker.stop_s_max` seconds after the first signal, and `SECOND_SIGNAL_S` after a second.
         """
-        deadline = ExitDeadline()
+        run_until_signal(
+            self.start,
+            self.stop,
+            partial(self.worker.stop, drain=False),
+            stop_s_max=self.worker.stop_s_max,
+            on_ready=on_ready,
+            on_signal=self._on_signal,
+        )
 
-        def leave_at_once() -> None:
-            deadline.begin(SECOND_SIGNAL_S)
-            self.worker.stop(drain=False)
-
-        # For the first and the second signal. Further ones change nothing.
-        steps = iter((partial(deadline.begin, self.worker.stop_s_max), leave_at_once))
-
-        def on_signal(_number: int, _frame: FrameType | None) -> None:
-            if (step := next(steps, None)) is not None:
-                # A separate thread: the interrupted main thread may hold a lock that this needs.
-                threading.Thread(target=step, name="headrace-stop", daemon=True).start()
-            self._stopping.set()
-            self.health.phase = "stopping"
-
-        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            self.start()
-            try:
-                if on_ready is not None:
-                    on_ready()
-                self._stopping.wait()
-            finally:
-                self.stop()
-        finally:
-            deadline.cancel()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _on_signal(self) -> None:
+        self._stopping.set()
+        self.health.phase = "stopping"
 
 
 def open_worker(

@@ -16,6 +16,7 @@ from headrace.app.models import ServedModel
 from headrace.app.notify_entries import notify_preparation
 from headrace.app.server_options import JobLocations, JobsOptions
 from headrace.app.tracing import Tracing, open_tracing
+from headrace.app.worker_pool import WorkerProcesses, processes_stop_s
 from headrace.config.jobs_file import NO_LIMITS, JobsFile, anonymous_key, read_jobs_file
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
@@ -127,8 +128,11 @@ def open_jobs(
     serving: ServeSettings | None = None,
     model_options: Mapping[str, Any] | None = None,
     isolation: Isolation = "process",
+    processes: WorkerProcesses | None = None,
 ) -> OpenedJobs:
     """Build the job API and, if there are models, a worker. Connect and load nothing yet.
+
+    With `processes`, workers in processes of their own run the jobs: give no `models` then.
 
     Traces are exported if the ``OTEL_*`` environment variables request it.
 
@@ -181,6 +185,8 @@ def open_jobs(
     worker = join_worker(components, repository, settings) if models else None
     services: list[Service] = [components, repository, *([worker] if worker else []), service]
     services.append(_scheduler(components, service))
+    if processes is not None:
+        services.append(processes.controller(components.ledger, settings))
     if options.events_queue_url:
         services.append(_open_event_source(options.events_queue_url, event_submitter))
     dataplane = Dataplane(repository, version=headrace.__version__, changeable=False)
@@ -200,7 +206,8 @@ def open_jobs(
         # The labels and the counts are those of all tenants.
         app = MetricsApp(Metrics(dataplane, [counters], sources), guard, scopes=(Scope.MONITOR,))
         metrics["metrics"] = HttpListener(app, options.host, options.metrics_port, options.tls)
-    drain = DrainSettings(grace_s=settings.drain_grace_s + settings.stop_s + 5.0)
+    drain_s = settings.drain_grace_s + settings.stop_s if processes is None else processes_stop_s(settings)
+    drain = DrainSettings(grace_s=drain_s + 5.0)
     server = Serving(
         _ServiceGroup(services, thread_pool),
         dataplane.drain,

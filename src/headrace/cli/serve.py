@@ -31,6 +31,12 @@ from headrace.cli.options import (
     setting_options,
     settings_from,
 )
+from headrace.cli.worker_pool import (
+    END_WITH_STDIN_OPTION,
+    WORKERS_OPTION,
+    drain_at_end_of_stdin,
+    worker_processes,
+)
 from headrace.core.address import REDIS_SCHEMES
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.engine.settings import ServeSettings
@@ -74,6 +80,8 @@ Examples:
     headrace up churn.onnx
   Submit a job from another terminal:
     headrace submit rows.csv --model churn --wait
+  Run the jobs in up to eight processes, and in none while there are no jobs:
+    headrace up churn.onnx --workers 0..8
   Run the job API alone, for workers on other machines:
     headrace up --ledger postgresql://jobs@db/jobs --store s3://bucket/jobs/ \\
         --config jobs.toml --host 0.0.0.0
@@ -245,29 +253,38 @@ def serve_settings(params: dict[str, Any]) -> ServeSettings:
 @click.option("--no-serve", is_flag=True, help="Do not serve the models over REST.")
 @click.option("--no-metrics", is_flag=True, help="Do not open the metrics port.")
 @setting_options(TlsFiles, without={"tls_client_ca"})
+@WORKERS_OPTION
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
 @SERVER_LOG_OPTIONS
-def up_command(models: tuple[str, ...], **params: Any) -> None:
+@click.pass_context
+def up_command(context: click.Context, models: tuple[str, ...], **params: Any) -> None:
     """Run the job API and a worker, with the ledger and the results in a folder.
 
     With MODEL... (see docs/models.md) a worker runs the jobs, and the models are served over REST.
-    Without, jobs wait for `headrace work` in other processes. SIGTERM drains: short jobs finish, long
-    jobs return to their queues, and the exit status is 0.
+    With --workers 0..8, up to eight worker processes run the jobs, and none while there are no jobs.
+    Without models, jobs wait for `headrace work` in other processes. SIGTERM drains: short jobs finish,
+    long jobs return to their queues, and the exit status is 0.
     """
     configure_server_logs(params["log_format"], params["verbose"])
     with exit_on_error():
+        # Worker processes load the models, which are not served then.
+        params["no_serve"] = params["no_serve"] or params["workers"] is not None
         _require_up_extras(models, params)
         # Jobs are an optional dependency: the other commands work without it.
         from headrace.app.jobs import open_jobs  # noqa: PLC0415
 
+        processes = None
+        if params["workers"] is not None:
+            processes = worker_processes(context, work_command, worker_settings(params))
         opened = open_jobs(
-            models,
+            () if processes else models,
             job_locations(params),
             _jobs_options(params),
             serving=serve_settings(params),
             model_options=model_options(params),
             isolation=params["isolation"],
+            processes=processes,
         )
         setting = "--pending-max" if params["config"] is None else "pending_max of [anyone]"
         limit = opened.pending_max
@@ -320,11 +337,14 @@ def _print_addresses(addresses: Any, width: int, limits: Sequence[str] = ()) -> 
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_files)
 @JOB_LOCATION_OPTIONS
 @setting_options(WorkerListenerOptions)
+@WORKERS_OPTION
 @WORKER_OPTIONS
 @JOB_MODEL_OPTIONS
 @SERVER_LOG_OPTIONS
-def work_command(models: tuple[str, ...], **params: Any) -> None:
-    """Run a worker for the jobs of MODEL...
+@END_WITH_STDIN_OPTION
+@click.pass_context
+def work_command(context: click.Context, models: tuple[str, ...], **params: Any) -> None:
+    """Run a worker for the jobs of MODEL..., or with --workers 0..8 as many as the jobs need.
 
     MODEL is named as for `headrace serve`; see docs/models.md. Any number of workers can run on any
     machine. One worker runs each job; if it dies, another worker retries the job. SIGTERM drains: short
@@ -333,6 +353,11 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
     configure_server_logs(params["log_format"], params["verbose"])
     with exit_on_error():
         _require_extras("headrace work", *_job_extras(params))
+        if params["workers"] is not None:
+            _run_processes(context)
+            return
+        if params["end_with_stdin"]:
+            drain_at_end_of_stdin()
         # Jobs are an optional dependency: the other commands work without it.
         from headrace.app.job_worker import open_worker  # noqa: PLC0415
         from headrace.config.jobs_file import read_jobs_file  # noqa: PLC0415
@@ -358,6 +383,20 @@ def work_command(models: tuple[str, ...], **params: Any) -> None:
             click.echo(f"ready: {worker.worker.settings.name}", err=True)
 
         _run(worker.run, on_ready)
+
+
+def _run_processes(context: click.Context) -> None:
+    """Run worker processes, as many as the jobs need."""
+    from headrace.app.worker_pool import open_worker_processes  # noqa: PLC0415 - optional dependency
+
+    params = context.params
+    if params["metrics_port"] is not None:
+        raise ConfigError("--metrics-port is the port of one worker: leave it out with --workers")
+    locations, settings = job_locations(params), worker_settings(params)
+    locations.make_folders()
+    processes = worker_processes(context, work_command, settings)
+    pool = open_worker_processes(locations.ledger_url, processes, settings)
+    _run(pool.run, lambda: click.echo(f"ready: {params['workers']} workers", err=True))
 
 
 _JOBS: Final = (

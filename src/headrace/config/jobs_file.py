@@ -82,6 +82,7 @@ from headrace.jobs.outbound import OutboundPolicy
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.trigger import Trigger, Triggers, read_triggers
 from headrace.jobs.worker import OtherRegions
+from headrace.scaling.controller import PoolSettings
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.storage.regions import RegionRule, RegionRules, require_region
 
@@ -175,6 +176,7 @@ JOBS_TABLES: Final[Mapping[str, Any]] = {
     "outbound": OutboundPolicy,
     "sagemaker": SageMakerSettings,
     "regions": _RegionsTable,
+    "pools": dict[str, PoolSettings],
 }
 """The tables of the file, with their settings."""
 
@@ -202,6 +204,8 @@ class JobsFile:
     sagemaker: SageMakerSettings | None = None
     regions: RegionRules = field(default_factory=lambda: RegionRules(ask_buckets=False))
     """Regions of the data."""
+    pools: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    """Fields of `PoolSettings` for each pool of workers."""
 
 
 def read_jobs_file(path: Path, *, store_uri: str, reserved: Iterable[str] = ()) -> JobsFile:
@@ -228,6 +232,19 @@ def read_worker_region(path: Path | None) -> WorkerRegion:
     document = _read_document(path)
     with _path_in_errors(path):
         return _parse_regions(document)[1]
+
+
+def read_pool(path: Path | None, name: str) -> Mapping[str, Any]:
+    """Return fields of `PoolSettings` for a pool from a settings file; none without a file or a table.
+
+    Raises:
+        ConfigError: As for `read_jobs_file`.
+    """
+    if path is None:
+        return {}
+    document = _read_document(path)
+    with _path_in_errors(path):
+        return _parse_pools(document).get(name, {})
 
 
 @contextmanager
@@ -314,7 +331,16 @@ def _parse_document(
         outbound=outbound,
         sagemaker=_optional(SageMakerSettings, document, "sagemaker"),
         regions=regions,
+        pools=_parse_pools(document),
     )
+
+
+def _parse_pools(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    pools = _table(document, "pools")
+    tables = {name: _table(pools, name) for name in pools}
+    for name, table in tables.items():
+        read_settings(PoolSettings, table, f"pools.{name}")
+    return {name: read_table(PoolSettings, table, f"pools.{name}") for name, table in tables.items()}
 
 
 def _parse_regions(document: Mapping[str, Any]) -> tuple[RegionRules, WorkerRegion]:

@@ -1,0 +1,117 @@
+"""Build the controller of a pool of workers, for `headrace up`, `headrace work` and `headrace scale`."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from headrace.app.process_signals import run_until_signal
+from headrace.config.jobs_file import read_pool
+from headrace.core.errors import ConfigError
+from headrace.jobs.ledgers import open_ledger
+from headrace.jobs.ledgers.sql import SqlJobLedger
+from headrace.jobs.worker import WorkerSettings
+from headrace.scaling.actuator import Actuator
+from headrace.scaling.actuators.processes import ProcessActuator
+from headrace.scaling.controller import PoolSettings, ScalingController
+from headrace.scaling.settings import WorkerRange
+
+LOCAL_POOL: Final = "local"
+"""The pool of the worker processes of one machine."""
+_UNLOAD_S: Final = 15.0
+"""Seconds for which a worker may unload its models, after it has drained."""
+_CONTROLLER_S: Final = 30.0
+"""Seconds for the end of a controller without workers of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcesses:
+    """Worker processes of this machine, as many as the jobs need.
+
+    `arguments` are those of the interpreter for one worker, which drains at the end of its standard input.
+    `environ` are additional environment variables.
+    """
+
+    arguments: Sequence[str]
+    pool: PoolSettings
+    environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def controller(self, ledger: SqlJobLedger, settings: WorkerSettings) -> ScalingController:
+        """Return the controller of the processes, not started. `settings` are those of each worker."""
+        actuator = ProcessActuator(
+            [sys.executable, *self.arguments], environ=self.environ, stop_s=processes_stop_s(settings)
+        )
+        return ScalingController(ledger, actuator, self.pool)
+
+
+def processes_stop_s(settings: WorkerSettings) -> float:
+    """Return the seconds after which a worker process that was told to end is killed."""
+    return settings.drain_grace_s + settings.stop_s + _UNLOAD_S
+
+
+def local_pool(config: Path | None, workers: WorkerRange, settings: WorkerSettings) -> PoolSettings:
+    """Return the settings of the pool ``local``, with those of ``[pools.local]`` of a settings file.
+
+    Raises:
+        ConfigError: The file sets what the options of the workers set.
+    """
+    values = dict(read_pool(config, LOCAL_POOL))
+    given = sorted({"workers", "queues", "slots"} & values.keys())
+    if given:
+        raise ConfigError(
+            f"{config}: pools.{LOCAL_POOL}.{given[0]}: use --workers, --queue and --concurrency of the command"
+        )
+    values |= {"workers": workers, "queues": settings.queues, "slots": settings.concurrency}
+    return PoolSettings(**values, pool=LOCAL_POOL)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPool:
+    """The controller of a pool with a ledger of its own, built but not started."""
+
+    ledger: SqlJobLedger
+    controller: ScalingController
+    stop_s_max: float
+
+    def start(self) -> None:
+        """Connect, and start to scale. On an error, stop everything and raise it."""
+        with ExitStack() as started:
+            started.callback(self.ledger.stop)
+            self.ledger.start()
+            self.controller.start()
+            started.pop_all()
+
+    def stop(self, *, drain: bool = True) -> None:
+        """Stop the controller and its own workers, and disconnect."""
+        with ExitStack() as stack:
+            stack.callback(self.ledger.stop)
+            self.controller.stop(drain=drain)
+
+    def run(self, on_ready: Callable[[], None] | None = None) -> None:
+        """Scale until SIGTERM or SIGINT, then stop; block meanwhile. Call it in the main thread."""
+        run_until_signal(
+            self.start,
+            self.stop,
+            partial(self.controller.stop, drain=False),
+            stop_s_max=self.stop_s_max,
+            on_ready=on_ready,
+        )
+
+
+def open_worker_processes(
+    ledger_url: str, processes: WorkerProcesses, settings: WorkerSettings
+) -> OpenedPool:
+    """Build worker processes over the ledger at `ledger_url`. It connects and starts nothing yet."""
+    ledger = open_ledger(ledger_url, connections_max=1)
+    stop_s_max = processes_stop_s(settings) + _CONTROLLER_S
+    return OpenedPool(ledger, processes.controller(ledger, settings), stop_s_max)
+
+
+def open_pool(ledger_url: str, actuator: Actuator, pool: PoolSettings) -> OpenedPool:
+    """Build the controller of a pool over the ledger at `ledger_url`. It connects to nothing yet."""
+    ledger = open_ledger(ledger_url, connections_max=1)
+    return OpenedPool(ledger, ScalingController(ledger, actuator, pool), _CONTROLLER_S)
