@@ -278,14 +278,18 @@ def _stabilised(
     if workers < current:
         held = min(current, max(each for _, each in memory.most))
         if held > workers:
-            reasons.append(f"{held} were needed in the last {settings.scale_in_window_s:g} s")
+            reasons.append(f"{_were(held)} needed in the last {settings.scale_in_window_s:g} s")
         return held
     if workers > current:
         held = max(current, min(each for _, each in memory.least))
         if held < workers:
-            reasons.append(f"{held} were enough in the last {settings.scale_out_window_s:g} s")
+            reasons.append(f"{_were(held)} enough in the last {settings.scale_out_window_s:g} s")
         return held
     return workers
+
+
+def _were(workers: int) -> str:
+    return "1 worker was" if workers == 1 else f"{workers} workers were"
 
 
 def _after_cooldown(
@@ -313,12 +317,12 @@ def _within_step(settings: ScalingSettings, observed: Observation, workers: int,
     if workers > current:
         step = _step(settings.scale_out_step, settings.scale_out_percent, current)
         if step is not None and workers > current + step:
-            reasons.append(f"{step} at once")
+            reasons.append(f"limited to {step} at once")
             return current + step
     elif workers < current:
         step = _step(settings.scale_in_step, settings.scale_in_percent, current)
         if step is not None and workers < current - step:
-            reasons.append(f"{step} at once")
+            reasons.append(f"limited to {step} at once")
             return current - step
     return workers
 
@@ -344,6 +348,6 @@ def _kept(
             reasons.append(f"the last worker stays for {settings.idle_s:g} s without a job")
             workers = 1
     if not observed.drains and workers < observed.busy:
-        reasons.append(f"{observed.busy} are busy")
+        reasons.append("1 worker is busy" if observed.busy == 1 else f"{observed.busy} workers are busy")
         return observed.busy
     return workers

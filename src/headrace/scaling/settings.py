@@ -169,10 +169,12 @@ class ScalingSettings:
         float, Setting("Seconds between two removals of workers.", least=0, most=_DAY_S)
     ] = 0.0
     scale_out_step: Annotated[
-        int | None, Setting("Limit of workers that are added at once.", least=1, default="no limit")
+        int | None,
+        Setting("Limit of workers that are added at once; 0 adds none.", least=0, default="no limit"),
     ] = None
     scale_in_step: Annotated[
-        int | None, Setting("Limit of workers that are removed at once.", least=1, default="no limit")
+        int | None,
+        Setting("Limit of workers that are removed at once; 0 removes none.", least=0, default="no limit"),
     ] = None
     scale_out_percent: Annotated[
         float | None,
