@@ -37,6 +37,7 @@ from headrace.testing import (
 )
 from headrace.testing.job_checks import bench, wakeups
 from headrace.testing.job_rules import apply_event
+from testing.broken_pools import BROKEN_POOLS
 from testing.broken_schedules import BROKEN_SCHEDULES
 from testing.race_window import RaceWindow
 
@@ -1247,6 +1248,7 @@ _LEDGERS = [
     (KeepsModelsOfOneWorker, "check_registered_models_add_up"),
     (KeepsModelsForever, "check_registered_models_expire"),
     *BROKEN_SCHEDULES,
+    *BROKEN_POOLS,
 ]
 
 

@@ -41,7 +41,8 @@ class PoolOperations(DatabaseOperations, JobLedger):
     @writing
     def control_pool(self, transaction: Transaction, pool: str, controller: str, lease_ms: int) -> bool:
         rows = transaction.run(_CONTROL, name=clean(pool), controller=clean(controller), lease_ms=lease_ms)
-        transaction.run(_DELETE_OLD_POOLS, kept_ms=_KEPT_MS)
+        if rows:
+            transaction.run(_DELETE_OLD_POOLS, kept_ms=_KEPT_MS)
         return bool(rows)
 
     @override

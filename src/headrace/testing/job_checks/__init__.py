@@ -30,6 +30,7 @@ from headrace.testing.job_checks import (
     job_actions,
     listing,
     maintenance,
+    pools,
     publishing,
     regions,
     schedules,
@@ -62,6 +63,7 @@ _SUBJECTS: Final = (
     counting,
     wakeups,
     workers,
+    pools,
 )
 JOB_LEDGER_CHECKS: Final[tuple[JobLedgerCheck, ...]] = tuple(
     found

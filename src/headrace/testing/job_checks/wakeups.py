@@ -10,6 +10,7 @@ from headrace.jobs.actions import JobAction
 from headrace.jobs.audit import AuditEntry
 from headrace.jobs.job import Failed, Job, JobProgress, NewJob, Released, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat, JobFilter, JobLedger, QueueSettings
+from headrace.jobs.pools import ScalingDecision
 from headrace.jobs.schedules import JobSchedule, ScheduleSettings
 from headrace.jobs.state import JobState
 from headrace.jobs.worker_registry import WorkerInfo
@@ -271,6 +272,11 @@ def _operations(ledger: JobLedger, job_id: str) -> dict[str, Callable[[], object
         "worker_orders": lambda: ledger.worker_orders("w"),
         "set_worker_draining": lambda: ledger.set_worker_draining("w", draining=True),
         "reported_models": ledger.reported_models,
+        "control_pool": lambda: ledger.control_pool("p", "c", LEASE_MS),
+        "release_pool": lambda: ledger.release_pool("p", "c"),
+        "record_decision": lambda: ledger.record_decision(ScalingDecision("p", "c", 1, 2, "due")),
+        "pools": ledger.pools,
+        "decisions": ledger.decisions,
         "ended_before": lambda: ledger.ended_before(0, limit=1),
         "forget": lambda: ledger.forget([job_id]),
     }
