@@ -21,6 +21,7 @@ from headrace.jobs.intake import authorize_job
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import JobFilter, Page
 from headrace.jobs.paths import UriAllowList
+from headrace.jobs.pools import ScalingDecision
 from headrace.jobs.service import JobService, JobServiceSettings
 from headrace.jobs.submission import Submission
 from headrace.jobs.worker_registry import WorkerInfo
@@ -271,6 +272,26 @@ def test_only_operators_drain_workers_and_only_monitors_see_them(service, ledger
         with pytest.raises(ForbiddenError):
             service.set_worker_draining(key, "w", draining=True)
     assert not ledger.worker("w").draining
+
+
+def test_only_monitors_see_pools_and_decisions(service, ledger):
+    assert ledger.control_pool("gpu", "c", 30_000)
+    assert ledger.record_decision(ScalingDecision("gpu", "c", 1, 2, "why"))
+    monitor = ApiKey("scaler", "", frozenset({Scope.MONITOR}))
+    plain = ApiKey("shop", "shop", frozenset({Scope.READ, Scope.SUBMIT}))
+    assert [pool.name for pool in service.pools(monitor)] == ["gpu"]
+    for pool, wanted in (("", [2]), ("gpu", [2]), ("other", [])):
+        page = service.decisions(monitor, pool=pool)
+        assert [decision.wanted for decision in page.decisions] == wanted
+    for act in (service.pools, service.decisions):
+        with pytest.raises(ForbiddenError):
+            act(plain)
+
+
+@pytest.mark.parametrize("limit", [-1, 0, 501])
+def test_pages_of_decisions_have_a_limit(service, limit):
+    with pytest.raises(LimitError, match="limit: must be from 1 to 500"):
+        service.decisions(TEST_KEY, limit=limit)
 
 
 def test_pages_without_jobs_are_skipped_for_a_while(service, ledger, monkeypatch):

@@ -32,6 +32,7 @@ from headrace.jobs.job import QUEUE_DEFAULT, Job
 from headrace.jobs.ledger import FailureGroup, JobFilter, Page, QueueCounts, QueueSettings
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.payloads import PublishedCheck, ResultStream
+from headrace.jobs.pools import DECISION_PAGE_MAX, DecisionPage, Pool
 from headrace.jobs.shared_calls import JobCondition, JobWaiter
 from headrace.jobs.state import JobState
 from headrace.jobs.worker_registry import WorkerRecord
@@ -397,6 +398,23 @@ class JobService(BatchIntake):
         record = self._ledger.set_worker_draining(name, draining=draining, by=key.name)
         self.audit.record(key, "worker.drain" if draining else "worker.undrain", name)
         return record
+
+    # Pools of workers
+
+    def pools(self, key: ApiKey) -> Sequence[Pool]:
+        """Return the pools of workers, each with its last decision, by name."""
+        key.require(Scope.MONITOR)
+        return self._ledger.pools()
+
+    def decisions(self, key: ApiKey, *, pool: str = "", after: str = "", limit: int = 100) -> DecisionPage:
+        """Return a page of decisions, as `JobLedger.decisions` does.
+
+        Raise LimitError for more than DECISION_PAGE_MAX at once.
+        """
+        key.require(Scope.MONITOR)
+        if not 0 < limit <= DECISION_PAGE_MAX:
+            raise LimitError(f"limit: must be from 1 to {DECISION_PAGE_MAX}, not {limit}")
+        return self._ledger.decisions(pool=pool, after=after, limit=limit)
 
     def _counts(self, key: ApiKey, name: str) -> QueueCounts:
         key.require(*QUEUE_SCOPES)

@@ -65,7 +65,9 @@ class Scope(StrEnum):
     READ = "read"
     """Read the states and results of its own tenant's jobs, and their numbers by queue."""
     MONITOR = "monitor"
-    """Read the settings and the numbers of jobs of all queues, the workers, and the statistics of models."""
+    """Read the settings and the numbers of jobs of all queues, the workers with their pools, and the
+    statistics of models.
+    """
     OPERATE = "operate"
     """Read, cancel and requeue the jobs of all tenants; pause and drain queues; drain workers."""
     ADMIN = "admin"
