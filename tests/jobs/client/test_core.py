@@ -217,3 +217,30 @@ def test_key_is_sent_to_the_api_only():
     assert store == ApiCall(
         "PUT", "https://bucket/x?sig=1", headers={"content-length": "7"}, content=b"payload"
     )
+
+
+# Pools of workers
+
+
+def page(*numbers, next_after=""):
+    document = {"decisions": [{"number": number} for number in numbers], "next_after": next_after}
+    return ApiResponse(200, {}, orjson.dumps(document), "http://api/")
+
+
+def test_decisions_are_read_until_the_last_page():
+    script = Script(
+        page(5, 4, next_after="4"), page(next_after="3"), problem(503, "UnavailableError"), page(1)
+    )
+    script.collect(script.core.decisions("a/b c"))
+    assert [decision["number"] for decision in script.emitted] == [5, 4, 1]
+    assert {(call.method, call.url) for call in script.calls} == {("GET", "/v1/pools/a%2Fb%20c/decisions")}
+    assert [dict(call.params) for call in script.calls] == [
+        {"limit": "200", "after": after} for after in ("", "4", "3", "3")
+    ]
+
+
+def test_pages_of_decisions_are_fetched_as_needed():
+    script = Script(page(5, 4, next_after="4"))
+    decisions = iterate(script.core.decisions("gpu"))
+    assert [next(decisions)["number"], next(decisions)["number"]] == [5, 4]
+    assert len(script.calls) == 1

@@ -275,6 +275,20 @@ class Client:
         """Let a worker claim jobs again. Return it. Raise ResourceNotFoundError."""
         return run(self._api.undrain_worker(name))
 
+    def pools(self) -> Sequence[dict[str, Any]]:
+        """Return the pools of workers, each with its last decision, by name.
+
+        Raise ForbiddenError for a key without the scope ``monitor``.
+        """
+        return run(self._api.pools())
+
+    def decisions(self, pool: str) -> Iterator[dict[str, Any]]:
+        """Yield the decisions about a pool, newest first; pages are fetched as needed.
+
+        An unknown pool has none. The key needs the scope ``monitor``.
+        """
+        return iterate(self._api.decisions(pool))
+
     def endpoints(self) -> Sequence[dict[str, Any]]:
         """Return the endpoints that the key may use, with their settings."""
         return run(self._api.endpoints())

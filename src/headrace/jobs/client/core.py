@@ -400,6 +400,25 @@ class ApiOperations:
         """Let a worker claim jobs again. Raise ResourceNotFoundError."""
         return read_document(await self._request(_worker_call("POST", name, "/undrain")))
 
+    # Pools of workers
+
+    async def pools(self) -> Sequence[dict[str, Any]]:
+        """Return the pools of workers, by name. Raises as `Client.pools` does."""
+        return read_document(await self._request(ApiCall("GET", "/v1/pools")))["pools"]
+
+    async def decisions(self, pool: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the decisions about a pool, newest first; pages are fetched as needed."""
+        after = ""
+        while True:
+            params = (("limit", str(PAGE)), ("after", after))
+            call = replace(_named_call("GET", "pools", pool, "/decisions"), params=params)
+            document = read_document(await self._request(call))
+            for decision in document["decisions"]:
+                yield decision
+            after = document["next_after"]
+            if not after:
+                return
+
     # Endpoints
 
     async def endpoints(self) -> Sequence[dict[str, Any]]:
