@@ -16,6 +16,7 @@ from schemathesis.hooks import unregister
 
 import levels
 from headrace.jobs.access import Scope
+from headrace.jobs.pools import ScalingDecision
 from headrace.jobs.worker_registry import WorkerInfo
 from jobs.service_support import ALLOWED_URIS, key_of, served_jobs
 from server.jobs.test_job_routes import submit
@@ -23,7 +24,7 @@ from server.jobs.test_job_routes import submit
 pytestmark = pytest.mark.slow
 
 KEY = key_of("shop", *Scope, inputs=ALLOWED_URIS, outputs=ALLOWED_URIS)
-OPERATIONS = 51
+OPERATIONS = 53
 SEED = 20
 WAIT_S = 0.01
 REFUSALS = ["400", "401", "403", "404", "405", "409", "413", "422", "429"]
@@ -72,6 +73,8 @@ def served():
     """Serve an API with keys, and with one of each thing that a path names."""
     with served_jobs(keys=[KEY]) as opened, opened.client(KEY[0]) as http:
         opened.ledger.register_worker(WorkerInfo("w", queues=("default",)))
+        opened.ledger.control_pool("p", "c", 60_000)
+        opened.ledger.record_decision(ScalingDecision("p", "c", 1, 2, "2 jobs are due", {"due": 2}))
         yield opened, http
 
 
@@ -85,7 +88,14 @@ def names_of(opened, http):
     http.put("/v1/endpoints/e", json={"model": "m"})
     http.put("/v1/schedules/s", json={"cron": "0 2 * * *", "job": {"model": "m", "input": [1]}})
     upload = http.post("/v1/uploads").json()["id"]
-    return {"job_id": jobs, "upload_id": [upload], "endpoint": ["e"], "schedule": ["s"], "worker": ["w"]}
+    return {
+        "job_id": jobs,
+        "upload_id": [upload],
+        "endpoint": ["e"],
+        "schedule": ["s"],
+        "worker": ["w"],
+        "pool": ["p"],
+    }
 
 
 def described(opened, http):

@@ -40,6 +40,7 @@ def world():
         served.client(HOSTILE[0]) as hostile,
     ):
         served.ledger.register_worker(WorkerInfo("owners-worker", queues=("unserved",)))
+        served.ledger.control_pool("owners-pool", "controller", 60_000)
         limited, admin = served.client(LIMITED[0]), served.client(ADMIN[0])
         for name in ("of-owner", "of-hostile"):
             settings = {"model": "m", "queue": f"queue-{name}", "output_uri": f"s3://{name}/out"}
@@ -279,6 +280,14 @@ def refused_worker(method, path):
     return attempt
 
 
+def refused_pool(path):
+    def attempt(world):
+        for name in ("owners-pool", "unknown"):
+            assert world.hostile.get(path.format(name)).status_code == 403
+
+    return attempt
+
+
 def receive_s3_events(world):
     assert world.hostile.post("/v1/events/s3", json={"Records": []}).status_code == 403
 
@@ -404,6 +413,8 @@ CASES = {
     "get_worker": refused_worker("GET", "/v1/workers/{}"),
     "drain_worker": refused_worker("POST", "/v1/workers/{}/drain"),
     "undrain_worker": refused_worker("POST", "/v1/workers/{}/undrain"),
+    "list_pools": refused_pool("/v1/pools"),
+    "list_decisions": refused_pool("/v1/pools/{}/decisions"),
     "receive_s3_events": receive_s3_events,
     "invoke_endpoint_async": invoke_endpoint_async,
     "create_session": session,

@@ -43,6 +43,7 @@ from headrace.server.jobs.documents import (
 from headrace.server.jobs.endpoint_routes import EndpointHandlers
 from headrace.server.jobs.failure_routes import FailureHandlers
 from headrace.server.jobs.job_routes import JobHandlers, QueueHandlers
+from headrace.server.jobs.pool_routes import PoolHandlers
 from headrace.server.jobs.sagemaker import SageMakerSettings, sagemaker_routes
 from headrace.server.jobs.schedule_routes import ScheduleHandlers
 from headrace.server.jobs.worker_routes import WorkerHandlers
@@ -131,6 +132,7 @@ def job_routes(
         ScheduleHandlers(api),
         FailureHandlers(api),
         WorkerHandlers(api),
+        PoolHandlers(api),
         OtherHandlers(api, submitter),
     ]
     routes = [found for handlers in groups for found in routes_of(handlers)]

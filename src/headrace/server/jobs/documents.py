@@ -13,6 +13,7 @@ from headrace.jobs.batch import BATCH_JOBS_MAX
 from headrace.jobs.bulk import BULK_JOBS_DEFAULT, BULK_JOBS_MAX
 from headrace.jobs.history import HistoryEvent
 from headrace.jobs.job import AFTER_MAX, ATTEMPTS_MAX_DEFAULT, PRIORITY_DEFAULT
+from headrace.jobs.pools import DECISION_PAGE_MAX
 from headrace.jobs.service import PAGE_MAX
 from headrace.jobs.state import Cause, JobState
 from headrace.jobs.submission import KEY_CHARS_MAX, URI_CHARS_MAX, SubmissionLimits
@@ -29,9 +30,8 @@ PagePosition = Annotated[
     str,
     Meta(max_length=512, pattern=r"^([0-9]{1,15}/.+)?$", description="`next_after` of the previous page."),
 ]
-AuditPosition = Annotated[
-    str, Meta(pattern=r"^[0-9]{0,18}$", description="`next_after` of the previous page.")
-]
+LogPosition = Annotated[str, Meta(pattern=r"^[0-9]{0,18}$", description="`next_after` of the previous page.")]
+"""A position in the audit log or in the log of decisions."""
 MODEL_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z0-9._-]{1,64})?$"
 Media = Annotated[str, Meta(min_length=3, max_length=255, pattern=r"^[\x20-\x7e]+$")]
 _LIMITS: Final = SubmissionLimits()
@@ -519,6 +519,57 @@ class WorkersDocument(Struct, kw_only=True):
     workers: list[WorkerDocument]
 
 
+class ScalingDecisionDocument(Struct, kw_only=True):
+    """A decision about the number of workers of a pool."""
+
+    number: int
+    """Greater numbers are later decisions, of any pool."""
+    at_ms: Milliseconds
+    pool: str
+    controller: str
+    """The controller that decided."""
+    workers: int
+    """The number of workers that the pool had."""
+    wanted: int
+    """The number of workers that the pool is to have."""
+    reason: str
+    observed: dict[str, Any]
+    """The figures behind the decision."""
+
+
+class PoolDocument(Struct, kw_only=True):
+    """A pool of workers with its last decision."""
+
+    pool: str
+    controller: str
+    """The controller that held the lease of the pool last."""
+    controlled: bool
+    """True while this controller holds the lease."""
+    lease_until_ms: Milliseconds
+    decision: ScalingDecisionDocument | None
+    """The last decision; null without one in the last 30 days."""
+
+
+class PoolsDocument(Struct, kw_only=True):
+    """Pools of workers, sorted by name."""
+
+    pools: list[PoolDocument]
+
+
+class DecisionsQuery(Struct, kw_only=True):
+    """The query of the decisions about a pool."""
+
+    after: LogPosition = ""
+    limit: Annotated[int, Meta(ge=1, le=DECISION_PAGE_MAX)] = 100
+
+
+class DecisionPageDocument(Struct, kw_only=True):
+    """A page of decisions, newest first. Any page may be short; only the last has the `next_after` ""."""
+
+    decisions: list[ScalingDecisionDocument]
+    next_after: str
+
+
 class UploadDocument(Struct, kw_only=True):
     """A URL for a large payload.
 
@@ -640,7 +691,7 @@ class AuditQuery(Struct, kw_only=True):
 
     done_by: Annotated[str, Meta(max_length=255, description="Name of an API key.")] = ""
     action: Annotated[str, Meta(max_length=255, description="Action, such as `queue.change`.")] = ""
-    after: AuditPosition = ""
+    after: LogPosition = ""
     limit: Annotated[int, Meta(ge=1, le=AUDIT_PAGE_MAX)] = 100
 
 

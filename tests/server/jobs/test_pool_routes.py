@@ -1,0 +1,135 @@
+"""Routes of pools of workers and of the decisions about them."""
+
+import asyncio
+
+import pytest
+
+from cases import for_each
+from headrace.core.errors import ForbiddenError
+from headrace.jobs.access import Scope
+from headrace.jobs.client import AsyncClient, Client
+from headrace.jobs.pools import ScalingDecision
+from jobs.service_support import key_of, served_jobs
+
+MONITOR = key_of("scaler", Scope.MONITOR)
+PLAIN = key_of("shop")
+LEASE_MS = 30_000
+DECISIONS = "/v1/pools/gpu/decisions"
+
+
+@pytest.fixture
+def served():
+    with served_jobs(keys=[MONITOR, PLAIN]) as made:
+        yield made
+
+
+@pytest.fixture
+def http(served):
+    with served.client(MONITOR[0]) as client:
+        yield client
+
+
+def decide(served, *wanted, pool="gpu", controller="c-1"):
+    """Control a pool, and record decisions for these numbers of workers, a second apart."""
+    assert served.ledger.control_pool(pool, controller, LEASE_MS)
+    for number in wanted:
+        decision = ScalingDecision(pool, controller, number - 1, number, f"{number} jobs", {"due": number})
+        assert served.ledger.record_decision(decision)
+        served.ledger._clock.advance(1_000)
+
+
+def test_pools_are_listed_by_name_with_their_last_decision(served, http):
+    assert http.get("/v1/pools").json() == {"pools": []}
+    now_ms = served.ledger.now_ms()
+    decide(served, 2, 3)
+    decide(served, pool="cpu", controller="c-2")
+    served.ledger.release_pool("cpu", "c-2")
+    assert http.get("/v1/pools").json() == {
+        "pools": [
+            {
+                "pool": "cpu",
+                "controller": "c-2",
+                "controlled": False,
+                "lease_until_ms": now_ms + 2_000,
+                "decision": None,
+            },
+            {
+                "pool": "gpu",
+                "controller": "c-1",
+                "controlled": True,
+                "lease_until_ms": now_ms + LEASE_MS,
+                "decision": {
+                    "number": 2,
+                    "at_ms": now_ms + 1_000,
+                    "pool": "gpu",
+                    "controller": "c-1",
+                    "workers": 2,
+                    "wanted": 3,
+                    "reason": "3 jobs",
+                    "observed": {"due": 3},
+                },
+            },
+        ]
+    }
+
+
+def test_pool_is_uncontrolled_after_its_lease(served, http):
+    decide(served, 2)
+    served.ledger._clock.advance(LEASE_MS)
+    (pool,) = http.get("/v1/pools").json()["pools"]
+    assert (pool["controlled"], pool["controller"], pool["decision"]["wanted"]) == (False, "c-1", 2)
+
+
+def test_decisions_of_a_pool_are_read_in_pages_newest_first(served, http):
+    decide(served, 1, 2)
+    decide(served, 7, pool="cpu")
+    decide(served, 3)
+    first = http.get(DECISIONS, params={"limit": 2}).json()
+    assert [each["wanted"] for each in first["decisions"]] == [3, 2]
+    last = http.get(DECISIONS, params={"limit": 2, "after": first["next_after"]}).json()
+    assert [each["wanted"] for each in last["decisions"]] == [1]
+    assert last["next_after"] == ""
+    assert {each["pool"] for each in first["decisions"] + last["decisions"]} == {"gpu"}
+
+
+@for_each("name", ["other", "%00", "a%20b", "x" * 3000])
+def test_unknown_pool_has_no_decisions(served, http, name):
+    decide(served, 1)
+    response = http.get(f"/v1/pools/{name}/decisions")
+    assert (response.status_code, response.json()) == (200, {"decisions": [], "next_after": ""})
+
+
+@for_each("query", ["limit=0", "limit=501", "limit=x", "after=x", "after=-1", f"after={'9' * 19}"])
+def test_invalid_query_is_refused(http, query):
+    response = http.get(f"{DECISIONS}?{query}")
+    assert (response.status_code, response.json()["type"]) == (400, "DataError")
+    assert response.json()["error"].startswith(query.partition("=")[0])
+
+
+@for_each("path", ["/v1/pools", DECISIONS])
+def test_pools_require_the_scope_monitor(served, path):
+    with served.client(PLAIN[0]) as http:
+        assert http.get(path).status_code == 403
+    with served.client() as http:
+        assert http.get(path).status_code == 401
+
+
+def test_clients_read_pools_and_all_pages_of_decisions(served, monkeypatch):
+    monkeypatch.setattr("headrace.jobs.client.core.PAGE", 2)
+    decide(served, 1, 2, 3, 4, 5, pool="a?b c")
+    with Client(served.url, api_key=MONITOR[0]) as client:
+        assert [pool["pool"] for pool in client.pools()] == ["a?b c"]
+        assert [decision["wanted"] for decision in client.decisions("a?b c")] == [5, 4, 3, 2, 1]
+        assert list(client.decisions("other")) == []
+
+    async def use():
+        async with AsyncClient(served.url, api_key=MONITOR[0]) as client:
+            assert [pool["decision"]["wanted"] for pool in await client.pools()] == [5]
+            assert [each["wanted"] async for each in client.decisions("a?b c")] == [5, 4, 3, 2, 1]
+        async with AsyncClient(served.url, api_key=PLAIN[0]) as client:
+            with pytest.raises(ForbiddenError):
+                await client.pools()
+            with pytest.raises(ForbiddenError):
+                await anext(client.decisions("a?b c"))
+
+    asyncio.run(use())
