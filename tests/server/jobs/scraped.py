@@ -5,6 +5,7 @@ from prometheus_client import generate_latest
 from headrace.engine.repository import ModelRepository
 from headrace.jobs.job import Completed, Failed, JobFailure, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest
+from headrace.jobs.pools import ScalingDecision
 from headrace.jobs.state import Cause
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.worker import Worker
@@ -49,11 +50,13 @@ def failed(cause=Cause.MODEL, retry_ms=None) -> Failed:
 
 
 def all_sources():
-    """Return the sources of `headrace up`, over a ledger with a job of each kind."""
+    """Return the sources of `headrace up`, over a ledger with a job of each kind and a pool."""
     ledger = started_ledger()
     run_job(ledger)
     run_job(ledger, failed())
     run_job(ledger, failed(retry_ms=60_000))
+    ledger.control_pool("p", "c", 60_000)
+    ledger.record_decision(ScalingDecision("p", "c", 1, 2, "why"))
     reading = SharedReading(lambda: read_ledger(ledger, MemoryOutbox()))
     worker = Worker(ledger, {}, WorkerSettings(name="w"))
     return [ledger_metrics(reading), process_metrics(ledger, reading), worker_metrics(worker)]

@@ -8,6 +8,7 @@ from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import JobFilter, QueueSettings
 from headrace.jobs.notify.delivery import DeliveryCounts
+from headrace.jobs.pools import ScalingDecision
 from headrace.jobs.state import Cause
 from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.worker import Worker, WorkerStatistics
@@ -116,6 +117,35 @@ def test_number_of_queues_is_limited(ledger, monkeypatch, caplog):
         ledger.set_queue(QueueSettings(name))
     assert [settings.name for settings, _ in read_ledger(ledger, MemoryOutbox()).queues] == ["a", "b"]
     assert "first 2 of 3 queues" in caplog.text
+
+
+def test_pools_show_their_wanted_workers_and_leases(ledger):
+    for pool in ("released", "expired", "gpu", "new"):
+        assert ledger.control_pool(pool, "c", 30_000 if pool == "expired" else 60_000)
+    for pool, wanted in (("gpu", 9), ("expired", 4), ("gpu", 0), ("released", 2)):
+        assert ledger.record_decision(ScalingDecision(pool, "c", 1, wanted, "why"))
+    ledger.release_pool("released", "c")
+    ledger._clock.advance(30_000)
+    found = scrape(ledger_metrics(reading_of(ledger)))
+    assert samples_of(found, "headrace_pool_workers_wanted") == {
+        ("expired",): 4,
+        ("gpu",): 0,
+        ("released",): 2,
+    }
+    assert samples_of(found, "headrace_pool_controlled") == {
+        ("expired",): 0,
+        ("gpu",): 1,
+        ("new",): 1,
+        ("released",): 0,
+    }
+
+
+def test_number_of_pools_is_limited(ledger, monkeypatch, caplog):
+    monkeypatch.setattr(metrics, "POOLS_MAX", 2)
+    for name in "cab":
+        ledger.control_pool(name, "c", 60_000)
+    assert [pool.name for pool in read_ledger(ledger, MemoryOutbox()).pools] == ["a", "b"]
+    assert "first 2 of 3 pools" in caplog.text
 
 
 def test_unavailable_ledger_is_reported_without_its_metrics(ledger):

@@ -25,6 +25,7 @@ from headrace.jobs.counters import (
 )
 from headrace.jobs.ledger import JobLedger, QueueCounts, QueueSettings
 from headrace.jobs.notify.delivery import DeliveryCounts, Outbox
+from headrace.jobs.pools import Pool
 from headrace.jobs.worker.worker import Worker
 from headrace.jobs.worker_registry import WorkerState
 from headrace.server.metrics import Family, MetricKind, MetricSource, MetricValue, MetricValues
@@ -37,6 +38,8 @@ WAIT_S: Final = 3.0
 """The longest wait of a scrape for the ledger. Prometheus gives up after 10 s by default."""
 QUEUES_MAX: Final = 200
 """The limit of queues whose jobs are counted for a scrape, the first by name."""
+POOLS_MAX: Final = 200
+"""The limit of pools of workers in a scrape, the first by name."""
 DELIVERIES_MAX: Final = 10_000
 
 _GROUP: Final = ("queue", "model", "tenant")
@@ -98,6 +101,15 @@ _WORKERS: Final = Family(
     ("state",),
     "Registered workers by state; those that are stopped or lost for a day.",
 )
+_POOL_WANTED: Final = Family(
+    "headrace_pool_workers_wanted",
+    "gauge",
+    ("pool",),
+    "Workers that the pool is to have, by its last decision; absent 30 days after that.",
+)
+_POOL_CONTROLLED: Final = Family(
+    "headrace_pool_controlled", "gauge", ("pool",), "1 while a controller holds the lease of the pool."
+)
 _DELIVERIES: Final = Family(
     "headrace_deliveries",
     "gauge",
@@ -158,6 +170,8 @@ LEDGER_FAMILIES: Final = (
     _PAUSED,
     _DRAINING,
     _WORKERS,
+    _POOL_WANTED,
+    _POOL_CONTROLLED,
     _DELIVERIES,
 )
 """The metrics of a whole ledger, the same in every process that exposes them."""
@@ -173,6 +187,7 @@ class LedgerReading:
     queues: Sequence[tuple[QueueSettings, QueueCounts]]
     deliveries: DeliveryCounts
     workers: Mapping[WorkerState, int]
+    pools: Sequence[Pool] = ()
 
 
 def read_ledger(ledger: JobLedger, outbox: Outbox) -> LedgerReading:
@@ -182,7 +197,11 @@ def read_ledger(ledger: JobLedger, outbox: Outbox) -> LedgerReading:
         _log.warning("metrics have the first %d of %d queues", QUEUES_MAX, len(queues))
     counted = [(settings, ledger.counts(settings.name)) for settings in queues[:QUEUES_MAX]]
     workers = Counter(record.state for record in ledger.workers())
-    return LedgerReading(ledger.counters(), counted, outbox.counts(limit=DELIVERIES_MAX), workers)
+    pools = ledger.pools()
+    if len(pools) > POOLS_MAX:
+        _log.warning("metrics have the first %d of %d pools", POOLS_MAX, len(pools))
+    deliveries = outbox.counts(limit=DELIVERIES_MAX)
+    return LedgerReading(ledger.counters(), counted, deliveries, workers, pools[:POOLS_MAX])
 
 
 class SharedReading(Generic[_Result]):
@@ -298,6 +317,10 @@ def _ledger_values(reading: LedgerReading) -> Mapping[Family, MetricValues]:
         _RETRIED: _sums(counts, (CountedEvent.RETRIED,), lambda count: (count.cause,)),
         _ENDED: _sums(counts, ENDS, lambda count: (count.event.value, count.cause)),
         _WORKERS: [((state.value,), reading.workers.get(state, 0)) for state in WorkerState],
+        _POOL_WANTED: [
+            ((pool.name,), pool.decision.wanted) for pool in reading.pools if pool.decision is not None
+        ],
+        _POOL_CONTROLLED: [((pool.name,), float(pool.controlled)) for pool in reading.pools],
         _DELIVERIES: [(("open",), reading.deliveries.open), (("dead",), reading.deliveries.dead)],
     }
     gauges: tuple[tuple[Family, Callable[[QueueSettings, QueueCounts], float]], ...] = (
