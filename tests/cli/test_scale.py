@@ -1,0 +1,88 @@
+"""``headrace scale`` against a real job API."""
+
+import pytest
+
+from cli.job_commands import run_command
+from headrace.cli.job_display import timestamp
+from headrace.jobs.pools import ScalingDecision
+from jobs.service_support import served_jobs
+
+
+@pytest.fixture
+def served():
+    with served_jobs() as made:
+        yield made
+
+
+def decide(served, pool, workers, wanted, reason="12 jobs are due"):
+    assert served.ledger.control_pool(pool, "c-1", 30_000)
+    assert served.ledger.record_decision(ScalingDecision(pool, "c-1", workers, wanted, reason, {"due": 12}))
+    served.ledger._clock.advance(1_000)
+
+
+def rows(text):
+    """Return the cells of the lines of a table, each separated from the next by two spaces or more."""
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
+
+
+def test_pools_are_listed(served):
+    none = run_command(served, "scale", "list")
+    assert (none.code, none.out) == (0, "")
+    assert "no pools" in none.err
+    decided = timestamp(served.ledger.now_ms())
+    decide(served, "gpu", 1, 1_200)
+    served.ledger.control_pool("cpu", "c-2", 30_000)
+    served.ledger.release_pool("cpu", "c-2")
+    assert rows(run_command(served, "scale", "list").out) == [
+        ["pool", "wanted", "controller", "state", "since", "reason"],
+        ["cpu", "-", "c-2", "uncontrolled", "-", "-"],
+        ["gpu", "1,200", "c-1", "controlled", decided, "12 jobs are due"],
+    ]
+    lines = run_command(served, "scale", "list", "--json").lines
+    assert [(line["pool"], line["controlled"]) for line in lines] == [("cpu", False), ("gpu", True)]
+
+
+def test_history_has_the_decisions_about_a_pool_newest_first(served):
+    none = run_command(served, "scale", "history", "gpu")
+    assert (none.code, none.out, none.err) == (0, "", "no decisions\n")
+    first, second = (timestamp(served.ledger.now_ms() + delay_ms) for delay_ms in (0, 2_000))
+    decide(served, "gpu", 1, 3)
+    decide(served, "cpu", 0, 1)
+    decide(served, "gpu", 3, 0, "no job is due")
+    assert rows(run_command(served, "scale", "history", "gpu").out) == [
+        ["time", "pool", "workers", "reason"],
+        [second, "gpu", "3 -> 0", "no job is due"],
+        [first, "gpu", "1 -> 3", "12 jobs are due"],
+    ]
+    (newest,) = run_command(served, "scale", "history", "gpu", "--json", "-n", "1").lines
+    assert (newest["wanted"], newest["observed"]) == (0, {"due": 12})
+
+
+def test_history_without_a_pool_has_all_decisions(served):
+    for number, pool in enumerate(("a", "b", "a", "c", "a")):
+        decide(served, pool, number, number + 1)
+    lines = run_command(served, "scale", "history", "--json").lines
+    assert [(line["pool"], line["workers"]) for line in lines] == [
+        ("a", 4),
+        ("c", 3),
+        ("a", 2),
+        ("b", 1),
+        ("a", 0),
+    ]
+    limited = run_command(served, "scale", "history", "--json", "--limit", "2").lines
+    assert limited == lines[:2]
+
+
+def test_history_has_50_decisions_by_default(served):
+    for number in range(51):
+        decide(served, "gpu", number, number + 1)
+    assert len(run_command(served, "scale", "history", "gpu", "--json").lines) == 50
+    assert len(run_command(served, "scale", "history", "--json", "-n", "51").lines) == 51
+
+
+def test_texts_of_controllers_are_printed_in_one_line_and_as_they_are(served):
+    decide(served, "[red]gpu", 1, 2, "[bold]due:\n\x1b[31m12")
+    for command in ("list", "history"):
+        _, row = rows(run_command(served, "scale", command).out)
+        assert "[red]gpu" in row
+        assert row[-1] == "[bold]due: �[31m12"
