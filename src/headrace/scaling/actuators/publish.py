@@ -1,0 +1,44 @@
+"""No actuator at all: pools that something else scales, by the published number of workers."""
+
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from headrace.jobs.worker_registry import WorkerRecord, WorkerState
+from headrace.scaling.actuator import Actuator, Members
+
+_GONE = (WorkerState.STOPPED, WorkerState.LOST)
+
+
+def living_workers(records: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...]:
+    """Return the records of workers that are neither stopped nor lost."""
+    return tuple(record for record in records if record.state not in _GONE)
+
+
+class PublishOnly(Actuator):
+    """A pool whose workers headrace counts and never starts or ends.
+
+    The decisions of the controller are published all the same: a person, KEDA or an autoscaler of the
+    cluster follows them.
+    """
+
+    @override
+    def start(self) -> None:
+        pass
+
+    @override
+    def stop(self, *, drain: bool = True) -> None:
+        pass
+
+    @property
+    @override
+    def ends_chosen(self) -> bool:
+        return False
+
+    @override
+    def members(self, records: Sequence[WorkerRecord]) -> Members:
+        return Members(living_workers(records))
+
+    @override
+    def scale(self, workers: int, ended: Sequence[WorkerRecord] = ()) -> None:
+        pass
