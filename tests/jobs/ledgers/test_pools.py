@@ -1,10 +1,10 @@
-"""Old pools and decisions in the tables of real databases."""
+"""Pools and decisions in the tables of real databases: deleted rows, and indexes."""
 
 import pytest
 
 from headrace.jobs.ledger import DAY_MS
 from headrace.jobs.ledgers import pool_operations
-from headrace.jobs.ledgers.database import Statement
+from headrace.jobs.ledgers.database import Statement, read_statement
 from headrace.jobs.pools import DECISIONS_KEPT_DAYS, ScalingDecision
 from headrace.testing import ManualWallClock
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
@@ -53,3 +53,21 @@ def test_each_lease_deletes_old_pools(ledger, clock):
     clock.advance(1_000 + DECISIONS_KEPT_DAYS * DAY_MS)
     decide(ledger, "new", 1)
     assert column(ledger, "SELECT name FROM headrace_pool ORDER BY name") == ["kept", "new"]
+
+
+def test_decisions_of_a_pool_are_found_by_their_index(ledger):
+    ledger.control_pool("idle", "c", 1_000)
+    for wanted in range(10):
+        decide(ledger, "p", wanted)
+    copy = (
+        "INSERT INTO headrace_decision (at_ms, pool, controller, workers, wanted, reason, observed) "
+        "SELECT one.at_ms, 'p', 'c', 0, 0, '', '{}' FROM headrace_decision AS one, headrace_decision AS two"
+    )
+    for text in (copy, copy, "ANALYZE headrace_decision"):
+        ledger._database.run(lambda t, text=text: t.run(Statement(text, text)))
+    values = {"pool": "idle", "before_number": 1_000, "kept_ms": 1_000, "row_limit": 2}
+    for name in ("pools", "pool_decisions"):
+        statement = read_statement(name)
+        plan = Statement(f"EXPLAIN {statement.postgresql}", f"EXPLAIN QUERY PLAN {statement.sqlite}")
+        rows = ledger._database.run(lambda t, plan=plan: t.run(plan, **values), read_only=True)
+        assert "headrace_decision_pool" in str(rows), name
