@@ -39,6 +39,8 @@ from headrace.runs.document import EXTENSION_SETTINGS, SpecKeys
 from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.output_settings import OutputSettings
 from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings, SubsetSettings, TaskSettings
+from headrace.scaling.controller import PoolSettings
+from headrace.scaling.settings import ScheduledLimits
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.server.listener import DrainSettings, RestLimits, TlsFiles
 
@@ -81,6 +83,8 @@ GROUPS = (
     Group("Permitted addresses", (OutboundPolicy,), "the jobs file", "outbound"),
     Group("SageMaker's API", (SageMakerSettings,), "the jobs file", "sagemaker"),
     Group("Regions", (JOBS_TABLES["regions"],), "the jobs file", "regions"),
+    Group("Pools of workers", (PoolSettings,), "the jobs file", "pools.NAME"),
+    Group("Schedules of a pool", (ScheduledLimits,), "the jobs file", "pools.NAME.schedules"),
 )
 
 COLUMNS = ("setting", "type", "unit", "default", "meaning", "option", "key", "variable")
@@ -96,7 +100,7 @@ It has the same name as an option of the command line (`--batch-rows-max`), as a
 
 - An option takes precedence over an environment variable, a variable over a file, and a file over
   the default.
-- `headrace serve`, `up` and `work` also read variables of their own (`HEADRACE_SERVE_HOST`), which
+- `headrace serve`, `up`, `work` and `scale` also read variables of their own (`HEADRACE_SERVE_HOST`), which
   come first. A variable with several values separates them by spaces.
 - Where the runner or the workers of a run exclude an option, the option is refused, and a variable
   is ignored.

@@ -17,11 +17,14 @@ from headrace.app.runners import DataRegions, Workers
 from headrace.app.runs import dry_run, open_watch
 from headrace.app.server_options import WorkerListenerOptions
 from headrace.app.serving import ServerOptions, open_server
+from headrace.app.worker_pool import WorkerProcesses, open_pool
 from headrace.cli.main import load_all
 from headrace.engine.settings import ServeSettings
 from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker import WorkerSettings
 from headrace.runners.engines import BeamWorkers, RayWorkers
+from headrace.scaling.actuators.command import CommandActuator
+from headrace.scaling.controller import PoolSettings
 
 LOGS = {
     "verbose": "logs of the process; Python programs configure logging themselves",
@@ -65,7 +68,17 @@ WORKERS = {
     "keep_days": "Retention.jobs_s, in seconds; nobody writes a month in seconds",
     **OPTION,
 }
-WORK = {**WORKERS, "config": "open_worker(file=...), which takes the file's contents from read_jobs_file"}
+WORK = {
+    **WORKERS,
+    "config": "open_worker(file=...), which takes the file's contents from read_jobs_file",
+    "end_with_stdin": "the end of the process",
+}
+SCALE = {
+    **LOGS,
+    "data": "JobLocations.folder",
+    "config": "the pools of JobsFile, which read_jobs_file returns",
+    "deployment": "namespace and name of DeploymentActuator",
+}
 UP = {
     **WORKERS,
     "no_serve": "model_server = None, which a shell cannot write",
@@ -80,9 +93,18 @@ COMMANDS: Mapping[str, tuple[tuple[Callable[..., Any], ...], dict[str, str]]] = 
     "transform retry-failed": ((headrace.retry_failed,), {**TERMINAL, **OPTION}),
     "serve": ((open_server, ServerOptions, ServeSettings), SERVE),
     "work": (
-        (open_worker, JobLocations, WorkerListenerOptions, WorkerSettings, ServeSettings, Retention),
+        (
+            open_worker,
+            WorkerProcesses,
+            JobLocations,
+            WorkerListenerOptions,
+            WorkerSettings,
+            ServeSettings,
+            Retention,
+        ),
         WORK,
     ),
+    "scale run": ((open_pool, PoolSettings, JobLocations, CommandActuator), SCALE),
     "up": (
         (open_jobs, JobLocations, JobsOptions, ServerOptions, WorkerSettings, ServeSettings, Retention),
         UP,

@@ -1,5 +1,7 @@
 """Build the controller of a pool of workers, for `headrace up`, `headrace work` and `headrace scale`."""
 
+import re
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -7,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from headrace.app.process_signals import run_until_signal
 from headrace.config.jobs_file import read_pool
@@ -21,7 +23,8 @@ from headrace.scaling.controller import PoolSettings, ScalingController
 from headrace.scaling.settings import WorkerRange
 
 LOCAL_POOL: Final = "local"
-"""The pool of the worker processes of one machine."""
+"""The table of the settings of worker processes, and the beginning of the names of their pools."""
+_HOST_CHARS_MAX: Final = 100
 _UNLOAD_S: Final = 15.0
 """Seconds for which a worker may unload its models, after it has drained."""
 _CONTROLLER_S: Final = 30.0
@@ -53,8 +56,17 @@ def processes_stop_s(settings: WorkerSettings) -> float:
     return settings.drain_grace_s + settings.stop_s + _UNLOAD_S
 
 
+def pool_settings(config: Path | None, pool: str, given: Mapping[str, Any]) -> PoolSettings:
+    """Return the settings of ``[pools.NAME]`` in a settings file; those that are `given` take precedence.
+
+    Raises:
+        ConfigError: A setting is invalid.
+    """
+    return PoolSettings(**{**read_pool(config, pool), **given}, pool=pool)
+
+
 def local_pool(config: Path | None, workers: WorkerRange, settings: WorkerSettings) -> PoolSettings:
-    """Return the settings of the pool ``local``, with those of ``[pools.local]`` of a settings file.
+    """Return the pool of the worker processes of this machine, with the settings of ``[pools.local]``.
 
     Raises:
         ConfigError: The file sets what the options of the workers set.
@@ -63,10 +75,12 @@ def local_pool(config: Path | None, workers: WorkerRange, settings: WorkerSettin
     given = sorted({"workers", "queues", "slots"} & values.keys())
     if given:
         raise ConfigError(
-            f"{config}: pools.{LOCAL_POOL}.{given[0]}: use --workers, --queue and --concurrency of the command"
+            f"{config}: pools.{LOCAL_POOL}.{given[0]}: use --workers, --queue and --concurrency instead"
         )
     values |= {"workers": workers, "queues": settings.queues, "slots": settings.concurrency}
-    return PoolSettings(**values, pool=LOCAL_POOL)
+    # Each machine has a pool of its own: a controller can start processes on its own machine only.
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:_HOST_CHARS_MAX]
+    return PoolSettings(**values, pool=f"{LOCAL_POOL}-{host}")
 
 
 @dataclass(frozen=True, slots=True)

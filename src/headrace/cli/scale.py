@@ -1,34 +1,174 @@
-"""``headrace scale``: show the pools of workers and the decisions about their numbers."""
+"""``headrace scale``: control pools of workers, and show them with the decisions about their numbers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from heapq import merge
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
 import click
+import orjson
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
-from headrace.cli.commands import JOB_SERVER_OPTIONS, DefaultListGroup, examples, run_job_command
+from headrace.app.server_options import JobLocations, JobsOptions
+from headrace.cli.commands import (
+    JOB_SERVER_OPTIONS,
+    DefaultCommandGroup,
+    examples,
+    exit_on_error,
+    run_job_command,
+)
 from headrace.cli.job_display import timestamp
+from headrace.cli.logs import configure_server_logs
+from headrace.cli.options import SERVER_LOG_OPTIONS, given_values, option, parse_json, setting_options
 from headrace.cli.responses import plain_table, print_documents, printable
+from headrace.cli.serve import DATA_OPTION, job_extras, require_extras, run_process
+from headrace.cli.worker_pool import WORKER_RANGE
+from headrace.core.errors import ConfigError
+from headrace.core.settings_reader import read_settings
 from headrace.reports.report import one_line
+from headrace.scaling.actuator import Actuator
+from headrace.scaling.controller import POOL_DEFAULT, PoolSettings
 
 _EPILOG = """\b
 Examples:
-  List the pools with the numbers of workers that they are to have:
+  Scale a Deployment of `headrace work` from zero, by its jobs in PostgreSQL:
+    headrace scale --pool gpu --queue night --workers 0..20 \\
+        --deployment default/headrace-worker --ledger postgresql://jobs@db/jobs
+  Scale a group of machines by a command:
+    headrace scale --workers 0..4 --command 'aws autoscaling set-desired-capacity \\
+        --auto-scaling-group-name gpu --desired-capacity {workers}'
+  List the pools, and show why one was scaled:
     headrace scale list
-  Show why a pool was scaled:
     headrace scale history gpu
-  Print the names of pools without a controller, for a script:
-    headrace scale list --json | jq -r 'select(.controlled | not) | .pool'
+  Translate the settings of another autoscaler:
+    kubectl get hpa worker -o json | headrace scale translate -
 """
+_RUN_EPILOG = examples(
+    "headrace scale --workers 0..4 --command './resize {workers}'",
+    "headrace scale --pool gpu --config jobs.toml --deployment default/headrace-worker",
+)
 _LIMIT: Final = 50
+_ONLY_IN_FILES: Final = frozenset({"steps", "schedules"})
 
 
-@click.group("scale", cls=DefaultListGroup, epilog=_EPILOG)
+class _ScaleGroup(DefaultCommandGroup):
+    """The group of `headrace scale`, whose help is that of all its commands."""
+
+    @override
+    def is_for_default(self, args: list[str]) -> bool:
+        return args[:1] not in (["-h"], ["--help"]) and super().is_for_default(args)
+
+
+@click.group("scale", cls=_ScaleGroup, epilog=_EPILOG)
 def scale_command() -> None:
-    """Show pools of workers and the decisions about them. The key needs the scope monitor."""
+    """Control the number of workers of a pool, or show pools and their history.
+
+    Without a command, `headrace scale` is `headrace scale run`.
+    """
+
+
+@scale_command.command("run", epilog=_RUN_EPILOG, context_settings={"auto_envvar_prefix": "HEADRACE_SCALE"})
+@option(
+    "--pool",
+    default=POOL_DEFAULT,
+    show_default=True,
+    metavar="NAME",
+    help="Name of the pool. --config may set it up, in the table [pools.NAME].",
+)
+@click.option("--command", "command", metavar="COMMAND", help="Command that resizes the pool to {workers}.")
+@click.option("--deployment", metavar="NAMESPACE/NAME", help="Deployment in Kubernetes to scale.")
+@DATA_OPTION
+@setting_options(JobLocations, only={"ledger"})
+@setting_options(JobsOptions, only={"config"})
+@setting_options(PoolSettings, without=_ONLY_IN_FILES, types={"workers": WORKER_RANGE})
+@SERVER_LOG_OPTIONS
+def run_command(pool: str, **params: Any) -> None:
+    """Scale a pool of workers by the jobs in its queues, until SIGTERM.
+
+    Any number of controllers may run: one scales the pool, and the others stand by. Without --command
+    and --deployment, decisions are published only, for people and other autoscalers.
+    """
+    configure_server_logs(params["log_format"], params["verbose"])
+    with exit_on_error():
+        kubernetes = ["kubernetes"] if params["deployment"] else []
+        require_extras("headrace scale", *job_extras({**params, "dispatcher": None}), *kubernetes)
+        # Jobs are an optional dependency: the other commands work without it.
+        from headrace.app.worker_pool import open_pool, pool_settings  # noqa: PLC0415
+
+        settings = pool_settings(params["config"], pool, given_values(PoolSettings, params))
+        actuator, how = _actuator(pool, params["command"], params["deployment"])
+        url = params["ledger"] or JobLocations.folder(params["data"]).ledger_url
+        opened = open_pool(url, actuator, settings)
+        run_process(
+            opened.run, lambda: click.echo(f"ready: pool {pool}, {settings.workers} workers, {how}", err=True)
+        )
+
+
+def _actuator(pool: str, command: str | None, deployment: str | None) -> tuple[Actuator, str]:
+    """Return the actuator that the options name, and its description."""
+    if command is not None and deployment is not None:
+        raise ConfigError("--command and --deployment exclude each other: a pool has one actuator")
+    if deployment is not None:
+        from headrace.scaling.actuators.kubernetes import DeploymentActuator  # noqa: PLC0415 - optional
+
+        namespace, slash, name = deployment.partition("/")
+        if not slash:
+            raise ConfigError(f"--deployment must be NAMESPACE/NAME, not {deployment}")
+        return DeploymentActuator(namespace, name), f"Deployment {deployment}"
+    if command is not None:
+        from headrace.scaling.actuators.command import CommandActuator  # noqa: PLC0415 - with its actuator
+
+        return CommandActuator(command, pool=pool), "by a command"
+    from headrace.scaling.actuators.publish import PublishOnly  # noqa: PLC0415 - with its actuator
+
+    return PublishOnly(), "published only"
+
+
+@scale_command.command(
+    "translate",
+    epilog=examples(
+        "kubectl get hpa worker -o json | headrace scale translate -",
+        "headrace scale translate target.json policies.json --pool gpu",
+    ),
+)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.File(encoding="utf-8"))
+@click.option("--pool", default=POOL_DEFAULT, show_default=True, metavar="NAME", help="Name of the pool.")
+def translate_command(files: tuple[TextIO, ...], pool: str) -> None:
+    """Print the settings of a pool that scales as another autoscaler does, for the file of --config.
+
+    FILE... is a HorizontalPodAutoscaler as JSON; or the scalable target, the scaling policies and the
+    scheduled actions of AWS Application Auto Scaling, as requests or as the answers of describe commands.
+    A setting without an equal is an error.
+    """
+    from headrace.scaling.translation import pool_table  # noqa: PLC0415 - needed here alone
+
+    with exit_on_error():
+        documents: list[Any] = [parse_json(file.read(), file.name) for file in files]
+        if not all(isinstance(document, dict) for document in documents):
+            raise ConfigError("each file must have one JSON object")
+        table = pool_table(documents)
+        replace(read_settings(PoolSettings, table, "the settings"), pool=pool)
+        click.echo(_toml(pool, table))
+
+
+def _toml(pool: str, table: Mapping[str, Any]) -> str:
+    """Return the table of a pool as TOML."""
+    lines = [f"[pools.{pool}]"]
+    lines += [f"{name} = {_toml_value(value)}" for name, value in table.items() if name != "schedules"]
+    for schedule in table.get("schedules", ()):
+        lines += ["", f"[[pools.{pool}.schedules]]"]
+        lines += [f"{name} = {_toml_value(value)}" for name, value in schedule.items()]
+    return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        members = cast("Mapping[str, Any]", value).items()
+        return f"{{ {', '.join(f'{name} = {_toml_value(each)}' for name, each in members)} }}"
+    return orjson.dumps(value).decode()
 
 
 @scale_command.command("list", epilog=examples("headrace scale list", "headrace scale list --json"))

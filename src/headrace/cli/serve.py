@@ -127,7 +127,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
     configure_server_logs(params["log_format"], params["verbose"], access=params["access_log"])
     with exit_on_error():
         asgi = params["grpc_carrier"] == "asgi"
-        _require_extras("headrace serve", "serve", *(["http2"] if asgi else []))
+        require_extras("headrace serve", "serve", *(["http2"] if asgi else []))
         # Serving is an optional dependency: the other commands work without it.
         from headrace.app.serving import open_server  # noqa: PLC0415
 
@@ -141,10 +141,10 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
             ),
             model_options=model_options(params),
         )
-        _run(server.run, lambda: _print_addresses(server.addresses, 9))
+        run_process(server.run, lambda: _print_addresses(server.addresses, 9))
 
 
-def _run(run: Callable[[Callable[[], None]], None], on_ready: Callable[[], None]) -> None:
+def run_process(run: Callable[[Callable[[], None]], None], on_ready: Callable[[], None]) -> None:
     """Run a server or worker until it has stopped; the process ends soon afterwards."""
     run(on_ready)
     # The interpreter joins the threads that libraries left behind, and one of them may hang.
@@ -171,15 +171,16 @@ def _server_options(params: dict[str, Any]) -> ServerOptions:
     return replace(options, **cast("Any", ports))
 
 
+DATA_OPTION = option(
+    "--data",
+    default="headrace-data",
+    show_default=True,
+    metavar="FOLDER",
+    shell_complete=complete_files,
+    help="Folder of the jobs: an SQLite file and the stored objects.",
+)
 JOB_LOCATION_OPTIONS = combined_options(
-    option(
-        "--data",
-        default="headrace-data",
-        show_default=True,
-        metavar="FOLDER",
-        shell_complete=complete_files,
-        help="Folder of the jobs: an SQLite file and the stored objects.",
-    ),
+    DATA_OPTION,
     setting_options(JobLocations),
     setting_options(JobsOptions, only={"config"}),
 )
@@ -289,15 +290,15 @@ def up_command(context: click.Context, models: tuple[str, ...], **params: Any) -
         setting = "--pending-max" if params["config"] is None else "pending_max of [anyone]"
         limit = opened.pending_max
         limits = [] if limit is None else [f"waiting jobs: at most {limit:,} ({setting})"]
-        _run(opened.run, lambda: _print_addresses(opened.addresses, 7, limits))
+        run_process(opened.run, lambda: _print_addresses(opened.addresses, 7, limits))
 
 
 def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
     if models and not params["no_serve"]:
         hint = "with --no-serve, 'headrace[jobs]' is enough"
-        _require_extras("headrace up MODEL", *_job_extras(params, "up"), hint=hint)
+        require_extras("headrace up MODEL", *job_extras(params, "up"), hint=hint)
     else:
-        _require_extras("headrace up", *_job_extras(params))
+        require_extras("headrace up", *job_extras(params))
 
 
 def _jobs_options(params: dict[str, Any]) -> JobsOptions:
@@ -352,7 +353,7 @@ def work_command(context: click.Context, models: tuple[str, ...], **params: Any)
     """
     configure_server_logs(params["log_format"], params["verbose"])
     with exit_on_error():
-        _require_extras("headrace work", *_job_extras(params))
+        require_extras("headrace work", *job_extras(params))
         if params["workers"] is not None:
             _run_processes(context)
             return
@@ -382,7 +383,7 @@ def work_command(context: click.Context, models: tuple[str, ...], **params: Any)
                 click.echo(f"metrics {worker.listener.address}", err=True)
             click.echo(f"ready: {worker.worker.settings.name}", err=True)
 
-        _run(worker.run, on_ready)
+        run_process(worker.run, on_ready)
 
 
 def _run_processes(context: click.Context) -> None:
@@ -396,7 +397,7 @@ def _run_processes(context: click.Context) -> None:
     locations.make_folders()
     processes = worker_processes(context, work_command, settings)
     pool = open_worker_processes(locations.ledger_url, processes, settings)
-    _run(pool.run, lambda: click.echo(f"ready: {params['workers']} workers", err=True))
+    run_process(pool.run, lambda: click.echo(f"ready: {params['workers']} workers", err=True))
 
 
 _JOBS: Final = (
@@ -444,14 +445,14 @@ _BROKERS: Final = {
 }
 
 
-def _require_extras(needed_for: str, *extras: str, hint: str = "") -> None:
+def require_extras(needed_for: str, *extras: str, hint: str = "") -> None:
     """Raise one MissingExtraError that names all of the extras whose packages are not installed."""
     missing = [extra for extra in extras if not all(map(_is_installed, PACKAGES[extra]))]
     if missing:
         raise MissingExtraError(",".join(missing), needed_for, hint=hint)
 
 
-def _job_extras(params: dict[str, Any], base: str = "jobs") -> list[str]:
+def job_extras(params: dict[str, Any], base: str = "jobs") -> list[str]:
     """Return the extras of a command with the ledger, wakeup broker and event queue of its options.
 
     `base` is left out if another extra includes it.

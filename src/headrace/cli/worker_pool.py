@@ -35,7 +35,9 @@ WORKERS_OPTION = option(
     metavar="MIN..MAX",
     help="Run worker processes, as many as the jobs need in this range, such as 0..8; see docs/scaling.md.",
 )
-END_WITH_STDIN_OPTION = click.option(_WITH_PARENT, is_flag=True, hidden=True, help="Drain when stdin ends.")
+END_WITH_STDIN_OPTION = click.option(
+    _WITH_PARENT, is_flag=True, help="Drain when standard input ends, as a pipe does with its other process."
+)
 
 
 def worker_processes(

@@ -339,7 +339,7 @@ def _parse_pools(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]
     pools = _table(document, "pools")
     tables = {name: _table(pools, name) for name in pools}
     for name, table in tables.items():
-        read_settings(PoolSettings, table, f"pools.{name}")
+        replace(read_settings(PoolSettings, table, f"pools.{name}"), pool=name)
     return {name: read_table(PoolSettings, table, f"pools.{name}") for name, table in tables.items()}
 
 

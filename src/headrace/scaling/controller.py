@@ -6,6 +6,7 @@ that the next controller finds them.
 """
 
 import logging
+import re
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from headrace.scaling.policy import Observation, ScalingMemory, decide
 from headrace.scaling.settings import ScalingSettings
 
 POOL_DEFAULT: Final = "default"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _LEASES: Final = 3
 """Rounds that fit into a lease: one or two late rounds do not lose it."""
 _LEASE_S_MIN: Final = 5.0
@@ -72,8 +74,12 @@ class PoolSettings(ScalingSettings):
     def __post_init__(self) -> None:
         """Raise ConfigError for values out of range."""
         check(self)
-        if not self.pool or not self.queues or not all(self.queues):
-            raise ConfigError("pool and queues must have names")
+        if not _NAME.fullmatch(self.pool):
+            raise ConfigError(
+                f"{self.pool!r:.80} is no name of a pool: use letters, digits, '.', '-' and '_'"
+            )
+        if not self.queues or not all(self.queues):
+            raise ConfigError("queues must have names")
 
     @property
     def lease_ms(self) -> int:

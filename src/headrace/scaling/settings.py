@@ -130,7 +130,7 @@ class ScalingSettings:
         tuple[ScheduledLimits, ...],
         Setting(
             "Limits that begin at times of a cron expression.",
-            expected="a list of tables with cron, and workers_min or workers_max",
+            expected="a list of tables with cron and workers",
             written=list[dict[str, Any]],
             parse=_parse_schedules,
         ),
@@ -159,7 +159,7 @@ class ScalingSettings:
             "Seconds without a job after which the last worker is removed.",
             least=0,
             most=_DAY_S,
-            default="--scale-in-window-s",
+            default="the window for removals",
         ),
     ] = None
     scale_out_cooldown_s: Annotated[
