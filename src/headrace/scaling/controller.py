@@ -31,9 +31,9 @@ from headrace.scaling.settings import ScalingSettings
 
 POOL_DEFAULT: Final = "default"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
-_LEASES: Final = 3
-"""Rounds that fit into a lease: one or two late rounds do not lose it."""
-_LEASE_S_MIN: Final = 5.0
+LEASE_S: Final = 10.0
+"""The time without a sign of a controller after which another one may take its place."""
+_RENEW_S: Final = LEASE_S / 3
 _GAP_S: Final = 0.2
 """Least seconds between two rounds. Many jobs may arrive at once."""
 _STOP_S: Final = 30.0
@@ -68,7 +68,7 @@ class PoolSettings(ScalingSettings):
         ),
     ] = 8
     interval_s: Annotated[
-        float, Setting("Seconds between two decisions; new jobs cause one at once.", above=0, most=3600)
+        float, Setting("Seconds between two decisions; new jobs cause one at once.", above=0, most=60)
     ] = 5.0
 
     def __post_init__(self) -> None:
@@ -80,11 +80,6 @@ class PoolSettings(ScalingSettings):
             )
         if not self.queues or not all(self.queues):
             raise ConfigError("queues must have names")
-
-    @property
-    def lease_ms(self) -> int:
-        """The lease of a controller."""
-        return round(max(_LEASE_S_MIN, _LEASES * self.interval_s) * 1000)
 
 
 class ScalingController(Service):
@@ -155,17 +150,22 @@ class ScalingController(Service):
         self._actuator.stop(drain=drain)
 
     def _run(self, wakeup: Wakeup) -> None:
+        due_s, woken = self._clock.now(), False
         try:
             while not self._stopping.is_set():
                 try:
-                    self.decide_once()
+                    if woken or self._memory is None or self._clock.now() >= due_s:
+                        due_s = self._clock.now() + self.pool.interval_s
+                        self.decide_once()
+                    else:
+                        self._hold_lease()
                 except HeadraceError as error:
                     _log.warning("pool %s: %s", self.pool.pool, error)
                 except Exception:  # noqa: BLE001 - the next round may succeed
                     _log.exception("pool %s: the round failed", self.pool.pool)
                 if self._clock.sleep(_GAP_S, self._stopping):
                     return
-                wakeup.wait(max(0.0, self.pool.interval_s - _GAP_S))
+                woken = wakeup.wait(max(0.0, min(self.pool.interval_s, _RENEW_S) - _GAP_S))
         finally:
             wakeup.close()
 
@@ -199,12 +199,12 @@ class ScalingController(Service):
         if self._memory is not None and now_s < self._renew_s:
             return True
         pool = self.pool.pool
-        if not self._ledger.control_pool(pool, self._name, self.pool.lease_ms):
+        if not self._ledger.control_pool(pool, self._name, round(LEASE_S * 1000)):
             if self._memory is not None:
                 _log.warning("pool %s: another controller took the lease", pool)
             self._memory = None
             return False
-        self._renew_s = now_s + self.pool.lease_ms / 1000 / _LEASES
+        self._renew_s = now_s + _RENEW_S
         if self._memory is None:
             _log.info("this process controls the pool %s", pool, extra={"controller": self._name})
             last = next((each.decision for each in self._ledger.pools() if each.name == pool), None)
