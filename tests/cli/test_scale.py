@@ -1,10 +1,19 @@
-"""``headrace scale`` against a real job API."""
+"""``headrace scale``: pools and their history from a real job API, controllers, and translated settings."""
+
+import json
+import tomllib
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from cases import for_each
 from cli.job_commands import run_command
+from headrace.app.worker_pool import pool_settings
 from headrace.cli.job_display import timestamp
+from headrace.cli.scale import scale_command
 from headrace.jobs.pools import ScalingDecision
+from headrace.scaling.settings import WorkerRange
 from jobs.service_support import served_jobs
 
 
@@ -86,3 +95,78 @@ def test_texts_of_controllers_are_printed_in_one_line_and_as_they_are(served):
         _, row = rows(run_command(served, "scale", command).out)
         assert "[red]gpu" in row
         assert row[-1] == "[bold]due: �[31m12"
+
+
+def test_translated_settings_are_read_from_the_jobs_file(tmp_path):
+    hpa = Path(__file__).parents[2] / "examples" / "scaling" / "hpa.json"
+    result = CliRunner().invoke(scale_command, ["translate", str(hpa), "--pool", "gpu"])
+    assert result.exit_code == 0, result.output
+    config = tmp_path / "jobs.toml"
+    config.write_text(result.output)
+    settings = pool_settings(config, "gpu", {})
+    assert (str(settings.workers), settings.backlog_per_worker) == ("1..20", 8)
+    assert (settings.scale_in_step, settings.scale_in_window_s, settings.tolerance) == (2, 600, 0.1)
+
+
+def test_schedules_and_steps_are_translated(tmp_path):
+    action = {
+        "Schedule": "cron(0 8 ? * MON-FRI *)",
+        "ScalableTargetAction": {"MinCapacity": 2, "MaxCapacity": 9},
+    }
+    steps = {"AdjustmentType": "ChangeInCapacity", "StepAdjustments": [{"ScalingAdjustment": 1}]}
+    documents = [action, {"PolicyType": "StepScaling", "StepScalingPolicyConfiguration": steps}]
+    files = [tmp_path / f"{number}.json" for number in range(2)]
+    for file, document in zip(files, documents, strict=True):
+        file.write_text(json.dumps(document))
+    result = CliRunner().invoke(scale_command, ["translate", *map(str, files)])
+    assert tomllib.loads(result.output) == {
+        "pools": {
+            "default": {
+                "steps": {"1": 1},
+                "schedules": [{"cron": "0 8 * * MON-FRI", "time_zone": "UTC", "workers": "2..9"}],
+            }
+        }
+    }
+
+
+@for_each(
+    ("text", "named"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "one JSON object"),
+        ('{"MaxCapacity": "many"}', "settings.workers"),
+    ],
+)
+def test_untranslatable_file_is_refused(text, named):
+    result = CliRunner().invoke(scale_command, ["translate", "-"], input=text)
+    assert result.exit_code in (1, 2)
+    assert named in result.output
+
+
+@for_each(
+    ("arguments", "named"),
+    [
+        (("--command", "true", "--deployment", "a/b"), "exclude each other"),
+        (("--deployment", "worker"), "must be NAMESPACE/NAME, not worker"),
+        (("--command", ""), "command is empty"),
+        (("--pool", "a/b"), "'a/b' is no name of a pool"),
+        (("--workers", "5..2"), "5..2: must be a smallest number"),
+        (("--config", "missing.toml"), "missing.toml: the jobs file cannot be read"),
+    ],
+)
+def test_pool_that_cannot_be_controlled_is_refused(arguments, named, tmp_path):
+    result = CliRunner().invoke(scale_command, ["run", "--data", str(tmp_path), *arguments])
+    assert result.exit_code in (1, 2)
+    assert named in result.output
+
+
+def test_options_take_precedence_over_the_file(tmp_path):
+    config = tmp_path / "jobs.toml"
+    config.write_text('[pools.gpu]\nworkers = "1..2"\nidle_s = 9\n[pools.cpu]\nidle_s = 1\n')
+    settings = pool_settings(config, "gpu", {"workers": WorkerRange(0, 5)})
+    assert (settings.workers, settings.idle_s, settings.pool) == (WorkerRange(0, 5), 9, "gpu")
+
+
+def test_help_of_the_group_names_its_commands():
+    result = CliRunner().invoke(scale_command, ["--help"])
+    assert all(name in result.output for name in ("run", "list", "history", "translate"))

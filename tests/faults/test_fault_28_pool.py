@@ -77,5 +77,5 @@ def test_fault_28_pool_goes_from_zero_to_four_workers_and_back_under_kills(bench
             wait_until(lambda: not _workers(second), "no workers")
             assert second.terminate() == 0
     bench.costs()
-    wanted = [decision.wanted for decision in bench.ledger.decisions(pool="local").decisions]
+    wanted = [decision.wanted for decision in bench.ledger.decisions().decisions]
     assert (max(wanted), wanted[0]) == (WORKERS, 0)

@@ -432,6 +432,7 @@ PACKAGES: Final = {
     "redis": ("redis",),
     "rabbitmq": ("pika",),
     "aws": ("boto3",),
+    "kubernetes": ("kubernetes",),
 }
 """The packages that headrace imports by the extra that installs them.
 
