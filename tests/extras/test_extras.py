@@ -21,6 +21,7 @@ from formats.framed_files import tfrecord
 from formats.media.video_files import fragmented
 from formats.table_writers import write_avro
 from integration.command import predictions
+from scaling.kubernetes_server import KubernetesServer
 from servers.polling import wait_until
 from servers.ports import free_port
 
@@ -390,6 +391,21 @@ def test_wakeup_broker_is_called(environments, folder, extra, url, reason):
     with process:
         process.wait_until_ready()
         wait_until(lambda: any(reason in line and "unavailable" in line for line in process.log), reason)
+
+
+@promise("kubernetes")
+def test_deployment_is_scaled(environments, folder):
+    with KubernetesServer(replicas=2) as server:
+        kubeconfig = str(server.write_kubeconfig(folder / "kubeconfig"))
+        program = (
+            "from headrace.scaling.actuators.kubernetes import DeploymentActuator\n"
+            f"actuator = DeploymentActuator('ml', 'workers', kubeconfig={kubeconfig!r})\n"
+            "actuator.start()\n"
+            "print(actuator.members([]).starting)\n"
+            "actuator.scale(3)\n"
+        )
+        assert environments("kubernetes").script(program, folder) == "2\n"
+        assert server.replicas == 3
 
 
 # Clusters

@@ -19,8 +19,9 @@ import os, sys
 from pathlib import Path
 
 folder = Path(__file__).parent
+variables = [os.environ["HEADRACE_WORKERS"], os.environ["HEADRACE_POOL"]]
 with (folder / "calls").open("a") as calls:
-    calls.write(" ".join([*sys.argv[1:], os.environ["HEADRACE_WORKERS"], os.environ["HEADRACE_POOL"]]) + "\\n")
+    print(*sys.argv[1:], *variables, file=calls)
 if (folder / "fault").exists():
     exec((folder / "fault").read_text())
 """

@@ -37,7 +37,7 @@ _READ_BYTES: Final = 65_536
 
 
 class CommandActuator(Actuator):
-    """Scales a pool by a command, which runs without a shell.
+    """An actuator that scales a pool by a command, which runs without a shell.
 
     In the arguments of the command, ``{workers}`` stands for the wanted number of workers. The
     environment variables HEADRACE_WORKERS and HEADRACE_POOL have that number and the name of the pool.
@@ -152,8 +152,8 @@ def _split(command: str) -> list[str]:
         raise ConfigError("the scaling command is empty: name a program, and pass it {workers}")
     if shutil.which(arguments[0]) is None:
         raise ConfigError(
-            f"the scaling command's program {arguments[0]!r} does not exist or is not executable: install it, "
-            "or correct its path"
+            f"the scaling command's program {arguments[0]!r} does not exist or is not executable: "
+            "install it, or correct its path"
         )
     return arguments
 
