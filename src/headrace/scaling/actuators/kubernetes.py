@@ -384,7 +384,7 @@ def _credentials(kubeconfig: str | None) -> Any:
         kubernetes.config.load_kube_config(paths, client_configuration=configuration, persist_config=False)
     except Exception as error:  # also those of its YAML parser and of programs that print credentials
         raise ConfigError(
-            "no credentials for Kubernetes: this process runs in no pod with a service account, and the "
-            f"kubeconfig {paths} cannot be used: {error}: set {_KUBECONFIG}"
+            f"no credentials for Kubernetes: the kubeconfig {paths} cannot be used: {error}: name another by "
+            f"{_KUBECONFIG}, or run in a pod with a service account"
         ) from error
     return configuration
