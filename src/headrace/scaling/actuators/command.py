@@ -21,7 +21,6 @@ from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import ActuatorError, ConfigError
 from headrace.jobs.worker_registry import WorkerRecord
 from headrace.scaling.actuator import Actuator, Members
-from headrace.scaling.actuators.publish import living_workers
 
 PLACEHOLDER: Final = "{workers}"
 WORKERS_VARIABLE: Final = "HEADRACE_WORKERS"
@@ -96,12 +95,11 @@ class CommandActuator(Actuator):
 
     @override
     def members(self, records: Sequence[WorkerRecord]) -> Members:
-        registered = living_workers(records)
         starting = 0
         # A machine may never come up. Without this limit the pool would wait for it forever.
         if self._workers is not None and self._clock.now() - self._changed_s < self._start_s:
-            starting = max(0, self._workers - len(registered))
-        return Members(registered, starting)
+            starting = max(0, self._workers - len(records))
+        return Members(tuple(records), starting)
 
     @override
     def scale(self, workers: int, ended: Sequence[WorkerRecord] = ()) -> None:

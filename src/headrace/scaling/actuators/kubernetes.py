@@ -32,7 +32,6 @@ from headrace.scaling.actuators.kubernetes_objects import (
     Pod,
     PodList,
 )
-from headrace.scaling.actuators.publish import living_workers
 
 try:
     import kubernetes as _kubernetes
@@ -151,7 +150,7 @@ class DeploymentActuator(Actuator):
         pods = self._list_pods(scale.status.selector)
         costs = {pod.metadata.name: pod.cost for pod in pods}
         workers: dict[str, list[WorkerRecord]] = defaultdict(list)
-        for record in living_workers(records):
+        for record in records:
             if record.info.host in costs:
                 workers[record.info.host].append(record)
         self._count = _Count(scale.spec.replicas, costs, workers)

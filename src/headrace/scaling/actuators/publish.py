@@ -4,15 +4,8 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from headrace.jobs.worker_registry import WorkerRecord, WorkerState
+from headrace.jobs.worker_registry import WorkerRecord
 from headrace.scaling.actuator import Actuator, Members
-
-_GONE = (WorkerState.STOPPED, WorkerState.LOST)
-
-
-def living_workers(records: Sequence[WorkerRecord]) -> tuple[WorkerRecord, ...]:
-    """Return the records of workers that are neither stopped nor lost."""
-    return tuple(record for record in records if record.state not in _GONE)
 
 
 class PublishOnly(Actuator):
@@ -37,7 +30,7 @@ class PublishOnly(Actuator):
 
     @override
     def members(self, records: Sequence[WorkerRecord]) -> Members:
-        return Members(living_workers(records))
+        return Members(tuple(records))
 
     @override
     def scale(self, workers: int, ended: Sequence[WorkerRecord] = ()) -> None:
