@@ -5,8 +5,8 @@ from headrace.jobs.worker_registry import WorkerInfo, WorkerRecord, WorkerReport
 READ_AT_MS = 1_000_000
 
 
-def worker(name, *, host="", running=0, draining=False, claims=True, stopped=False, silent_ms=0):
-    """Return the record of a worker with a lease of a minute, last heard `silent_ms` ago."""
+def worker(name, *, host="", running=0, draining=False, claims=True):
+    """Return the record of a living worker."""
     return WorkerRecord(
         info=WorkerInfo(name=name, host=host or name, queues=("default",), slots=4),
         report=WorkerReport(claims=claims),
@@ -14,8 +14,8 @@ def worker(name, *, host="", running=0, draining=False, claims=True, stopped=Fal
         draining=draining,
         draining_by="",
         started_at_ms=0,
-        seen_at_ms=READ_AT_MS - silent_ms,
-        stopped_at_ms=READ_AT_MS if stopped else None,
+        seen_at_ms=READ_AT_MS,
+        stopped_at_ms=None,
         read_at_ms=READ_AT_MS,
     )
 

@@ -22,7 +22,7 @@ from headrace.jobs.job import QUEUE_DEFAULT
 from headrace.jobs.ledger import JobLedger, Wakeup
 from headrace.jobs.pools import ScalingDecision
 from headrace.jobs.worker import CONCURRENCY_MAX, new_worker_name
-from headrace.jobs.worker_registry import WorkerRecord
+from headrace.jobs.worker_registry import WorkerRecord, WorkerState
 from headrace.scaling.actuator import Actuator, Members
 from headrace.scaling.changes import Changes, plan_changes
 from headrace.scaling.observation import JobRates, living_workers, observe
@@ -228,9 +228,12 @@ class ScalingController(Service):
 
     def _act(self, wanted: int, members: Members) -> str:
         """Bring the pool closer to the wanted number. Return the error of the actuator, or ""."""
-        changes = Changes(workers=wanted)
         if self._actuator.ends_chosen:
             changes = plan_changes(wanted, members, drained_by=self._signature)
+        else:
+            # Workers that an operator drains stay until their jobs have ended.
+            leaving = sum(record.state is WorkerState.DRAINING for record in members.registered)
+            changes = Changes(workers=wanted + leaving)
         for record in changes.undrain:
             self._set_draining(record.info.name, draining=False)
         for record in changes.drain:
