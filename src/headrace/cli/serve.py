@@ -290,6 +290,8 @@ def up_command(context: click.Context, models: tuple[str, ...], **params: Any) -
         setting = "--pending-max" if params["config"] is None else "pending_max of [anyone]"
         limit = opened.pending_max
         limits = [] if limit is None else [f"waiting jobs: at most {limit:,} ({setting})"]
+        if processes is not None:
+            limits.append(f"worker processes: {params['workers']}, as many as the jobs need")
         run_process(opened.run, lambda: _print_addresses(opened.addresses, 7, limits))
 
 
