@@ -20,6 +20,7 @@ from headrace.jobs.schedules import (
     due_time_ms,
     dump_schedule_settings,
     format_time,
+    last_time_ms,
     load_schedule_settings,
     next_time_ms,
     read_schedule_name,
@@ -71,6 +72,25 @@ def test_repeated_hour_of_autumn_runs_once_at_a_time_of_day():
     ]
     in_second_hour = ms("2026-10-25T01:10:00")
     assert times(NIGHTLY, in_second_hour, 1) == ["2026-10-26T02:30:00+01:00"]
+
+
+def test_last_time_in_the_repeated_hour_is_the_first_of_the_equal_times():
+    last_ms = ms("2026-10-25T00:30:00")
+    for minutes in (0, 29, 30, 59, 60, 90, 24 * 60):
+        assert last_time_ms(NIGHTLY.cron, NIGHTLY.time_zone, last_ms + minutes * 60_000) == last_ms, minutes
+
+
+@for_each(
+    ("at", "last"),
+    [("2026-01-01T01:30", "2026-01-01T01:30"), ("2026-01-01T01:29:59.999", "2025-12-31T01:30")],
+)
+def test_last_time_may_be_the_moment_itself(at, last):
+    at_ms = int(datetime.fromisoformat(at + "+00:00").timestamp() * 1000)
+    assert last_time_ms(NIGHTLY.cron, NIGHTLY.time_zone, at_ms) == ms(last)
+
+
+def test_expression_without_a_time_has_no_last_time():
+    assert last_time_ms("0 0 */30 2 MON#5", "UTC", 0) is None
 
 
 def test_interval_runs_in_both_repeated_hours():
@@ -192,6 +212,7 @@ def test_due_time_is_the_last_of_the_missed_times(cron, zone, after_s, waited_s)
         passed.append(at_ms)
     missed = min(len(passed) - 1, MISSED_COUNTED_MAX)
     assert due_time_ms(schedule, first_ms, now_ms) == (passed[-1], missed)
+    assert last_time_ms(cron, zone, now_ms) == passed[-1]
 
 
 def submission(job, *, at="2026-11-28T01:30:00", zone="Europe/Berlin", **options):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, tzinfo
 from difflib import get_close_matches
 from functools import cache
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final, Literal, cast
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -155,7 +155,14 @@ def last_time_ms(cron: str, time_zone: str, at_ms: int) -> int | None:
     """
     # The search begins at a time that it does not return.
     times = _cron_times(cron, _read_time_zone(time_zone), at_ms + 1000, reverse=True)
-    return next((int(at.timestamp()) * 1000 for at in times), None)
+    found_ms = next((int(at.timestamp()) * 1000 for at in times), None)
+    if found_ms is None:
+        return None
+    # From the second of two equal times of day, the library misses later times in the first of them.
+    later = takewhile(
+        lambda time_ms: time_ms <= at_ms, times_ms(ScheduleSettings(cron, {}, time_zone), found_ms)
+    )
+    return max(later, default=found_ms)
 
 
 def due_time_ms(settings: ScheduleSettings, first_ms: int, now_ms: int) -> tuple[int, int]:
