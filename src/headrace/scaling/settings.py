@@ -10,6 +10,7 @@ from headrace.jobs.schedules import last_time_ms
 
 WORKERS_MAX: Final = 1000
 _DAY_S: Final = 86_400.0
+_BACKLOG_DIGITS_MAX: Final = 18
 Steps = tuple[tuple[int, int], ...]
 """Backlogs, ascending, with the numbers of workers that apply from them on."""
 
@@ -17,9 +18,10 @@ Steps = tuple[tuple[int, int], ...]
 def _parse_steps(table: dict[str, int]) -> Steps:
     steps: dict[int, int] = {}
     for text, workers in table.items():
-        if not text.isdecimal() or not int(text) or not 0 < workers <= WORKERS_MAX:
+        is_number = text.isdecimal() and len(text) <= _BACKLOG_DIGITS_MAX
+        if not is_number or not int(text) or not 0 < workers <= WORKERS_MAX:
             raise ConfigError(
-                f"{text!r} = {workers} must be a backlog of 1 or more and its number of workers"
+                f"{text!r:.40} = {workers} must be a backlog of 1 or more and its number of workers"
             )
         steps[int(text)] = workers
     return tuple(sorted(steps.items()))
@@ -32,6 +34,11 @@ class WorkerRange:
     least: int
     most: int
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a range that no pool can have."""
+        if not 0 <= self.least <= self.most <= WORKERS_MAX:
+            raise ConfigError(f"{self}: must be a smallest number and a largest one up to {WORKERS_MAX}")
+
     def __str__(self) -> str:
         return f"{self.least}..{self.most}"
 
@@ -42,10 +49,7 @@ class WorkerRange:
         numbers = (first, last if dots else first)
         if not all(number.isdecimal() and len(number) <= len(str(WORKERS_MAX)) for number in numbers):
             raise ConfigError(f"{text!r:.40} is no range of workers: write 0..8, or 4 for always four")
-        least, most = map(int, numbers)
-        if least > most or most > WORKERS_MAX:
-            raise ConfigError(f"{text}: must be a smallest number and a largest one up to {WORKERS_MAX}")
-        return cls(least, most)
+        return cls(*map(int, numbers))
 
 
 _RANGE_EXPECTED: Final = "a range of workers such as 0..8"
