@@ -1,7 +1,9 @@
 """The decision how many workers a load needs. Pure.
 
 Three policies ask for workers: by backlog, by steps, and by waiting time. The one that asks for the most
-counts. Limits, schedules, stabilisation windows, cooldowns and limits per step then apply, in this order.
+counts. Stabilisation windows, cooldowns and limits per step then apply, in this order. They slow down a
+change only within the limits of the pool, or of the schedule that is in force: a pool outside of its
+limits returns to them at once.
 
 The algorithms are those of the Kubernetes HorizontalPodAutoscaler (the ceiling of load over target,
 tolerance, stabilisation windows) and of AWS Application Auto Scaling (cooldowns, step policies, scheduled
@@ -19,7 +21,9 @@ from headrace.jobs.schedules import last_time_ms
 from headrace.scaling.settings import ScalingSettings, ScheduledLimits, Steps, WorkerRange
 
 _ROUNDING: Final = 1e-9
-"""Quotients that exceed a whole number by less count as that number."""
+"""Quotients that exceed a whole number, or a tolerance, by less count as that number."""
+_RUN_S_MIN: Final = 0.001
+"""The least run time: ledgers count milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,9 @@ def decide(settings: ScalingSettings, observed: Observation, memory: ScalingMemo
     workers = _stabilised(settings, observed, memory, workers, reasons)
     workers = _after_cooldown(settings, observed, memory, workers, reasons)
     workers = _within_step(settings, observed, workers, reasons)
-    workers = _kept(settings, observed, memory, workers, reasons)
+    workers = _idle(settings, observed, memory, workers, reasons)
+    workers = _within_limits(settings, observed, workers, reasons)
+    workers = _at_least_busy(observed, workers, reasons)
     if workers > observed.current:
         memory = replace(memory, added_at_ms=observed.at_ms)
     elif workers < observed.current:
@@ -170,9 +176,14 @@ def _requests(settings: ScalingSettings, observed: Observation) -> list[_Request
 def _by_backlog(target: float, tolerance: float, observed: Observation) -> _Request:
     """Ask for the backlog over its target for each worker: target tracking, as the HPA computes it."""
     reason = f"{_load(observed)}, {target:g} for each worker"
-    if observed.current and abs(1 - observed.backlog / (target * observed.current)) <= tolerance:
+    if observed.current and _deviation(target, observed) <= tolerance + _ROUNDING:
         return _Request(observed.current, f"{reason} within the tolerance of {tolerance:g}")
     return _Request(_ceil(observed.backlog / target), reason)
+
+
+def _deviation(target: float, observed: Observation) -> float:
+    """Return the share by which the backlog differs from its target."""
+    return abs(1 - observed.backlog / (target * observed.current))
 
 
 def _by_steps(steps: Steps, observed: Observation) -> _Request:
@@ -195,11 +206,12 @@ def _by_wait(target_s: float, observed: Observation) -> _Request:
     if observed.run_s is None:
         slots, why = float(observed.backlog), "run times unknown yet"
     else:
+        run_s = max(_RUN_S_MIN, observed.run_s)
         left_s = max(0.0, target_s - observed.oldest_s)
-        to_begin = observed.backlog * observed.run_s / (observed.run_s + left_s)
-        arriving = observed.arrivals_per_s * observed.run_s
+        to_begin = observed.backlog * run_s / (run_s + left_s)
+        arriving = observed.arrivals_per_s * run_s
         slots = max(to_begin, arriving)
-        why = f"{observed.run_s:.3g} s each" + (
+        why = f"{run_s:.3g} s each" + (
             f", {observed.arrivals_per_s:.3g} arriving each second" if arriving > to_begin else ""
         )
     reason = f"{_load(observed)} ({why}), to begin within {target_s:g} s"
@@ -220,11 +232,12 @@ def _ceil(quotient: float) -> int:
 def _within_limits(settings: ScalingSettings, observed: Observation, workers: int, reasons: list[str]) -> int:
     limits, schedule = limits_at(settings, observed.at_ms)
     by = f" of the schedule {schedule}" if schedule else ""
+    # A limit decides alone: it takes the place of the reasons since the request.
     if workers > limits.most:
-        reasons.append(f"limited to the maximum of {limits.most}{by}")
+        reasons[1:] = [f"limited to the maximum of {limits.most}{by}"]
         return limits.most
     if workers < limits.least:
-        reasons.append(f"raised to the minimum of {limits.least}{by}")
+        reasons[1:] = [f"raised to the minimum of {limits.least}{by}"]
         return limits.least
     return workers
 
@@ -334,20 +347,25 @@ def _step(workers: int | None, percent: float | None, current: int) -> int | Non
     return max(limits, default=None)
 
 
-def _kept(
+def _idle(
     settings: ScalingSettings,
     observed: Observation,
     memory: ScalingMemory,
     workers: int,
     reasons: list[str],
 ) -> int:
-    """Keep the last worker of a pool that had a job lately, and workers that cannot drain and are busy."""
-    if not workers and observed.current and settings.idle_s is not None:
-        loaded_ms = memory.loaded_at_ms
-        if loaded_ms is not None and observed.at_ms - loaded_ms < settings.idle_s * 1000:
-            reasons.append(f"the last worker stays for {settings.idle_s:g} s without a job")
-            workers = 1
-    if not observed.drains and workers < observed.busy:
-        reasons.append("1 worker is busy" if observed.busy == 1 else f"{observed.busy} workers are busy")
-        return observed.busy
-    return workers
+    """Keep the last worker of a pool that had a job lately."""
+    if workers or not observed.current or settings.idle_s is None or memory.loaded_at_ms is None:
+        return workers
+    if observed.at_ms - memory.loaded_at_ms >= settings.idle_s * 1000:
+        return 0
+    reasons.append(f"the last worker stays for {settings.idle_s:g} s without a job")
+    return 1
+
+
+def _at_least_busy(observed: Observation, workers: int, reasons: list[str]) -> int:
+    """Keep busy workers that cannot drain."""
+    if observed.drains or workers >= observed.busy:
+        return workers
+    reasons.append("1 worker is busy" if observed.busy == 1 else f"{observed.busy} workers are busy")
+    return observed.busy
