@@ -53,6 +53,12 @@ class FollowingPool:
         return self.workers
 
 
+def in_window(requests: list[tuple[int, int]], window_s: float) -> list[int]:
+    """Return the last request for workers, and those before it that are not as old as the window."""
+    *earlier, (now_ms, last) = requests
+    return [*(workers for at_ms, workers in earlier if now_ms - at_ms < window_s * 1000), last]
+
+
 class NaiveDecider:
     """The rules of `decide` for the backlog policy, over lists of everything that ever happened."""
 
@@ -76,10 +82,10 @@ class NaiveDecider:
             self.loaded.append(now.at_ms)
         wanted = request
         if request < current:
-            wanted = min(current, max(self._within(self.for_removal, now, settings.scale_in_window_s)))
+            wanted = min(current, max(in_window(self.for_removal, settings.scale_in_window_s)))
             wanted = self._slowed_in(now, wanted)
         elif request > current:
-            wanted = max(current, min(self._within(self.for_addition, now, settings.scale_out_window_s)))
+            wanted = max(current, min(in_window(self.for_addition, settings.scale_out_window_s)))
             wanted = self._slowed_out(now, wanted)
         if not wanted and current and settings.idle_s is not None and self.loaded:
             wanted = int(now.at_ms < self.loaded[-1] + settings.idle_s * 1000)
@@ -91,9 +97,6 @@ class NaiveDecider:
         elif wanted < current:
             self.removed.append(now.at_ms)
         return wanted
-
-    def _within(self, requests, now, window_s):
-        return [workers for at_ms, workers in requests if now.at_ms - at_ms <= window_s * 1000]
 
     def _slowed_in(self, now, wanted):
         settings, current = self.settings, now.current

@@ -290,11 +290,11 @@ def test_workers_leave_after_the_window_without_a_larger_request():
     pool = FollowingPool(settings_of(scale_in_window_s=300))
     assert pool.round(0, due=5) == 5
     assert pool.round(100, due=3) == 5
-    assert pool.round(200, due=1) == 5  # The request for 5 is 300 s old.
+    assert pool.round(199.999, due=1) == 5
     assert pool.reason == "1 due and 0 running jobs, 1 for each worker; 5 were needed in the last 300 s"
     assert pool.round(0.001, due=1) == 3
-    assert pool.round(99.998, due=1) == 3
-    assert pool.round(0.002, due=1) == 1
+    assert pool.round(99.999, due=1) == 3
+    assert pool.round(0.001, due=1) == 1
 
 
 def test_larger_request_starts_the_window_again():
@@ -316,9 +316,10 @@ def test_workers_are_added_once_they_were_needed_for_the_window():
     assert pool.round(10, due=5) == 0
     assert pool.reason == "5 due and 0 running jobs, 1 for each worker; 0 were enough in the last 60 s"
     assert pool.round(20, due=2) == 0
-    assert pool.round(30, due=5) == 0
+    assert pool.round(29.999, due=5) == 0
     assert pool.round(0.001, due=5) == 2
-    assert pool.round(30, due=5) == 5
+    assert pool.round(29.999, due=5) == 2
+    assert pool.round(0.001, due=5) == 5
 
 
 def test_resumed_controller_adds_at_once_and_removes_after_its_window():
@@ -326,7 +327,7 @@ def test_resumed_controller_adds_at_once_and_removes_after_its_window():
     pool = FollowingPool(settings, workers=4)
     assert pool.round(0, due=6) == 6
     pool = FollowingPool(settings, workers=4)
-    assert [pool.round(after_s) for after_s in (0, 100, 200, 0.001)] == [4, 4, 4, 0]
+    assert [pool.round(after_s) for after_s in (0, 100, 199.999, 0.001)] == [4, 4, 4, 0]
 
 
 # Cooldowns
@@ -487,4 +488,4 @@ def test_figures_of_an_observation_may_be_unknown(figures, share, service):
 
 def test_default_settings_wake_at_once_and_scale_in_after_five_minutes():
     pool = FollowingPool(ScalingSettings())
-    assert [pool.round(0, due=17, slots=8), pool.round(300), pool.round(0.001)] == [3, 3, 0]
+    assert [pool.round(0, due=17, slots=8), pool.round(299.999), pool.round(0.001)] == [3, 3, 0]

@@ -12,6 +12,7 @@ from scaling.policy_support import (
     WORKERS_MAX,
     NaiveDecider,
     any_settings,
+    in_window,
     loads,
     observations,
     schedule_lists,
@@ -53,9 +54,9 @@ def test_change_is_not_sooner_than_all_requests_of_its_window(policy, history):
         assert at_ms == now.at_ms
         requests.append((at_ms, request))
         limits, _ = limits_at(policy, now.at_ms)
-        needed = max(w for at, w in requests if at >= now.at_ms - policy.scale_in_window_s * 1000)
+        needed = max(in_window(requests, policy.scale_in_window_s))
         assert decision.wanted >= min(now.current, needed, limits.most)
-        enough = min(w for at, w in requests[1:] if at >= now.at_ms - policy.scale_out_window_s * 1000)
+        enough = min(in_window(requests[1:], policy.scale_out_window_s))
         busy = 0 if now.drains else now.busy
         assert decision.wanted <= max(now.current, enough, limits.least, busy)
 
@@ -103,7 +104,7 @@ def test_constant_load_leads_to_a_constant_number_without_detours(policy, load, 
 def test_resumed_controller_removes_nothing_for_one_window(policy, history):
     resumed = history[0]
     for now, decision in decisions(policy, history):
-        if now.at_ms - resumed.at_ms <= policy.scale_in_window_s * 1000:
+        if now.at_ms - resumed.at_ms < policy.scale_in_window_s * 1000:
             assert decision.wanted >= min(now.current, resumed.current, policy.workers.most)
 
 

@@ -218,7 +218,7 @@ class ScalingController(Service):
             self._rates.add(at_ms, ledger.counters())
         return observe(
             at_ms,
-            [(ledger.queue(name), ledger.counts(name)) for name in self.pool.queues],
+            [(ledger.queue(name), ledger.counts(name)) for name in dict.fromkeys(self.pool.queues)],
             living,
             members,
             self._rates,

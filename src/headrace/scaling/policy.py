@@ -276,7 +276,7 @@ def _extended(
     asked: _Asked, at_ms: int, workers: int, from_ms: int, matters: Callable[[int], bool]
 ) -> _Asked:
     """Append a request. Drop those before the window, and those that the new one makes irrelevant."""
-    kept = tuple(each for each in asked if each[0] >= from_ms and matters(each[1]))
+    kept = tuple(each for each in asked if each[0] > from_ms and matters(each[1]))
     return (*kept, (at_ms, workers))
 
 
