@@ -45,8 +45,9 @@ class ProcessActuator(Actuator):
     """Starts and ends worker processes of this machine.
 
     The standard input of each worker is a pipe that nothing is written to. It ends with this process,
-    however that dies, and then the worker drains and ends, too. A worker that fails to start is tried
-    again after a pause, which doubles up to a minute; meanwhile `scale` raises ActuatorError.
+    however that dies, and then the worker drains and ends, too. After a worker that failed to start, a
+    single one is started after a pause, which doubles up to a minute. Until one has registered, `scale`
+    raises ActuatorError.
 
     `stop` has all workers drain, and kills those that need longer than `stop_s`. Without `drain` they
     return their jobs to the queues at once.
@@ -129,7 +130,8 @@ class ProcessActuator(Actuator):
         """Bring the pool to `workers` processes.
 
         Raises:
-            ActuatorError: No worker can be started now; `ended` are ended all the same.
+            ActuatorError: Workers failed to start, and none has registered since; or the command cannot
+                be run. `ended` are ended all the same.
         """
         with self._lock:
             pids = {record.info.pid for record in ended}
@@ -141,16 +143,26 @@ class ProcessActuator(Actuator):
                 elif worker.ended_s is not None and now_s - worker.ended_s > self._stop_s:
                     worker.process.kill()
             self._reap()
+            if self._stopped:
+                return
             missing = workers - sum(worker.ended_s is None for worker in self._workers)
-            if missing > 0 and not self._stopped:
+            if missing > 0:
                 self._start(missing)
+            # The error is the same while the next worker starts, so that the log has it once.
+            starting = any(worker.ended_s is None and not worker.registered for worker in self._workers)
+            if self._failures and (missing > 0 or starting):
+                raise ActuatorError(f"{self._failure}: its log says why. The next one starts after a pause")
 
     def _start(self, count: int) -> None:
+        """Start workers, but only one after failures, and none during a pause."""
         now_s = self._clock.now()
-        if self._failures and now_s < self._next_start_s:
-            raise ActuatorError(f"{self._failure}: its log says why. The next one starts after a pause")
-        # After failures, one worker tries.
-        for _ in range(1 if self._failures else count):
+        if self._failures:
+            if now_s < self._next_start_s:
+                return
+            count = 1
+            # It fails or registers before, unless it is slow or hangs.
+            self._next_start_s = now_s + _PAUSE_S_MAX
+        for _ in range(count):
             try:
                 process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     self._command,
@@ -181,7 +193,9 @@ class ProcessActuator(Actuator):
         _log.warning("worker process %d ended with status %d", worker.process.pid, status)
         if worker.registered and now_s - worker.started_s >= _SHORT_LIFE_S:
             return
-        self._failures += 1
+        # Workers that started together and fail together are one failure.
+        if not self._failures or worker.started_s > self._failed_s:
+            self._failures += 1
         self._failed_s = now_s
         self._failure = f"a worker ended with status {status} soon after its start"
         self._next_start_s = now_s + min(_PAUSE_S_MAX, 2.0 ** min(self._failures - 1, 10))
