@@ -8,7 +8,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ActuatorError, JobLedgerUnavailableError, ResourceNotFoundError
 from headrace.jobs.ledger import QueueSettings
-from headrace.jobs.worker_registry import WorkerState
+from headrace.jobs.worker_registry import WorkerInfo, WorkerState
 from headrace.scaling.actuator import Members
 from headrace.scaling.controller import PoolSettings, ScalingController
 from headrace.testing import ManualWallClock, MemoryJobLedger, check_service
@@ -50,6 +50,29 @@ def test_load_of_all_queues_counts_once():
     bench.submit(2, "a")
     bench.submit(1, "b")
     bench.submit(4, "c")
+    controller.decide_once()
+    assert bench.wanted() == [3]
+
+
+def test_lost_workers_of_other_pools_take_no_jobs(bench):
+    controller = bench.controller()
+    bench.ledger.register_worker(WorkerInfo("other", queues=("default",), slots=8, lease_ms=LEASE_MS))
+    bench.submit(3)
+    for after_s in (0, 60, 0.001):
+        bench.advance(after_s)
+        controller.decide_once()
+    assert bench.wanted() == [0, 3]
+    assert bench.decisions()[-1].observed["oldest_seconds"] == 60.001
+
+
+def test_free_workers_of_other_queues_take_no_jobs_of_the_pool(bench):
+    controller = bench.controller()
+    bench.ledger.register_worker(WorkerInfo("other", queues=("night",), slots=8))
+    bench.submit(3)
+    controller.decide_once()
+    assert bench.wanted() == [3]
+    bench.ledger.register_worker(WorkerInfo("other", queues=("night", "default"), slots=8))
+    bench.submit(6)
     controller.decide_once()
     assert bench.wanted() == [3]
 
@@ -290,6 +313,18 @@ def test_decision_of_a_controller_without_its_lease_is_not_recorded(bench):
     assert bench.wanted() == [0, 1]
 
 
+def test_refused_decision_is_recorded_when_the_lease_is_back(bench):
+    controller = bench.controller()
+    controller.decide_once()
+    bench.wall.advance(controller.pool.lease_ms)
+    bench.submit()
+    controller.decide_once()
+    assert bench.wanted() == [0]
+    bench.advance(controller.pool.interval_s)
+    controller.decide_once()
+    assert bench.wanted() == [0, 1]
+
+
 # The log of decisions
 
 
@@ -302,6 +337,11 @@ def test_decision_is_recorded_when_the_number_changes_and_only_then(bench):
         bench.advance(1)
     assert bench.wanted() == [0, 1, 3]
     assert [decision.workers for decision in bench.decisions()] == [0, 0, 1]
+    bench.submit(2)
+    controller.decide_once()
+    bench.submit(1)
+    controller.decide_once()
+    assert [(each.workers, each.wanted) for each in bench.decisions()[3:]] == [(3, 5), (5, 6)]
 
 
 def test_decision_has_its_reason_and_figures(bench):
@@ -479,6 +519,31 @@ def test_stopped_controller_gives_its_lease_back(bench):
     bench.workers.wait_for_scale(0)
     first.stop()
     assert second.decide_once()
+
+
+def test_stop_ends_the_wait_for_jobs(bench):
+    ledger = bench.new_ledger()
+    waits = threading.Event()
+
+    def wakeup(queues):
+        found = bench.ledger.wakeup(queues)
+        wait = found.wait
+
+        def wait_for_jobs(timeout_s):
+            waits.set()
+            return wait(timeout_s)
+
+        found.wait = wait_for_jobs
+        return found
+
+    ledger.wakeup = wakeup
+    controller = bench.controller(ledger=ledger, interval_s=3600.0)
+    controller.start()
+    bench.clock.wait_for_sleepers()
+    bench.clock.advance(0.2)
+    assert waits.wait(WAIT_S)
+    controller.stop()
+    assert not controller._thread.is_alive()
 
 
 @for_each(("drain", "last"), [(True, "stop"), (False, "stop at once")])

@@ -109,6 +109,7 @@ def test_due_jobs_begin_within_the_target_wait(figures, workers):
 def test_target_wait_needs_a_worker_for_the_first_job_and_none_without_jobs():
     settings = settings_of(target_wait_s=3600)
     assert wanted(settings, 1, run_s=0.01, slots=8) == 1
+    assert wanted(settings_of(target_wait_s=1e9), 1, run_s=0.01, slots=8) == 1
     assert wanted(settings, 0, run_s=10.0, arrivals_per_s=5.0) == 0
     assert reason(settings, 0, run_s=10.0) == "no jobs"
 
@@ -356,6 +357,13 @@ def test_cooldowns_of_the_two_directions_are_independent():
     assert pool.round(1, due=2) == 2
     assert pool.round(1, due=9) == 2
     assert pool.round(1, due=1) == 2
+
+
+def test_cooldown_hides_the_step():
+    pool = FollowingPool(settings_of(scale_out_cooldown_s=60, scale_out_step=2))
+    assert [pool.round(after_s, due=9) for after_s in (0, 30, 30)] == [2, 2, 4]
+    pool.round(1, due=9)
+    assert pool.reason.split("; ")[1:] == ["the last addition was less than 60 s ago"]
 
 
 # Steps of a change

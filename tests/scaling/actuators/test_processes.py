@@ -13,6 +13,7 @@ import pytest
 
 from cases import for_each
 from headrace.core.errors import ActuatorError
+from headrace.scaling.actuators import processes as processes_module
 from headrace.scaling.actuators.processes import ProcessActuator
 from headrace.testing import ManualClock, check_service
 from scaling.worker_records import record
@@ -223,13 +224,19 @@ def test_chosen_worker_that_does_not_end_is_killed(actuator_of, events, clock):
     actuator.scale(2)
     events.wait_for("ready", 2)
     first, second = processes(actuator)
-    actuator.scale(1, [record_of(first.pid)])
-    clock.advance(20.0)
-    actuator.scale(1)
-    assert first.poll() is None
-    clock.advance(0.001)
-    actuator.scale(1)
+    kills = []
+    kill = first.kill
+
+    def kill_first():
+        kills.append(clock.now())
+        kill()
+
+    first.kill = kill_first
+    for after_s in (0.0, 10.0, 10.0, 0.001):
+        clock.advance(after_s)
+        actuator.scale(1, [record_of(first.pid)])
     assert first.wait(WAIT_S) == -signal.SIGKILL
+    assert kills == [1_020.001]
     assert second.poll() is None
 
 
@@ -425,7 +432,8 @@ def test_chosen_workers_end_although_others_cannot_start(actuator_of):
 # Stop
 
 
-def test_stop_waits_for_the_end_of_drains(actuator_of, events):
+def test_stop_waits_for_the_end_of_drains(actuator_of, events, monkeypatch):
+    monkeypatch.setattr(processes_module, "_KILL_S", 0.0)
     actuator = actuator_of(DRAINS_AT_ONCE)
     actuator.scale(2)
     events.wait_for("ready", 2)

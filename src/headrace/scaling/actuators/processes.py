@@ -149,7 +149,7 @@ class ProcessActuator(Actuator):
             if missing > 0:
                 self._start(missing)
             # The error is the same while the next worker starts, so that the log has it once.
-            starting = any(worker.ended_s is None and not worker.registered for worker in self._workers)
+            starting = any(not worker.registered for worker in self._workers)
             if self._failures and (missing > 0 or starting):
                 raise ActuatorError(f"{self._failure}: its log says why. The next one starts after a pause")
 
