@@ -10,7 +10,7 @@ from cases import for_each
 from headrace.jobs.worker_registry import WorkerState
 from headrace.scaling.actuator import Members
 from headrace.scaling.changes import Changes, plan_changes
-from scaling.worker_records import record
+from scaling.records import record
 
 OURS = "pool p"
 

@@ -10,7 +10,7 @@ from headrace.core.errors import ActuatorError, JobLedgerUnavailableError, Resou
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.worker_registry import WorkerInfo, WorkerState
 from headrace.scaling.actuator import Members
-from headrace.scaling.controller import PoolSettings, ScalingController
+from headrace.scaling.controller import LEASE_S, PoolSettings, ScalingController
 from headrace.testing import ManualWallClock, MemoryJobLedger, check_service
 from scaling.pool_bench import LEASE_MS, PoolBench, RegistryWorkers
 
@@ -228,11 +228,10 @@ def test_busy_workers_are_not_removed_if_the_actuator_cannot_choose():
 
 def test_second_controller_stands_by_until_the_lease_has_passed(bench):
     first, second = bench.controller(), bench.controller()
-    lease_s = first.pool.lease_ms / 1000
     assert first.decide_once()
     bench.submit()
     assert not second.decide_once()
-    bench.advance(lease_s - 0.001)
+    bench.advance(LEASE_S - 0.001)
     assert not second.decide_once()
     assert bench.workers.scaled == [(0, ())]
     bench.advance(0.001)
@@ -270,7 +269,7 @@ def test_controller_of_another_pool_has_a_lease_of_its_own(bench):
 def test_controller_that_returns_after_its_lease_acts_as_a_new_one(bench):
     first = pool_of(bench, 2)
     bench.complete(*bench.claim("w-01", 2))
-    bench.advance(first.pool.lease_ms / 1000)
+    bench.advance(LEASE_S)
     second = bench.controller()
     assert second.decide_once()
     assert not first.decide_once()
@@ -304,7 +303,7 @@ def test_decision_of_a_controller_without_its_lease_is_not_recorded(bench):
     first, second = bench.controller(), bench.controller()
     first.decide_once()
     # The ledger's clock is ahead: the first controller does not know yet.
-    bench.wall.advance(first.pool.lease_ms)
+    bench.wall.advance(round(LEASE_S * 1000))
     assert second.decide_once()
     bench.submit()
     assert first.decide_once()
@@ -316,7 +315,7 @@ def test_decision_of_a_controller_without_its_lease_is_not_recorded(bench):
 def test_refused_decision_is_recorded_when_the_lease_is_back(bench):
     controller = bench.controller()
     controller.decide_once()
-    bench.wall.advance(controller.pool.lease_ms)
+    bench.wall.advance(round(LEASE_S * 1000))
     bench.submit()
     controller.decide_once()
     assert bench.wanted() == [0]
@@ -446,7 +445,7 @@ def unavailable(*_, **__):
 def test_outage_of_the_ledger_changes_no_worker(operation):
     bench = PoolBench()
     ledger = bench.new_ledger()
-    controller = pool_of(bench, 2, ledger=ledger, interval_s=300.0)
+    controller = pool_of(bench, 2, ledger=ledger, interval_s=60.0)
     bench.complete(*bench.claim("w-01", 2))
     bench.advance(1)
     controller.decide_once()
@@ -491,7 +490,7 @@ def test_decision_that_could_not_be_recorded_is_recorded_later(bench):
 
 
 def test_thread_makes_a_round_for_a_new_job_at_once(bench):
-    controller = bench.controller(interval_s=3600.0)
+    controller = bench.controller(interval_s=60.0)
     controller.start()
     bench.workers.wait_for_scale(0)
     bench.clock.wait_for_sleepers()
@@ -502,7 +501,7 @@ def test_thread_makes_a_round_for_a_new_job_at_once(bench):
 
 
 def test_thread_leaves_a_gap_between_two_rounds(bench):
-    controller = bench.controller(interval_s=3600.0)
+    controller = bench.controller(interval_s=60.0)
     controller.start()
     bench.workers.wait_for_scale(0)
     bench.clock.wait_for_sleepers()
@@ -537,7 +536,7 @@ def test_stop_ends_the_wait_for_jobs(bench):
         return found
 
     ledger.wakeup = wakeup
-    controller = bench.controller(ledger=ledger, interval_s=3600.0)
+    controller = bench.controller(ledger=ledger, interval_s=60.0)
     controller.start()
     bench.clock.wait_for_sleepers()
     bench.clock.advance(0.2)
@@ -571,7 +570,7 @@ def test_stop_during_an_outage_succeeds(bench, caplog):
 
 def test_thread_survives_outages_and_faults(bench, caplog):
     ledger = bench.new_ledger()
-    controller = bench.controller(ledger=ledger, interval_s=3600.0)
+    controller = bench.controller(ledger=ledger, interval_s=60.0)
     ledger.control_pool = unavailable
     with caplog.at_level(logging.WARNING, "headrace.scaling"):
         controller.start()

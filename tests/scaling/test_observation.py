@@ -10,7 +10,7 @@ from headrace.jobs.counters import CountedEvent, JobCount, JobGroup
 from headrace.jobs.ledger import QueueCounts, QueueSettings
 from headrace.scaling.actuator import Members
 from headrace.scaling.observation import RATES_S, JobRates, living_workers, observe
-from scaling.worker_records import LEASE_MS, record
+from scaling.records import LEASE_MS, record
 
 QUEUE = QueueSettings("default")
 

@@ -292,7 +292,9 @@ def test_workers_leave_after_the_window_without_a_larger_request():
     assert pool.round(0, due=5) == 5
     assert pool.round(100, due=3) == 5
     assert pool.round(199.999, due=1) == 5
-    assert pool.reason == "1 due and 0 running jobs, 1 for each worker; 5 were needed in the last 300 s"
+    assert (
+        pool.reason == "1 due and 0 running jobs, 1 for each worker; 5 workers were needed in the last 300 s"
+    )
     assert pool.round(0.001, due=1) == 3
     assert pool.round(99.999, due=1) == 3
     assert pool.round(0.001, due=1) == 1
@@ -315,7 +317,9 @@ def test_workers_are_added_once_they_were_needed_for_the_window():
     pool = FollowingPool(settings_of(scale_out_window_s=60))
     assert pool.round(0, due=0) == 0
     assert pool.round(10, due=5) == 0
-    assert pool.reason == "5 due and 0 running jobs, 1 for each worker; 0 were enough in the last 60 s"
+    assert (
+        pool.reason == "5 due and 0 running jobs, 1 for each worker; 0 workers were enough in the last 60 s"
+    )
     assert pool.round(20, due=2) == 0
     assert pool.round(29.999, due=5) == 0
     assert pool.round(0.001, due=5) == 2
@@ -406,8 +410,8 @@ def test_removal_is_limited_to_the_larger_step(values, current, after):
 
 
 def test_reason_names_the_step():
-    assert reason(settings_of(scale_out_step=3), 60, workers=10).endswith("; 3 at once")
-    assert reason(settings_of(scale_in_step=3), 0, workers=10).endswith("; 3 at once")
+    assert reason(settings_of(scale_out_step=3), 60, workers=10).endswith("; limited to 3 at once")
+    assert reason(settings_of(scale_in_step=3), 0, workers=10).endswith("; limited to 3 at once")
 
 
 # The last worker, and busy workers
@@ -444,7 +448,7 @@ def test_busy_workers_stay_if_they_cannot_drain():
     settings = settings_of(backlog_per_worker=10)
     figures = {"running": 5, "workers": 8, "busy": 5}
     assert wanted(settings, 0, **figures, drains=False) == 5
-    assert reason(settings, 0, **figures, drains=False).endswith("; 5 are busy")
+    assert reason(settings, 0, **figures, drains=False).endswith("; 5 workers are busy")
     assert wanted(settings, 0, **figures, drains=True) == 1
     assert "busy" not in reason(settings, 0, **figures, drains=True)
 

@@ -11,7 +11,7 @@ from headrace.scaling.actuator import Members
 from headrace.scaling.actuators.command import OUTPUT_BYTES_MAX, CommandActuator
 from headrace.scaling.actuators.publish import PublishOnly
 from headrace.testing import ManualClock, check_service
-from scaling.records import drained, worker
+from scaling.records import drained, record
 from servers.polling import wait_until
 
 SCRIPT = """
@@ -231,7 +231,7 @@ def test_wrong_command_is_refused(command, reason):
 
 
 def test_members_are_the_living_workers_and_those_that_start(pool):
-    living = (worker("a", running=2), drained("b"))
+    living = (record("a", running=2), drained("b"))
     assert pool.actuator.members(living) == Members(living)
     pool.actuator.scale(5)
     assert pool.actuator.members(living) == Members(living, starting=3)
@@ -243,11 +243,11 @@ def test_machine_that_never_comes_up_stops_counting(pool):
     pool.actuator.scale(2)
     pool.clock.advance(599)
     pool.actuator.scale(2)  # a repetition is no change
-    assert pool.actuator.members([worker("a")]).starting == 1
+    assert pool.actuator.members([record("a")]).starting == 1
     pool.clock.advance(1)
-    assert pool.actuator.members([worker("a")]).starting == 0
+    assert pool.actuator.members([record("a")]).starting == 0
     pool.actuator.scale(3)
-    assert pool.actuator.members([worker("a")]).starting == 2
+    assert pool.actuator.members([record("a")]).starting == 2
 
 
 def test_actuator_cannot_choose(pool):
@@ -263,4 +263,4 @@ def test_actuators_are_services(pool):
 def test_publishing_alone_counts_workers_and_starts_none():
     actuator = PublishOnly()
     actuator.scale(5)
-    assert actuator.members([worker("a")]) == Members((worker("a"),))
+    assert actuator.members([record("a")]) == Members((record("a"),))

@@ -13,7 +13,7 @@ import trustme
 from headrace.core.errors import ActuatorError, ConfigError
 from headrace.testing import check_service
 from scaling.kubernetes_server import DELETION_COST, TOKEN, Fault, KubernetesServer, Pod
-from scaling.records import drained, worker
+from scaling.records import drained, record
 
 pytest.importorskip("kubernetes")  # part of the dev extra
 adapter = pytest.importorskip("headrace.scaling.actuators.kubernetes")
@@ -58,7 +58,7 @@ def costs(server):
 
 def idle(pods):
     """Return a record of an idle worker in each of the pods."""
-    return [worker(f"{pod}-1-ab", host=pod) for pod in pods]
+    return [record(f"{pod}-1-ab", host=pod) for pod in pods]
 
 
 def bring_to_five(actuator):
@@ -71,7 +71,7 @@ def test_members_are_the_workers_in_pods_of_the_deployment(server, actuator):
     server.others["of-another-pool"] = Pod("of-another-pool", 99)
     a, b, *_ = server.active
     records = idle([a, b])
-    strangers = [worker("x", host="of-another-pool"), worker("y", host="laptop")]
+    strangers = [record("x", host="of-another-pool"), record("y", host="laptop")]
     members = actuator.members([*strangers, *records])
     assert members.registered == tuple(records)
     assert members.starting == 2
@@ -103,7 +103,7 @@ def test_worker_of_a_pod_that_ends_is_no_member(server, actuator, change):
 def test_several_workers_of_a_pod_are_one_replica(server, actuator):
     """A restarted worker has a new record while the old one is not lost yet."""
     a = server.active[0]
-    members = actuator.members([worker("old", host=a), worker("new", host=a)])
+    members = actuator.members([record("old", host=a), record("new", host=a)])
     assert (len(members.registered), members.starting) == (2, 3)
     # The pod goes only when both may end.
     actuator.scale(0, [drained("old", host=a)])
@@ -168,7 +168,7 @@ def test_costs_are_set_before_the_replicas(server, actuator):
 def test_busy_pod_never_goes(server, actuator):
     """Not even if the number leaves no room for it."""
     a, b, c, d = server.active
-    records = [worker("a", host=a), worker("b", host=b, running=2), worker("d", host=d, running=1)]
+    records = [record("a", host=a), record("b", host=b, running=2), record("d", host=d, running=1)]
     actuator.members(records)
     actuator.scale(0, [drained("a", host=a)])
     assert server.active == [b, d]
@@ -179,22 +179,22 @@ def test_busy_pod_never_goes(server, actuator):
 def test_starting_pod_goes_before_an_idle_worker(server, actuator):
     """The newest pod has a worker, the oldest has none yet."""
     _a, b, c, d = server.active
-    actuator.members([worker("b", host=b, running=1), worker("c", host=c), worker("d", host=d)])
+    actuator.members([record("b", host=b, running=1), record("c", host=c), record("d", host=d)])
     actuator.scale(3)
     assert server.active == [b, c, d]
 
 
 def test_costs_follow_the_jobs(server, actuator):
     a, b, c, d = server.active
-    others = [worker("c", host=c, running=1), worker("d", host=d)]
-    actuator.members([worker("a", host=a, running=3), worker("b", host=b), *others])
-    actuator.scale(3, [worker("d", host=d)])
+    others = [record("c", host=c, running=1), record("d", host=d)]
+    actuator.members([record("a", host=a, running=3), record("b", host=b), *others])
+    actuator.scale(3, [record("d", host=d)])
     assert costs(server) == [3, 1, -1000]
     server.remove_deleted()
     # The busy worker has become idle, and a drain was taken back.
     server.pods[b].annotations[DELETION_COST] = "-1000"
-    actuator.members([worker("a", host=a), worker("b", host=b, running=1), *others])
-    actuator.scale(2, [worker("c", host=c)])
+    actuator.members([record("a", host=a), record("b", host=b, running=1), *others])
+    actuator.scale(2, [record("c", host=c)])
     assert costs(server) == [0, 1, -1000]
     assert server.active == [a, b]
 
@@ -210,7 +210,7 @@ def test_cost_of_an_ended_worker_is_set_without_a_change_of_the_number(server, a
 
 
 def test_quiet_round_sends_only_reads(server, actuator):
-    records = [worker(pod, host=pod, running=2) for pod in server.active]
+    records = [record(pod, host=pod, running=2) for pod in server.active]
     for _ in range(2):
         actuator.members(records)
         actuator.scale(4)
@@ -232,7 +232,7 @@ def test_repeated_end_sends_no_request(server, actuator):
 
 
 def test_new_pods_are_wanted_with_one_request(server, actuator):
-    actuator.members([worker("a", host=server.active[0], running=1)])
+    actuator.members([record("a", host=server.active[0], running=1)])
     server.requests.clear()
     actuator.scale(7)
     assert len(server.active) == 7

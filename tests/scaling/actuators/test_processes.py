@@ -16,7 +16,7 @@ from headrace.core.errors import ActuatorError
 from headrace.scaling.actuators import processes as processes_module
 from headrace.scaling.actuators.processes import ProcessActuator
 from headrace.testing import ManualClock, check_service
-from scaling.worker_records import record
+from scaling.records import record
 
 WAIT_S = 30.0
 PYTHON = [sys.executable, "-I", "-S", "-c"]
