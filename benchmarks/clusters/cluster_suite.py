@@ -5,8 +5,9 @@ import argparse
 import million
 import node_kills
 from inputs import FOLDER
-from scaling import section_of
 from sections import Section, add_json, parse_arguments, run_and_print, sections_parser
+
+from scaling import section_of
 
 SECTIONS: dict[str, Section] = {
     "process": section_of("process"),

@@ -345,9 +345,8 @@ def test_error_is_the_same_until_a_worker_registers(actuator_of, clock):
                 actuator.scale(2)
             errors.append(str(caught.value))
         errors.append(fail(actuator, 2))
-    assert set(errors) == {
-        "a worker ended with status 3 soon after its start: its log says why. The next one starts after a pause"
-    }
+    expected = "a worker ended with status 3 soon after its start: its log says why. "
+    assert set(errors) == {expected + "The next one starts after a pause"}
     actuator._command = [*PYTHON, READS_STDIN]
     clock.advance(60.0)
     with pytest.raises(ActuatorError):
