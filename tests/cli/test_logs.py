@@ -158,7 +158,7 @@ def test_commands_that_log_have_the_same_format_option():
     logging_commands = {path: options for path, options in found.items() if options}
     assert set(logging_commands) == {
         *(f"{run} {command}" for run in ("stream", "transform") for command in ("run", "retry-failed")),
-        *("serve", "up", "work", "inspect"),
+        *("serve", "up", "work", "scale run", "inspect"),
     }
     formats = [options["log_format"].to_info_dict() for options in logging_commands.values()]
     assert formats == formats[:1] * len(formats)

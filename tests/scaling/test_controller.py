@@ -434,6 +434,20 @@ def test_workers_that_cannot_be_counted_end_the_round(bench):
     assert bench.wanted() == [1]
 
 
+def test_change_that_failed_starts_no_cooldown(bench):
+    controller = bench.controller(scale_out_cooldown_s=600.0)
+    bench.submit()
+    bench.workers.error = "no quota"
+    controller.decide_once()
+    bench.workers.error = ""
+    bench.advance(5)
+    controller.decide_once()
+    assert bench.workers.starting == ["w-01"]
+    bench.submit()
+    controller.decide_once()
+    assert bench.workers.starting == ["w-01"], "the change that was made starts one"
+
+
 # Outages of the ledger
 
 

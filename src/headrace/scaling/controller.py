@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 from typing_extensions import override
@@ -187,9 +187,15 @@ class ScalingController(Service):
         living = living_workers(self._ledger.workers(), self.pool.queues)
         members = self._actuator.members(living)
         observed = self._observe(living, members)
-        decision = decide(self.pool, observed, self._memory or ScalingMemory.resume(observed))
+        before = self._memory or ScalingMemory.resume(observed)
+        decision = decide(self.pool, observed, before)
         error = self._act(decision.wanted, members)
         self._memory = decision.memory
+        if error:
+            # No cooldown for a change that was not made.
+            self._memory = replace(
+                decision.memory, added_at_ms=before.added_at_ms, removed_at_ms=before.removed_at_ms
+            )
         self._record(observed, decision.wanted, decision.reason, error)
         return True
 

@@ -123,7 +123,7 @@ class ProcessActuator(Actuator):
                 worker.registered = True
                 if worker.started_s >= self._failed_s:
                     self._failures = 0
-            return Members(tuple(registered), len(by_pid) - len(registered))
+            return Members(tuple(registered), max(0, len(by_pid) - len(registered)))
 
     @override
     def scale(self, workers: int, ended: Sequence[WorkerRecord] = ()) -> None:
