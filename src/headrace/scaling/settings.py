@@ -174,16 +174,18 @@ class ScalingSettings:
     ] = 0.0
     scale_out_step: Annotated[
         int | None,
-        Setting("Limit of workers that are added at once; 0 adds none.", least=0, default="no limit"),
+        Setting("Limit of workers that are added in one decision; 0 adds none.", least=0, default="no limit"),
     ] = None
     scale_in_step: Annotated[
         int | None,
-        Setting("Limit of workers that are removed at once; 0 removes none.", least=0, default="no limit"),
+        Setting(
+            "Limit of workers that are removed in one decision; 0 removes none.", least=0, default="no limit"
+        ),
     ] = None
     scale_out_percent: Annotated[
         float | None,
         Setting(
-            "Limit of workers that are added at once, in percent of the workers; the larger limit counts.",
+            "Limit of workers that are added in one decision, in percent of the workers; the larger limit counts.",
             above=0,
             default="no limit",
         ),
@@ -191,7 +193,7 @@ class ScalingSettings:
     scale_in_percent: Annotated[
         float | None,
         Setting(
-            "Limit of workers that are removed at once, in percent of the workers; the larger limit counts.",
+            "Limit of workers that are removed in one decision, in percent of the workers; the larger limit counts.",
             above=0,
             default="no limit",
         ),
