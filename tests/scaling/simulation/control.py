@@ -1,0 +1,153 @@
+"""The autoscalers at work on a cluster: the HPA, KEDA, and the controller of headrace."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from typing_extensions import override
+
+from headrace.core.errors import HeadraceError
+from headrace.jobs.service import Scale
+from headrace.jobs.worker_registry import WorkerRecord
+from headrace.scaling.actuator import Actuator, Members
+from headrace.scaling.controller import PoolSettings, ScalingController
+from scaling.simulation.autoscalers import POLL_S, SYNC_S, HorizontalPodAutoscaler, KedaScaler
+from scaling.simulation.cluster import Cluster
+
+Metric = Callable[[Scale], float]
+_GAP_S = 0.2
+"""Least seconds between two rounds of a controller, as in `ScalingController`."""
+
+
+def queued(scale: Scale) -> float:
+    """Return the queued jobs: the metric of the usual recipe."""
+    return scale.queued
+
+
+def backlog(scale: Scale) -> float:
+    """Return the queued and running jobs."""
+    return scale.backlog
+
+
+def run_hpa(cluster: Cluster, hpa: HorizontalPodAutoscaler, metric: Metric) -> None:
+    """Let an HPA scale the pods of the cluster. It starts with its least replicas."""
+    cluster.set_replicas(hpa.least)
+
+    def sync() -> None:
+        ready = sum(pod.ready_s is not None for pod in cluster.active)
+        read = _read(cluster, metric)
+        cluster.set_replicas(hpa.sync(cluster.now_s, cluster.replicas, read, ready=ready))
+
+    cluster.every(SYNC_S, sync)
+
+
+def run_keda(cluster: Cluster, keda: KedaScaler, metric: Metric) -> None:
+    """Let KEDA and its HPA scale the pods of the cluster, by a trigger of the type `metrics-api`."""
+    cluster.set_replicas(keda.least)
+
+    def poll() -> None:
+        cluster.set_replicas(keda.poll(cluster.now_s, cluster.replicas, _read(cluster, metric)))
+
+    def sync() -> None:
+        cluster.set_replicas(keda.sync(cluster.now_s, cluster.replicas, _read(cluster, metric)))
+
+    cluster.every(POLL_S, poll)
+    cluster.every(SYNC_S, sync)
+
+
+def _read(cluster: Cluster, metric: Metric) -> float | None:
+    scale = cluster.scale()
+    return None if scale is None else metric(scale)
+
+
+class PodActuator(Actuator):
+    """Starts and ends pods one by one, as the actuator of worker processes does."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    @override
+    def ends_chosen(self) -> bool:
+        return True
+
+    @override
+    def start(self) -> None:
+        """Do nothing: `scale` starts pods."""
+
+    @override
+    def stop(self, *, drain: bool = True) -> None:
+        """Do nothing: the pods outlive the controller."""
+
+    @override
+    def members(self, records: Sequence[WorkerRecord]) -> Members:
+        active = {pod.name for pod in self._cluster.active}
+        registered = tuple(record for record in records if record.info.name in active)
+        return Members(registered, len(active) - len(registered))
+
+    @override
+    def scale(self, workers: int, ended: Sequence[WorkerRecord] = ()) -> None:
+        for record in ended:
+            self._cluster.terminate(record.info.name)
+        self._cluster.start_pods(max(0, workers - self._cluster.replicas))
+
+
+class ReplicasActuator(PodActuator):
+    """Sets the replicas of a Deployment, and gives the pods that are to end the lowest deletion cost."""
+
+    @override
+    def scale(self, workers: int, ended: Sequence[WorkerRecord] = ()) -> None:
+        names = {record.info.name for record in ended}
+        for pod in self._cluster.active:
+            pod.deletion_cost = -1 if pod.name in names else 0
+        self._cluster.set_replicas(workers)
+
+
+class GroupActuator(PodActuator):
+    """Sets the number of pods, and cannot choose those that end: as a command does."""
+
+    @property
+    @override
+    def ends_chosen(self) -> bool:
+        return False
+
+    @override
+    def scale(self, workers: int, ended: Sequence[WorkerRecord] = ()) -> None:
+        self._cluster.set_replicas(workers)
+
+
+class ControllerRun:
+    """A controller of headrace that makes its rounds in virtual time, until it dies."""
+
+    def __init__(self, cluster: Cluster, pool: PoolSettings, actuator: Actuator | None = None) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._controller = ScalingController(
+            cluster.control_ledger, actuator or PodActuator(cluster), pool, clock=cluster.seconds
+        )
+        self._alive = True
+        self._last_s = -_GAP_S
+        self._next = 0
+        """The number of the next round; those that were planned before do not happen."""
+        self.rounds = 0
+        """Rounds with the lease of the pool."""
+        cluster.on_wakeup(self._wake)
+        self._plan(0.0)
+
+    def die(self) -> None:
+        """End without a word, as a killed process."""
+        self._alive = False
+
+    def _wake(self) -> None:
+        self._plan(max(self._cluster.now_s, self._last_s + _GAP_S))
+
+    def _plan(self, at_s: float) -> None:
+        self._next += 1
+        self._cluster.at(at_s, lambda number=self._next: self._round(number))
+
+    def _round(self, number: int) -> None:
+        if not self._alive or number != self._next:
+            return
+        self._last_s = self._cluster.now_s
+        with suppress(HeadraceError):  # the next round may succeed
+            self.rounds += self._controller.decide_once()
+        self._plan(self._last_s + self._pool.interval_s)
