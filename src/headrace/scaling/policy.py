@@ -198,8 +198,8 @@ def _by_wait(target_s: float, observed: Observation) -> _Request:
     """Ask for the slots with which all due jobs begin in time, as if all were as old as the oldest.
 
     N slots start N·left/run jobs in `left` seconds, in addition to those of the free slots. So
-    `due <= N - running + N * left / run`. At least the slots that the arriving jobs occupy are needed
-    (Little's law), or the backlog would grow.
+    `due <= N - running + N * left / run`. Arrivals need no term of their own: if they exceed what the
+    slots end, the backlog and the age of the oldest job grow, and with them the request.
     """
     if not observed.backlog:
         return _Request(0, "no jobs")
@@ -208,12 +208,8 @@ def _by_wait(target_s: float, observed: Observation) -> _Request:
     else:
         run_s = max(_RUN_S_MIN, observed.run_s)
         left_s = max(0.0, target_s - observed.oldest_s)
-        to_begin = observed.backlog * run_s / (run_s + left_s)
-        arriving = observed.arrivals_per_s * run_s
-        slots = max(to_begin, arriving)
-        why = f"{run_s:.3g} s each" + (
-            f", {observed.arrivals_per_s:.3g} arriving each second" if arriving > to_begin else ""
-        )
+        slots = observed.backlog * run_s / (run_s + left_s)
+        why = f"{run_s:.3g} s each"
     reason = f"{_load(observed)} ({why}), to begin within {target_s:g} s"
     return _Request(max(1, _ceil(slots / observed.slots)), reason)
 

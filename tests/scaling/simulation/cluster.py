@@ -306,6 +306,7 @@ class Cluster:
         """Kill a pod at once. Its jobs return only with the end of their leases."""
         pod = self._pods[name]
         pod.terminating = True
+        pod.running.clear()
         self._note_size()
         self._end(pod, says_so=False)
 
