@@ -13,6 +13,8 @@ from headrace.scaling.policy import Observation
 
 RATES_S: Final = 300.0
 """Seconds over which rates are measured."""
+_UNCLAIMED_S: Final = 10.0
+"""Seconds after which a due job counts although other workers have free slots: they do not take it."""
 _READING_S: Final = 10.0
 """Least seconds between two readings of counters."""
 
@@ -101,15 +103,19 @@ def observe(
     """Return the observation of a pool.
 
     `living` are all workers of its queues. Jobs that run on workers of other pools are not its load, nor
-    are due jobs for which those have free slots. Paused queues have no due jobs. `slots` counts until a
-    member reports its own.
+    are due jobs for which those have free slots, until one has waited for `_UNCLAIMED_S`. Paused queues
+    have no due jobs. `slots` counts until a member reports its own.
     """
     own = {record.info.name for record in members.registered}
     others = [record for record in living if record.info.name not in own]
     claiming = [record for record in members.registered if not record.draining]
     given_out = [counts for settings, counts in queues if not settings.paused]
-    free = sum(max(0, each.info.slots - each.running) for each in others if not each.draining)
-    due = max(0, sum(counts.due for counts in given_out) - free)
+    due = sum(counts.due for counts in given_out)
+    oldest_s = max((counts.oldest_seconds for counts in given_out), default=0.0)
+    if oldest_s < _UNCLAIMED_S:
+        # Later, the others are dying, ending or of another region, or a limit holds the jobs back.
+        free = sum(max(0, each.info.slots - each.running) for each in others if not each.draining)
+        due = max(0, due - free)
     # Jobs of lost members are among the running ones: they return soon.
     elsewhere = sum(each.running for each in others)
     on_members = sum(each.running for each in members.registered)
@@ -123,7 +129,7 @@ def observe(
         starting=members.starting,
         draining=len(members.registered) - len(claiming),
         busy=sum(each.running > 0 for each in claiming),
-        oldest_s=max((counts.oldest_seconds for counts in given_out), default=0.0) if due else 0.0,
+        oldest_s=oldest_s if due else 0.0,
         run_s=rates.run_s,
         arrivals_per_s=rates.arrivals_per_s,
         drains=drains,

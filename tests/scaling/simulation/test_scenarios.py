@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
-from headrace.jobs.worker_registry import WorkerState
+from headrace.jobs.worker_registry import WorkerInfo, WorkerState
 from headrace.scaling.controller import PoolSettings
 from headrace.scaling.settings import WorkerRange
 from scaling.simulation.autoscalers import POLL_S, KedaScaler
-from scaling.simulation.cluster import Cluster
+from scaling.simulation.cluster import HEARTBEAT_S, LEASE_MS, QUEUE, Cluster
 from scaling.simulation.control import (
     ControllerRun,
     GroupActuator,
@@ -305,3 +305,43 @@ def test_killed_workers_are_replaced_and_their_jobs_complete():
         cluster.crash(pod.name)
     finish(cluster, limit_s=300.0 + 600.0 + 2 * 60.0 + STARTUP_S)
     assert cluster.replicas == 0
+
+
+UNCLAIMED_S = 10.0 + STARTUP_S + 6.0
+"""Waiting time of jobs that other workers seem to have slots for, and do not take."""
+
+
+def test_slots_of_dead_workers_delay_no_new_worker_until_their_leases_end():
+    cluster = Cluster()
+    ControllerRun(cluster, pool_of(1))
+    cluster.submit(10.0, 5)
+    cluster.run_until(100.0)
+    for pod in cluster.active:
+        cluster.crash(pod.name)
+    cluster.submit(10.0, 5)
+    finish(cluster)
+    assert cluster.waits_s()[-1] <= UNCLAIMED_S
+
+
+def test_slots_of_workers_that_end_slowly_delay_no_new_worker():
+    """A rollout ends a worker, which completes its job first: it takes no others."""
+    cluster = Cluster(slots=8, grace_s=HOUR_S)
+    ControllerRun(cluster, pool_of(8))
+    cluster.submit(1_200.0)
+    cluster.run_until(100.0)
+    cluster.terminate(cluster.active[0].name)
+    cluster.submit(10.0, 7)
+    finish(cluster)
+    assert cluster.waits_s()[-1] <= UNCLAIMED_S
+    assert cluster.killed == 0
+
+
+def test_slots_of_workers_of_another_region_delay_no_new_worker():
+    cluster = Cluster()
+    abroad = WorkerInfo("abroad", queues=(QUEUE,), slots=8, region="us-east-1")
+    cluster.ledger.register_worker(abroad)
+    cluster.every(HEARTBEAT_S, lambda: cluster.ledger.heartbeat("abroad", [], LEASE_MS))
+    ControllerRun(cluster, pool_of(1))
+    cluster.submit(10.0, 5)
+    finish(cluster, limit_s=HOUR_S)
+    assert cluster.waits_s()[-1] <= UNCLAIMED_S
