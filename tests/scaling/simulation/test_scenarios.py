@@ -171,6 +171,20 @@ def test_each_burst_turns_the_pool_at_most_twice(slots, actuator):
     assert cluster.largest <= MOST
 
 
+def test_draining_workers_claim_again_before_new_ones_start():
+    cluster = Cluster(slots=2)
+    ControllerRun(cluster, pool_of(2))
+    for run_s in (HOUR_S, 10.0, HOUR_S, 10.0):
+        cluster.submit(run_s)
+    cluster.run_until(WINDOW_S + 60.0)
+    states = sorted(record.state for record in cluster.ledger.workers())
+    assert (states, cluster.replicas) == ([WorkerState.DRAINING, WorkerState.RUNNING], 2)
+    cluster.submit(10.0, 4)
+    cluster.run_until(WINDOW_S + 61.0)
+    states = [record.state for record in cluster.ledger.workers()]
+    assert (states, cluster.replicas) == ([WorkerState.RUNNING] * 2, 3)
+
+
 def test_burst_above_the_maximum_uses_exactly_the_maximum():
     cluster = run_headrace([0.0] * 70, slots=1)
     assert (cluster.largest, cluster.killed, cluster.replicas) == (MOST, 0, 0)
@@ -225,9 +239,12 @@ TARGETS = {
     "short jobs": (partial(poisson, 1 / 10, 0.0, 2 * HOUR_S), 1, MINUTE_S, 600.0),
     "short target": (partial(steady), 1, RUN_S, MINUTE_S),
 }
+SLOW_TARGETS = sorted(TARGETS.keys() - {"steady, 4 slots"})
 
 
-@pytest.mark.parametrize("case", TARGETS)
+@pytest.mark.parametrize(
+    "case", ["steady, 4 slots", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW_TARGETS)]
+)
 def test_target_wait_is_met_with_fewer_worker_hours_than_the_default(case):
     load, slots, run_s, target_s = TARGETS[case]
     default = run_headrace(load(), slots=slots, run_s=run_s)

@@ -82,4 +82,5 @@ def test_workers_with_several_jobs_are_killed_by_keda_and_not_by_headrace(find):
 
 
 def test_documentation_has_the_printed_table(results):
-    assert table.markdown(results) in (DOCS / "scaling.md").read_text()
+    copied = table.markdown(results) in (DOCS / "scaling.md").read_text()
+    assert copied, "copy the output of `python tests/scaling/simulation` into docs/scaling.md"
