@@ -57,12 +57,21 @@ def test_load_of_all_queues_counts_once():
 def test_lost_workers_of_other_pools_take_no_jobs(bench):
     controller = bench.controller()
     bench.ledger.register_worker(WorkerInfo("other", queues=("default",), slots=8, lease_ms=LEASE_MS))
+    bench.advance(60.001)
     bench.submit(3)
-    for after_s in (0, 60, 0.001):
+    controller.decide_once()
+    assert bench.wanted() == [3]
+
+
+def test_jobs_that_free_workers_of_other_pools_leave_count_after_ten_seconds(bench):
+    controller = bench.controller()
+    bench.ledger.register_worker(WorkerInfo("other", queues=("default",), slots=8, lease_ms=LEASE_MS))
+    bench.submit(3)
+    for after_s in (0, 9.999, 0.001):
         bench.advance(after_s)
         controller.decide_once()
     assert bench.wanted() == [0, 3]
-    assert bench.decisions()[-1].observed["oldest_seconds"] == 60.001
+    assert bench.decisions()[-1].observed["oldest_seconds"] == 10.0
 
 
 def test_free_workers_of_other_queues_take_no_jobs_of_the_pool(bench):

@@ -9,13 +9,14 @@ from headrace.core.errors import HeadraceError
 from headrace.jobs.service import Scale
 from headrace.jobs.worker_registry import WorkerRecord
 from headrace.scaling.actuator import Actuator, Members
-from headrace.scaling.controller import PoolSettings, ScalingController
+from headrace.scaling.controller import LEASE_S, PoolSettings, ScalingController
 from scaling.simulation.autoscalers import POLL_S, SYNC_S, HorizontalPodAutoscaler, KedaScaler
 from scaling.simulation.cluster import Cluster
 
 Metric = Callable[[Scale], float]
 _GAP_S = 0.2
 """Least seconds between two rounds of a controller, as in `ScalingController`."""
+_RENEW_S = LEASE_S / 3
 
 
 def queued(scale: Scale) -> float:
@@ -116,7 +117,7 @@ class GroupActuator(PodActuator):
 
 
 class ControllerRun:
-    """A controller of headrace that makes its rounds in virtual time, until it dies."""
+    """A controller of headrace that makes its rounds in virtual time, as its thread does, until it dies."""
 
     def __init__(self, cluster: Cluster, pool: PoolSettings, actuator: Actuator | None = None) -> None:
         self._cluster = cluster
@@ -126,8 +127,10 @@ class ControllerRun:
         )
         self._alive = True
         self._last_s = -_GAP_S
+        self._due_s = 0.0
+        self._holds_lease = False
         self._next = 0
-        """The number of the next round; those that were planned before do not happen."""
+        """The number of the next step; those that were planned before do not happen."""
         self.rounds = 0
         """Rounds with the lease of the pool."""
         cluster.on_wakeup(self._wake)
@@ -138,16 +141,22 @@ class ControllerRun:
         self._alive = False
 
     def _wake(self) -> None:
+        self._due_s = self._cluster.now_s
         self._plan(max(self._cluster.now_s, self._last_s + _GAP_S))
 
     def _plan(self, at_s: float) -> None:
         self._next += 1
-        self._cluster.at(at_s, lambda number=self._next: self._round(number))
+        self._cluster.at(at_s, lambda number=self._next: self._step(number))
 
-    def _round(self, number: int) -> None:
+    def _step(self, number: int) -> None:
         if not self._alive or number != self._next:
             return
         self._last_s = self._cluster.now_s
-        with suppress(HeadraceError):  # the next round may succeed
-            self.rounds += self._controller.decide_once()
-        self._plan(self._last_s + self._pool.interval_s)
+        with suppress(HeadraceError):  # the next step may succeed
+            if not self._holds_lease or self._last_s >= self._due_s:
+                self._due_s = self._last_s + self._pool.interval_s
+                self._holds_lease = self._controller.decide_once()
+                self.rounds += self._holds_lease
+            else:
+                self._holds_lease = self._controller._hold_lease()
+        self._plan(self._last_s + min(self._pool.interval_s, _RENEW_S))

@@ -145,7 +145,7 @@ def test_last_worker_goes_a_window_after_the_last_job():
     cluster.submit(60.0)
     cluster.run_until_done(HOUR_S)
     ended_s = cluster.now_s
-    cluster.run_until(ended_s + WINDOW_S - 1.0)
+    cluster.run_until(ended_s + WINDOW_S - 6.0)
     assert cluster.replicas == 1
     cluster.run_until(ended_s + WINDOW_S + 11.0)
     assert cluster.replicas == 0
@@ -216,9 +216,7 @@ def test_pool_that_cannot_choose_never_has_fewer_workers_than_busy_ones():
     class Recorded(GroupActuator):
         def scale(self, workers, ended=()):
             assert ended == ()
-            records = cluster.ledger.workers()
-            busy = sum(record.running > 0 for record in records if record.state is WorkerState.RUNNING)
-            numbers.append((workers, min(busy, cluster.replicas)))
+            numbers.append((workers, sum(bool(pod.running) for pod in cluster.active)))
             super().scale(workers)
 
     cluster = Cluster(slots=4)
@@ -274,10 +272,10 @@ def test_controller_that_dies_is_replaced_after_its_lease():
     first, second = (ControllerRun(cluster, pool) for _ in range(2))
     cluster.submit(HOUR_S, 3)
     cluster.run_until(600.0)
-    assert (first.rounds > 100, second.rounds, cluster.replicas) == (True, 0, 3)
+    assert (first.rounds > 50, second.rounds, cluster.replicas) == (True, 0, 3)
     first.die()
     cluster.submit(60.0, 4)
-    cluster.run_until(600.0 + 15.0 + 5.0)
+    cluster.run_until(600.0 + 10.0 + 5.0)
     assert (second.rounds > 0, cluster.replicas) == (True, 7)
     finish(cluster)
     assert (cluster.killed, cluster.replicas) == (0, 0)
