@@ -34,6 +34,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 LEASE_S: Final = 10.0
 """The time without a sign of a controller after which another one may take its place."""
 _RENEW_S: Final = LEASE_S / 3
+_RETRY_S: Final = 1.0
 _GAP_S: Final = 0.2
 """Least seconds between two rounds. Many jobs may arrive at once."""
 _STOP_S: Final = 30.0
@@ -165,9 +166,17 @@ class ScalingController(Service):
                     _log.exception("pool %s: the round failed", self.pool.pool)
                 if self._clock.sleep(_GAP_S, self._stopping):
                     return
-                woken = wakeup.wait(max(0.0, min(self.pool.interval_s, _RENEW_S) - _GAP_S))
+                woken = wakeup.wait(max(0.0, self._wait_s(due_s)))
         finally:
             wakeup.close()
+
+    def _wait_s(self, due_s: float) -> float:
+        """Return the seconds until the next decision or extension of the lease."""
+        now_s = self._clock.now()
+        if self._memory is None:
+            return _RENEW_S
+        # After an outage, the extension is overdue.
+        return min(due_s, max(self._renew_s, now_s + _RETRY_S)) - now_s
 
     def _release(self) -> None:
         try:

@@ -116,7 +116,7 @@ def observe(
         # Later, the others are dying, ending or of another region, or a limit holds the jobs back.
         free = sum(max(0, each.info.slots - each.running) for each in others if not each.draining)
         due = max(0, due - free)
-    # Jobs of lost members are among the running ones: they return soon.
+    # Running jobs whose workers are gone count, too: they return soon.
     elsewhere = sum(each.running for each in others)
     on_members = sum(each.running for each in members.registered)
     running = max(on_members, sum(counts.running for _, counts in queues) - elsewhere)

@@ -185,7 +185,7 @@ class ScalingSettings:
     scale_out_percent: Annotated[
         float | None,
         Setting(
-            "Limit of workers that are added in one decision, in percent of the workers; the larger limit counts.",
+            "Limit of workers that are added in one decision, in percent; the larger limit counts.",
             above=0,
             default="no limit",
         ),
@@ -193,7 +193,7 @@ class ScalingSettings:
     scale_in_percent: Annotated[
         float | None,
         Setting(
-            "Limit of workers that are removed in one decision, in percent of the workers; the larger limit counts.",
+            "Limit of workers that are removed in one decision, in percent; the larger limit counts.",
             above=0,
             default="no limit",
         ),
