@@ -33,18 +33,13 @@ class RegistryWorkers(Actuator):
         self.scaled: list[tuple[int, tuple[str, ...]]] = []
         self.lifecycle: list[str] = []
         self._ledger = ledger
-        self._chooses = chooses
+        self.ends_chosen = chooses
         self._queues = tuple(queues)
         self._slots = slots
         self._changed = threading.Condition()
         self._started = 0
         self.starting: list[str] = []
         self.registered: list[str] = []
-
-    @property
-    @override
-    def ends_chosen(self) -> bool:
-        return self._chooses
 
     @override
     def start(self) -> None:
@@ -75,7 +70,7 @@ class RegistryWorkers(Actuator):
             for _ in range(missing):
                 self._started += 1
                 self.starting.append(f"w-{self._started:02}")
-            if not self._chooses:
+            if not self.ends_chosen:
                 for name in self.registered[: max(0, -missing)]:
                     self._end(name)
 

@@ -260,6 +260,16 @@ def test_controller_extends_its_lease(bench):
         assert not second.decide_once()
 
 
+def test_lease_covers_a_call_of_the_actuator(bench):
+    bench.workers.call_s_max = 60.0
+    first, second = bench.controller(), bench.controller()
+    assert first.decide_once()
+    bench.advance(LEASE_S + 60.0 - 0.001)
+    assert not second.decide_once()
+    bench.advance(0.001)
+    assert second.decide_once()
+
+
 def test_lease_is_extended_once_in_a_third_of_it(bench):
     controller = bench.controller()
     until_ms = []
@@ -533,6 +543,23 @@ def test_thread_leaves_a_gap_between_two_rounds(bench):
     controller.stop()
     assert [workers for workers, _ in bench.workers.scaled] == [0]
     assert bench.clock.slept_s == (0.2,)
+
+
+def test_slow_rounds_take_a_tenth_of_the_time(bench):
+    """A slow ledger is not read all the time, however many jobs arrive."""
+    ledger = bench.new_ledger()
+
+    def workers():
+        bench.clock.advance(0.1)
+        return bench.ledger.workers()
+
+    ledger.workers = workers
+    controller = bench.controller(ledger=ledger)
+    controller.start()
+    bench.workers.wait_for_scale(0)
+    bench.clock.wait_for_sleepers()
+    controller.stop()
+    assert bench.clock.slept_s == (pytest.approx(1.0),)
 
 
 def test_stopped_controller_gives_its_lease_back(bench):

@@ -27,10 +27,10 @@ class Actuator(Service, Protocol):
     Both raise ActuatorError, also for an outage; the controller repeats them.
     """
 
-    @property
-    def ends_chosen(self) -> bool:
-        """True if `scale` ends exactly the workers that it is given; False if it cannot choose."""
-        ...
+    ends_chosen: bool = False
+    """True if `scale` ends exactly the workers that it is given; False if it cannot choose."""
+    call_s_max: float = 0.0
+    """Seconds that `members` and `scale` may take together. The lease of the controller covers them."""
 
     def members(self, records: Sequence[WorkerRecord]) -> Members:
         """Return the members among the living workers that take jobs from the queues of the pool."""

@@ -32,11 +32,16 @@ from headrace.scaling.settings import ScalingSettings
 POOL_DEFAULT: Final = "default"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 LEASE_S: Final = 10.0
-"""The time without a sign of a controller after which another one may take its place."""
+"""The time without a sign of a controller after which another one may take its place.
+
+That for which a call of its actuator may last is added.
+"""
 _RENEW_S: Final = LEASE_S / 3
 _RETRY_S: Final = 1.0
 _GAP_S: Final = 0.2
 """Least seconds between two rounds. Many jobs may arrive at once."""
+_SHARE: Final = 0.1
+"""The largest share of time in which a controller makes rounds."""
 _STOP_S: Final = 30.0
 _log = logging.getLogger("headrace.scaling")
 
@@ -154,9 +159,10 @@ class ScalingController(Service):
         due_s, woken = self._clock.now(), False
         try:
             while not self._stopping.is_set():
+                began_s = self._clock.now()
                 try:
-                    if woken or self._memory is None or self._clock.now() >= due_s:
-                        due_s = self._clock.now() + self.pool.interval_s
+                    if woken or self._memory is None or began_s >= due_s:
+                        due_s = began_s + self.pool.interval_s
                         self.decide_once()
                     else:
                         self._hold_lease()
@@ -164,7 +170,8 @@ class ScalingController(Service):
                     _log.warning("pool %s: %s", self.pool.pool, error)
                 except Exception:  # noqa: BLE001 - the next round may succeed
                     _log.exception("pool %s: the round failed", self.pool.pool)
-                if self._clock.sleep(_GAP_S, self._stopping):
+                took_s = self._clock.now() - began_s
+                if self._clock.sleep(max(_GAP_S, min(took_s / _SHARE, _RENEW_S)), self._stopping):
                     return
                 woken = wakeup.wait(max(0.0, self._wait_s(due_s)))
         finally:
@@ -214,7 +221,8 @@ class ScalingController(Service):
         if self._memory is not None and now_s < self._renew_s:
             return True
         pool = self.pool.pool
-        if not self._ledger.control_pool(pool, self._name, round(LEASE_S * 1000)):
+        lease_ms = round((LEASE_S + self._actuator.call_s_max) * 1000)
+        if not self._ledger.control_pool(pool, self._name, lease_ms):
             if self._memory is not None:
                 _log.warning("pool %s: another controller took the lease", pool)
             self._memory = None
@@ -256,7 +264,6 @@ class ScalingController(Service):
         try:
             self._actuator.scale(changes.workers, changes.ended)
         except ActuatorError as error:
-            _log.warning("pool %s: %s", self.pool.pool, error)
             return str(error)
         return ""
 
@@ -274,14 +281,23 @@ class ScalingController(Service):
         """Record the decision, unless it is the last one again."""
         if self._recorded == (wanted, error):
             return
-        _log.info("pool %s: %d workers, %d wanted: %s", self.pool.pool, observed.current, wanted, reason)
+        if error:
+            reason = f"{reason}; not done: {error}"
+        _log.log(
+            logging.WARNING if error else logging.INFO,
+            "pool %s: %d workers, %d wanted: %s",
+            self.pool.pool,
+            observed.current,
+            wanted,
+            reason,
+        )
         recorded = self._ledger.record_decision(
             ScalingDecision(
                 self.pool.pool,
                 self._name,
                 observed.current,
                 wanted,
-                f"{reason}; not done: {error}" if error else reason,
+                reason,
                 observed.document(),
             )
         )

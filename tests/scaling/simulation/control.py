@@ -63,13 +63,10 @@ def _read(cluster: Cluster, metric: Metric) -> float | None:
 class PodActuator(Actuator):
     """Starts and ends pods one by one, as the actuator of worker processes does."""
 
+    ends_chosen = True
+
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-
-    @property
-    @override
-    def ends_chosen(self) -> bool:
-        return True
 
     @override
     def start(self) -> None:
@@ -106,10 +103,7 @@ class ReplicasActuator(PodActuator):
 class GroupActuator(PodActuator):
     """Sets the number of pods, and cannot choose those that end: as a command does."""
 
-    @property
-    @override
-    def ends_chosen(self) -> bool:
-        return False
+    ends_chosen = False
 
     @override
     def scale(self, workers: int, ended: Sequence[WorkerRecord] = ()) -> None:

@@ -70,7 +70,7 @@ class CommandActuator(Actuator):
     ) -> None:
         self._arguments = _split(command)
         self._pool = pool
-        self._timeout_s = timeout_s
+        self._timeout_s = self.call_s_max = timeout_s
         self._repeat_s = repeat_s
         self._start_s = start_s
         self._clock = clock or SystemClock()
@@ -87,11 +87,6 @@ class CommandActuator(Actuator):
     @override
     def stop(self, *, drain: bool = True) -> None:
         pass
-
-    @property
-    @override
-    def ends_chosen(self) -> bool:
-        return False
 
     @override
     def members(self, records: Sequence[WorkerRecord]) -> Members:

@@ -102,6 +102,9 @@ class DeploymentActuator(Actuator):
         ConfigError: A name is malformed. `start` raises it if there are no credentials.
     """
 
+    ends_chosen: bool = True
+    call_s_max: float = 60.0
+
     def __init__(
         self, namespace: str, name: str, *, kubeconfig: str | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
@@ -137,11 +140,6 @@ class DeploymentActuator(Actuator):
     def stop(self, *, drain: bool = True) -> None:
         with self._lock:
             self._close()
-
-    @property
-    @override
-    def ends_chosen(self) -> bool:
-        return True
 
     @override
     def members(self, records: Sequence[WorkerRecord]) -> Members:

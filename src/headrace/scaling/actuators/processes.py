@@ -59,6 +59,8 @@ class ProcessActuator(Actuator):
         clock: The clock of pauses and lives.
     """
 
+    ends_chosen: bool = True
+
     def __init__(
         self,
         command: Sequence[str],
@@ -80,11 +82,6 @@ class ProcessActuator(Actuator):
         self._failed_s = 0.0
         self._failure = ""
         self._next_start_s = 0.0
-
-    @property
-    @override
-    def ends_chosen(self) -> bool:
-        return True
 
     @property
     def pids(self) -> list[int]:

@@ -23,11 +23,6 @@ class PublishOnly(Actuator):
     def stop(self, *, drain: bool = True) -> None:
         pass
 
-    @property
-    @override
-    def ends_chosen(self) -> bool:
-        return False
-
     @override
     def members(self, records: Sequence[WorkerRecord]) -> Members:
         return Members(tuple(records))
