@@ -545,6 +545,15 @@ def test_thread_leaves_a_gap_between_two_rounds(bench):
     assert bench.clock.slept_s == (0.2,)
 
 
+def test_steady_number_is_recorded_once_a_day(bench):
+    """The log keeps decisions for 30 days, and always has the last one of a pool."""
+    controller = bench.controller()
+    for _ in range(9):
+        controller.decide_once()
+        bench.advance(86_400 / 4)
+    assert bench.wanted() == [0] * 3
+
+
 def test_slow_rounds_take_a_tenth_of_the_time(bench):
     """A slow ledger is not read all the time, however many jobs arrive."""
     ledger = bench.new_ledger()

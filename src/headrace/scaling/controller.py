@@ -19,7 +19,7 @@ from headrace.core.errors import ActuatorError, ConfigError, HeadraceError, Reso
 from headrace.core.predictor import Service
 from headrace.core.settings import Setting, check
 from headrace.jobs.job import QUEUE_DEFAULT
-from headrace.jobs.ledger import JobLedger, Wakeup
+from headrace.jobs.ledger import DAY_MS, JobLedger, Wakeup
 from headrace.jobs.pools import ScalingDecision
 from headrace.jobs.worker import CONCURRENCY_MAX, new_worker_name
 from headrace.jobs.worker_registry import WorkerRecord, WorkerState
@@ -119,8 +119,8 @@ class ScalingController(Service):
         """None while another controller holds the lease."""
         self._renew_s = 0.0
         """The time at which the lease is to be extended."""
-        self._recorded: tuple[int, str] | None = None
-        """The wanted number and the error of the last decision in the log."""
+        self._recorded: tuple[int, str, int] | None = None
+        """The wanted number, the error and the day of the last decision in the log."""
         self._stopping = threading.Event()
         self._life = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -231,7 +231,7 @@ class ScalingController(Service):
         if self._memory is None:
             _log.info("this process controls the pool %s", pool, extra={"controller": self._name})
             last = next((each.decision for each in self._ledger.pools() if each.name == pool), None)
-            self._recorded = None if last is None else (last.wanted, "")
+            self._recorded = None if last is None else (last.wanted, "", last.at_ms // DAY_MS)
         return True
 
     def _observe(self, living: list[WorkerRecord], members: Members) -> Observation:
@@ -278,8 +278,9 @@ class ScalingController(Service):
             self._ledger.set_worker_draining(name, draining=draining, by=self._signature)
 
     def _record(self, observed: Observation, wanted: int, reason: str, error: str) -> None:
-        """Record the decision, unless it is the last one again."""
-        if self._recorded == (wanted, error):
+        """Record the decision, unless it is the last one again. Each day has at least one."""
+        key = (wanted, error, observed.at_ms // DAY_MS)
+        if self._recorded == key:
             return
         if error:
             reason = f"{reason}; not done: {error}"
@@ -302,4 +303,4 @@ class ScalingController(Service):
             )
         )
         if recorded:
-            self._recorded = wanted, error
+            self._recorded = key
