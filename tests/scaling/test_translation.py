@@ -92,6 +92,11 @@ def test_behavior_of_an_hpa_replaces_the_defaults():
     assert (settings.scale_in_window_s, settings.scale_in_step) == (60, 0)
 
 
+def test_null_stands_for_the_default():
+    rules = {"stabilizationWindowSeconds": None, "policies": None, "tolerance": None, "selectPolicy": None}
+    assert pool(changed(HPA, "spec", "behavior", to={"scaleUp": rules, "scaleDown": None})) == pool(HPA)
+
+
 def test_scalable_target_with_policies_and_actions_becomes_one_pool():
     settings = pool(TARGET, TRACKING, WAKE, {"ScheduledActions": [ACTION]})
     assert settings.workers == WorkerRange(0, 5)
@@ -123,6 +128,24 @@ def test_disabled_scale_in_removes_no_worker():
         (changed(HPA, "spec", "behavior", "scaleUp", "tolerance", to=0.2), "one tolerance"),
         (changed(HPA, "spec", "behavior", "scaleUp", "selectPolicy", to="Min"), "selectPolicy"),
         (changed(HPA, "spec", "behavior", to=[1]), "behavior must be an object"),
+        (
+            changed(HPA, "spec", "behavior", "scaleUp", "policies", to=[{"type": "Pods"}]),
+            "periodSeconds is missing",
+        ),
+        (
+            changed(HPA, "spec", "behavior", "scaleUp", "policies", to=[{"type": "x", "periodSeconds": 1}]),
+            "one of Pods and one of Percent",
+        ),
+        (
+            changed(
+                HPA, "spec", "behavior", "scaleUp", "policies", to=[{"type": "Pods", "periodSeconds": 1}]
+            ),
+            "value is missing",
+        ),
+        (
+            changed(WAKE, "StepScalingPolicyConfiguration", "StepAdjustments", to=[{}]),
+            "Adjustment is missing",
+        ),
         (changed(TRACKING, "PolicyType", to="PredictiveScaling"), "PredictiveScaling has no equal"),
         (
             changed(

@@ -18,10 +18,12 @@ Table = dict[str, Any]
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?)(m|k|M|)")
 _SCALES: Final = {"m": 0.001, "": 1.0, "k": 1e3, "M": 1e6}
 _AWS_CRON: Final = re.compile(r"cron\((\S+) (\S+) (\S+) (\S+) (\S+) \*\)")
+_POLICY_KINDS: Final = {"Pods": "step", "Percent": "percent"}
 _COOLDOWN_S: Final = 300
 _BACKLOG_METRIC: Final = "ApproximateBacklogSizePerInstance"
 _LISTS: Final = ("ScalableTargets", "ScalingPolicies", "ScheduledActions")
 _SCALE_OUT_RULES: Final[Table] = {
+    "tolerance": 0.1,
     "stabilizationWindowSeconds": 0,
     "policies": [
         {"type": "Pods", "value": 4, "periodSeconds": 15},
@@ -29,10 +31,10 @@ _SCALE_OUT_RULES: Final[Table] = {
     ],
 }
 _SCALE_IN_RULES: Final[Table] = {
+    "tolerance": 0.1,
     "stabilizationWindowSeconds": 300,
     "policies": [{"type": "Percent", "value": 100, "periodSeconds": 15}],
 }
-_TOLERANCE: Final = 0.1
 
 
 def pool_table(documents: Sequence[Mapping[str, Any]]) -> Table:
@@ -60,15 +62,14 @@ def _from_hpa(spec: Mapping[str, Any]) -> Table:
     least = 1 if spec.get("minReplicas") is None else spec["minReplicas"]
     behavior = _object(spec, "behavior")
     _require_known("spec.behavior", behavior, ("scaleUp", "scaleDown"))
-    out = {**_SCALE_OUT_RULES, **_object(behavior, "scaleUp")}
-    in_ = {**_SCALE_IN_RULES, **_object(behavior, "scaleDown")}
-    tolerances = {float(rules.get("tolerance", _TOLERANCE)) for rules in (out, in_)}
-    if len(tolerances) > 1:
+    out = _SCALE_OUT_RULES | _given(_object(behavior, "scaleUp"))
+    in_ = _SCALE_IN_RULES | _given(_object(behavior, "scaleDown"))
+    if out["tolerance"] != in_["tolerance"]:
         raise ConfigError("spec.behavior: a pool has one tolerance for both directions")
     return {
         "workers": f"{least}..{_member(spec, 'maxReplicas', 'spec')}",
         "backlog_per_worker": _hpa_target(_objects(spec, "metrics")),
-        "tolerance": tolerances.pop(),
+        "tolerance": out["tolerance"],
         **_hpa_rules("scale_out", "spec.behavior.scaleUp", out),
         **_hpa_rules("scale_in", "spec.behavior.scaleDown", in_),
     }
@@ -102,12 +103,13 @@ def _hpa_rules(prefix: str, where: str, rules: Mapping[str, Any]) -> Table:
     policies = _objects(rules, "policies")
     if select != "Max" and len(policies) > 1:
         raise ConfigError(f"{where}.selectPolicy: of several policies the one with the largest change counts")
-    periods = {policy["periodSeconds"] for policy in policies}
-    if len(periods) > 1 or len({policy["type"] for policy in policies}) < len(policies):
-        raise ConfigError(f"{where}.policies: must be one of Pods and one of Percent with the same period")
-    for policy in policies:
-        kind = {"Pods": "step", "Percent": "percent"}[policy["type"]]
-        table[f"{prefix}_{kind}"] = policy["value"]
+    where = f"{where}.policies"
+    periods = {_member(policy, "periodSeconds", where) for policy in policies}
+    kinds = [str(policy.get("type")) for policy in policies]
+    if len(periods) > 1 or len(set(kinds)) < len(kinds) or not set(kinds) <= _POLICY_KINDS.keys():
+        raise ConfigError(f"{where}: must be one of Pods and one of Percent with the same period")
+    for kind, policy in zip(kinds, policies, strict=True):
+        table[f"{prefix}_{_POLICY_KINDS[kind]}"] = _member(policy, "value", where)
     return {**table, f"{prefix}_cooldown_s": max(periods, default=0)}
 
 
@@ -170,7 +172,7 @@ def _step_policy(rules: Mapping[str, Any]) -> Table:
         raise ConfigError(
             "StepScalingPolicyConfiguration: must be one step of ChangeInCapacity, which wakes from zero"
         )
-    return {"steps": {"1": steps[0]["ScalingAdjustment"]}}
+    return {"steps": {"1": _member(steps[0], "ScalingAdjustment", "StepAdjustments")}}
 
 
 def _scheduled_action(document: Mapping[str, Any]) -> Table:
@@ -189,6 +191,11 @@ def _scheduled_action(document: Mapping[str, Any]) -> Table:
         "time_zone": document.get("Timezone", "UTC"),
         "workers": f"{action['MinCapacity']}..{action['MaxCapacity']}",
     }
+
+
+def _given(rules: Table) -> Table:
+    """Return the rules that are set: the API answers null for others."""
+    return {name: value for name, value in rules.items() if value is not None}
 
 
 def _object(document: Mapping[str, Any], name: str) -> Table:
