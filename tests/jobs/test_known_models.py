@@ -121,6 +121,15 @@ def test_only_refusals_and_old_answers_are_read_again(ledger):
         known.check(NewJob(model="fraud"))
 
 
+def test_queue_whose_workers_start_with_its_jobs_causes_no_warning(ledger):
+    known = KnownModels(ledger, scaled_queues=frozenset({"default"}))
+    assert known.check(NewJob(model="churn")) == ()
+    assert known.check(NewJob(model="churn", queue="night")) != ()
+    ledger.register_worker(WorkerInfo("w", queues=("default",), models=("churn",)))
+    with pytest.raises(ModelNotFoundError):
+        known.check(NewJob(model="fraud"))
+
+
 @for_each(
     ("queues", "scopes", "named"),
     [

@@ -164,6 +164,7 @@ def open_jobs(
         slots_per_worker=settings.concurrency,
         default_deadline_s=options.default_deadline_s,
         reserved_uris=locations.reserved_uris,
+        scaled_queues=frozenset() if processes is None else frozenset(processes.pool.queues),
         shared_outputs=() if file.sagemaker is None else (file.sagemaker.output_uri,),
     )
     announce = None if components.dispatcher is None else components.dispatcher.announce

@@ -93,6 +93,8 @@ class JobServiceSettings:
     followers_max: int = FOLLOWERS_MAX
     shared_outputs: tuple[str, ...] = ()
     """The prefixes at which the server publishes results of jobs of every tenant."""
+    scaled_queues: frozenset[str] = frozenset()
+    """Queues for which this process starts workers when jobs come."""
 
 
 PASSING_REFUSALS: Final = (ModelNotFoundError, OverloadedError, QueueFullError)
@@ -172,7 +174,7 @@ class JobIntake(Service):
         )
         self.follower: Final = Follower(ledger, followers_max=settings.followers_max)
         """Waits for jobs; it checks no rights."""
-        self._known_models = KnownModels(ledger)
+        self._known_models = KnownModels(ledger, scaled_queues=settings.scaled_queues)
         self._usage = ByteUsage(ledger)
         self._endpoints = CurrentEndpoints(ledger)
         self._shared_outputs = SharedOutputs(access or Access(), self._endpoints, settings.shared_outputs)

@@ -29,11 +29,15 @@ Reports = Mapping[str, frozenset[str]]
 class KnownModels:
     """The check of submissions against the reported models of a ledger.
 
-    Thread-safe; checks block while the ledger is read.
+    Thread-safe; checks block while the ledger is read. A job for one of the `scaled_queues` gets workers
+    when it comes, so it causes no warning that it waits for one.
     """
 
-    def __init__(self, ledger: JobLedger, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, ledger: JobLedger, *, scaled_queues: frozenset[str] = frozenset(), clock: Clock | None = None
+    ) -> None:
         self._ledger = ledger
+        self._scaled_queues = scaled_queues
         self._clock = clock or SystemClock()
         self._cached: tuple[float, Reports] = (float("-inf"), {})
 
@@ -52,6 +56,8 @@ class KnownModels:
             return ()
         reports = self._ledger.reported_models()
         self._cached = (self._clock.now(), reports)
+        if job.queue in self._scaled_queues and job.queue not in reports:
+            return ()
         return check_model(job, reports if key is None else _visible_reports(reports, key, job.queue))
 
 
