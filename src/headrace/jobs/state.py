@@ -249,6 +249,7 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
     e.EndpointRefusedError: Cause.INPUT,
     e.EndpointUnavailableError: Cause.UNAVAILABLE,
     e.RunnerError: Cause.UNAVAILABLE,
+    e.ActuatorError: Cause.UNAVAILABLE,
     e.LedgerError: Cause.DEFECT,
     e.ResumeRefusedError: Cause.INPUT,
     e.CountMismatchError: Cause.DEFECT,
