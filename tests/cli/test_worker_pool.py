@@ -83,11 +83,26 @@ def test_variables_of_the_command_become_those_of_workers():
             "HEADRACE_UP_STORE": "s",
         },
     )
-    assert processes.environ == {
+    own = {name: value for name, value in processes.environ.items() if name.startswith("HEADRACE_WORK")}
+    assert own == {
         "HEADRACE_WORK_LEDGER": "postgresql://u:secret@db/jobs",
         "HEADRACE_WORK_STORE": "s",
     }
     assert "secret" not in " ".join(processes.arguments)
+
+
+def test_variables_of_the_pool_do_not_reach_its_workers():
+    """A worker that saw HEADRACE_WORKERS would start workers, and all would open one metrics port."""
+    environ = {
+        "HEADRACE_WORKERS": "0..3",
+        "HEADRACE_WORK_WORKERS": "0..3",
+        "HEADRACE_METRICS_PORT": "8082",
+        "HEADRACE_CONCURRENCY": "3",
+    }
+    processes = made(up_command, "m.py:M", environ=environ)
+    assert str(processes.pool.workers) == "0..3"
+    left = {name for name in processes.environ if name in environ}
+    assert left == {"HEADRACE_CONCURRENCY"}
 
 
 def test_every_option_of_a_worker_survives_its_way_through_a_command_line(tmp_path):

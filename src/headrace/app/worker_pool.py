@@ -5,10 +5,9 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from headrace.app.process_signals import run_until_signal
@@ -36,12 +35,12 @@ class WorkerProcesses:
     """Worker processes of this machine, as many as the jobs need.
 
     `arguments` are those of the interpreter for one worker, which drains at the end of its standard input.
-    `environ` are additional environment variables.
+    `environ` is its environment.
     """
 
     arguments: Sequence[str]
     pool: PoolSettings
-    environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    environ: Mapping[str, str]
 
     def controller(self, ledger: SqlJobLedger, settings: WorkerSettings) -> ScalingController:
         """Return the controller of the processes, not started. `settings` are those of each worker."""

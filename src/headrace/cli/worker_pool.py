@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _WITH_PARENT: Final = "--end-with-stdin"
 _STDIN: Final = 0
+_WORK_PREFIX: Final = "HEADRACE_WORK"
 _NOT_PASSED: Final = frozenset({"workers", "end_with_stdin", "metrics_port", "host"})
 """Options of `headrace work` that one worker of several does not get: they have no port."""
 
@@ -55,8 +56,7 @@ def worker_processes(
         raise ConfigError("--workers needs MODEL...: the models of the workers")
     pool = local_pool(params["config"], params["workers"], settings)
     arguments = ["-m", "headrace", "work", _WITH_PARENT, *_given_options(context, work_command)]
-    environ = _given_variables(context, work_command)
-    return WorkerProcesses([*arguments, "--", *params["models"]], pool, environ)
+    return WorkerProcesses([*arguments, "--", *params["models"]], pool, _environment(context, work_command))
 
 
 def _given_options(context: click.Context, work_command: click.Command) -> list[str]:
@@ -69,17 +69,21 @@ def _given_options(context: click.Context, work_command: click.Command) -> list[
     return arguments
 
 
-def _given_variables(context: click.Context, work_command: click.Command) -> Mapping[str, str]:
-    """Return the variables of the context's own command, under the names of `headrace work`.
+def _environment(context: click.Context, work_command: click.Command) -> Mapping[str, str]:
+    """Return the environment of a worker.
 
-    The workers inherit those of all commands.
+    It has the variables of the context's own command under the names of `headrace work`, and none for
+    options that a worker must not get: with ``HEADRACE_WORKERS`` it would start workers of its own.
     """
-    found: dict[str, str] = {}
+    environ = dict(os.environ)
+    for name in _NOT_PASSED:
+        for prefix in ("HEADRACE", _WORK_PREFIX):
+            environ.pop(f"{prefix}_{name.upper()}", None)
     for parameter in _passed(context, work_command):
         name = str(parameter.name).upper()
         if (value := os.environ.get(f"{context.auto_envvar_prefix}_{name}")) is not None:
-            found[f"HEADRACE_WORK_{name}"] = value
-    return found
+            environ[f"{_WORK_PREFIX}_{name}"] = value
+    return environ
 
 
 def _passed(context: click.Context, work_command: click.Command) -> list[click.Option]:

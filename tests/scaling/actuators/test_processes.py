@@ -104,7 +104,10 @@ def actuator_of(clock, events):
 
     def make(program=READS_STDIN, *, stop_s=30.0, command=None) -> ProcessActuator:
         actuator = ProcessActuator(
-            command or [*PYTHON, program], environ={"EVENTS": events.path}, stop_s=stop_s, clock=clock
+            command or [*PYTHON, program],
+            environ={**os.environ, "EVENTS": events.path},
+            stop_s=stop_s,
+            clock=clock,
         )
         made.append((actuator, actuator._workers))
         return actuator
@@ -243,7 +246,7 @@ def test_chosen_worker_that_does_not_end_is_killed(actuator_of, events, clock):
 # Processes
 
 
-def test_process_has_a_session_and_additional_variables(actuator_of, events, monkeypatch):
+def test_process_has_a_session_and_the_given_variables(actuator_of, events, monkeypatch):
     monkeypatch.setenv("INHERITED", "yes")
     actuator = actuator_of(f"{BEGIN}tell(os.environ['INHERITED']); sys.stdin.read()")
     actuator.scale(1)

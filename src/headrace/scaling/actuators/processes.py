@@ -1,7 +1,6 @@
 """Workers as processes of this machine: ``headrace up MODEL --workers 0..8``."""
 
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -10,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from typing_extensions import override
@@ -54,7 +52,7 @@ class ProcessActuator(Actuator):
 
     Args:
         command: The command of a worker, which drains at the end of its standard input.
-        environ: Additional environment variables.
+        environ: The environment of a worker; None for that of this process.
         stop_s: Seconds that a worker may need to drain, at most.
         clock: The clock of pauses and lives.
     """
@@ -65,12 +63,12 @@ class ProcessActuator(Actuator):
         self,
         command: Sequence[str],
         *,
-        environ: Mapping[str, str] = MappingProxyType({}),
+        environ: Mapping[str, str] | None = None,
         stop_s: float,
         clock: Clock | None = None,
     ) -> None:
         self._command = list(command)
-        self._environ = dict(environ)
+        self._environ = environ
         self._stop_s = stop_s
         self._clock = clock or SystemClock()
         self._host = socket.gethostname()
@@ -164,7 +162,7 @@ class ProcessActuator(Actuator):
                 process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     self._command,
                     stdin=subprocess.PIPE,
-                    env={**os.environ, **self._environ},
+                    env=self._environ,
                     # A session of its own, so that Ctrl-C reaches this process only, which drains it.
                     start_new_session=True,
                 )
