@@ -51,7 +51,7 @@ class WorkerProcesses:
 
 
 def processes_stop_s(settings: WorkerSettings) -> float:
-    """Return the seconds after which a worker process that was told to end is killed."""
+    """Return the seconds after which a worker process that was ordered to end is killed."""
     return settings.drain_grace_s + settings.stop_s + _UNLOAD_S
 
 

@@ -1,6 +1,6 @@
 """The decision how many workers a load needs. Pure.
 
-Three policies ask for workers: by backlog, by steps, and by waiting time. The one that asks for the most
+Three policies recommend a number of workers: by backlog, by steps, and by waiting time. The largest one
 counts. Stabilisation windows, cooldowns and limits per step then apply, in this order. They slow down a
 change only within the limits of the pool, or of the schedule that is in force: a pool outside of its
 limits returns to them at once.
@@ -94,18 +94,18 @@ class Observation:
         }
 
 
-_Asked = tuple[tuple[int, int], ...]
-"""Times in milliseconds, ascending, with the numbers of workers that were asked for."""
+_Recommendations = tuple[tuple[int, int], ...]
+"""Times in milliseconds, ascending, with the recommended numbers of workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingMemory:
     """The part of the past that a decision depends on. `resume` begins it."""
 
-    most: _Asked = ()
-    """The requests of the window for removals that no later one exceeds."""
-    least: _Asked = ()
-    """The requests of the window for additions that no later one falls below."""
+    most: _Recommendations = ()
+    """The recommendations in the window for removals that no later one exceeds."""
+    least: _Recommendations = ()
+    """The recommendations in the window for additions that no later one falls below."""
     added_at_ms: int | None = None
     removed_at_ms: int | None = None
     loaded_at_ms: int | None = None
@@ -114,8 +114,8 @@ class ScalingMemory:
     @classmethod
     def resume(cls, observed: Observation) -> "ScalingMemory":
         """Return the memory of a controller that begins: it removes nothing for one window."""
-        request = ((observed.at_ms, observed.current),)
-        return cls(most=request, loaded_at_ms=observed.at_ms if observed.current else None)
+        current = ((observed.at_ms, observed.current),)
+        return cls(most=current, loaded_at_ms=observed.at_ms if observed.current else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """The workers that a policy asks for."""
+class _Recommendation:
+    """The number of workers that a policy recommends."""
 
     workers: int
     reason: str
@@ -141,9 +141,9 @@ def decide(settings: ScalingSettings, observed: Observation, memory: ScalingMemo
     Draining workers do not count. The number never falls below that of the busy workers, unless the
     pool drains workers before it ends them.
     """
-    asked = max(_requests(settings, observed), key=lambda request: request.workers)
-    reasons = [asked.reason]
-    workers = _within_limits(settings, observed, asked.workers, reasons)
+    recommended = max(_recommendations(settings, observed), key=lambda each: each.workers)
+    reasons = [recommended.reason]
+    workers = _within_limits(settings, observed, recommended.workers, reasons)
     memory = _remember(settings, observed, memory, workers)
     workers = _stabilised(settings, observed, memory, workers, reasons)
     workers = _after_cooldown(settings, observed, memory, workers, reasons)
@@ -161,24 +161,24 @@ def decide(settings: ScalingSettings, observed: Observation, memory: ScalingMemo
 # Policies
 
 
-def _requests(settings: ScalingSettings, observed: Observation) -> list[_Request]:
-    requests: list[_Request] = []
+def _recommendations(settings: ScalingSettings, observed: Observation) -> list[_Recommendation]:
+    found: list[_Recommendation] = []
     if settings.steps:
-        requests.append(_by_steps(settings.steps, observed))
+        found.append(_by_steps(settings.steps, observed))
     if settings.target_wait_s is not None:
-        requests.append(_by_wait(settings.target_wait_s, observed))
-    if settings.backlog_per_worker is not None or not requests:
+        found.append(_by_wait(settings.target_wait_s, observed))
+    if settings.backlog_per_worker is not None or not found:
         target = settings.backlog_per_worker or float(observed.slots)
-        requests.append(_by_backlog(target, settings.tolerance, observed))
-    return requests
+        found.append(_by_backlog(target, settings.tolerance, observed))
+    return found
 
 
-def _by_backlog(target: float, tolerance: float, observed: Observation) -> _Request:
-    """Ask for the backlog over its target for each worker: target tracking, as the HPA computes it."""
+def _by_backlog(target: float, tolerance: float, observed: Observation) -> _Recommendation:
+    """Recommend the backlog over its target for each worker: target tracking, as the HPA computes it."""
     reason = f"{_load(observed)}, {target:g} for each worker"
     if observed.current and _deviation(target, observed) <= tolerance + _ROUNDING:
-        return _Request(observed.current, f"{reason} within the tolerance of {tolerance:g}")
-    return _Request(_ceil(observed.backlog / target), reason)
+        return _Recommendation(observed.current, f"{reason} within the tolerance of {tolerance:g}")
+    return _Recommendation(_ceil(observed.backlog / target), reason)
 
 
 def _deviation(target: float, observed: Observation) -> float:
@@ -186,23 +186,23 @@ def _deviation(target: float, observed: Observation) -> float:
     return abs(1 - observed.backlog / (target * observed.current))
 
 
-def _by_steps(steps: Steps, observed: Observation) -> _Request:
+def _by_steps(steps: Steps, observed: Observation) -> _Recommendation:
     reached = [step for step in steps if step[0] <= observed.backlog]
     if not reached:
-        return _Request(0, f"{_load(observed)}, less than the first step")
+        return _Recommendation(0, f"{_load(observed)}, less than the first step")
     backlog, workers = reached[-1]
-    return _Request(workers, f"{_load(observed)}: step from {backlog}")
+    return _Recommendation(workers, f"{_load(observed)}: step from {backlog}")
 
 
-def _by_wait(target_s: float, observed: Observation) -> _Request:
-    """Ask for the slots with which all due jobs begin in time, as if all were as old as the oldest.
+def _by_wait(target_s: float, observed: Observation) -> _Recommendation:
+    """Recommend the slots with which all due jobs begin in time, as if all were as old as the oldest.
 
     N slots start N·left/run jobs in `left` seconds, in addition to those of the free slots. So
     `due <= N - running + N * left / run`. Arrivals need no term of their own: if they exceed what the
-    slots end, the backlog and the age of the oldest job grow, and with them the request.
+    slots end, the backlog and the age of the oldest job grow, and with them the recommendation.
     """
     if not observed.backlog:
-        return _Request(0, "no jobs")
+        return _Recommendation(0, "no jobs")
     if observed.run_s is None:
         slots, why = float(observed.backlog), "run times unknown yet"
     else:
@@ -211,7 +211,7 @@ def _by_wait(target_s: float, observed: Observation) -> _Request:
         slots = observed.backlog * run_s / (run_s + left_s)
         why = f"{run_s:.3g} s each"
     reason = f"{_load(observed)} ({why}), to begin within {target_s:g} s"
-    return _Request(max(1, _ceil(slots / observed.slots)), reason)
+    return _Recommendation(max(1, _ceil(slots / observed.slots)), reason)
 
 
 def _load(observed: Observation) -> str:
@@ -228,7 +228,7 @@ def _ceil(quotient: float) -> int:
 def _within_limits(settings: ScalingSettings, observed: Observation, workers: int, reasons: list[str]) -> int:
     limits, schedule = limits_at(settings, observed.at_ms)
     by = f" of the schedule {schedule}" if schedule else ""
-    # A limit decides alone: it takes the place of the reasons since the request.
+    # A limit decides alone: it takes the place of the reasons since the recommendation.
     if workers > limits.most:
         reasons[1:] = [f"limited to the maximum of {limits.most}{by}"]
         return limits.most
@@ -269,10 +269,10 @@ def _remember(
 
 
 def _extended(
-    asked: _Asked, at_ms: int, workers: int, from_ms: int, matters: Callable[[int], bool]
-) -> _Asked:
-    """Append a request. Drop those before the window, and those that the new one makes irrelevant."""
-    kept = tuple(each for each in asked if each[0] > from_ms and matters(each[1]))
+    before: _Recommendations, at_ms: int, workers: int, from_ms: int, matters: Callable[[int], bool]
+) -> _Recommendations:
+    """Append a recommendation. Drop those before the window, and those that the new one makes irrelevant."""
+    kept = tuple(each for each in before if each[0] > from_ms and matters(each[1]))
     return (*kept, (at_ms, workers))
 
 

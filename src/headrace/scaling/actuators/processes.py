@@ -32,7 +32,7 @@ class _Worker:
     started_s: float
     registered: bool = False
     ended_s: float | None = None
-    """The time at which it was told to end."""
+    """The time of the order to end."""
 
     def signal(self, *numbers: signal.Signals) -> None:
         for number in numbers:
