@@ -76,7 +76,7 @@ WORK = {
 SCALE = {
     **LOGS,
     "data": "JobLocations.folder",
-    "config": "the pools of JobsFile, which read_jobs_file returns",
+    "config": "read_pool, which returns fields of PoolSettings",
     "deployment": "namespace and name of DeploymentActuator",
 }
 UP = {

@@ -8,6 +8,7 @@ from headrace.config.jobs_file import (
     WorkerRegion,
     anonymous_key,
     read_jobs_file,
+    read_pool,
     read_worker_region,
 )
 from headrace.core.errors import ConfigError, ForbiddenError
@@ -258,3 +259,34 @@ def test_receivers_may_be_in_the_table_of_endpoints_for_one_release(tmp_path):
 def test_invalid_endpoints_are_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text)
+
+
+POOLS = """
+[pools.gpu]
+workers = "0..20"
+queues = ["night"]
+schedules = [{ cron = "0 8 * * 1-5", workers = "2..20" }]
+"""
+
+
+def test_pools_are_read_by_their_controllers(tmp_path):
+    read(tmp_path, POOLS)
+    found = read_pool(tmp_path / "jobs.toml", "gpu")
+    assert (str(found["workers"]), found["queues"], len(found["schedules"])) == ("0..20", ("night",), 1)
+    assert read_pool(tmp_path / "jobs.toml", "cpu") == read_pool(None, "gpu") == {}
+
+
+@for_each(
+    ("text", "message"),
+    [
+        ('[pools.gpu]\nworkers = "20..0"', r"pools\.gpu\.workers: 20\.\.0: must be a smallest number"),
+        ("[pools.gpu]\nworker = 1", r"pools\.gpu: unknown key 'worker'; did you mean 'workers'"),
+        ('[pools."a b"]\nidle_s = 1', "'a b' is no name of a pool"),
+        ("[pools.gpu]\nschedules = [{ cron = 'x', workers = '1' }]", "schedule 1.*cron: must be five fields"),
+    ],
+)
+def test_invalid_pool_stops_every_program_that_reads_the_file(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text)
+    with pytest.raises(ConfigError, match=message):
+        read_pool(tmp_path / "jobs.toml", "another")

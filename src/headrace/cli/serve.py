@@ -263,9 +263,9 @@ def up_command(context: click.Context, models: tuple[str, ...], **params: Any) -
     """Run the job API and a worker, with the ledger and the results in a folder.
 
     With MODEL... (see docs/models.md) a worker runs the jobs, and the models are served over REST.
-    With --workers 0..8, up to eight worker processes run the jobs, and none while there are no jobs.
-    Without models, jobs wait for `headrace work` in other processes. SIGTERM drains: short jobs finish,
-    long jobs return to their queues, and the exit status is 0.
+    With --workers 0..8, up to eight worker processes run the jobs, and none while there are no jobs; the
+    models are not served then. Without models, jobs wait for `headrace work` in other processes.
+    SIGTERM drains: short jobs finish, long jobs return to their queues, and the exit status is 0.
     """
     configure_server_logs(params["log_format"], params["verbose"])
     with exit_on_error():

@@ -204,8 +204,6 @@ class JobsFile:
     sagemaker: SageMakerSettings | None = None
     regions: RegionRules = field(default_factory=lambda: RegionRules(ask_buckets=False))
     """Regions of the data."""
-    pools: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
-    """Fields of `PoolSettings` for each pool of workers."""
 
 
 def read_jobs_file(path: Path, *, store_uri: str, reserved: Iterable[str] = ()) -> JobsFile:
@@ -320,6 +318,7 @@ def _parse_document(
     regions, _ = _parse_regions(document)
     queues = _table(document, "queues")
     access = _parse_access(document, where, reserved, outbound)
+    _parse_pools(document)  # their controllers read them
     return JobsFile(
         access=access,
         queues={name: read_table(QueueSettings, _table(queues, name), f"queues.{name}") for name in queues},
@@ -331,11 +330,11 @@ def _parse_document(
         outbound=outbound,
         sagemaker=_optional(SageMakerSettings, document, "sagemaker"),
         regions=regions,
-        pools=_parse_pools(document),
     )
 
 
 def _parse_pools(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return fields of `PoolSettings` for each pool of workers."""
     pools = _table(document, "pools")
     tables = {name: _table(pools, name) for name in pools}
     for name, table in tables.items():
