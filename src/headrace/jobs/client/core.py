@@ -211,15 +211,10 @@ class ApiOperations:
 
     async def list(self, **wanted: Unpack[Filters]) -> AsyncGenerator[Job, None]:
         """Yield matching jobs, newest first; pages are fetched as needed."""
-        after = ""
-        while True:
-            params = (*list_query(wanted), ("limit", str(PAGE)), ("after", after))
-            document = read_document(await self._request(ApiCall("GET", "/v1/jobs", params)))
-            for job in document["jobs"]:
-                yield read_job(job)
-            after = document["next_after"]
-            if not after:
-                return
+        call = ApiCall("GET", "/v1/jobs", tuple(list_query(wanted)))
+        async with aclosing(self._entries(call, "jobs")) as documents:
+            async for document in documents:
+                yield read_job(document)
 
     async def history(self, job_id: str) -> Sequence[HistoryEntry]:
         """Return a job's failures, retries and manual changes, oldest first."""
@@ -284,17 +279,10 @@ class ApiOperations:
             if not after or (limit is not None and total["matched"] >= limit):
                 return {**total, "skipped": dict(skipped), "next_after": after}
 
-    async def audit(self, *, done_by: str = "", action: str = "") -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the entries of the audit log, newest first; pages are fetched as needed."""
-        after = ""
-        while True:
-            params = (("done_by", done_by), ("action", action), ("limit", str(PAGE)), ("after", after))
-            document = read_document(await self._request(ApiCall("GET", "/v1/audit", params)))
-            for entry in document["entries"]:
-                yield entry
-            after = document["next_after"]
-            if not after:
-                return
+    def audit(self, *, done_by: str = "", action: str = "") -> AsyncGenerator[dict[str, Any], None]:
+        """Return the entries of the audit log, newest first; pages are fetched as needed."""
+        params = (("done_by", done_by), ("action", action))
+        return self._entries(ApiCall("GET", "/v1/audit", params), "entries")
 
     # Payloads
 
@@ -406,18 +394,9 @@ class ApiOperations:
         """Return the pools of workers, by name. Raises as `Client.pools` does."""
         return read_document(await self._request(ApiCall("GET", "/v1/pools")))["pools"]
 
-    async def decisions(self, pool: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the decisions about a pool, newest first; pages are fetched as needed."""
-        after = ""
-        while True:
-            params = (("limit", str(PAGE)), ("after", after))
-            call = replace(_named_call("GET", "pools", pool, "/decisions"), params=params)
-            document = read_document(await self._request(call))
-            for decision in document["decisions"]:
-                yield decision
-            after = document["next_after"]
-            if not after:
-                return
+    def decisions(self, pool: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Return the decisions about a pool, newest first; pages are fetched as needed."""
+        return self._entries(_named_call("GET", "pools", pool, "/decisions"), "decisions")
 
     # Endpoints
 
@@ -539,6 +518,18 @@ class ApiOperations:
         return read_document(await self._request(call))[kind]
 
     # Shared by all operations
+
+    async def _entries(self, call: ApiCall, name: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the entries of a list, the member `name` of its pages; pages are fetched as needed."""
+        after = ""
+        while True:
+            params = (*call.params, ("limit", str(PAGE)), ("after", after))
+            document = read_document(await self._request(replace(call, params=params)))
+            for entry in document[name]:
+                yield entry
+            after = document["next_after"]
+            if not after:
+                return
 
     async def _request(
         self, call: ApiCall, *, stream: bool = False, tries: "list[str] | None" = None
