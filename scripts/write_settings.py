@@ -39,8 +39,7 @@ from headrace.runs.document import EXTENSION_SETTINGS, SpecKeys
 from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.output_settings import OutputSettings
 from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings, SubsetSettings, TaskSettings
-from headrace.scaling.controller import PoolSettings
-from headrace.scaling.settings import ScheduledLimits
+from headrace.scaling.settings import PoolSettings, ScheduledLimits
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.server.listener import DrainSettings, RestLimits, TlsFiles
 

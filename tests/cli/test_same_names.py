@@ -24,7 +24,7 @@ from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker import WorkerSettings
 from headrace.runners.engines import BeamWorkers, RayWorkers
 from headrace.scaling.actuators.command import CommandActuator
-from headrace.scaling.controller import PoolSettings
+from headrace.scaling.settings import PoolSettings
 
 LOGS = {
     "verbose": "logs of the process; Python programs configure logging themselves",

@@ -11,8 +11,8 @@ from headrace.jobs.ledger import ClaimRequest, QueueCounts
 from headrace.jobs.pools import ScalingDecision
 from headrace.jobs.worker_registry import WorkerInfo, WorkerRecord, WorkerReport
 from headrace.scaling.actuator import Actuator, Members
-from headrace.scaling.controller import PoolSettings, ScalingController
-from headrace.scaling.settings import WorkerRange
+from headrace.scaling.controller import ScalingController
+from headrace.scaling.settings import PoolSettings, WorkerRange
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger
 
 LEASE_MS = 60_000

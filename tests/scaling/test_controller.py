@@ -10,7 +10,8 @@ from headrace.core.errors import ActuatorError, JobLedgerUnavailableError, Resou
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.worker_registry import WorkerInfo, WorkerState
 from headrace.scaling.actuator import Members
-from headrace.scaling.controller import LEASE_S, PoolSettings, ScalingController
+from headrace.scaling.controller import LEASE_S, ScalingController
+from headrace.scaling.settings import PoolSettings
 from headrace.testing import ManualWallClock, MemoryJobLedger, check_service
 from scaling.pool_bench import LEASE_MS, PoolBench, RegistryWorkers
 

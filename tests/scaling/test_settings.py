@@ -5,8 +5,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.core.settings_reader import read_settings
-from headrace.scaling.controller import PoolSettings
-from headrace.scaling.settings import ScalingSettings, ScheduledLimits, WorkerRange
+from headrace.scaling.settings import PoolSettings, ScalingSettings, ScheduledLimits, WorkerRange
 
 WHERE = "pools.gpu"
 MORNING = {"cron": "0 8 * * *", "workers": "2..4"}

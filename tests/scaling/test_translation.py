@@ -7,8 +7,7 @@ import pytest
 from cases import for_each
 from headrace.core.errors import ConfigError
 from headrace.core.settings_reader import read_settings
-from headrace.scaling.controller import PoolSettings
-from headrace.scaling.settings import WorkerRange
+from headrace.scaling.settings import PoolSettings, WorkerRange
 from headrace.scaling.translation import pool_table
 
 METRIC = {

@@ -18,8 +18,8 @@ from headrace.jobs.ledgers.sql import SqlJobLedger
 from headrace.jobs.worker import WorkerSettings
 from headrace.scaling.actuator import Actuator
 from headrace.scaling.actuators.processes import ProcessActuator
-from headrace.scaling.controller import PoolSettings, ScalingController
-from headrace.scaling.settings import WorkerRange
+from headrace.scaling.controller import ScalingController
+from headrace.scaling.settings import PoolSettings, WorkerRange
 
 LOCAL_POOL: Final = "local"
 """The table of the settings of worker processes, and the beginning of the names of their pools."""

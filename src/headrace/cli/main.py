@@ -29,7 +29,7 @@ COMMANDS: Final = {
     "endpoints": ("endpoints", "List and change endpoints of jobs."),
     "schedules": ("schedules", "List and change schedules of jobs."),
     "workers": ("workers", "List and drain workers of jobs."),
-    "scale": ("scale", "Show pools of workers and decisions."),
+    "scale": ("scale", "Control the numbers of workers, and show why they change."),
     "init": ("init", "Create a model project with a test."),
     "keys": ("keys", "Create API keys of models and jobs."),
     "completion": ("main", "Print the completion script of a shell."),

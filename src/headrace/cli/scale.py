@@ -30,7 +30,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.settings_reader import read_settings
 from headrace.reports.report import one_line
 from headrace.scaling.actuator import Actuator
-from headrace.scaling.controller import POOL_DEFAULT, PoolSettings
+from headrace.scaling.settings import POOL_DEFAULT, PoolSettings
 
 _EPILOG = """\b
 Examples:

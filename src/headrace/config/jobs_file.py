@@ -82,7 +82,7 @@ from headrace.jobs.outbound import OutboundPolicy
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.trigger import Trigger, Triggers, read_triggers
 from headrace.jobs.worker import OtherRegions
-from headrace.scaling.controller import PoolSettings
+from headrace.scaling.settings import PoolSettings
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.storage.regions import RegionRule, RegionRules, require_region
 

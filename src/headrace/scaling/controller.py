@@ -6,31 +6,26 @@ that the next controller finds them.
 """
 
 import logging
-import re
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Annotated, Final
+from dataclasses import replace
+from typing import Final
 
 from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ActuatorError, ConfigError, HeadraceError, ResourceNotFoundError
+from headrace.core.errors import ActuatorError, HeadraceError, ResourceNotFoundError
 from headrace.core.predictor import Service
-from headrace.core.settings import Setting, check
-from headrace.jobs.job import QUEUE_DEFAULT
 from headrace.jobs.ledger import DAY_MS, JobLedger, Wakeup
 from headrace.jobs.pools import ScalingDecision
-from headrace.jobs.worker import CONCURRENCY_MAX, new_worker_name
+from headrace.jobs.worker import new_worker_name
 from headrace.jobs.worker_registry import WorkerRecord, WorkerState
 from headrace.scaling.actuator import Actuator, Members
 from headrace.scaling.changes import Changes, plan_changes
 from headrace.scaling.observation import JobRates, living_workers, observe
 from headrace.scaling.policy import Observation, ScalingMemory, decide
-from headrace.scaling.settings import ScalingSettings
+from headrace.scaling.settings import PoolSettings
 
-POOL_DEFAULT: Final = "default"
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 LEASE_S: Final = 10.0
 """The time without a sign of a controller after which another one may take its place.
 
@@ -44,48 +39,6 @@ _SHARE: Final = 0.1
 """The largest share of time in which a controller makes rounds."""
 _STOP_S: Final = 30.0
 _log = logging.getLogger("headrace.scaling")
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings(ScalingSettings):
-    """The settings of a pool: of the decision, and of its controller. Raises ConfigError."""
-
-    pool: Annotated[
-        str,
-        Setting(
-            "Name of the pool. One controller at a time scales a pool.", metavar="NAME", python_only=True
-        ),
-    ] = POOL_DEFAULT
-    queues: Annotated[
-        tuple[str, ...],
-        Setting(
-            "Queue from which the workers take jobs. Repeatable.",
-            option="queue",
-            default="default",
-            metavar="NAME",
-        ),
-    ] = (QUEUE_DEFAULT,)
-    slots: Annotated[
-        int,
-        Setting(
-            "Number of jobs that a worker runs at once, until a worker reports its own.",
-            least=1,
-            most=CONCURRENCY_MAX,
-        ),
-    ] = 8
-    interval_s: Annotated[
-        float, Setting("Seconds between two decisions; new jobs cause one at once.", above=0, most=60)
-    ] = 5.0
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for values out of range."""
-        check(self)
-        if not _NAME.fullmatch(self.pool):
-            raise ConfigError(
-                f"{self.pool!r:.80} is no name of a pool: use letters, digits, '.', '-' and '_'"
-            )
-        if not self.queues or not all(self.queues):
-            raise ConfigError("queues must have names")
 
 
 class ScalingController(Service):

@@ -1,14 +1,19 @@
-"""The settings of the decision how many workers a load needs."""
+"""The settings of pools of workers: of the decision how many a load needs, and of the controller."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from headrace.core.errors import ConfigError, DataError
 from headrace.core.settings import Setting, check
 from headrace.core.settings_reader import read_settings
+from headrace.jobs.job import QUEUE_DEFAULT
 from headrace.jobs.schedules import last_time_ms
+from headrace.jobs.worker import CONCURRENCY_MAX
 
 WORKERS_MAX: Final = 1000
+POOL_DEFAULT: Final = "default"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _DAY_S: Final = 86_400.0
 _BACKLOG_DIGITS_MAX: Final = 18
 Steps = tuple[tuple[int, int], ...]
@@ -27,7 +32,7 @@ def _parse_steps(table: dict[str, int]) -> Steps:
     return tuple(sorted(steps.items()))
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class WorkerRange:
     """The smallest and the largest number of workers of a pool: ``0..8``."""
 
@@ -202,3 +207,45 @@ class ScalingSettings:
     def __post_init__(self) -> None:
         """Raise ConfigError for values out of range."""
         check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings(ScalingSettings):
+    """The settings of a pool: of the decision, and of its controller. Raises ConfigError."""
+
+    pool: Annotated[
+        str,
+        Setting(
+            "Name of the pool. One controller at a time scales a pool.", metavar="NAME", python_only=True
+        ),
+    ] = POOL_DEFAULT
+    queues: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Queue from which the workers take jobs. Repeatable.",
+            option="queue",
+            default="default",
+            metavar="NAME",
+        ),
+    ] = (QUEUE_DEFAULT,)
+    slots: Annotated[
+        int,
+        Setting(
+            "Number of jobs that a worker runs at once, until a worker reports its own.",
+            least=1,
+            most=CONCURRENCY_MAX,
+        ),
+    ] = 8
+    interval_s: Annotated[
+        float, Setting("Seconds between two decisions; new jobs cause one at once.", above=0, most=60)
+    ] = 5.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for values out of range."""
+        check(self)
+        if not _NAME.fullmatch(self.pool):
+            raise ConfigError(
+                f"{self.pool!r:.80} is no name of a pool: use letters, digits, '.', '-' and '_'"
+            )
+        if not self.queues or not all(self.queues):
+            raise ConfigError("queues must have names")

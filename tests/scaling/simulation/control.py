@@ -9,7 +9,8 @@ from headrace.core.errors import HeadraceError
 from headrace.jobs.service import Scale
 from headrace.jobs.worker_registry import WorkerRecord
 from headrace.scaling.actuator import Actuator, Members
-from headrace.scaling.controller import LEASE_S, PoolSettings, ScalingController
+from headrace.scaling.controller import LEASE_S, ScalingController
+from headrace.scaling.settings import PoolSettings
 from scaling.simulation.autoscalers import POLL_S, SYNC_S, HorizontalPodAutoscaler, KedaScaler
 from scaling.simulation.cluster import Cluster
 

@@ -7,8 +7,7 @@ lengths every 20 minutes, for workers that run four. There are at most 20 worker
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.scaling.controller import PoolSettings
-from headrace.scaling.settings import WorkerRange
+from headrace.scaling.settings import PoolSettings, WorkerRange
 from scaling.simulation.autoscalers import HorizontalPodAutoscaler, KedaScaler
 from scaling.simulation.cluster import Cluster
 from scaling.simulation.control import ControllerRun, backlog, queued, run_hpa, run_keda

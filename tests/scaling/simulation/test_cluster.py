@@ -5,7 +5,7 @@ import pytest
 from headrace.jobs.job import NewJob
 from headrace.jobs.state import JobState
 from headrace.jobs.worker_registry import WorkerState
-from headrace.scaling.controller import PoolSettings
+from headrace.scaling.settings import PoolSettings
 from scaling.simulation.cluster import QUEUE, Cluster
 from scaling.simulation.control import ControllerRun, PodActuator
 from scaling.simulation.loads import bursts, exponential, office_hours, poisson

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 
 from headrace.jobs.worker_registry import WorkerInfo, WorkerState
-from headrace.scaling.controller import PoolSettings
-from headrace.scaling.settings import WorkerRange
+from headrace.scaling.settings import PoolSettings, WorkerRange
 from scaling.simulation.autoscalers import POLL_S, KedaScaler
 from scaling.simulation.cluster import HEARTBEAT_S, LEASE_MS, QUEUE, Cluster
 from scaling.simulation.control import (
