@@ -174,13 +174,22 @@ async def test_model_error_ends_the_stream_after_earlier_responses(carrier):
 async def test_unknown_model_or_key_is_refused_before_any_response(carrier):
     async with serving(plane(), carrier, access=key_access()) as channel:
         for metadata, code in (
-            ((), "UNAUTHENTICATED"),
             ((("authorization", f"Bearer {USER}"),), "NOT_FOUND"),
             ((("authorization", f"Bearer {LIMITED}"),), "PERMISSION_DENIED"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await until_read(bidi(channel)([infer_request(number(1), model="nope")], metadata=metadata))
             assert code_of(caught) == code
+
+
+@CARRIERS
+@in_event_loop
+async def test_missing_key_is_refused_before_any_message(carrier):
+    async with serving(plane(), carrier, access=key_access()) as channel:
+        # This client writes nothing: where a write meets the refusal, grpcio's client reports INTERNAL.
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await bidi(channel)().read()
+        assert code_of(caught) == "UNAUTHENTICATED"
 
 
 def slow_key(requests_per_s_max):
