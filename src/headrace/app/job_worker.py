@@ -38,7 +38,8 @@ from headrace.jobs.worker.worker import Worker
 from headrace.jobs.worker_registry import ModelCrash, WorkerReport
 from headrace.server.application import Guard
 from headrace.server.dataplane import Dataplane
-from headrace.server.jobs.metrics import SharedReading, process_metrics, worker_metrics
+from headrace.server.jobs.metrics import process_metrics, worker_metrics
+from headrace.server.jobs.shared_reading import SharedReading
 from headrace.server.jobs.worker_app import WorkerHealth, worker_app
 from headrace.server.listen import HttpListener, ListenerThread
 from headrace.server.metrics import Metrics, MetricsApp

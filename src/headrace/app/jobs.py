@@ -35,12 +35,12 @@ from headrace.server.dataplane import Dataplane
 from headrace.server.jobs.api import BoundedThreadPool
 from headrace.server.jobs.app import job_routes
 from headrace.server.jobs.metrics import (
-    SharedReading,
     ledger_metrics,
     process_metrics,
     read_ledger,
     worker_metrics,
 )
+from headrace.server.jobs.shared_reading import SharedReading
 from headrace.server.listen import HttpListener, new_event_loop
 from headrace.server.listener import DrainSettings, Listener, Serving
 from headrace.server.metrics import Metrics, MetricsApp, MetricSource

@@ -54,13 +54,14 @@
     └── JobError                    a job or its queue refuses an operation
         ├── JobNotFoundError        no job has this id, or the client may not see it
         ├── EndpointNotFoundError   no endpoint of jobs has this name or version, or the client may not see it
-        ├── ResourceNotFoundError   no delivery, receiver or worker has this name
+        ├── ResourceNotFoundError   no delivery, receiver, worker or pool has this name
         ├── JobStateError           the job's state does not allow the operation
         ├── OutputTakenError        another job owns the name of the output
         ├── IdempotencyError        the key belongs to another submission
         ├── QueueFullError          too many jobs wait: retry later
         ├── QueueClosedError        the queue is draining and takes no jobs
         ├── QueueInUseError         the queue has unfinished jobs and cannot be removed
+        ├── UncontrolledPoolError   no controller decides about the pool of workers
         ├── ResultGoneError         the result of a completed job was moved or deleted
         └── JobLedgerUnavailableError  the job database does not respond
 
@@ -570,6 +571,13 @@ class QueueClosedError(JobError):
 
 class QueueInUseError(JobError):
     """The queue cannot be removed, because it has unfinished jobs."""
+
+
+class UncontrolledPoolError(JobError):
+    """No controller decides about the pool of workers, so that its last number may be outdated."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"pool {name!r:.80} has {why}: see the log of its controller, `headrace scale`")
 
 
 class JobLedgerUnavailableError(JobError):

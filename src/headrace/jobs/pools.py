@@ -4,10 +4,12 @@
 scales it, and the decisions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
+
+from headrace.core.errors import ResourceNotFoundError, UncontrolledPoolError
 
 DECISIONS_KEPT_DAYS: Final = 30
 """Days for which a ledger keeps decisions, and pools without a controller."""
@@ -57,6 +59,23 @@ class Pool:
     def controlled(self) -> bool:
         """True while a controller holds the lease."""
         return self.lease_until_ms > self.read_at_ms
+
+
+def published_decision(pools: Iterable[Pool], name: str) -> ScalingDecision:
+    """Return the decision about a pool that other autoscalers follow: the last one of its controller.
+
+    Raises:
+        ResourceNotFoundError: The ledger knows no such pool.
+        UncontrolledPoolError: No controller holds the lease of the pool, or it has not decided yet.
+    """
+    pool = next((pool for pool in pools if pool.name == name), None)
+    if pool is None:
+        raise ResourceNotFoundError("pool", name)
+    if not pool.controlled:
+        raise UncontrolledPoolError(name, "no controller")
+    if pool.decision is None:
+        raise UncontrolledPoolError(name, "no decision yet")
+    return pool.decision
 
 
 def decision_document(decision: ScalingDecision) -> dict[str, Any]:

@@ -264,6 +264,7 @@ _CAUSES: Final[Mapping[type[BaseException], Cause]] = {
     e.QueueFullError: Cause.OVERLOADED,
     e.QueueClosedError: Cause.UNAVAILABLE,
     e.QueueInUseError: Cause.DEFECT,
+    e.UncontrolledPoolError: Cause.DEFECT,
     e.JobLedgerUnavailableError: Cause.UNAVAILABLE,
     MemoryError: Cause.OOM,
 }

@@ -27,6 +27,7 @@ InstanceLostError, UnavailableError             503   UNAVAILABLE
 TooManySequencesError (with Retry-After)        503   UNAVAILABLE
 JobLedgerUnavailableError (with Retry-After)    503   UNAVAILABLE
 QueueClosedError (with Retry-After)             503   UNAVAILABLE
+UncontrolledPoolError                           503   UNAVAILABLE
 ModelLoadError                                  503   FAILED_PRECONDITION
 DeadlineError                                   504   DEADLINE_EXCEEDED
 anything else                                   500   INTERNAL
@@ -140,6 +141,7 @@ _TABLE: Final[tuple[tuple[type[BaseException], int, GrpcCode], ...]] = (
     (e.IdempotencyError, 422, GrpcCode.INVALID_ARGUMENT),
     (e.QueueFullError, 429, GrpcCode.RESOURCE_EXHAUSTED),
     (e.QueueClosedError, 503, GrpcCode.UNAVAILABLE),
+    (e.UncontrolledPoolError, 503, GrpcCode.UNAVAILABLE),
     (e.JobLedgerUnavailableError, 503, GrpcCode.UNAVAILABLE),
     (e.UnavailableError, 503, GrpcCode.UNAVAILABLE),
     (e.HeadraceError, 500, GrpcCode.INTERNAL),

@@ -10,8 +10,15 @@ from typing_extensions import override
 
 from headrace.core.errors import ConfigError, MissingExtraError
 from headrace.server.errors import grpc_status, trailing_metadata
-from headrace.server.grpc_service import GrpcService
-from headrace.server.listener import GrpcCall, GrpcMethod, Listener, StreamHandler, TlsFiles, UnaryHandler
+from headrace.server.listener import (
+    GrpcCall,
+    GrpcMethod,
+    GrpcMethods,
+    Listener,
+    StreamHandler,
+    TlsFiles,
+    UnaryHandler,
+)
 
 try:
     import grpc as _grpc
@@ -76,7 +83,7 @@ class GrpcAioServer(Listener):
         settings: The address and the limits.
     """
 
-    def __init__(self, service: GrpcService, settings: GrpcAioSettings | None = None) -> None:
+    def __init__(self, service: GrpcMethods, settings: GrpcAioSettings | None = None) -> None:
         self._service = service
         self._settings = settings or GrpcAioSettings()
         self._server: Any = None

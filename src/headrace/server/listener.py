@@ -135,6 +135,18 @@ class GrpcMethod:
     stream: StreamHandler | None = None
 
 
+class GrpcMethods(Protocol):
+    """The methods of a gRPC listener, by their paths, such as ``/inference.GRPCInferenceService/ModelInfer``."""
+
+    def methods(self) -> dict[str, GrpcMethod]:
+        """Return every method by its path."""
+        ...
+
+    def drain(self) -> None:
+        """Prepare for the end of the listener: endless streams end. The event loop calls it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RestLimits:
     """The limits of requests, and the compression of responses."""

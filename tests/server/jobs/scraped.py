@@ -11,12 +11,12 @@ from headrace.jobs.worker import WorkerSettings
 from headrace.jobs.worker.worker import Worker
 from headrace.server.dataplane import Dataplane
 from headrace.server.jobs.metrics import (
-    SharedReading,
     ledger_metrics,
     process_metrics,
     read_ledger,
     worker_metrics,
 )
+from headrace.server.jobs.shared_reading import SharedReading
 from headrace.server.metrics import HeadraceCollector
 from headrace.testing import ManualWallClock, MemoryJobLedger
 from jobs.memory_outbox import MemoryOutbox

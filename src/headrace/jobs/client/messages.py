@@ -61,6 +61,7 @@ _ERRORS: Final[Mapping[str, type[HeadraceError]]] = {
         e.StoppedError,
         e.UnauthenticatedError,
         e.UnavailableError,
+        e.UncontrolledPoolError,
         e.UnsupportedError,
     )
 }

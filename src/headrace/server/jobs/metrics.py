@@ -6,15 +6,11 @@ scrape neither loads the database nor waits long for it.
 """
 
 import logging
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
-from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import JobLedgerUnavailableError
 from headrace.jobs.counters import (
     ARRIVALS,
     ENDS,
@@ -28,14 +24,9 @@ from headrace.jobs.notify.delivery import DeliveryCounts, Outbox
 from headrace.jobs.pools import Pool
 from headrace.jobs.worker.worker import Worker
 from headrace.jobs.worker_registry import WorkerState
+from headrace.server.jobs.shared_reading import SharedReading
 from headrace.server.metrics import Family, MetricKind, MetricSource, MetricValue, MetricValues
 
-READING_S: Final = 5.0
-"""The time for which scrapes share a reading of the ledger."""
-READING_SHARE: Final = 0.1
-"""The largest share of time in which a process reads the ledger for metrics."""
-WAIT_S: Final = 3.0
-"""The longest wait of a scrape for the ledger. Prometheus gives up after 10 s by default."""
 QUEUES_MAX: Final = 200
 """The limit of queues whose jobs are counted for a scrape, the first by name."""
 POOLS_MAX: Final = 200
@@ -43,7 +34,6 @@ POOLS_MAX: Final = 200
 DELIVERIES_MAX: Final = 10_000
 
 _GROUP: Final = ("queue", "model", "tenant")
-_Result = TypeVar("_Result")
 _log = logging.getLogger("headrace.jobs")
 
 
@@ -105,7 +95,7 @@ _POOL_WANTED: Final = Family(
     "headrace_pool_workers_wanted",
     "gauge",
     ("pool",),
-    "Workers that the pool is to have, by its last decision; absent 30 days after that.",
+    "Workers that the pool is to have, by its last decision; absent while it has no controller.",
 )
 _POOL_CONTROLLED: Final = Family(
     "headrace_pool_controlled", "gauge", ("pool",), "1 while a controller holds the lease of the pool."
@@ -204,66 +194,6 @@ def read_ledger(ledger: JobLedger, outbox: Outbox) -> LedgerReading:
     return LedgerReading(ledger.counters(), counted, deliveries, workers, pools[:POOLS_MAX])
 
 
-class SharedReading(Generic[_Result]):
-    """A reading that several threads share for some seconds. It never runs twice at once.
-
-    Args:
-        read: The reading. It may raise, and may block for long.
-        clock: The clock of ages.
-        wait_s: The longest wait of `latest`.
-    """
-
-    def __init__(
-        self, read: Callable[[], _Result], *, clock: Clock | None = None, wait_s: float = WAIT_S
-    ) -> None:
-        self._read = read
-        self._clock = clock or SystemClock()
-        self._wait_s = wait_s
-        self._lock = threading.Lock()
-        self._current: Future[_Result] | None = None
-        self._expires_s = 0.0
-        self._succeeded_s: float | None = None
-
-    def latest(self) -> _Result | None:
-        """Return the current reading, after a new one if it is too old. None if it failed or takes long."""
-        with self._lock:
-            current = self._current
-            if current is None or (current.done() and self._clock.now() >= self._expires_s):
-                current = self._current = Future()
-                threading.Thread(
-                    target=self._run, args=(current,), name="headrace-ledger-reading", daemon=True
-                ).start()
-        try:
-            return current.result(self._wait_s)
-        except Exception:  # noqa: BLE001 - `_run` logged it
-            return None
-
-    def succeeded_within(self, seconds: float) -> bool:
-        """Return True if a reading succeeded in the last `seconds`."""
-        with self._lock:
-            return self._succeeded_s is not None and self._clock.now() - self._succeeded_s <= seconds
-
-    def _run(self, future: Future[_Result]) -> None:
-        began_s = self._clock.now()
-        try:
-            result = self._read()
-        except BaseException as error:  # noqa: BLE001 - the thread must end the future
-            if not isinstance(error, JobLedgerUnavailableError):
-                _log.exception("the ledger could not be read for metrics")
-            self._end(began_s, succeeded=False)
-            future.set_exception(error)
-        else:
-            self._end(began_s, succeeded=True)
-            future.set_result(result)
-
-    def _end(self, began_s: float, *, succeeded: bool) -> None:
-        with self._lock:
-            now_s = self._clock.now()
-            self._expires_s = now_s + max(READING_S, (now_s - began_s) / READING_SHARE)
-            if succeeded:
-                self._succeeded_s = now_s
-
-
 def ledger_metrics(reading: SharedReading[LedgerReading]) -> MetricSource:
     """Return the source of `LEDGER_FAMILIES`. Without a reading, no metric of it has a value."""
 
@@ -318,7 +248,9 @@ def _ledger_values(reading: LedgerReading) -> Mapping[Family, MetricValues]:
         _ENDED: _sums(counts, ENDS, lambda count: (count.event.value, count.cause)),
         _WORKERS: [((state.value,), reading.workers.get(state, 0)) for state in WorkerState],
         _POOL_WANTED: [
-            ((pool.name,), pool.decision.wanted) for pool in reading.pools if pool.decision is not None
+            ((pool.name,), pool.decision.wanted)
+            for pool in reading.pools
+            if pool.controlled and pool.decision is not None
         ],
         _POOL_CONTROLLED: [((pool.name,), float(pool.controlled)) for pool in reading.pools],
         _DELIVERIES: [(("open",), reading.deliveries.open), (("dead",), reading.deliveries.dead)],
