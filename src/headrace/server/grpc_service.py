@@ -96,7 +96,7 @@ class GrpcService:
         self._health.drain()
 
     def methods(self) -> dict[str, GrpcMethod]:
-        """Return every method by its path, such as ``/inference.GRPCInferenceService/ModelInfer``."""
+        """Return every method by its path."""
         table: dict[str, dict[str, UnaryHandler]] = {
             INFERENCE_SERVICE: {
                 "ModelInfer": self._inference.model_infer,

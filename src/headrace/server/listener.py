@@ -136,10 +136,10 @@ class GrpcMethod:
 
 
 class GrpcMethods(Protocol):
-    """The methods of a gRPC listener, by their paths, such as ``/inference.GRPCInferenceService/ModelInfer``."""
+    """The methods of a gRPC listener."""
 
     def methods(self) -> dict[str, GrpcMethod]:
-        """Return every method by its path."""
+        """Return every method by its path, such as ``/inference.GRPCInferenceService/ModelInfer``."""
         ...
 
     def drain(self) -> None:
