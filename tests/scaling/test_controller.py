@@ -233,6 +233,52 @@ def test_busy_workers_are_not_removed_if_the_actuator_cannot_choose():
     assert bench.workers.scaled[-1] == (3, ())
 
 
+def test_wanted_number_includes_a_worker_that_drains_if_the_actuator_cannot_choose():
+    """An autoscaler that follows the number would end another worker in its place."""
+    bench = PoolBench(chooses=False)
+    controller = pool_of(bench, 2)
+    jobs = [*bench.claim("w-01"), *bench.claim("w-02")]
+    bench.ledger.set_worker_draining("w-02", draining=True, by="ops")
+    controller.decide_once()
+    for job in jobs:
+        bench.complete(job)
+        bench.advance(WINDOW_S + 1)
+        controller.decide_once()
+    assert [workers for workers, _ in bench.workers.scaled] == [2, 3, 2, 0]
+    decisions = [(each.workers, each.wanted, each.reason.partition("; ")[2]) for each in bench.decisions()]
+    assert decisions == [
+        (0, 2, ""),
+        (2, 3, "1 more worker drains"),
+        (3, 2, "1 more worker drains"),
+        (1, 0, ""),
+    ]
+
+
+def test_reason_has_the_number_of_workers_that_drain(caplog):
+    bench = PoolBench(chooses=False)
+    controller = pool_of(bench, 3)
+    for name in ("w-01", "w-02"):
+        bench.claim(name)
+        bench.ledger.set_worker_draining(name, draining=True, by="ops")
+    with caplog.at_level(logging.INFO, "headrace.scaling"):
+        controller.decide_once()
+    decision = bench.decisions()[-1]
+    assert (decision.workers, decision.wanted, decision.observed["workers"]) == (3, 5, 1)
+    assert decision.reason.endswith("for each worker; 2 more workers drain")
+    assert f"pool p: 3 workers, 5 wanted: {decision.reason}" in caplog.text
+
+
+def test_wanted_number_has_no_worker_that_drains_if_the_actuator_chooses(bench):
+    controller = pool_of(bench, 2)
+    bench.claim("w-01")
+    bench.ledger.set_worker_draining("w-01", draining=True, by="ops")
+    controller.decide_once()
+    bench.submit()
+    controller.decide_once()
+    assert [(each.workers, each.wanted) for each in bench.decisions()] == [(0, 2), (2, 3)]
+    assert "drain" not in bench.decisions()[-1].reason
+
+
 # The lease
 
 

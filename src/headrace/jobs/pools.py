@@ -20,8 +20,9 @@ DECISION_PAGE_MAX: Final = 500
 class ScalingDecision:
     """A decision about the number of workers of a pool, with its reason in words.
 
-    `workers` is the number that the pool had, and `wanted` the one that it is to have. `observed` has
-    the figures behind the decision, as JSON. The ledger sets `number` and `at_ms`; greater numbers are
+    `workers` is the number that the pool had, and `wanted` the one that it is to have. Both include
+    workers that drain only if the controller cannot choose the workers that end. `observed` has the
+    figures behind the decision, as JSON. The ledger sets `number` and `at_ms`; greater numbers are
     later ones.
     """
 

@@ -23,7 +23,7 @@ from headrace.jobs.worker_registry import WorkerRecord, WorkerState
 from headrace.scaling.actuator import Actuator, Members
 from headrace.scaling.changes import Changes, plan_changes
 from headrace.scaling.observation import JobRates, living_workers, observe
-from headrace.scaling.policy import Observation, ScalingMemory, decide
+from headrace.scaling.policy import Decision, Observation, ScalingMemory, decide
 from headrace.scaling.settings import PoolSettings
 
 LEASE_S: Final = 10.0
@@ -158,14 +158,15 @@ class ScalingController(Service):
         observed = self._observe(living, members)
         before = self._memory or ScalingMemory.resume(observed)
         decision = decide(self.pool, observed, before)
-        error = self._act(decision.wanted, members)
+        leaving = self._leaving(members)
+        error = self._act(decision.wanted + leaving, members)
         self._memory = decision.memory
         if error:
             # No cooldown for a change that was not made.
             self._memory = replace(
                 decision.memory, added_at_ms=before.added_at_ms, removed_at_ms=before.removed_at_ms
             )
-        self._record(observed, decision.wanted, decision.reason, error)
+        self._record(observed, decision, leaving, error)
         return True
 
     def _hold_lease(self) -> bool:
@@ -202,14 +203,21 @@ class ScalingController(Service):
             drains=self._actuator.ends_chosen,
         )
 
+    def _leaving(self, members: Members) -> int:
+        """Return the workers that an operator drains: they stay until their jobs have ended.
+
+        Only an actuator that cannot choose has to count them: it could end others in their place.
+        """
+        if self._actuator.ends_chosen:
+            return 0
+        return sum(record.state is WorkerState.DRAINING for record in members.registered)
+
     def _act(self, wanted: int, members: Members) -> str:
         """Bring the pool closer to the wanted number. Return the error of the actuator, or ""."""
         if self._actuator.ends_chosen:
             changes = plan_changes(wanted, members, drained_by=self._signature)
         else:
-            # Workers that an operator drains stay until their jobs have ended.
-            leaving = sum(record.state is WorkerState.DRAINING for record in members.registered)
-            changes = Changes(workers=wanted + leaving)
+            changes = Changes(workers=wanted)
         for record in changes.undrain:
             self._set_draining(record.info.name, draining=False)
         for record in changes.drain:
@@ -230,8 +238,11 @@ class ScalingController(Service):
         with suppress(ResourceNotFoundError):
             self._ledger.set_worker_draining(name, draining=draining, by=self._signature)
 
-    def _record(self, observed: Observation, wanted: int, reason: str, error: str) -> None:
+    def _record(self, observed: Observation, decision: Decision, leaving: int, error: str) -> None:
         """Record the decision, unless it is the last one again. Each day has at least one."""
+        workers, wanted, reason = observed.current + leaving, decision.wanted + leaving, decision.reason
+        if leaving:
+            reason += "; 1 more worker drains" if leaving == 1 else f"; {leaving} more workers drain"
         key = (wanted, error, observed.at_ms // DAY_MS)
         if self._recorded == key:
             return
@@ -241,7 +252,7 @@ class ScalingController(Service):
             logging.WARNING if error else logging.INFO,
             "pool %s: %d workers, %d wanted: %s",
             self.pool.pool,
-            observed.current,
+            workers,
             wanted,
             reason,
         )
@@ -249,7 +260,7 @@ class ScalingController(Service):
             ScalingDecision(
                 self.pool.pool,
                 self._name,
-                observed.current,
+                workers,
                 wanted,
                 reason,
                 observed.document(),
