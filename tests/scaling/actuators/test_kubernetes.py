@@ -16,6 +16,7 @@ from scaling.kubernetes_server import DELETION_COST, TOKEN, Fault, KubernetesSer
 from scaling.records import drained, record
 
 pytest.importorskip("kubernetes")  # part of the dev extra
+api = pytest.importorskip("headrace.scaling.actuators.kubernetes_api")
 adapter = pytest.importorskip("headrace.scaling.actuators.kubernetes")
 DeploymentActuator = adapter.DeploymentActuator
 
@@ -125,20 +126,20 @@ def test_surplus_pods_are_members_and_no_reason_to_add_replicas(server, actuator
 
 
 def test_all_pages_of_pods_are_read(server, actuator, monkeypatch):
-    monkeypatch.setattr(adapter, "PODS_PER_PAGE", 3)
+    monkeypatch.setattr(api, "PODS_PER_PAGE", 3)
     server.set_replicas(10)
     assert len(actuator.members(idle(server.active)).registered) == 10
     assert server.requests.count(READS[1]) == 4
 
 
 def test_number_of_pods_is_bounded(server, actuator, monkeypatch):
-    monkeypatch.setattr(adapter, "PODS_MAX", 3)
+    monkeypatch.setattr(api, "PODS_MAX", 3)
     with pytest.raises(ActuatorError, match="Deployment ml/workers has more than 3 pods"):
         actuator.members([])
 
 
 def test_size_of_a_response_is_bounded(server, actuator, monkeypatch):
-    monkeypatch.setattr(adapter, "RESPONSE_BYTES_MAX", 1000)
+    monkeypatch.setattr(api, "RESPONSE_BYTES_MAX", 1000)
     with pytest.raises(ActuatorError, match="more than 1000 bytes"):
         actuator.members([])
 
@@ -497,7 +498,7 @@ def test_stop_closes_the_connections(server, kubeconfig):
     actuator.start()
     # The other ends are in this process too, but their remote port is another.
     assert len(connections()) == 1
-    client = actuator._open.client  # the end of its life would close its connections too
+    client = actuator._open._client  # the end of its life would close its connections too
     actuator.stop()
     assert connections() == []
     client.close()

@@ -1,4 +1,4 @@
-"""A Deployment of Kubernetes as a pool: one worker in each pod. Adapter module of kubernetes.
+"""A Deployment of Kubernetes as a pool: one worker in each pod.
 
 The ReplicaSet controller ends the pods with the lowest deletion cost first, so that the costs choose the
 pods that go. That is best effort: Kubernetes ends pods first that are pending or not ready, and during a
@@ -9,55 +9,28 @@ The pods must keep their own host names (no ``hostNetwork``), because the host o
 names its pod. Nothing else, such as a HorizontalPodAutoscaler, may scale the Deployment.
 """
 
-import os
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final
 
-import msgspec
 from typing_extensions import override
 
-from headrace.core.errors import ActuatorError, ConfigError, MissingExtraError
+from headrace.core.errors import ActuatorError, ConfigError
 from headrace.jobs.worker_registry import WorkerRecord
 from headrace.scaling.actuator import Actuator, Members
-from headrace.scaling.actuators.kubernetes_objects import (
-    DELETION_COST,
-    AccessReview,
-    ApiObject,
-    DeploymentScale,
-    FailureStatus,
-    Pod,
-    PodList,
-)
-
-try:
-    import kubernetes as _kubernetes
-    from urllib3.exceptions import HTTPError  # the errors of its connections
-except ImportError as _error:
-    raise MissingExtraError("kubernetes", "a pool of a Kubernetes Deployment") from _error
-
-kubernetes: Any = _kubernetes  # its types lack the raw responses
+from headrace.scaling.actuators.kubernetes_api import DeploymentApi
 
 COST_OF_ENDED: Final = -1000
 COST_WITHOUT_WORKER: Final = -500
 """The cost of a pod whose worker has not registered yet. It goes before any idle worker."""
 TIMEOUT_S: Final = 10.0
-PODS_MAX: Final = 5000
-"""The limit of pods of a Deployment."""
-PODS_PER_PAGE: Final = 250
-RESPONSE_BYTES_MAX: Final = 64 << 20
-_REASON_CHARACTERS: Final = 500
-_KUBECONFIG: Final = "KUBECONFIG"
-_KUBECONFIG_DEFAULT: Final = "~/.kube/config"
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 _RIGHTS: Final = (
     "allow its account to get and patch deployments/scale, and to list and patch pods, in namespace {}"
 )
-
-_ObjectT = TypeVar("_ObjectT", bound=ApiObject)
 
 
 @dataclass(slots=True)
@@ -69,16 +42,6 @@ class _Count:
     """The deletion cost by the name of each living pod."""
     workers: Mapping[str, Sequence[WorkerRecord]]
     """The registered workers by the name of their pod."""
-
-
-class _Apis:
-    """A client of an API server."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-        self.apps = kubernetes.client.AppsV1Api(client)
-        self.core = kubernetes.client.CoreV1Api(client)
-        self.authorization = kubernetes.client.AuthorizationV1Api(client)
 
 
 class DeploymentActuator(Actuator):
@@ -118,8 +81,7 @@ class DeploymentActuator(Actuator):
         self._kubeconfig = kubeconfig
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._open: _Apis | None = None
-        self._host = ""
+        self._open: DeploymentApi | None = None
         self._count: _Count | None = None
 
     @override
@@ -127,9 +89,13 @@ class DeploymentActuator(Actuator):
         with self._lock:
             if self._open is not None:
                 return
-            configuration = _credentials(self._kubeconfig)
-            self._host = configuration.host
-            self._open = _Apis(kubernetes.client.ApiClient(configuration))
+            self._open = DeploymentApi(
+                self._namespace,
+                self._name,
+                kubeconfig=self._kubeconfig,
+                timeout_s=self._timeout_s,
+                rights=_RIGHTS.format(self._namespace),
+            )
             try:
                 self._require_access()
             except BaseException:
@@ -144,8 +110,9 @@ class DeploymentActuator(Actuator):
     @override
     def members(self, records: Sequence[WorkerRecord]) -> Members:
         self._count = None
-        scale = self._read_scale()
-        pods = self._list_pods(scale.status.selector)
+        api = self._api()
+        scale = api.read_scale()
+        pods = api.list_pods(scale.status.selector)
         costs = {pod.metadata.name: pod.cost for pod in pods}
         workers: dict[str, list[WorkerRecord]] = defaultdict(list)
         for record in records:
@@ -178,23 +145,24 @@ class DeploymentActuator(Actuator):
         return f"Deployment {self._namespace}/{self._name}"
 
     def _close(self) -> None:
-        apis, self._open = self._open, None
+        api, self._open = self._open, None
         self._count = None
-        if apis is not None:
-            apis.client.close()
+        if api is not None:
+            api.close()
 
-    def _apis(self) -> _Apis:
+    def _api(self) -> DeploymentApi:
         if self._open is None:
             raise ActuatorError(f"the actuator of {self} is not running: start it")
         return self._open
 
     def _require_access(self) -> None:
         """Read what each round reads, and ask for the right to patch, without which no pod could go."""
-        self._list_pods(self._read_scale().status.selector)
+        api = self._api()
+        api.list_pods(api.read_scale().status.selector)
         missing = [
             f"{verb} {resource}"
             for verb, group, resource in (("patch", "apps", "deployments/scale"), ("patch", "", "pods"))
-            if not self._is_allowed(verb, group, resource)
+            if not api.is_allowed(verb, group, resource)
         ]
         if missing:
             raise ActuatorError(
@@ -202,156 +170,21 @@ class DeploymentActuator(Actuator):
                 f"needs: {_RIGHTS.format(self._namespace)}"
             )
 
-    def _is_allowed(self, verb: str, group: str, resource: str) -> bool:
-        resource, _, subresource = resource.partition("/")
-        attributes = {
-            "namespace": self._namespace,
-            "verb": verb,
-            "group": group,
-            "resource": resource,
-            "subresource": subresource,
-        }
-        review = self._request(
-            AccessReview,
-            "review the rights to scale",
-            self._apis().authorization.create_self_subject_access_review,
-            {
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SelfSubjectAccessReview",
-                "spec": {"resourceAttributes": attributes},
-            },
-            ignored=(403, 404),  # a cluster may forbid these reviews
-        )
-        return review is None or review.status.allowed
-
-    def _read_scale(self) -> DeploymentScale:
-        scale = self._request(
-            DeploymentScale,
-            "read the scale of",
-            self._apis().apps.read_namespaced_deployment_scale,
-            self._name,
-            self._namespace,
-        )
-        assert scale is not None
-        if not scale.status.selector:
-            # An empty selector would list every pod of the namespace.
-            raise ActuatorError(f"the scale of {self} has no selector of pods: check the Deployment")
-        return scale
-
-    def _list_pods(self, selector: str) -> list[Pod]:
-        pods: list[Pod] = []
-        page = ""
-        while True:
-            found = self._request(
-                PodList,
-                "list the pods of",
-                self._apis().core.list_namespaced_pod,
-                self._namespace,
-                label_selector=selector,
-                limit=PODS_PER_PAGE,
-                _continue=page or None,
-            )
-            assert found is not None
-            pods += found.items or []
-            if len(pods) > PODS_MAX:
-                raise ActuatorError(f"{self} has more than {PODS_MAX} pods: divide the pool")
-            page = found.metadata.next_page
-            if not page:
-                return [pod for pod in pods if pod.lives]
-
     def _set_cost(self, count: _Count, pod: str, cost: str) -> None:
-        if count.costs[pod] == cost:
-            return
-        self._request(
-            ApiObject,
-            f"set the deletion cost of pod {pod} of",
-            self._apis().core.patch_namespaced_pod,
-            pod,
-            self._namespace,
-            {"metadata": {"annotations": {DELETION_COST: cost}}},
-            ignored=(404,),  # the pod has gone
-        )
-        count.costs[pod] = cost
+        if count.costs[pod] != cost:
+            self._api().set_cost(pod, cost)
+            count.costs[pod] = cost
 
     def _set_replicas(self, count: _Count, replicas: int) -> None:
         # The version changes with the status too. A version read by `members` would often be outdated.
-        scale = self._read_scale()
+        scale = self._api().read_scale()
         if scale.spec.replicas != count.replicas:
             raise ActuatorError(
                 f"the replicas of {self} changed from {count.replicas} to {scale.spec.replicas} while they "
                 f"were to become {replicas}; the next round decides anew. Let nothing else scale it"
             )
-        self._request(
-            DeploymentScale,
-            f"set {replicas} replicas of",
-            self._apis().apps.patch_namespaced_deployment_scale,
-            self._name,
-            self._namespace,
-            {
-                "metadata": {"resourceVersion": scale.metadata.resource_version},
-                "spec": {"replicas": replicas},
-            },
-        )
+        self._api().set_replicas(replicas, scale.metadata.resource_version)
         count.replicas = replicas
-
-    def _request(
-        self,
-        kind: type[_ObjectT],
-        action: str,
-        method: Callable[..., Any],
-        *arguments: Any,
-        ignored: Sequence[int] = (),
-        **options: Any,
-    ) -> _ObjectT | None:
-        """Send one request and return its response, or None for an `ignored` status.
-
-        The response is parsed here. The models of the client reject fields that they do not know.
-        """
-        try:
-            response = method(
-                *arguments,
-                _preload_content=False,
-                # To connect, and to read. Older clients ignore a single number that is not whole.
-                _request_timeout=(self._timeout_s, self._timeout_s),
-                **options,
-            )
-            data = response.read(RESPONSE_BYTES_MAX + 1)
-            if len(data) > RESPONSE_BYTES_MAX:
-                response.close()
-                raise ActuatorError(
-                    f"cannot {action} {self}: the response has more than {RESPONSE_BYTES_MAX} bytes"
-                )
-            response.release_conn()
-            return msgspec.json.decode(data, type=kind)
-        except kubernetes.client.ApiException as error:
-            if error.status in ignored:
-                return None
-            raise self._response_error(action, error) from error
-        except msgspec.MsgspecError as error:
-            raise ActuatorError(
-                f"cannot {action} {self}: {self._host} sent no object of Kubernetes: {error}: "
-                "check the server of the kubeconfig"
-            ) from error
-        # The client reads and renews credentials during requests.
-        except (HTTPError, OSError, kubernetes.config.ConfigException) as error:
-            raise ActuatorError(
-                f"cannot {action} {self}: {self._host} did not respond (limit "
-                f"{self._timeout_s:g} s): {error!s:.{_REASON_CHARACTERS}}; the next round repeats it"
-            ) from error
-
-    def _response_error(self, action: str, error: Any) -> ActuatorError:
-        advice = {
-            401: "renew the credentials",
-            403: _RIGHTS.format(self._namespace),
-            404: "check the name and the namespace",
-            409: "something else changed it at the same time; the next round repeats it",
-        }.get(error.status, "the next round repeats it")
-        try:
-            reason = msgspec.json.decode(error.body or "", type=FailureStatus).message
-        except msgspec.MsgspecError:
-            reason = ""
-        shown = f"{error.status} {error.reason}: {reason}" if reason else f"{error.status} {error.reason}"
-        return ActuatorError(f"cannot {action} {self}: {shown:.{_REASON_CHARACTERS}}; {advice}")
 
 
 def _cost(workers: Sequence[WorkerRecord], ended: set[str]) -> int:
@@ -361,27 +194,3 @@ def _cost(workers: Sequence[WorkerRecord], ended: set[str]) -> int:
     if all(worker.info.name in ended for worker in workers):
         return COST_OF_ENDED
     return sum(worker.running for worker in workers)
-
-
-def _credentials(kubeconfig: str | None) -> Any:
-    """Return a configuration of the client, or raise ConfigError."""
-    configuration = kubernetes.client.Configuration()
-    # The controller repeats failed rounds; repeated requests would multiply the time limit.
-    configuration.retries = False
-    if kubeconfig is None:
-        try:
-            kubernetes.config.load_incluster_config(client_configuration=configuration)
-        except kubernetes.config.ConfigException:
-            pass
-        else:
-            return configuration
-    # The client reads the variable only when it is imported.
-    paths = kubeconfig or os.environ.get(_KUBECONFIG) or _KUBECONFIG_DEFAULT
-    try:
-        kubernetes.config.load_kube_config(paths, client_configuration=configuration, persist_config=False)
-    except Exception as error:  # also those of its YAML parser and of programs that print credentials
-        raise ConfigError(
-            f"no credentials for Kubernetes: the kubeconfig {paths} cannot be used: {error}: name another by "
-            f"{_KUBECONFIG}, or run in a pod with a service account"
-        ) from error
-    return configuration
