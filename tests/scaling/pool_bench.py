@@ -26,7 +26,13 @@ class RegistryWorkers(Actuator):
     """
 
     def __init__(
-        self, ledger: MemoryJobLedger, *, chooses: bool = True, queues=("default",), slots: int = 1
+        self,
+        ledger: MemoryJobLedger,
+        *,
+        chooses: bool = True,
+        scaled_by_others: bool = False,
+        queues=("default",),
+        slots: int = 1,
     ) -> None:
         self.error = ""
         self.members_error: Exception | None = None
@@ -34,6 +40,7 @@ class RegistryWorkers(Actuator):
         self.lifecycle: list[str] = []
         self._ledger = ledger
         self.ends_chosen = chooses
+        self.scaled_by_others = scaled_by_others
         self._queues = tuple(queues)
         self._slots = slots
         self._changed = threading.Condition()

@@ -514,6 +514,63 @@ def test_change_that_failed_starts_no_cooldown(bench):
     assert bench.workers.starting == ["w-01"], "the change that was made starts one"
 
 
+def test_pool_is_prepared_before_its_decision_is_published():
+    """An autoscaler that follows the decision may remove workers at once."""
+    bench = PoolBench(chooses=False)
+    numbers = []
+    scale = bench.workers.scale
+
+    def scale_and_look(workers, ended=()):
+        numbers.append((workers, bench.wanted()))
+        scale(workers, ended)
+
+    bench.workers.scale = scale_and_look
+    controller = pool_of(bench, 2)
+    bench.complete(*bench.claim("w-01", 2))
+    controller.decide_once()
+    bench.advance(WINDOW_S + 1)
+    controller.decide_once()
+    assert numbers == [(2, []), (2, [2]), (0, [2])]
+    assert bench.wanted() == [2, 0]
+
+
+@for_each(("scaled_by_others", "published"), [(True, 2), (False, 0)])
+def test_removal_that_is_not_prepared_is_not_published_to_other_autoscalers(scaled_by_others, published):
+    bench = PoolBench(chooses=False, scaled_by_others=scaled_by_others)
+    controller = pool_of(bench, 2)
+    bench.complete(*bench.claim("w-01", 2))
+    controller.decide_once()
+    bench.advance(WINDOW_S + 1)
+    bench.workers.error = "the costs of pods cannot be set"
+    controller.decide_once()
+    decision = bench.decisions()[-1]
+    assert (decision.workers, decision.wanted) == (2, published)
+    assert decision.reason.endswith("; not done: the costs of pods cannot be set")
+    bench.workers.error = ""
+    controller.decide_once()
+    assert bench.wanted() == [2, published, 0]
+
+
+def test_drained_worker_stays_while_the_pool_is_not_prepared():
+    bench = PoolBench(chooses=False, scaled_by_others=True)
+    controller = pool_of(bench, 3)
+    bench.complete(*bench.claim("w-01", 3))
+    bench.ledger.set_worker_draining("w-03", draining=True, by="ops")
+    bench.advance(1)
+    assert bench.ledger.worker("w-03").state is WorkerState.DRAINED
+    bench.workers.error = "the costs of pods cannot be set"
+    controller.decide_once()
+    assert (bench.workers.scaled[-1], bench.wanted()) == ((2, ()), [3, 3])
+
+
+def test_addition_is_published_although_the_pool_is_not_prepared():
+    bench = PoolBench(chooses=False, scaled_by_others=True)
+    bench.submit(2)
+    bench.workers.error = "the costs of pods cannot be set"
+    bench.controller().decide_once()
+    assert bench.wanted() == [2]
+
+
 # Outages of the ledger
 
 

@@ -29,6 +29,11 @@ class Actuator(Service, Protocol):
 
     ends_chosen: bool = False
     """True if `scale` ends exactly the workers that it is given; False if it cannot choose."""
+    scaled_by_others: bool = False
+    """True if something else starts and ends the workers, by the published decision.
+
+    `scale` prepares the pool for its decision. If that fails, no smaller number is published.
+    """
     call_s_max: float = 0.0
     """Seconds that `members` and `scale` may take together. The lease of the controller covers them."""
 

@@ -243,11 +243,14 @@ class ScalingController(Service):
         workers, wanted, reason = observed.current + leaving, decision.wanted + leaving, decision.reason
         if leaving:
             reason += "; 1 more worker drains" if leaving == 1 else f"; {leaving} more workers drain"
+        if error:
+            reason = f"{reason}; not done: {error}"
+            if self._actuator.scaled_by_others:
+                # Others would end workers that the actuator has not prepared.
+                wanted = max(wanted, observed.current + observed.draining)
         key = (wanted, error, observed.at_ms // DAY_MS)
         if self._recorded == key:
             return
-        if error:
-            reason = f"{reason}; not done: {error}"
         _log.log(
             logging.WARNING if error else logging.INFO,
             "pool %s: %d workers, %d wanted: %s",

@@ -15,6 +15,8 @@ class PublishOnly(Actuator):
     cluster follows them.
     """
 
+    scaled_by_others: bool = True
+
     @override
     def start(self) -> None:
         pass
