@@ -52,6 +52,16 @@ def actuator(server, kubeconfig):
     actuator.stop()
 
 
+@pytest.fixture
+def follower(server, kubeconfig):
+    """Return the actuator of a Deployment that another autoscaler scales."""
+    actuator = DeploymentActuator("ml", "workers", kubeconfig=kubeconfig, sets_replicas=False)
+    actuator.start()
+    server.requests.clear()
+    yield actuator
+    actuator.stop()
+
+
 def costs(server):
     """Return the deletion cost of every pod that has one, oldest first."""
     return [int(p.annotations[DELETION_COST]) for p in server.pods.values() if p.annotations]
@@ -252,6 +262,98 @@ def test_pool_goes_to_zero_and_comes_back(server, actuator):
     assert len(server.active) == 2
 
 
+# A Deployment that another autoscaler scales
+
+
+def test_members_are_the_same_if_another_autoscaler_sets_the_replicas(server, follower):
+    records = idle(server.active[:3])
+    members = follower.members(records)
+    assert (members.registered, members.starting) == (tuple(records), 1)
+    assert server.requests == READS
+
+
+def test_idle_pods_go_first_if_another_autoscaler_removes_some(server, follower):
+    """Without costs the newest pods would go."""
+    a, b, c, d = server.active
+    running = {a: 0, b: 1, c: 0, d: 3}
+    follower.members([record(pod, host=pod, running=jobs) for pod, jobs in running.items()])
+    server.requests.clear()
+    follower.scale(2)
+    assert server.requests == [f"PATCH /api/v1/namespaces/ml/pods/{pod}" for pod in (b, d)]
+    assert (server.replicas, costs(server)) == (4, [1, 3])
+    server.set_replicas(2)
+    assert server.active == [b, d]
+
+
+def test_pods_of_drained_workers_go_before_those_without_a_worker_and_idle_ones(server, follower):
+    a, b, c, d = server.active
+    registered = [record("b", host=b, running=2, drained_by="ops"), drained("c", host=c), record("d", host=d)]
+    follower.members(registered)
+    follower.scale(3)
+    assert costs(server) == [-500, 2, -1000]
+    for left in ([a, b, d], [b, d], [b]):
+        server.set_replicas(len(left))
+        assert server.active == left
+
+
+@pytest.mark.parametrize("workers", [4, 5])
+def test_no_cost_is_set_if_no_pod_is_to_go(server, follower, workers):
+    a, b, *_ = server.active
+    follower.members([record("a", host=a, running=1), drained("b", host=b)])
+    server.requests.clear()
+    follower.scale(workers)
+    assert (server.requests, server.replicas) == ([], 4)
+
+
+def test_only_costs_that_changed_are_set_while_pods_are_to_go(server, follower):
+    """The other autoscaler waits for its own window before it removes pods."""
+    pods = server.active
+
+    def patched(*running):
+        """Return the numbers of the pods whose costs two equal rounds set."""
+        server.requests.clear()
+        for _ in range(2):
+            follower.members(
+                [record(pod, host=pod, running=jobs) for pod, jobs in zip(pods, running, strict=True)]
+            )
+            follower.scale(2)
+        return [pods.index(each.rpartition("/")[2]) for each in server.requests if each.startswith("PATCH")]
+
+    assert patched(1, 2, 0, 0) == [0, 1]
+    assert patched(1, 2, 0, 0) == []
+    assert patched(1, 1, 0, 1) == [1, 3]
+    assert patched(0, 1, 0, 1) == [0]
+    assert [server.pods[pod].cost for pod in pods] == [0, 1, 0, 1]
+
+
+def test_costs_follow_replicas_that_another_autoscaler_changed(server, follower):
+    follower.members([])
+    follower.scale(4)
+    server.set_replicas(6)
+    follower.members([record("a", host=server.active[0], running=1)])
+    follower.scale(4)
+    assert (costs(server), server.replicas) == ([1] + [-500] * 5, 6)
+
+
+def test_costs_without_a_count_are_refused(server, follower):
+    with pytest.raises(ActuatorError, match="count the members"):
+        follower.scale(0)
+
+
+def test_cost_that_cannot_be_set_is_reported_and_repeated(server, follower):
+    a, b, *_ = server.active
+    for _ in range(2):
+        follower.members([record("a", host=a, running=1), record("b", host=b, running=1)])
+        server.fail("PATCH", b, Fault(status=500))
+        with pytest.raises(ActuatorError, match=r"set the deletion cost of pod .*500"):
+            follower.scale(1)
+    follower.scale(1)
+    assert costs(server) == [1, 1, -500, -500]
+
+
+# Failures
+
+
 def test_pods_that_have_gone_since_the_count_are_no_error(server, actuator):
     records = idle(server.active)
     actuator.members(records)
@@ -400,6 +502,36 @@ def test_start_names_the_missing_rights(server, kubeconfig, forbidden, what):
         actuator.members([])
 
 
+@pytest.mark.parametrize(
+    ("forbidden", "what"),
+    [
+        (("get", "deployments/scale"), 'read the scale of .*403 .*cannot get resource "deployments/scale"'),
+        (("list", "pods"), 'list the pods of .*403 .*cannot list resource "pods"'),
+        (("patch", "pods"), "does not allow the account to patch pods, "),
+    ],
+)
+def test_start_names_the_rights_that_costs_need(server, kubeconfig, forbidden, what):
+    server.forbidden.add(forbidden)
+    actuator = DeploymentActuator("ml", "workers", kubeconfig=kubeconfig, sets_replicas=False)
+    with pytest.raises(ActuatorError, match=what) as caught:
+        actuator.start()
+    assert str(caught.value).endswith(
+        "allow its account to get deployments/scale, and to list and patch pods, in namespace ml"
+    )
+
+
+def test_costs_need_no_right_to_scale(server, kubeconfig):
+    server.forbidden.add(("patch", "deployments/scale"))
+    actuator = DeploymentActuator("ml", "workers", kubeconfig=kubeconfig, sets_replicas=False)
+    actuator.start()
+    assert server.requests == [*READS, REVIEW]
+    server.forbidden.add(("patch", "pods"))
+    actuator.members([record("a", host=server.active[0], running=1)])
+    with pytest.raises(ActuatorError, match=r"403 .*to get deployments/scale, and to list and patch pods"):
+        actuator.scale(3)
+    actuator.stop()
+
+
 def test_rights_may_be_lost_later(server, actuator):
     actuator.members([])
     server.forbidden.add(("patch", "deployments/scale"))
@@ -506,7 +638,16 @@ def test_stop_closes_the_connections(server, kubeconfig):
 
 def test_actuator_is_a_service_that_chooses(server, kubeconfig):
     check_service(lambda: DeploymentActuator("ml", "workers", kubeconfig=kubeconfig))
-    assert DeploymentActuator("ml", "workers", kubeconfig=kubeconfig).ends_chosen
+    actuator = DeploymentActuator("ml", "workers", kubeconfig=kubeconfig)
+    assert (actuator.ends_chosen, actuator.scaled_by_others) == (True, False)
+
+
+def test_actuator_of_costs_is_a_service_that_cannot_choose(server, kubeconfig):
+    def follower():
+        return DeploymentActuator("ml", "workers", kubeconfig=kubeconfig, sets_replicas=False)
+
+    check_service(follower)
+    assert (follower().ends_chosen, follower().scaled_by_others) == (False, True)
 
 
 def test_missing_package_names_its_extra():

@@ -6,7 +6,8 @@ rollout it ends the pods of the old version. The ``terminationGracePeriodSeconds
 therefore cover the longest job, or the ``--drain-grace-s`` of the workers.
 
 The pods must keep their own host names (no ``hostNetwork``), because the host of a worker's record
-names its pod. Nothing else, such as a HorizontalPodAutoscaler, may scale the Deployment.
+names its pod. Nothing else may scale the Deployment, unless the actuator leaves its replicas to KEDA or a
+HorizontalPodAutoscaler, and sets the costs alone.
 """
 
 import re
@@ -19,7 +20,7 @@ from typing import Final
 from typing_extensions import override
 
 from headrace.core.errors import ActuatorError, ConfigError
-from headrace.jobs.worker_registry import WorkerRecord
+from headrace.jobs.worker_registry import WorkerRecord, WorkerState
 from headrace.scaling.actuator import Actuator, Members
 from headrace.scaling.actuators.kubernetes_api import DeploymentApi
 
@@ -28,9 +29,7 @@ COST_WITHOUT_WORKER: Final = -500
 """The cost of a pod whose worker has not registered yet. It goes before any idle worker."""
 TIMEOUT_S: Final = 10.0
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
-_RIGHTS: Final = (
-    "allow its account to get and patch deployments/scale, and to list and patch pods, in namespace {}"
-)
+_RIGHTS: Final = "allow its account to {} deployments/scale, and to list and patch pods, in namespace {}"
 
 
 @dataclass(slots=True)
@@ -43,6 +42,16 @@ class _Count:
     workers: Mapping[str, Sequence[WorkerRecord]]
     """The registered workers by the name of their pod."""
 
+    @property
+    def drained(self) -> set[str]:
+        """The names of the workers that run nothing and claim nothing."""
+        return {
+            worker.info.name
+            for of_pod in self.workers.values()
+            for worker in of_pod
+            if worker.state is WorkerState.DRAINED
+        }
+
 
 class DeploymentActuator(Actuator):
     """The actuator of the Deployment `name` in `namespace`.
@@ -52,7 +61,13 @@ class DeploymentActuator(Actuator):
     not ended. It fails if anything else changed the number since the last call of `members`. A round
     without changes sends only the two reads of `members`.
 
+    Without `sets_replicas`, another autoscaler sets the replicas by the published decision, and the
+    actuator cannot choose the workers that end. If there are more replicas than workers are wanted,
+    `scale` sets the costs that have changed, before the decision is published: pods of drained workers
+    go first, then those without a worker, then idle ones.
+
     The account needs the verbs get and patch on ``deployments/scale``, and list and patch on ``pods``.
+    Without `sets_replicas`, it needs no patch on ``deployments/scale``.
 
     Args:
         namespace: The namespace of the Deployment.
@@ -60,24 +75,33 @@ class DeploymentActuator(Actuator):
         kubeconfig: The path of a kubeconfig. Without one: the credentials of this pod, else the file of
             the variable KUBECONFIG, else ``~/.kube/config``.
         timeout_s: The limit to connect and to wait for data, in seconds. Requests are not retried.
+        sets_replicas: False if KEDA or a HorizontalPodAutoscaler scales the Deployment.
 
     Raises:
         ConfigError: A name is malformed. `start` raises it if there are no credentials.
     """
 
-    ends_chosen: bool = True
     call_s_max: float = 60.0
 
     def __init__(
-        self, namespace: str, name: str, *, kubeconfig: str | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        namespace: str,
+        name: str,
+        *,
+        kubeconfig: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        sets_replicas: bool = True,
     ) -> None:
         for what, value in (("namespace", namespace), ("Deployment", name)):
             if not _NAME.fullmatch(value):
                 raise ConfigError(
                     f"{value!r:.80} is no name of a {what}: use lower-case letters, digits and hyphens"
                 )
+        self.ends_chosen = sets_replicas
+        self.scaled_by_others = not sets_replicas
         self._namespace = namespace
         self._name = name
+        self._rights = _RIGHTS.format("get and patch" if sets_replicas else "get", namespace)
         self._kubeconfig = kubeconfig
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -94,7 +118,7 @@ class DeploymentActuator(Actuator):
                 self._name,
                 kubeconfig=self._kubeconfig,
                 timeout_s=self._timeout_s,
-                rights=_RIGHTS.format(self._namespace),
+                rights=self._rights,
             )
             try:
                 self._require_access()
@@ -127,16 +151,16 @@ class DeploymentActuator(Actuator):
         count = self._count
         if count is None:
             raise ActuatorError(f"the pods of {self} were not counted: count the members before scaling")
+        if self.scaled_by_others:
+            if workers < count.replicas:
+                self._set_costs(count, count.drained)
+            return
         names = {record.info.name for record in ended}
-        costs = {pod: _cost(count.workers.get(pod, ()), names) for pod in count.costs}
         replicas = workers
         if workers < count.replicas:
             kept = sum(any(w.info.name not in names for w in of_pod) for of_pod in count.workers.values())
             replicas = min(count.replicas, max(workers, kept))
-        for pod, cost in costs.items():
-            # Kubernetes advises against frequent updates of costs. They matter only when pods are to go.
-            if replicas < count.replicas or cost == COST_OF_ENDED:
-                self._set_cost(count, pod, str(cost))
+        self._set_costs(count, names, only_of_ended=replicas >= count.replicas)
         if replicas != count.replicas:
             self._set_replicas(count, replicas)
 
@@ -156,24 +180,27 @@ class DeploymentActuator(Actuator):
         return self._open
 
     def _require_access(self) -> None:
-        """Read what each round reads, and ask for the right to patch, without which no pod could go."""
+        """Read what each round reads, and ask for the rights to patch, without which no pod could go."""
         api = self._api()
         api.list_pods(api.read_scale().status.selector)
+        patched = [("", "pods")] if self.scaled_by_others else [("apps", "deployments/scale"), ("", "pods")]
         missing = [
-            f"{verb} {resource}"
-            for verb, group, resource in (("patch", "apps", "deployments/scale"), ("patch", "", "pods"))
-            if not api.is_allowed(verb, group, resource)
+            f"patch {resource}" for group, resource in patched if not api.is_allowed("patch", group, resource)
         ]
         if missing:
             raise ActuatorError(
                 f"the API server does not allow the account to {' or '.join(missing)}, which scaling {self} "
-                f"needs: {_RIGHTS.format(self._namespace)}"
+                f"needs: {self._rights}"
             )
 
-    def _set_cost(self, count: _Count, pod: str, cost: str) -> None:
-        if count.costs[pod] != cost:
-            self._api().set_cost(pod, cost)
-            count.costs[pod] = cost
+    def _set_costs(self, count: _Count, ended: set[str], *, only_of_ended: bool = False) -> None:
+        # Kubernetes advises against frequent updates of costs. They matter only when pods are to go.
+        for pod, before in count.costs.items():
+            cost = _cost(count.workers.get(pod, ()), ended)
+            if str(cost) == before or (only_of_ended and cost != COST_OF_ENDED):
+                continue
+            self._api().set_cost(pod, str(cost))
+            count.costs[pod] = str(cost)
 
     def _set_replicas(self, count: _Count, replicas: int) -> None:
         # The version changes with the status too. A version read by `members` would often be outdated.
