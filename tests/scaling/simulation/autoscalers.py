@@ -140,12 +140,13 @@ class KedaScaler:
     target: float
     activation_target: float = 0.0
     cooldown_s: float = 300.0
+    down: DirectionRules = DOWN
     hpa: HorizontalPodAutoscaler = field(init=False)
     _active_s: float | None = None
     """The last time with activity."""
 
     def __post_init__(self) -> None:
-        self.hpa = HorizontalPodAutoscaler(max(1, self.least), self.most, self.target)
+        self.hpa = HorizontalPodAutoscaler(max(1, self.least), self.most, self.target, down=self.down)
 
     def poll(self, now_s: float, replicas: int, metric: float | None) -> int:
         """Return the replicas after a poll."""

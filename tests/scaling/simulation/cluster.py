@@ -15,13 +15,9 @@ from math import log2
 from typing_extensions import override
 
 from headrace.core.clock import Clock
-from headrace.core.errors import HeadraceError
-from headrace.jobs.access import ApiKey, Scope
 from headrace.jobs.job import Completed, Job, NewJob, Released, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, Heartbeat
-from headrace.jobs.service import JobService, JobServiceSettings, Scale
 from headrace.jobs.worker_registry import WorkerInfo, WorkerReport
-from headrace.storage import Stores
 from headrace.testing import ManualWallClock, MemoryJobLedger
 
 QUEUE = "default"
@@ -30,7 +26,6 @@ HEARTBEAT_S = 15.0
 MAINTAIN_S = 5.0
 FORGET_S = 60.0
 _RESULT = Completed(ResultRef("memory://results/out", 1, "text/csv"))
-_SCALER = ApiKey("scaler", "", frozenset({Scope.MONITOR}))
 
 Action = Callable[[], object]
 
@@ -112,8 +107,7 @@ class Cluster:
         self.control_ledger = MemoryJobLedger(self.clock, beside=self.ledger)
         """The same jobs over the connection of the autoscalers: `unavailable` is their outage alone."""
         self.control_ledger.start()
-        self._service = JobService(self.control_ledger, Stores(), JobServiceSettings("memory://s"))
-        self._slots, self._startup_s, self._grace_s = slots, startup_s, grace_s
+        self.slots, self._startup_s, self._grace_s = slots, startup_s, grace_s
         self._returns_jobs, self._busy_costs = returns_jobs, busy_costs
         self._random = random.Random(seed)
         self._began_s = self.seconds.now()
@@ -212,13 +206,6 @@ class Cluster:
         self.jobs |= {each: JobTimes(self.now_s) for each in ids}
         self.ledger.submit([NewJob("m", id=each, queue=QUEUE, options={"run_s": run_s}) for each in ids])
 
-    def scale(self) -> Scale | None:
-        """Return the figures of ``GET /v1/queues/default/scale``; None for an error."""
-        try:
-            return self._service.scale(_SCALER, QUEUE)
-        except HeadraceError:
-            return None
-
     def waits_s(self) -> list[float]:
         """Return the waiting times of all jobs that began, in ascending order."""
         begun = [(each.submitted_s, each.began_s) for each in self.jobs.values()]
@@ -263,7 +250,7 @@ class Cluster:
         """Create pods. They claim jobs after their start-up."""
         for _ in range(count):
             self._created += 1
-            pod = Pod(f"pod-{self._created:04}", self._slots, self.now_s)
+            pod = Pod(f"pod-{self._created:04}", self.slots, self.now_s)
             self._pods[pod.name] = pod
             self.after(self._startup_s, lambda pod=pod: self._begin(pod))
         self._note_size()

@@ -2,32 +2,52 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from typing_extensions import override
 
 from headrace.core.errors import HeadraceError
-from headrace.jobs.service import Scale
-from headrace.jobs.worker_registry import WorkerRecord
+from headrace.jobs.pools import published_decision
+from headrace.jobs.worker_registry import WorkerRecord, WorkerState
 from headrace.scaling.actuator import Actuator, Members
 from headrace.scaling.controller import LEASE_S, ScalingController
-from headrace.scaling.settings import PoolSettings
-from scaling.simulation.autoscalers import POLL_S, SYNC_S, HorizontalPodAutoscaler, KedaScaler
-from scaling.simulation.cluster import Cluster
+from headrace.scaling.settings import POOL_DEFAULT, PoolSettings
+from scaling.simulation.autoscalers import DOWN, POLL_S, SYNC_S, HorizontalPodAutoscaler, KedaScaler
+from scaling.simulation.cluster import QUEUE, Cluster
 
-Metric = Callable[[Scale], float]
+Metric = Callable[[Cluster], float]
+"""Reads a number from the ledger of a cluster. It raises HeadraceError in an outage."""
 _GAP_S = 0.2
 """Least seconds between two rounds of a controller, as in `ScalingController`."""
 _RENEW_S = LEASE_S / 3
 
 
-def queued(scale: Scale) -> float:
+def queued(cluster: Cluster) -> float:
     """Return the queued jobs: the metric of the usual recipe."""
-    return scale.queued
+    return cluster.control_ledger.counts(QUEUE).due
 
 
-def backlog(scale: Scale) -> float:
+def backlog(cluster: Cluster) -> float:
     """Return the queued and running jobs."""
-    return scale.backlog
+    return cluster.control_ledger.counts(QUEUE).backlog
+
+
+def wanted(cluster: Cluster) -> float:
+    """Return the workers that the controller of headrace wants. It raises without a controller."""
+    return published_decision(cluster.control_ledger.pools(), POOL_DEFAULT).wanted
+
+
+def read(cluster: Cluster, metric: Metric) -> float | None:
+    """Return the metric as an autoscaler reads it; None for an error."""
+    try:
+        return metric(cluster)
+    except HeadraceError:
+        return None
+
+
+def following_keda(most: int, window_s: float = 0.0) -> KedaScaler:
+    """Return a KEDA that follows `wanted`. It needs no window of its own: the decision has one."""
+    return KedaScaler(0, most, 1, cooldown_s=window_s, down=replace(DOWN, window_s=window_s))
 
 
 def run_hpa(cluster: Cluster, hpa: HorizontalPodAutoscaler, metric: Metric) -> None:
@@ -36,29 +56,24 @@ def run_hpa(cluster: Cluster, hpa: HorizontalPodAutoscaler, metric: Metric) -> N
 
     def sync() -> None:
         ready = sum(pod.ready_s is not None for pod in cluster.active)
-        read = _read(cluster, metric)
-        cluster.set_replicas(hpa.sync(cluster.now_s, cluster.replicas, read, ready=ready))
+        value = read(cluster, metric)
+        cluster.set_replicas(hpa.sync(cluster.now_s, cluster.replicas, value, ready=ready))
 
     cluster.every(SYNC_S, sync)
 
 
 def run_keda(cluster: Cluster, keda: KedaScaler, metric: Metric) -> None:
-    """Let KEDA and its HPA scale the pods of the cluster, by a trigger of the type `metrics-api`."""
+    """Let KEDA and its HPA scale the pods of the cluster, by one trigger."""
     cluster.set_replicas(keda.least)
 
     def poll() -> None:
-        cluster.set_replicas(keda.poll(cluster.now_s, cluster.replicas, _read(cluster, metric)))
+        cluster.set_replicas(keda.poll(cluster.now_s, cluster.replicas, read(cluster, metric)))
 
     def sync() -> None:
-        cluster.set_replicas(keda.sync(cluster.now_s, cluster.replicas, _read(cluster, metric)))
+        cluster.set_replicas(keda.sync(cluster.now_s, cluster.replicas, read(cluster, metric)))
 
     cluster.every(POLL_S, poll)
     cluster.every(SYNC_S, sync)
-
-
-def _read(cluster: Cluster, metric: Metric) -> float | None:
-    scale = cluster.scale()
-    return None if scale is None else metric(scale)
 
 
 class PodActuator(Actuator):
@@ -109,6 +124,35 @@ class GroupActuator(PodActuator):
     @override
     def scale(self, workers: int, ended: Sequence[WorkerRecord] = ()) -> None:
         self._cluster.set_replicas(workers)
+
+
+class CostsActuator(PodActuator):
+    """Only sets the deletion costs of pods, which another autoscaler creates and ends."""
+
+    ends_chosen = False
+    scaled_by_others = True
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._registered: dict[str, WorkerRecord] = {}
+
+    @override
+    def members(self, records: Sequence[WorkerRecord]) -> Members:
+        members = super().members(records)
+        self._registered = {record.info.name: record for record in members.registered}
+        return members
+
+    @override
+    def scale(self, workers: int, ended: Sequence[WorkerRecord] = ()) -> None:
+        if workers < self._cluster.replicas:
+            for pod in self._cluster.active:
+                pod.deletion_cost = self._cost(pod.name)
+
+    def _cost(self, name: str) -> int:
+        record = self._registered.get(name)
+        if record is None:
+            return -500
+        return -1000 if record.state is WorkerState.DRAINED else record.running
 
 
 class ControllerRun:

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from headrace.scaling.settings import PoolSettings, WorkerRange
 from scaling.simulation.autoscalers import HorizontalPodAutoscaler, KedaScaler
 from scaling.simulation.cluster import Cluster
-from scaling.simulation.control import ControllerRun, backlog, queued, run_hpa, run_keda
+from scaling.simulation.control import (
+    ControllerRun,
+    CostsActuator,
+    backlog,
+    following_keda,
+    queued,
+    run_hpa,
+    run_keda,
+    wanted,
+)
 from scaling.simulation.loads import HOUR_S, bursts, exponential
 
 JOBS = 40
@@ -75,8 +84,12 @@ def run_all() -> list[Result]:
     results: list[Result] = []
     for load in (LONG, SHORT):
         results += [run_with_hpa(load, metric, target) for metric in _METRICS for target in (5, 1)]
-        results += [run_with_keda(load), run_with_headrace(load)]
-    return [*results, run_with_keda(MIXED), run_with_headrace(MIXED)]
+        results += _in_comparison(load)
+    return [*results, *_in_comparison(MIXED)]
+
+
+def _in_comparison(load: Load) -> list[Result]:
+    return [run_with_keda(load), run_with_follower(load), run_with_headrace(load)]
 
 
 def run_with_hpa(load: Load, metric: str, target: int) -> Result:
@@ -99,16 +112,32 @@ def run_with_keda(load: Load) -> Result:
     )
 
 
+def run_with_follower(load: Load, *, window_s: float = 0.0) -> Result:
+    """Run a load with KEDA, by the decisions of headrace, which sets the deletion costs of the pods.
+
+    `window_s` are the window for removals and the cooldown of KEDA.
+    """
+
+    def begin(cluster: Cluster) -> None:
+        ControllerRun(cluster, _pool(load), CostsActuator(cluster))
+        run_keda(cluster, following_keda(WORKERS_MAX, window_s), wanted)
+
+    return _run(load, f"KEDA 0..{WORKERS_MAX} by headrace's decision", "workers wanted", 1, begin)
+
+
 def run_with_headrace(load: Load) -> Result:
     """Run a load with the controller of headrace and its default policy."""
-    pool = PoolSettings(workers=WorkerRange(0, WORKERS_MAX), slots=load.slots)
     return _run(
         load,
         f"headrace 0..{WORKERS_MAX}",
         "queued + running",
         load.slots,
-        lambda cluster: ControllerRun(cluster, pool),
+        lambda cluster: ControllerRun(cluster, _pool(load)),
     )
+
+
+def _pool(load: Load) -> PoolSettings:
+    return PoolSettings(workers=WorkerRange(0, WORKERS_MAX), slots=load.slots)
 
 
 def _run(load: Load, autoscaler: str, metric: str, target: int, begin: Callable[[Cluster], object]) -> Result:

@@ -2,12 +2,19 @@
 
 import pytest
 
-from headrace.jobs.job import NewJob
 from headrace.jobs.state import JobState
 from headrace.jobs.worker_registry import WorkerState
 from headrace.scaling.settings import PoolSettings
 from scaling.simulation.cluster import QUEUE, Cluster
-from scaling.simulation.control import ControllerRun, PodActuator
+from scaling.simulation.control import (
+    ControllerRun,
+    CostsActuator,
+    PodActuator,
+    backlog,
+    queued,
+    read,
+    wanted,
+)
 from scaling.simulation.loads import bursts, exponential, office_hours, poisson
 
 
@@ -134,13 +141,20 @@ def test_direction_changes_count_turns_of_the_number_of_pods():
     assert (cluster.direction_changes, cluster.largest) == (2, 5)
 
 
-def test_scale_is_that_of_the_job_service_and_none_in_an_outage():
+def test_metrics_are_those_of_the_ledger_and_none_in_an_outage():
     cluster = Cluster()
-    cluster.ledger.submit([NewJob("m", queue=QUEUE)])
-    scale = cluster.scale()
-    assert (scale.queued, scale.running, scale.backlog) == (1, 0, 1)
+    cluster.submit(100.0, 3)
+    cluster.start_pods(1)
+    cluster.run_until(60.0)
+    assert [read(cluster, metric) for metric in (queued, backlog, wanted)] == [2, 3, None]
+    controller = ControllerRun(cluster, PoolSettings(slots=1), CostsActuator(cluster))
+    cluster.run_until(61.0)
+    assert read(cluster, wanted) == 3
+    controller.die()
+    cluster.run_until(75.0)
+    assert read(cluster, wanted) is None
     cluster.control_ledger.unavailable = True
-    assert cluster.scale() is None
+    assert read(cluster, queued) is None
 
 
 def test_simulation_is_reproducible():

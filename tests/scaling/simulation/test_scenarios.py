@@ -5,17 +5,22 @@ from functools import partial
 import pytest
 
 from headrace.jobs.worker_registry import WorkerInfo, WorkerState
+from headrace.scaling.actuators.publish import PublishOnly
 from headrace.scaling.settings import PoolSettings, WorkerRange
-from scaling.simulation.autoscalers import POLL_S, KedaScaler
+from scaling.simulation.autoscalers import POLL_S, SYNC_S, KedaScaler
 from scaling.simulation.cluster import HEARTBEAT_S, LEASE_MS, QUEUE, Cluster
 from scaling.simulation.control import (
     ControllerRun,
+    CostsActuator,
     GroupActuator,
     PodActuator,
     ReplicasActuator,
     backlog,
+    following_keda,
     queued,
+    read,
     run_keda,
+    wanted,
 )
 from scaling.simulation.loads import HOUR_S, bursts, exponential, office_hours, poisson
 
@@ -25,18 +30,20 @@ WINDOW_S = 300.0
 RUN_S = 300.0
 """Mean run time of the jobs."""
 MINUTE_S = 60.0
+ROUND_GAP_S = 0.2
+"""Least seconds between two rounds of a controller."""
 
 
 def steady():
     return poisson(1 / MINUTE_S, 0.0, 4 * HOUR_S)
 
 
-def bursts_of_12():
-    return bursts(12, 20 * MINUTE_S, 4 * HOUR_S)
+def bursts_of_12(from_s=0.0):
+    return bursts(12, 20 * MINUTE_S, 4 * HOUR_S, from_s=from_s)
 
 
-def pool_of(cluster_slots, **settings):
-    return PoolSettings(workers=WorkerRange(0, MOST), slots=cluster_slots, **settings)
+def pool_of(cluster_slots, *, most=MOST, **settings):
+    return PoolSettings(workers=WorkerRange(0, most), slots=cluster_slots, **settings)
 
 
 def finish(cluster, *, limit_s=30 * HOUR_S):
@@ -120,6 +127,140 @@ def test_keda_leaves_the_replicas_alone_in_an_outage_of_the_ledger(with_jobs):
     cluster.control_ledger.unavailable = False
     cluster.run_until(2_000.0 + 2 * WINDOW_S)
     assert cluster.replicas == (5 if with_jobs else 0)
+
+
+# KEDA by the decision of headrace
+
+
+def follow(cluster, *, pool=None, actuator=None, window_s=0.0):
+    """Let KEDA scale a cluster by the decisions of a controller. Return the controller."""
+    controller = ControllerRun(cluster, pool or pool_of(cluster.slots), actuator or CostsActuator(cluster))
+    run_keda(cluster, following_keda(MOST, window_s), wanted)
+    return controller
+
+
+def run_following(times_s, *, slots=1, actuator=None, window_s=0.0, seed=1):
+    """Return the cluster after a run with KEDA by the decisions of headrace."""
+    cluster = Cluster(slots=slots, seed=seed)
+    cluster.submit_at(times_s, exponential(RUN_S, seed=seed + 1))
+    follow(cluster, actuator=actuator, window_s=window_s)
+    finish(cluster)
+    cluster.run_until(cluster.now_s + window_s)
+    return cluster
+
+
+def test_keda_by_the_decision_wakes_the_pool_from_zero_within_one_poll():
+    cluster = Cluster()
+    follow(cluster)
+    cluster.run_until(1_001.0)
+    assert cluster.largest == 0
+    cluster.submit(60.0, 5)
+    cluster.run_until(1_001.0 + POLL_S)
+    assert cluster.replicas >= 1
+    cluster.run_until(1_001.0 + POLL_S + SYNC_S)
+    assert cluster.replicas == 5
+
+
+@pytest.mark.parametrize("window_s", [0.0, WINDOW_S])
+@pytest.mark.parametrize("slots", [1, 4])
+def test_keda_by_the_decision_kills_no_worker_under_steady_load_and_does_not_oscillate(slots, window_s):
+    cluster = run_following(steady(), slots=slots, window_s=window_s)
+    assert (cluster.killed, cluster.wasted_s, cluster.replicas) == (0, 0.0, 0)
+    assert cluster.direction_changes <= 4 * HOUR_S / WINDOW_S
+    assert cluster.largest <= MOST
+
+
+@pytest.mark.parametrize("window_s", [0.0, WINDOW_S])
+@pytest.mark.parametrize("slots", [1, 4])
+def test_keda_by_the_decision_kills_no_worker_of_a_burst(slots, window_s):
+    """The bursts come at various times between two decisions of KEDA and its HPA."""
+    for seed, from_s in enumerate((0.001, 4.0, 14.999), start=1):
+        times_s = bursts_of_12(from_s)
+        cluster = run_following(times_s, slots=slots, window_s=window_s, seed=seed)
+        assert (cluster.killed, cluster.wasted_s, cluster.replicas) == (0, 0.0, 0)
+        assert cluster.direction_changes <= 2 * len(set(times_s))
+        assert cluster.largest <= MOST
+
+
+def test_keda_by_the_decision_kills_busy_workers_without_deletion_costs():
+    assert run_following(bursts_of_12(4.0), slots=4, actuator=PublishOnly()).killed > 10
+
+
+@pytest.mark.parametrize(
+    ("earlier_s", "grace_s", "killed"), [(0.0, 30.0, 1), (0.0, HOUR_S, 0), (ROUND_GAP_S, 30.0, 0)]
+)
+def test_job_that_begins_in_the_moment_of_a_removal_needs_the_grace_period(earlier_s, grace_s, killed):
+    """No published number can be new enough for a job that begins after KEDA has read it."""
+    cluster = Cluster(grace_s=grace_s)
+    follow(cluster)
+    cluster.submit(100.0)
+    removed_s = 480.0
+    cluster.submit_at([removed_s - earlier_s], lambda: 600.0)
+    cluster.run_until(removed_s - 1.0)
+    assert (cluster.replicas, read(cluster, wanted)) == (1, 0)
+    finish(cluster)
+    assert (cluster.killed, cluster.replicas) == (killed, 0)
+
+
+def test_worker_that_an_operator_drains_is_replaced_and_ends_after_its_job():
+    cluster = Cluster()
+    follow(cluster, pool=pool_of(1, most=3))
+    cluster.submit(HOUR_S, 4)
+    cluster.run_until(120.0)
+    drained = next(pod for pod in cluster.active if pod.running).name
+    cluster.ledger.set_worker_draining(drained, draining=True, by="ops")
+    cluster.run_until(300.0)
+    assert (cluster.replicas, len(cluster.waits_s())) == (4, 4)
+    cluster.run_until(HOUR_S + 2 * MINUTE_S)
+    assert drained not in [pod.name for pod in cluster.active]
+    finish(cluster)
+    assert (cluster.killed, cluster.largest, cluster.replicas) == (0, 4, 0)
+
+
+def test_keda_keeps_its_replicas_after_the_controller_died_and_follows_the_next_one():
+    cluster = Cluster()
+    controller = follow(cluster)
+    cluster.submit(100.0, 5)
+    cluster.run_until(200.0)
+    controller.die()
+    cluster.run_until(HOUR_S)
+    assert (cluster.is_done(), cluster.replicas, read(cluster, wanted)) == (True, 5, None)
+    ControllerRun(cluster, pool_of(1), CostsActuator(cluster))
+    cluster.submit(100.0, 7)
+    cluster.run_until(HOUR_S + POLL_S)
+    assert cluster.replicas == 7
+    finish(cluster)
+    assert (cluster.killed, cluster.replicas) == (0, 0)
+
+
+def test_controller_that_dies_while_keda_follows_is_replaced_after_its_lease():
+    cluster = Cluster()
+    first = follow(cluster)
+    second = ControllerRun(cluster, pool_of(1), CostsActuator(cluster))
+    cluster.submit(HOUR_S, 3)
+    cluster.run_until(600.0)
+    first.die()
+    cluster.submit(MINUTE_S, 4)
+    cluster.run_until(600.0 + 9.0)
+    assert (second.rounds, read(cluster, wanted)) == (0, 3)
+    cluster.run_until(600.0 + 10.0 + POLL_S)
+    assert (second.rounds > 0, read(cluster, wanted), cluster.replicas) == (True, 7, 7)
+    finish(cluster)
+    assert (cluster.killed, cluster.replicas) == (0, 0)
+
+
+@pytest.mark.parametrize("with_jobs", [True, False])
+def test_keda_by_the_decision_leaves_the_replicas_alone_in_an_outage_of_the_ledger(with_jobs):
+    cluster = Cluster()
+    follow(cluster)
+    cluster.submit(HOUR_S if with_jobs else 10.0, 5)
+    cluster.run_until(150.0)
+    cluster.control_ledger.unavailable = True
+    cluster.run_until(2_000.0)
+    assert cluster.replicas == 5
+    cluster.control_ledger.unavailable = False
+    cluster.run_until(2_000.0 + 2 * WINDOW_S)
+    assert (cluster.killed, cluster.replicas) == (0, 5 if with_jobs else 0)
 
 
 # The controller of headrace

@@ -81,6 +81,23 @@ def test_workers_with_several_jobs_are_killed_by_keda_and_not_by_headrace(find):
     assert headrace.makespan_s <= keda.makespan_s + 60.0
 
 
+@pytest.mark.parametrize("load", [LONG, SHORT, MIXED])
+def test_keda_by_the_decision_of_headrace_kills_none_and_costs_the_same(find, load):
+    follower = find(load, "KEDA", "workers wanted")
+    headrace = find(load, "headrace", target=4 if load == MIXED else 1)
+    assert (follower.killed, follower.wasted_s, follower.left) == (0, 0.0, 0)
+    assert follower.makespan_s <= headrace.makespan_s + 60.0
+    assert follower.worker_hours <= 1.05 * headrace.worker_hours
+
+
+def test_window_of_keda_is_added_to_that_of_headrace(find):
+    follower = find(LONG, "KEDA", "workers wanted")
+    with_windows = table.run_with_follower(table.LONG, window_s=IDLE_WINDOW_S)
+    added_hours = with_windows.worker_hours - follower.worker_hours
+    assert added_hours == pytest.approx(table.WORKERS_MAX * IDLE_WINDOW_S / 3600, rel=0.05)
+    assert with_windows.makespan_s == follower.makespan_s
+
+
 def test_documentation_has_the_printed_table(results):
     copied = table.markdown(results) in (DOCS / "scaling.md").read_text()
     assert copied, "copy the output of `python tests/scaling/simulation` into docs/scaling.md"
