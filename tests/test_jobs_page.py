@@ -3,7 +3,6 @@ does.
 """
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from headrace.config.jobs_file import read_jobs_file
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest
 from headrace.jobs.ledgers.database import Statement
-from headrace.jobs.service import Scale
+from headrace.server.jobs.documents import ScaleDocument
 from headrace.testing import ManualWallClock
 from jobs.ledger_fixtures import LEDGERS, SQL_LEDGERS
 
@@ -76,6 +75,6 @@ def _counted(ledger) -> int:
 
 def test_what_the_other_scaler_reads_is_what_the_api_tells():
     asked = trigger("metrics-api")
-    assert asked["valueLocation"] in {field.name for field in fields(Scale)}
+    assert asked["valueLocation"] in ScaleDocument.__struct_fields__
     assert asked["url"].endswith("/v1/queues/default/scale")
     assert trigger("postgresql")["targetQueryValue"] == asked["targetValue"]

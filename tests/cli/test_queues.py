@@ -60,9 +60,20 @@ def test_queue_with_unfinished_jobs_is_not_removed(served):
 
 def test_scale_is_lines_or_json(served):
     run_command(served, "submit", "-m", "m", "--input", "1")
-    assert run_command(served, "queues", "scale", "default", "--json").lines[0]["desired"] == 1
-    lines = dict(line.split() for line in run_command(served, "queues", "scale", "default").out.splitlines())
-    assert lines["desired"] == lines["backlog"] == "1"
+    (scale,) = run_command(served, "queues", "scale", "default", "--json").lines
+    reason = "1 due and 0 running jobs, 1 for each worker"
+    assert (scale["desired"], scale["reason"]) == (1, reason)
+    out = run_command(served, "queues", "scale", "default").out
+    assert [line.split(maxsplit=1) for line in out.splitlines()] == [
+        ["queue", "default"],
+        ["queued", "1"],
+        ["running", "0"],
+        ["backlog", "1"],
+        ["slots_per_worker", "1"],
+        ["desired", "1"],
+        ["oldest_seconds", "0.0"],
+        ["reason", reason],
+    ]
 
 
 def test_waiting_jobs_are_shown_by_region(served):

@@ -203,12 +203,10 @@ def test_completed_job_is_not_retried(service, ledger):
         service.retry(TEST_KEY, job.id)
 
 
-def test_scale_raises_without_the_ledger(service, ledger):
-    with pytest.raises(DataError):
-        service.scale(TEST_KEY, "q", 0)
+def test_queue_raises_without_the_ledger(service, ledger):
     ledger.unavailable = True
     with pytest.raises(JobLedgerUnavailableError):
-        service.scale(TEST_KEY, "q")
+        service.queue(TEST_KEY, "q")
     with pytest.raises(JobLedgerUnavailableError):
         service.check_ready()
 

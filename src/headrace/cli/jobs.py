@@ -365,7 +365,7 @@ def remove_command(queue: str, **params: Any) -> None:
 def scale_command(queue: str, **params: Any) -> None:
     """Show the desired number of workers of QUEUE.
 
-    It is the number of due and running jobs divided by the concurrency of a worker.
+    It is the number of due and running jobs divided by the concurrency of a worker, up to 1000.
     """
 
     def call(client: Any) -> None:

@@ -7,7 +7,6 @@ Methods block, except those that return futures, and may be called from any thre
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any, Final
 
 from headrace.core.errors import (
@@ -37,7 +36,7 @@ from headrace.jobs.shared_calls import JobCondition, JobWaiter
 from headrace.jobs.state import JobState
 from headrace.jobs.worker_registry import WorkerRecord
 
-__all__ = ["PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus", "Scale"]
+__all__ = ["PAGE_MAX", "JobService", "JobServiceSettings", "QueueStatus"]
 
 PAGE_MAX: Final = 500
 FIND_S_MAX: Final = 1.0
@@ -53,22 +52,6 @@ class QueueStatus:
 
     settings: QueueSettings
     counts: QueueCounts
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """The number of workers that a queue needs.
-
-    Scale by `backlog` (due and running), never by `queued` alone.
-    """
-
-    queue: str
-    queued: int
-    running: int
-    backlog: int
-    slots_per_worker: int
-    desired: int
-    oldest_seconds: float
 
 
 def queue_document(settings: QueueSettings, counts: QueueCounts) -> dict[str, Any]:
@@ -337,7 +320,10 @@ class JobService(BatchIntake):
 
         Raise ForbiddenError for a queue that the key may not use, whether or not it exists.
         """
-        counts = self._counts(key, name)
+        key.require(*QUEUE_SCOPES)
+        if key.counted_tenant is not None:
+            key.require_queue(name)
+        counts = self._ledger.counts(name, tenant=key.counted_tenant)
         return QueueStatus(self._ledger.queue(name), counts)
 
     def change_queue(self, key: ApiKey, name: str, changes: Mapping[str, Any]) -> QueueStatus:
@@ -359,26 +345,6 @@ class JobService(BatchIntake):
             deleted = self._ledger.delete_queue(name)
         if deleted:
             self.audit.record(key, "queue.delete", name)
-
-    def scale(self, key: ApiKey, name: str, slots_per_worker: int | None = None) -> Scale:
-        """Return the number of workers that a queue needs for the jobs that the key may count.
-
-        Raises as `queue` does, and JobLedgerUnavailableError instead of guessing 0.
-        """
-        key.require(*QUEUE_SCOPES)
-        slots = self.settings.slots_per_worker if slots_per_worker is None else slots_per_worker
-        if slots < 1:
-            raise DataError(f"slots_per_worker: must be at least 1, not {slots}")
-        counts = self._counts(key, name)
-        return Scale(
-            queue=name,
-            queued=counts.due,
-            running=counts.running,
-            backlog=counts.backlog,
-            slots_per_worker=slots,
-            desired=ceil(counts.backlog / slots),
-            oldest_seconds=counts.oldest_seconds,
-        )
 
     # Workers
 
@@ -415,9 +381,3 @@ class JobService(BatchIntake):
         if not 0 < limit <= DECISION_PAGE_MAX:
             raise LimitError(f"limit: must be from 1 to {DECISION_PAGE_MAX}, not {limit}")
         return self._ledger.decisions(pool=pool, after=after, limit=limit)
-
-    def _counts(self, key: ApiKey, name: str) -> QueueCounts:
-        key.require(*QUEUE_SCOPES)
-        if key.counted_tenant is not None:
-            key.require_queue(name)
-        return self._ledger.counts(name, tenant=key.counted_tenant)

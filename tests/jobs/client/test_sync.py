@@ -190,7 +190,8 @@ def test_queues_are_read_and_changed(client, queue):
         client.submit("m", 1, queue=queue)
     assert not client.resume_queue(queue)["paused"]
     assert client.bound_queue(queue, 1)["pending_max"] == 1
-    assert client.scale(queue)["desired"] == 1
+    scale = client.scale(queue)
+    assert (scale["desired"], scale["reason"]) == (1, "1 due and 0 running jobs, 1 for each worker")
     assert queue in [each["queue"] for each in client.queues()]
     assert client.queue(queue)["queued"] == 1
     with pytest.raises(errors.QueueInUseError, match=f"queue {queue} has unfinished jobs"):

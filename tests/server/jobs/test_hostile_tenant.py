@@ -186,7 +186,9 @@ def get_queue(world):
 
 
 def scale(world):
-    assert world.hostile.get("/v1/queues/secret/scale").json()["backlog"] == 0
+    shown = world.hostile.get("/v1/queues/secret/scale").json()
+    assert (shown["backlog"], shown["oldest_seconds"]) == (0, 0)
+    assert shown["reason"].startswith("0 due and 0 running jobs")
 
 
 def refused_queue_change(verb):

@@ -7,8 +7,11 @@ import pytest
 from cases import for_each
 from headrace.jobs.access import Scope
 from headrace.jobs.worker_registry import WorkerInfo
+from headrace.testing import ManualWallClock, MemoryJobLedger
 from jobs.service_support import key_of, served_jobs
 from server.jobs.test_job_routes import submit
+
+SCALE = "/v1/queues/default/scale"
 
 
 def test_queue_is_paused_drained_and_resumed(served, http):
@@ -63,16 +66,53 @@ def test_scale_counts_due_and_running_jobs(served, http):
     submit(http, delay_s=100)
     served.claim()
     served.claim()
-    scale = http.get("/v1/queues/default/scale").json()
+    scale = http.get(SCALE).json()
     assert scale["oldest_seconds"] >= 0
-    assert scale == {
-        "queue": "default", "queued": 3, "running": 2, "backlog": 5, "slots_per_worker": 1, "desired": 5,
-        "oldest_seconds": scale["oldest_seconds"],
+    assert list(scale.items()) == [
+        ("queue", "default"),
+        ("queued", 3),
+        ("running", 2),
+        ("backlog", 5),
+        ("slots_per_worker", 1),
+        ("desired", 5),
+        ("oldest_seconds", scale["oldest_seconds"]),
+        ("reason", "3 due and 2 running jobs, 1 for each worker"),
+    ]
+
+
+def test_scale_of_an_unknown_queue_is_zero(http):
+    assert http.get("/v1/queues/empty/scale").json() == {
+        "queue": "empty", "queued": 0, "running": 0, "backlog": 0, "slots_per_worker": 1, "desired": 0,
+        "oldest_seconds": 0.0, "reason": "0 due and 0 running jobs, 1 for each worker",
     }  # fmt: skip
-    of_two = http.get("/v1/queues/default/scale", params={"slots_per_worker": 2}).json()
-    assert (of_two["slots_per_worker"], of_two["desired"]) == (2, 3)
-    assert http.get("/v1/queues/default/scale", params={"slots_per_worker": 0}).status_code == 400
-    assert http.get("/v1/queues/empty/scale").json()["desired"] == 0
+
+
+def test_slots_of_the_request_replace_those_of_the_server(make_ledger):
+    with served_jobs(ledger=make_ledger(), slots_per_worker=4) as served, served.client() as http:
+        for _ in range(5):
+            submit(http)
+        for params, slots, desired in (({}, 4, 2), ({"slots_per_worker": 2}, 2, 3)):
+            scale = http.get(SCALE, params=params).json()
+            assert (scale["slots_per_worker"], scale["desired"]) == (slots, desired)
+            assert scale["reason"] == f"5 due and 0 running jobs, {slots} for each worker"
+        assert http.get(SCALE, params={"slots_per_worker": 1}).json()["desired"] == 5
+
+
+@for_each("slots", ["0", "-1", "10001", "x", "1.5"])
+def test_invalid_slots_are_refused(http, slots):
+    response = http.get(SCALE, params={"slots_per_worker": slots})
+    assert (response.status_code, response.json()["type"]) == (400, "DataError")
+    assert response.json()["error"].startswith("slots_per_worker: ")
+
+
+def test_scale_is_unavailable_without_the_ledger():
+    ledger = MemoryJobLedger(ManualWallClock())
+    with served_jobs(ledger=ledger) as served, served.client() as http:
+        submit(http)
+        ledger.unavailable = True
+        response = http.get(SCALE)
+        assert (response.status_code, response.json()["type"]) == (503, "JobLedgerUnavailableError")
+        assert "desired" not in response.json()
 
 
 def test_removed_queue_has_no_settings(served, http):
@@ -136,7 +176,8 @@ def test_tenant_sees_its_own_queues_and_counts(tenants):
     alone = bob.get("/v1/queues/default").json()
     assert [each | {"oldest_seconds": 0} for each in (queue, alone)] == [alone | {"oldest_seconds": 0}] * 2
     assert queue["queued_by_region"] == {"us": 1}
-    assert bob.get("/v1/queues/default/scale").json()["backlog"] == 1
+    scale = bob.get(SCALE).json()
+    assert (scale["desired"], scale["reason"]) == (1, "1 due and 0 running jobs, 1 for each worker")
     bob.post(f"/v1/jobs/{job_id}/cancel")
     assert seen(bob) == {}
 
@@ -145,10 +186,11 @@ def test_scope_monitor_counts_the_jobs_of_all_tenants(tenants):
     everything = {"default": (1, 1), "ann-night": (1, 0), "ann-gpu": (1, 0), "named": (0, 0)}
     for name in ("scaler", "ops"):
         assert seen(tenants[name]) == everything
-        assert tenants[name].get("/v1/queues/default/scale").json()["backlog"] == 2
+        scale = tenants[name].get(SCALE).json()
+        assert (scale["desired"], scale["reason"]) == (2, "1 due and 1 running jobs, 1 for each worker")
         assert tenants[name].get("/v1/queues/ann-gpu").json()["queued"] == 1
     assert tenants["scaler"].get("/v1/jobs").status_code == 403
-    for path in ("/v1/queues", "/v1/queues/default", "/v1/queues/default/scale"):
+    for path in ("/v1/queues", "/v1/queues/default", SCALE):
         assert tenants["sender"].get(path).status_code == 403
 
 

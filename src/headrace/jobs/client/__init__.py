@@ -250,7 +250,11 @@ class Client:
         run(self._api.delete_queue(name))
 
     def scale(self, name: str) -> dict[str, Any]:
-        """Return the number of workers that a queue needs."""
+        """Return the number of workers that a queue needs, as ``desired``, with its ``reason``.
+
+        Without the scope ``monitor``, the jobs of the key's tenant count alone. Raise ForbiddenError for
+        a queue that the key may not use, and JobLedgerUnavailableError instead of guessing 0.
+        """
         return run(self._api.scale(name))
 
     def workers(self) -> Sequence[dict[str, Any]]:

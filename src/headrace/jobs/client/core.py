@@ -367,7 +367,7 @@ class ApiOperations:
         await self._request(_queue_call("DELETE", name))
 
     async def scale(self, name: str) -> dict[str, Any]:
-        """Return the number of workers that a queue needs."""
+        """Return the number of workers that a queue needs. Raises as `Client.scale` does."""
         return read_document(await self._request(_queue_call("GET", name, "/scale")))
 
     # Workers

@@ -447,10 +447,7 @@ class QueueChangeDocument(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ScaleDocument(Struct, kw_only=True):
-    """The number of workers that a queue needs.
-
-    `desired` is `backlog` (due and running jobs) divided by the jobs that a worker runs at once.
-    """
+    """The number of workers that a queue needs for its due and running jobs, the `backlog`."""
 
     queue: str
     queued: int
@@ -458,7 +455,10 @@ class ScaleDocument(Struct, kw_only=True):
     backlog: int
     slots_per_worker: int
     desired: int
+    """`backlog` divided by `slots_per_worker`, rounded up. The limit is 1000."""
     oldest_seconds: float
+    reason: str
+    """The figures, and the limit if it applies, in words."""
 
 
 class GpuDocument(Struct, kw_only=True):

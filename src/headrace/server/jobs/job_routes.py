@@ -8,7 +8,6 @@ the state that it reports, so a client that reconnects with ``Last-Event-ID`` re
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Any, Final
 
 import orjson
@@ -30,6 +29,7 @@ from headrace.jobs.submission import (
 )
 from headrace.protocols.sse import CONTENT_TYPE
 from headrace.runs.media_types import bare_type
+from headrace.scaling.recommendation import recommend_workers
 from headrace.server.errors import error_body, status_of
 from headrace.server.http import Exchange
 from headrace.server.jobs.api import (
@@ -291,14 +291,27 @@ class QueueHandlers(ApiHandlers):
 
     @route("GET", f"{_QUEUE}/scale", QUEUE_SCOPES, ScaleDocument, query=ScaleQuery, errors=ERRORS)
     async def scale(self, exchange: Exchange) -> None:
-        """Return the number of workers that a queue needs.
+        """Return the number of workers that a queue needs, as the default policy of pools decides.
 
         Autoscalers need the scope `monitor`: without it, the jobs of the tenant count alone. If the
         number is unknown, the response is an error, never 0.
         """
-        slots = read_query(ScaleQuery, exchange.query).slots_per_worker
-        key, queue = exchange.client, queue_of(exchange)
-        await respond_json(exchange, asdict(await self._run(self._service.scale, key, queue, slots)))
+        asked = read_query(ScaleQuery, exchange.query).slots_per_worker
+        slots = self._service.settings.slots_per_worker if asked is None else asked
+        queue = queue_of(exchange)
+        counts = (await self._run(self._service.queue, exchange.client, queue)).counts
+        decision = recommend_workers(counts, slots)
+        document = {
+            "queue": queue,
+            "queued": counts.due,
+            "running": counts.running,
+            "backlog": counts.backlog,
+            "slots_per_worker": slots,
+            "desired": decision.wanted,
+            "oldest_seconds": counts.oldest_seconds,
+            "reason": decision.reason,
+        }
+        await respond_json(exchange, document)
 
     async def _change(self, exchange: Exchange, **changes: Any) -> None:
         key, queue = exchange.client, queue_of(exchange)
