@@ -281,7 +281,8 @@ def test_only_monitors_see_pools_and_decisions(service, ledger):
     for pool, wanted in (("", [2]), ("gpu", [2]), ("other", [])):
         page = service.decisions(monitor, pool=pool)
         assert [decision.wanted for decision in page.decisions] == wanted
-    for act in (service.pools, service.decisions):
+    assert service.pool_decision(monitor, "gpu") == service.decisions(monitor, pool="gpu").decisions[0]
+    for act in (service.pools, service.decisions, lambda key: service.pool_decision(key, "gpu")):
         with pytest.raises(ForbiddenError):
             act(plain)
 

@@ -31,7 +31,7 @@ from headrace.jobs.job import QUEUE_DEFAULT, Job
 from headrace.jobs.ledger import FailureGroup, JobFilter, Page, QueueCounts, QueueSettings
 from headrace.jobs.paths import UriAllowList
 from headrace.jobs.payloads import PublishedCheck, ResultStream
-from headrace.jobs.pools import DECISION_PAGE_MAX, DecisionPage, Pool
+from headrace.jobs.pools import DECISION_PAGE_MAX, DecisionPage, Pool, ScalingDecision, published_decision
 from headrace.jobs.shared_calls import JobCondition, JobWaiter
 from headrace.jobs.state import JobState
 from headrace.jobs.worker_registry import WorkerRecord
@@ -371,6 +371,14 @@ class JobService(BatchIntake):
         """Return the pools of workers, each with its last decision, by name."""
         key.require(Scope.MONITOR)
         return self._ledger.pools()
+
+    def pool_decision(self, key: ApiKey, pool: str) -> ScalingDecision:
+        """Return the decision about a pool that other autoscalers follow.
+
+        Raises as `published_decision` does, and JobLedgerUnavailableError instead of guessing 0.
+        """
+        key.require(Scope.MONITOR)
+        return published_decision(self._ledger.pools(), pool)
 
     def decisions(self, key: ApiKey, *, pool: str = "", after: str = "", limit: int = 100) -> DecisionPage:
         """Return a page of decisions, as `JobLedger.decisions` does.

@@ -133,6 +133,7 @@ def test_retries_end_after_retry_s_with_the_last_error():
         (problem(401, "UnauthenticatedError"), errors.UnauthenticatedError),
         (problem(422, "IdempotencyError"), errors.IdempotencyError),
         (problem(503, "QueueClosedError"), errors.QueueClosedError),
+        (problem(503, "UncontrolledPoolError"), errors.UncontrolledPoolError),
         (problem(400, "UnknownError"), errors.EndpointRefusedError),
         (ApiResponse(404, {}, b"<html>", "http://api/"), errors.EndpointRefusedError),
         (ApiResponse(200, {}, b"<html>", "http://api/"), errors.EndpointRefusedError),
@@ -237,6 +238,22 @@ def test_decisions_are_read_until_the_last_page():
     assert [dict(call.params) for call in script.calls] == [
         {"limit": "200", "after": after} for after in ("", "4", "3", "3")
     ]
+
+
+def test_scale_of_a_pool_is_retried_while_the_ledger_is_unavailable():
+    scale = {"pool": "a/b c", "wanted": 0, "active": False, "reason": "why", "at_ms": 5}
+    script = Script(
+        problem(503, "JobLedgerUnavailableError"), ApiResponse(200, {}, orjson.dumps(scale), "http://api/")
+    )
+    assert run(script.core.pool_scale("a/b c")) == scale
+    assert [(call.method, call.url) for call in script.calls] == [("GET", "/v1/pools/a%2Fb%20c/scale")] * 2
+
+
+def test_missing_controller_is_an_error_at_once():
+    script = Script(problem(503, "UncontrolledPoolError", "pool 'gpu' has no controller"))
+    with pytest.raises(errors.UncontrolledPoolError, match=r"^pool 'gpu' has no controller"):
+        run(script.core.pool_scale("gpu"))
+    assert script.pauses == []
 
 
 def test_pages_of_decisions_are_fetched_as_needed():

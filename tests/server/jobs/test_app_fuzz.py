@@ -24,7 +24,7 @@ from server.jobs.test_job_routes import submit
 pytestmark = pytest.mark.slow
 
 KEY = key_of("shop", *Scope, inputs=ALLOWED_URIS, outputs=ALLOWED_URIS)
-OPERATIONS = 53
+OPERATIONS = 54
 SEED = 20
 WAIT_S = 0.01
 REFUSALS = ["400", "401", "403", "404", "405", "409", "413", "422", "429"]

@@ -416,6 +416,7 @@ CASES = {
     "drain_worker": refused_worker("POST", "/v1/workers/{}/drain"),
     "undrain_worker": refused_worker("POST", "/v1/workers/{}/undrain"),
     "list_pools": refused_pool("/v1/pools"),
+    "scale_pool": refused_pool("/v1/pools/{}/scale"),
     "list_decisions": refused_pool("/v1/pools/{}/decisions"),
     "receive_s3_events": receive_s3_events,
     "invoke_endpoint_async": invoke_endpoint_async,

@@ -1,11 +1,11 @@
-"""Routes of pools of workers and of the decisions about them."""
+"""Routes of pools of workers, of their numbers, and of the decisions about them."""
 
 import asyncio
 
 import pytest
 
 from cases import for_each
-from headrace.core.errors import ForbiddenError
+from headrace.core.errors import ForbiddenError, ResourceNotFoundError, UncontrolledPoolError
 from headrace.jobs.access import Scope
 from headrace.jobs.client import AsyncClient, Client
 from headrace.jobs.pools import ScalingDecision
@@ -15,6 +15,7 @@ MONITOR = key_of("scaler", Scope.MONITOR)
 PLAIN = key_of("shop")
 LEASE_MS = 30_000
 DECISIONS = "/v1/pools/gpu/decisions"
+SCALE = "/v1/pools/gpu/scale"
 
 
 @pytest.fixture
@@ -106,7 +107,70 @@ def test_invalid_query_is_refused(http, query):
     assert response.json()["error"].startswith(query.partition("=")[0])
 
 
-@for_each("path", ["/v1/pools", DECISIONS])
+@for_each("wanted", [3, 0])
+def test_scale_of_a_pool_is_the_last_decision_of_its_controller(served, http, wanted):
+    now_ms = served.ledger.now_ms()
+    decide(served, 7, wanted)
+    decide(served, 9, pool="cpu")
+    response = http.get(SCALE)
+    assert response.status_code == 200
+    assert list(response.json().items()) == [
+        ("pool", "gpu"),
+        ("wanted", wanted),
+        ("active", wanted > 0),
+        ("reason", f"{wanted} jobs"),
+        ("at_ms", now_ms + 1_000),
+    ]
+
+
+@for_each("name", ["other", "%00", "a%20b", "x" * 3000])
+def test_unknown_pool_has_no_scale(served, http, name):
+    decide(served, 1)
+    response = http.get(f"/v1/pools/{name}/scale")
+    assert (response.status_code, response.json()["type"]) == (404, "ResourceNotFoundError")
+    assert len(response.json()["error"]) < 200
+
+
+def release(ledger):
+    ledger.release_pool("gpu", "c-1")
+
+
+def let_expire(ledger):
+    ledger._clock.advance(LEASE_MS)
+
+
+@pytest.mark.parametrize("end", [release, let_expire])
+def test_pool_without_a_controller_has_no_scale_until_another_one_begins(served, http, end):
+    decide(served, 2)
+    end(served.ledger)
+    uncontrolled = http.get(SCALE)
+    assert (uncontrolled.status_code, uncontrolled.json()["type"]) == (503, "UncontrolledPoolError")
+    assert uncontrolled.json()["error"].startswith("pool 'gpu' has no controller: ")
+    assert "wanted" not in uncontrolled.json()
+    decide(served, controller="c-2")
+    assert http.get(SCALE).json()["wanted"] == 2
+    decide(served, 4, controller="c-2")
+    assert http.get(SCALE).json()["wanted"] == 4
+
+
+def test_pool_without_a_decision_has_no_scale(served, http):
+    decide(served)
+    undecided = http.get(SCALE)
+    assert (undecided.status_code, undecided.json()["type"]) == (503, "UncontrolledPoolError")
+    assert undecided.json()["error"].startswith("pool 'gpu' has no decision yet: ")
+
+
+def test_scale_of_a_pool_is_unavailable_without_the_ledger(served, http):
+    decide(served, 2)
+    served.ledger.unavailable = True
+    response = http.get(SCALE)
+    assert (response.status_code, response.json()["type"]) == (503, "JobLedgerUnavailableError")
+    assert int(response.headers["retry-after"]) >= 1
+    served.ledger.unavailable = False
+    assert http.get(SCALE).json()["wanted"] == 2
+
+
+@for_each("path", ["/v1/pools", SCALE, DECISIONS])
 def test_pools_require_the_scope_monitor(served, path):
     with served.client(PLAIN[0]) as http:
         assert http.get(path).status_code == 403
@@ -121,14 +185,23 @@ def test_clients_read_pools_and_all_pages_of_decisions(served, monkeypatch):
         assert [pool["pool"] for pool in client.pools()] == ["a?b c"]
         assert [decision["wanted"] for decision in client.decisions("a?b c")] == [5, 4, 3, 2, 1]
         assert list(client.decisions("other")) == []
+        assert (client.pool_scale("a?b c")["wanted"], client.pool_scale("a?b c")["active"]) == (5, True)
+        with pytest.raises(ResourceNotFoundError, match="no pool 'other'"):
+            client.pool_scale("other")
 
     async def use():
         async with AsyncClient(served.url, api_key=MONITOR[0]) as client:
             assert [pool["decision"]["wanted"] for pool in await client.pools()] == [5]
             assert [each["wanted"] async for each in client.decisions("a?b c")] == [5, 4, 3, 2, 1]
+            assert (await client.pool_scale("a?b c"))["wanted"] == 5
+            served.ledger.release_pool("a?b c", "c-1")
+            with pytest.raises(UncontrolledPoolError, match=r"pool 'a.b c' has no controller"):
+                await client.pool_scale("a?b c")
         async with AsyncClient(served.url, api_key=PLAIN[0]) as client:
             with pytest.raises(ForbiddenError):
                 await client.pools()
+            with pytest.raises(ForbiddenError):
+                await client.pool_scale("a?b c")
             with pytest.raises(ForbiddenError):
                 await anext(client.decisions("a?b c"))
 

@@ -286,6 +286,20 @@ class Client:
         """
         return run(self._api.pools())
 
+    def pool_scale(self, pool: str) -> dict[str, Any]:
+        """Return the number of workers that a pool is to have, as ``wanted``, with its ``reason``.
+
+        The number is that of the last decision of the pool's controller, and ``at_ms`` its time. An
+        unknown number is an error, never 0. The key needs the scope ``monitor``.
+
+        Raises:
+            ResourceNotFoundError: No controller has scaled the pool in the last 30 days.
+            UncontrolledPoolError: No controller scales the pool now, or it has not decided yet. The
+                client does not retry this error.
+            JobLedgerUnavailableError: The job database does not respond.
+        """
+        return run(self._api.pool_scale(pool))
+
     def decisions(self, pool: str) -> Iterator[dict[str, Any]]:
         """Yield the decisions about a pool, newest first; pages are fetched as needed.
 

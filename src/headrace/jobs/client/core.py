@@ -26,6 +26,7 @@ from headrace.core.errors import (
     JobNotFoundError,
     QueueClosedError,
     ResourceNotFoundError,
+    UncontrolledPoolError,
 )
 from headrace.jobs.client.messages import (
     INLINE_BYTES_MAX,
@@ -394,6 +395,10 @@ class ApiOperations:
         """Return the pools of workers, by name. Raises as `Client.pools` does."""
         return read_document(await self._request(ApiCall("GET", "/v1/pools")))["pools"]
 
+    async def pool_scale(self, pool: str) -> dict[str, Any]:
+        """Return the number of workers that a pool is to have. Raises as `Client.pool_scale` does."""
+        return read_document(await self._request(_named_call("GET", "pools", pool, "/scale")))
+
     def decisions(self, pool: str) -> AsyncGenerator[dict[str, Any], None]:
         """Return the decisions about a pool, newest first; pages are fetched as needed."""
         return self._entries(_named_call("GET", "pools", pool, "/decisions"), "decisions")
@@ -552,8 +557,9 @@ class ApiOperations:
                     return response
                 error = error_from_response(response)
                 retry = response.status in (_PASSING if call.repeatable else _NOT_BEGUN)
-                # Unlike other 503s, a closed queue stays closed until it is opened manually.
-                retry = retry and not isinstance(error, QueueClosedError)
+                # A closed queue stays closed until it is opened manually, and a pool may stay without a
+                # controller.
+                retry = retry and not isinstance(error, QueueClosedError | UncontrolledPoolError)
                 after_s = retry_after_s(response.headers.get("retry-after"), 0.0)
             if not retry:
                 raise error

@@ -556,6 +556,18 @@ class PoolsDocument(Struct, kw_only=True):
     pools: list[PoolDocument]
 
 
+class PoolScaleDocument(Struct, kw_only=True):
+    """The number of workers that a pool is to have, by the last decision of its controller."""
+
+    pool: str
+    wanted: int
+    active: bool
+    """True if the pool is to have workers."""
+    reason: str
+    at_ms: Milliseconds
+    """The time of the decision. A decision that does not change is recorded once a day."""
+
+
 class DecisionsQuery(Struct, kw_only=True):
     """The query of the decisions about a pool."""
 
