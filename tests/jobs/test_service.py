@@ -203,6 +203,13 @@ def test_completed_job_is_not_retried(service, ledger):
         service.retry(TEST_KEY, job.id)
 
 
+def test_queue_is_read_with_the_scope_read_or_monitor(service):
+    for scope in (Scope.READ, Scope.MONITOR):
+        assert service.queue(ApiKey("k", "t", frozenset({scope})), "q").counts.backlog == 0
+    with pytest.raises(ForbiddenError):
+        service.queue(ApiKey("k", "t", frozenset({Scope.SUBMIT})), "q")
+
+
 def test_queue_raises_without_the_ledger(service, ledger):
     ledger.unavailable = True
     with pytest.raises(JobLedgerUnavailableError):

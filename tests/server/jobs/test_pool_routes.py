@@ -107,7 +107,7 @@ def test_invalid_query_is_refused(http, query):
     assert response.json()["error"].startswith(query.partition("=")[0])
 
 
-@for_each("wanted", [3, 0])
+@for_each("wanted", [3, 1, 0])
 def test_scale_of_a_pool_is_the_last_decision_of_its_controller(served, http, wanted):
     now_ms = served.ledger.now_ms()
     decide(served, 7, wanted)
@@ -176,6 +176,11 @@ def test_pools_require_the_scope_monitor(served, path):
         assert http.get(path).status_code == 403
     with served.client() as http:
         assert http.get(path).status_code == 401
+
+
+def test_routes_of_pools_declare_the_scope_monitor(served):
+    scopes = {route.action: route.scopes for route in served.app.routes if "/pools" in route.path}
+    assert scopes == dict.fromkeys(["list_pools", "scale_pool", "list_decisions"], (Scope.MONITOR,))
 
 
 def test_clients_read_pools_and_all_pages_of_decisions(served, monkeypatch):
