@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from cases import for_each
-from headrace.core.errors import ActuatorError, JobLedgerUnavailableError, ResourceNotFoundError
+from headrace.core.errors import ActuatorError, ConfigError, JobLedgerUnavailableError, ResourceNotFoundError
 from headrace.jobs.ledger import QueueSettings
 from headrace.jobs.worker_registry import WorkerInfo, WorkerState
 from headrace.scaling.actuator import Members
@@ -808,3 +808,13 @@ def test_actuator_of_the_tests_keeps_the_contract(bench):
     found = workers.members(bench.ledger.workers())
     assert ([each.info.name for each in found.registered], found.starting) == (["w-02"], 1)
     assert bench.ledger.worker("w-01").state is WorkerState.STOPPED
+
+
+@for_each("cooldown", ["scale_out_cooldown_s", "scale_in_cooldown_s"])
+def test_cooldown_of_a_pool_that_others_scale_is_refused(cooldown):
+    """It would keep a number of workers that changes later than the decision."""
+    bench = PoolBench(chooses=False)
+    bench.controller(**{cooldown: 1.0})
+    bench.workers.scaled_by_others = True
+    with pytest.raises(ConfigError, match="pool p: cooldowns need a pool that this controller scales"):
+        bench.controller(**{cooldown: 1.0})

@@ -14,7 +14,7 @@ from typing import Final
 from typing_extensions import override
 
 from headrace.core.clock import Clock, SystemClock
-from headrace.core.errors import ActuatorError, HeadraceError, ResourceNotFoundError
+from headrace.core.errors import ActuatorError, ConfigError, HeadraceError, ResourceNotFoundError
 from headrace.core.predictor import Service
 from headrace.jobs.ledger import DAY_MS, JobLedger, Wakeup
 from headrace.jobs.pools import ScalingDecision
@@ -52,6 +52,9 @@ class ScalingController(Service):
         actuator: The actuator of the pool's workers.
         pool: The pool.
         clock: The clock of the gap between rounds. Decisions follow the ledger's time.
+
+    Raises:
+        ConfigError: The pool has cooldowns, and something else starts and ends its workers.
     """
 
     def __init__(
@@ -62,6 +65,12 @@ class ScalingController(Service):
         *,
         clock: Clock | None = None,
     ) -> None:
+        if actuator.scaled_by_others and (pool.scale_out_cooldown_s or pool.scale_in_cooldown_s):
+            # A cooldown keeps the number of workers, and it changes later than the decision here.
+            raise ConfigError(
+                f"pool {pool.pool}: cooldowns need a pool that this controller scales: use "
+                "scale_out_window_s and scale_in_window_s instead"
+            )
         self.pool = pool
         self._ledger = ledger
         self._actuator = actuator

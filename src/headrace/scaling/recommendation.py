@@ -1,7 +1,7 @@
 """The recommendation for a queue without a controller. Pure.
 
-A controller decides by the settings of its pool, and remembers. Autoscalers that ask for a queue bring
-limits and windows of their own.
+A controller decides by the settings of its pool and by the past. Autoscalers that read the load of a queue
+bring limits and windows of their own.
 """
 
 from typing import Final

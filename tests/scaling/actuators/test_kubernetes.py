@@ -532,6 +532,12 @@ def test_costs_need_no_right_to_scale(server, kubeconfig):
     actuator.stop()
 
 
+def test_controller_that_only_sets_costs_is_replaced_soon(kubeconfig):
+    assert DeploymentActuator("ml", "workers", kubeconfig=kubeconfig).call_s_max == 60.0
+    actuator = DeploymentActuator("ml", "workers", kubeconfig=kubeconfig, timeout_s=7.0, sets_replicas=False)
+    assert actuator.call_s_max == 7.0
+
+
 def test_rights_may_be_lost_later(server, actuator):
     actuator.members([])
     server.forbidden.add(("patch", "deployments/scale"))

@@ -99,6 +99,9 @@ class DeploymentActuator(Actuator):
                 )
         self.ends_chosen = sets_replicas
         self.scaled_by_others = not sets_replicas
+        if self.scaled_by_others:
+            # Two controllers may set costs at once. A pool without a controller wakes late.
+            self.call_s_max = timeout_s
         self._namespace = namespace
         self._name = name
         self._rights = _RIGHTS.format("get and patch" if sets_replicas else "get", namespace)
