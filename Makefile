@@ -138,7 +138,7 @@ docs: $(SETUP_DOCS) ## Build the documentation's site in build/site; broken link
 docs-test: $(SETUP_ALL) ## Run the snippets of README.md and docs/
 	$(BIN)/pytest README.md docs $(ARGS)
 
-PROTO := src/headrace/protocols/oip_grpc/proto
+PROTO := src/headrace/protocols/proto
 descriptors: $(SETUP_ALL) ## Compile the .proto files of gRPC to the descriptor set that headrace loads
 	$(BIN)/python -m grpc_tools.protoc -Iheadrace=$(PROTO) --descriptor_set_out=$(PROTO)/descriptors.binpb $(PROTO)/*.proto
 

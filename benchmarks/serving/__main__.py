@@ -107,9 +107,9 @@ def binary_body(rows: int, columns: int) -> tuple[bytes, int]:
 
 
 def grpc_body(model: str) -> bytes:
-    from headrace.protocols.oip_grpc import messages
+    from headrace.protocols import protobuf
 
-    request = messages.message_class("ModelInferRequest")(model_name=model.lower())
+    request = protobuf.message_class("ModelInferRequest")(model_name=model.lower())
     shape = {"Echo": (1, 16), "Wide": (256, 30), "Words": (1,)}[model]
     if model == "Words":
         tensor = request.inputs.add(name="text", datatype="BYTES", shape=shape)

@@ -154,10 +154,10 @@ def serve_http(app, port):
 async def serve_grpc(port):
     import grpc.aio
 
-    from headrace.protocols.oip_grpc import messages
+    from headrace.protocols import protobuf
 
-    request_class = messages.message_class("ModelInferRequest")
-    response_class = messages.message_class("ModelInferResponse")
+    request_class = protobuf.message_class("ModelInferRequest")
+    response_class = protobuf.message_class("ModelInferResponse")
 
     def response(shape, raw):
         made = response_class(model_name="m", model_version="1")

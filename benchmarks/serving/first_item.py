@@ -23,7 +23,7 @@ from process import Server, free_port
 from rich.console import Console
 from rich.table import Table
 
-from headrace.protocols.oip_grpc import messages
+from headrace.protocols import protobuf
 from headrace.protocols.sse import EventDecoder
 
 HERE = Path(__file__).parent
@@ -50,10 +50,10 @@ async def over_sse(port: int, model: str) -> list[float]:
 
 
 async def over_grpc(channel: grpc.aio.Channel, model: str) -> list[float]:
-    request = messages.message_class("ModelInferRequest")(model_name=model)
+    request = protobuf.message_class("ModelInferRequest")(model_name=model)
     request.inputs.add(name="x", datatype="FP32", shape=[1])
     request.raw_input_contents.append(bytes(4))
-    response_class = messages.message_class("ModelInferResponse")
+    response_class = protobuf.message_class("ModelInferResponse")
     call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(
         iter([request.SerializeToString()])
     )

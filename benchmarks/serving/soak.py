@@ -106,9 +106,9 @@ class Client:
 async def cancelled_calls(port: int, counts: Counter, until: asyncio.Event) -> None:
     import grpc.aio
 
-    from headrace.protocols.oip_grpc import messages
+    from headrace.protocols import protobuf
 
-    request = messages.message_class("ModelInferRequest")(model_name="slow")
+    request = protobuf.message_class("ModelInferRequest")(model_name="slow")
     request.inputs.add(name="x", datatype="FP32", shape=[1, 16])
     request.raw_input_contents.append(bytes(64))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -157,7 +157,7 @@ def test_rest_and_grpc_requests_are_in_metrics_and_access_log(caplog):
     import grpc
     from prometheus_client.parser import text_string_to_metric_families
 
-    from headrace.protocols.oip_grpc.messages import message_class
+    from headrace.protocols.protobuf import message_class
 
     options = dataclasses.replace(ALL_PORTS, access_log=True)
     with caplog.at_level("INFO", logger="headrace.access"), served([EchoModel], options) as server:

@@ -15,7 +15,7 @@ from headrace.core.errors import ModelNotFoundError
 from headrace.core.statistics import BatchStatistics, Duration, ModelIndexEntry, ModelState, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor, TensorSpec
 from headrace.jobs.access import Access, Scope
-from headrace.protocols.oip_grpc.messages import message_class
+from headrace.protocols.protobuf import message_class
 from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.grpc_asgi import GrpcAsgi
 from headrace.server.grpc_inference import GrpcStreamSettings

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from headrace.protocols.oip_grpc.messages import message_class
+from headrace.protocols.protobuf import message_class
 from headrace.server.grpc_inference import GrpcInference
 from headrace.server.grpc_service import GrpcHealth
 from server.grpc_support import (

@@ -8,7 +8,7 @@ from google.protobuf import descriptor_pb2
 from cases import for_each
 from headrace.core.errors import UnauthenticatedError, UnsupportedError
 from headrace.jobs.access import Access, Scope
-from headrace.protocols.oip_grpc.messages import file_descriptors, message_class
+from headrace.protocols.protobuf import file_descriptors, message_class
 from headrace.server.grpc_inference import GrpcStreamSettings
 from headrace.server.grpc_service import GrpcService
 from headrace.testing import ManualClock

@@ -23,10 +23,10 @@ from headrace.core.sequence import SequenceListing
 from headrace.core.statistics import ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols.oip_documents import ERROR_KIND
-from headrace.protocols.oip_grpc.messages import encode_message
 from headrace.protocols.oip_grpc.requests import DIALECT_KEY, encode_request
 from headrace.protocols.oip_grpc.responses import decode_response
 from headrace.protocols.oip_grpc.server_info import decode_index, decode_metadata, decode_statistics
+from headrace.protocols.protobuf import encode_message
 
 try:
     import grpc as _grpc

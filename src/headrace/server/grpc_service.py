@@ -15,15 +15,6 @@ from headrace.core.errors import ModelNotFoundError, UnsupportedError
 from headrace.jobs.access import Access, Scope
 from headrace.protocols.oip_documents import model_config
 from headrace.protocols.oip_grpc import server_info
-from headrace.protocols.oip_grpc.messages import (
-    HEALTH,
-    INFERENCE,
-    REFLECTIONS,
-    REPOSITORY,
-    encode_message,
-    message_class,
-    parse_message,
-)
 from headrace.protocols.oip_grpc.server_info import (
     NOT_SERVING,
     SERVICE_UNKNOWN,
@@ -31,6 +22,15 @@ from headrace.protocols.oip_grpc.server_info import (
     HealthCheckRequest,
     Reflection,
     encode_health_list,
+)
+from headrace.protocols.protobuf import (
+    HEALTH,
+    INFERENCE,
+    REFLECTIONS,
+    REPOSITORY,
+    encode_message,
+    message_class,
+    parse_message,
 )
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import GrpcCode, quiet_status_of

@@ -13,8 +13,8 @@ from cases import for_each
 from headrace.core.errors import DataError, UnsupportedError
 from headrace.core.tensor import DEFAULT_PRIORITY
 from headrace.protocols.oip_grpc import requests
-from headrace.protocols.oip_grpc.messages import message_class
 from headrace.protocols.oip_grpc.requests import decode_request
+from headrace.protocols.protobuf import message_class
 
 Request = message_class("ModelInferRequest")
 NAMES = {

@@ -9,9 +9,9 @@ from hypothesis.extra import numpy as hnp
 from cases import for_each
 from headrace.core.errors import DataError
 from headrace.core.tensor import InferResponse, RowFailure, Tensor, text_array
-from headrace.protocols.oip_grpc.messages import message_class
 from headrace.protocols.oip_grpc.requests import decode_request
 from headrace.protocols.oip_grpc.responses import encode_response, encode_stream_error, wrap_stream_response
+from headrace.protocols.protobuf import message_class
 
 Response = message_class("ModelInferResponse")
 StreamResponse = message_class("ModelStreamInferResponse")

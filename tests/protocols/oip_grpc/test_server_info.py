@@ -10,13 +10,13 @@ from headrace.core.statistics import BatchStatistics, Duration, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
 from headrace.protocols import oip_documents
 from headrace.protocols.oip_documents import model_config
-from headrace.protocols.oip_grpc.messages import encode_message, message_class
 from headrace.protocols.oip_grpc.server_info import (
     encode_metadata,
     encode_statistics,
     load_parameters,
     requested_model,
 )
+from headrace.protocols.protobuf import encode_message, message_class
 
 Config = message_class("ModelConfigResponse")
 Load = message_class("RepositoryModelLoadRequest")

@@ -23,7 +23,7 @@ from headrace.core.tensor import (
     little_endian,
     text_array,
 )
-from headrace.protocols.oip_grpc.messages import message_class, parse_message
+from headrace.protocols.protobuf import message_class, parse_message
 from headrace.protocols.tensors import (
     DIMENSIONS_MAX,
     array_from_binary,

@@ -5,8 +5,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from headrace.core.tensor import InferResponse, Tensor, datatype_of
-from headrace.protocols.oip_grpc.messages import encode_message, message_class, parse_message
 from headrace.protocols.oip_grpc.requests import decode_parameters, decode_tensors, set_parameters
+from headrace.protocols.protobuf import encode_message, message_class, parse_message
 from headrace.protocols.tensors import binary_values, byte_elements
 
 FINAL_RESPONSE: Final = "triton_final_response"

@@ -6,14 +6,14 @@ from typing import Any, Final
 from headrace.core.errors import DataError
 from headrace.core.statistics import BatchStatistics, Duration, ModelIndexEntry, ModelState, ModelStatistics
 from headrace.core.tensor import ModelMetadata, TensorSpec
-from headrace.protocols.oip_grpc.messages import (
+from headrace.protocols.oip_grpc.requests import decode_parameters
+from headrace.protocols.protobuf import (
     HEALTH,
     INFERENCE,
     file_descriptors,
     message_class,
     parse_message,
 )
-from headrace.protocols.oip_grpc.requests import decode_parameters
 
 SERVING: Final = 1
 NOT_SERVING: Final = 2

@@ -9,10 +9,10 @@ from google.protobuf import descriptor_pool
 
 from cases import for_each
 from headrace.core.errors import DataError
-from headrace.protocols import oip_grpc
-from headrace.protocols.oip_grpc.messages import file_descriptors, message_class, parse_message
+from headrace.protocols import protobuf
+from headrace.protocols.protobuf import file_descriptors, message_class, parse_message
 
-PROTO = Path(oip_grpc.__file__).parent / "proto"
+PROTO = Path(protobuf.__file__).parent / "proto"
 FILES = {file.package: file for file in file_descriptors()}
 
 FOREIGN = """
@@ -23,7 +23,7 @@ def register():
         file.message_type.add(name=name).field.add(name="other", number=1, type=5, label=1)
     descriptor_pool.Default().AddSerializedFile(file.SerializeToString())
 def headrace():
-    from headrace.protocols.oip_grpc.messages import message_class
+    from headrace.protocols.protobuf import message_class
     message = message_class("ModelInferRequest")(model_name="m")
     assert message_class("ModelInferRequest").FromString(message.SerializeToString()).model_name == "m"
 """

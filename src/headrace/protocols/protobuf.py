@@ -1,6 +1,6 @@
-"""Message classes from a private descriptor pool.
+"""Message classes of all gRPC services, from a private descriptor pool.
 
-The only module that imports protobuf (extra `grpc`). The .proto files beside it define the messages;
+The only module that imports protobuf (extra `grpc`). The .proto files in `proto` define the messages;
 `make descriptors` compiles them to the descriptor set that is loaded here.
 
 protobuf's default pool belongs to the whole process. mlserver, tritonclient and kserve each add a
@@ -17,7 +17,7 @@ from headrace.core.errors import DataError, MissingExtraError
 try:
     from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 except ImportError as error:
-    raise MissingExtraError("grpc", "the Open Inference Protocol over gRPC") from error
+    raise MissingExtraError("grpc", "gRPC") from error
 
 # The classes of the pool have no static types.
 _pb: Any = descriptor_pb2
