@@ -4,8 +4,7 @@ import grpc
 import pytest
 
 from headrace.protocols.protobuf import message_class
-from headrace.server.grpc_inference import GrpcInference
-from headrace.server.grpc_service import GrpcHealth
+from headrace.server.grpc_common import GrpcHealth
 from server.grpc_support import (
     FunctionDataplane,
     FunctionModel,
@@ -59,7 +58,7 @@ async def test_watch_reports_every_change():
 
 @in_event_loop
 async def test_watch_ends_when_the_server_drains():
-    health = GrpcHealth(GrpcInference(FunctionDataplane(m=FunctionModel(echo))), (), poll_s=1000)
+    health = GrpcHealth(lambda service: SERVING, (), poll_s=1000)
 
     async def one():
         yield b""

@@ -4,29 +4,19 @@ A transport (`grpc_aio`, `grpc_asgi`) looks a `GrpcMethod` up by its path, runs 
 exceptions to a status. Cancelling the task of a method cancels the work of the model.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from headrace.core.errors import ModelNotFoundError, UnsupportedError
 from headrace.jobs.access import Access, Scope
+from headrace.protocols.grpc_common import NOT_SERVING, SERVICE_UNKNOWN, SERVING
 from headrace.protocols.oip_documents import model_config
 from headrace.protocols.oip_grpc import server_info
-from headrace.protocols.oip_grpc.server_info import (
-    NOT_SERVING,
-    SERVICE_UNKNOWN,
-    SERVING,
-    HealthCheckRequest,
-    Reflection,
-    encode_health_list,
-)
 from headrace.protocols.protobuf import (
-    HEALTH,
     INFERENCE,
-    REFLECTIONS,
     REPOSITORY,
     encode_message,
     message_class,
@@ -34,13 +24,15 @@ from headrace.protocols.protobuf import (
 )
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import GrpcCode, quiet_status_of
+from headrace.server.grpc_common import GrpcHealth, reflection_methods
 from headrace.server.grpc_inference import GrpcInference, GrpcStreamSettings
 from headrace.server.listener import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.server.observation import CURRENT, Observer, Observers, RequestObservation, ResponseCounters
 
 INFERENCE_SERVICE: Final = f"{INFERENCE}.GRPCInferenceService"
 REPOSITORY_SERVICE: Final = f"{REPOSITORY}.ModelRepositoryService"
-HEALTH_SERVICE: Final = f"{HEALTH}.Health"
+_SERVICES: Final = ("", INFERENCE_SERVICE, REPOSITORY_SERVICE)
+"""The names whose health is that of the whole server. Other names are those of models."""
 
 _OK: Final = GrpcCode.OK.name
 _CANCELLED: Final = GrpcCode.CANCELLED.name
@@ -87,9 +79,7 @@ class GrpcService:
         self._now = now
         self._dataplane = dataplane
         self._inference = GrpcInference(dataplane, access, now, streams)
-        self._health = GrpcHealth(
-            self._inference, (INFERENCE_SERVICE, REPOSITORY_SERVICE), poll_s=health_poll_s
-        )
+        self._health = GrpcHealth(self._status, _SERVICES, check=self._inference.check, poll_s=health_poll_s)
 
     def drain(self) -> None:
         """Report in health checks that the server stops. Watches end."""
@@ -111,22 +101,19 @@ class GrpcService:
                 **{name: _unsupported_method(why) for name, why in _UNSUPPORTED.items()},
             },
             REPOSITORY_SERVICE: _repository_methods(self._dataplane, self._inference, REPOSITORY),
-            HEALTH_SERVICE: {"Check": self._health.check, "List": self._health.list},
         }
-        streams: dict[str, StreamHandler] = {
-            f"/{INFERENCE_SERVICE}/ModelStreamInfer": self._inference.model_stream_infer,
-            f"/{HEALTH_SERVICE}/Watch": self._health.watch,
-        }
-        wrapped_streams = self._inference.streams.dialect == "triton"
-        for package in REFLECTIONS:
-            path = f"/{package}.ServerReflection/ServerReflectionInfo"
-            streams[path] = self._reflection(Reflection(package, wrapped_streams=wrapped_streams))
         methods = {
             f"/{service}/{name}": GrpcMethod(unary=unary)
             for service, unaries in table.items()
             for name, unary in unaries.items()
         }
-        methods |= {path: GrpcMethod(stream=stream) for path, stream in streams.items()}
+        stream_infer = GrpcMethod(stream=self._inference.model_stream_infer)
+        methods |= {f"/{INFERENCE_SERVICE}/ModelStreamInfer": stream_infer, **self._health.methods()}
+        methods |= reflection_methods(
+            methods,
+            check=self._inference.check,
+            wrapped_streams=self._inference.streams.dialect == "triton",
+        )
         return observe_methods(methods, self.response_counters, self._observers, self._now)
 
     # Probes have no key, so these three methods need none.
@@ -171,15 +158,14 @@ class GrpcService:
         found = self._dataplane.statistics(request.name, request.version)
         return server_info.encode_statistics([s for s in found if key.permits_model(s.name)])
 
-    def _reflection(self, reflection: Reflection) -> StreamHandler:
-        async def responses(
-            call: GrpcCall, messages: AsyncIterator[bytes]
-        ) -> AsyncGenerator[Sequence[bytes], None]:
-            self._inference.check(call)
-            async for message in messages:
-                yield (reflection.respond(message),)
-
-        return responses
+    def _status(self, service: str) -> int:
+        """Return the health of the server, of one of its services, or of a model."""
+        plane = self._dataplane
+        try:
+            ready = plane.ready() if service in _SERVICES else plane.model_ready(service, "")
+        except ModelNotFoundError:
+            return SERVICE_UNKNOWN
+        return SERVING if ready else NOT_SERVING
 
 
 def _repository_methods(
@@ -222,71 +208,6 @@ def _unsupported_method(why: str) -> UnaryHandler:
         raise UnsupportedError(why)
 
     return refuse
-
-
-class GrpcHealth:
-    """The service `grpc.health.v1.Health` over a dataplane: Check, List and Watch.
-
-    The server and its services are serving while the server is ready. A client can also check a model
-    by its name.
-
-    Args:
-        inference: The dataplane and the access check.
-        services: The full names of known services, besides "" for the whole server.
-        poll_s: The interval in seconds at which a watch looks for a change.
-    """
-
-    def __init__(self, inference: GrpcInference, services: Sequence[str], *, poll_s: float = 1.0) -> None:
-        self._inference = inference
-        self._services = ("", *services)
-        self._poll_s = poll_s
-        self._draining = asyncio.Event()
-
-    def drain(self) -> None:
-        """Report NOT_SERVING from now on. Watches report it and end."""
-        self._draining.set()
-
-    def _status(self, service: str) -> int:
-        dataplane = self._inference.dataplane
-        try:
-            ready = dataplane.ready() if service in self._services else dataplane.model_ready(service, "")
-        except ModelNotFoundError:
-            return SERVICE_UNKNOWN
-        return SERVING if ready and not self._draining.is_set() else NOT_SERVING
-
-    async def check(self, _: GrpcCall, data: bytes) -> bytes:
-        """Handle Health.Check. It needs no key, because probes have none."""
-        service: str = parse_message(HealthCheckRequest, data).service
-        status = self._status(service)
-        if status == SERVICE_UNKNOWN:
-            raise ModelNotFoundError(service[:200], "no service or model has this name")
-        return encode_message("HealthCheckResponse", package=HEALTH, status=status)
-
-    async def list(self, call: GrpcCall, _: bytes) -> bytes:
-        """Handle Health.List."""
-        self._inference.check(call)
-        return encode_health_list({service: self._status(service) for service in self._services})
-
-    async def watch(
-        self, _: GrpcCall, messages: AsyncIterator[bytes]
-    ) -> AsyncGenerator[Sequence[bytes], None]:
-        """Handle Health.Watch: yield the status now and after every change.
-
-        The stream ends when the client disconnects or the server stops.
-        """
-        service: str = parse_message(HealthCheckRequest, await anext(messages, b"")).service
-        sent_status: int | None = None
-        while True:
-            draining = self._draining.is_set()
-            status = self._status(service)
-            if status != sent_status:
-                yield (encode_message("HealthCheckResponse", package=HEALTH, status=status),)
-                sent_status = status
-            if draining:
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_s):
-                    await self._draining.wait()
 
 
 def observe_methods(

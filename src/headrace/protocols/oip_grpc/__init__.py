@@ -3,7 +3,7 @@
 Pure.
 
 - `requests`, `responses`: inference messages, for servers and clients.
-- `server_info`: messages about the server, its models, its health and its services.
+- `server_info`: messages about the models of a server and their repository.
 
 The message classes are in `headrace.protocols.protobuf`, and the services in `headrace.server.grpc_service`.
 """
