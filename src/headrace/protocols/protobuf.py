@@ -28,6 +28,7 @@ INFERENCE: Final = "inference"
 REPOSITORY: Final = "inference.model_repository"
 HEALTH: Final = "grpc.health.v1"
 REFLECTIONS: Final = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
+EXTERNAL_SCALER: Final = "externalscaler"
 
 _DESCRIPTORS: Final = Path(__file__).parent / "proto" / "descriptors.binpb"
 _POOL: Any = descriptor_pool.DescriptorPool()

@@ -1,0 +1,1 @@
+"""Services from which other autoscalers read the decisions about pools of workers."""
