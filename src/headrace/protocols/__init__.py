@@ -10,6 +10,7 @@ Pure: no module here opens a file, waits or reads a clock.
 - `protobuf`: the message classes of gRPC, made of the .proto files in `proto`. Clients in any language
   are made from these files.
 - `torchserve`: the bodies of TorchServe's ``/predictions``.
+- `external_metrics`: the documents by which autoscalers of Kubernetes read metrics.
 
 A client encodes requests and decodes responses. A server does the reverse.
 """
