@@ -3,7 +3,9 @@
 import asyncio
 import http.client
 import socket
+import ssl
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -101,6 +103,34 @@ def test_stop_before_start_frees_the_port():
         bind_socket("127.0.0.1", port).close()
 
     run(main())
+
+
+def test_stop_closes_tls_connections_whose_clients_do_not_answer(pems):
+    """An open connection could keep the event loop from closing."""
+
+    async def main():
+        listener = HttpListener(hello, "127.0.0.1", 0, TlsFiles(pems / "server.pem", pems / "server.key"))
+        await listener.start()
+        context = ssl.create_default_context(cafile=pems / "ca.pem")
+        connection = http.client.HTTPSConnection("localhost", listener.port, timeout=10, context=context)
+
+        def ask():
+            connection.request("GET", "/")
+            return connection.getresponse().read()
+
+        assert await asyncio.to_thread(ask) == b"hi"
+        await listener.stop(0)
+        with socket.socket(fileno=connection.sock.detach()) as raw:
+            raw.settimeout(10)
+            await asyncio.to_thread(read_to_end, raw)
+
+    run(main())
+
+
+def read_to_end(raw):
+    with suppress(ConnectionResetError):
+        while raw.recv(4096):
+            pass
 
 
 def test_listener_thread_serves_until_stop():

@@ -131,6 +131,10 @@ class HttpListener(Listener):
         self._server.should_exit = True
         with suppress(asyncio.CancelledError):
             await asyncio.shield(serving)
+        # A TLS connection is left if its client does not answer the end of TLS. uvloop's event loop may
+        # never close while one is open.
+        for connection in tuple(self._server.server_state.connections):
+            connection.transport.abort()
 
 
 class ListenerThread(Service):
