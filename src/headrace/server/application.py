@@ -46,7 +46,7 @@ from headrace.server.observation import (
     ResponseCounters,
     observed_error_status,
 )
-from headrace.server.routes import Route
+from headrace.server.routes import ErrorFormat, Route
 from headrace.server.sessions import Sessions
 
 _log = logging.getLogger("headrace.server")
@@ -72,6 +72,8 @@ class WebApp:
         clock: Monotonic seconds, as in engines.
         observers: See every request: traces and the access log. Every request then has an id, in its
             response and in log records. With None, nothing is observed.
+        error_format: The format of the errors of unknown paths, and of routes without a format of
+            their own; None is headrace's.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class WebApp:
         body_s_max: float = BODY_S_MAX,
         clock: Callable[[], float] = time.monotonic,
         observers: Sequence[Observer] | None = None,
+        error_format: ErrorFormat | None = None,
     ) -> None:
         self.routes = tuple(routes)
         self.router = Router(routes)
@@ -92,6 +95,7 @@ class WebApp:
         self._timeouts = HttpTimeouts(body_s_max)
         self._clock = clock
         self._observers = None if observers is None else Observers(observers)
+        self._error_format = error_format
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         """Handle one ASGI connection."""
@@ -195,17 +199,22 @@ class WebApp:
         else:
             observation.request_id = exchange.request_id.decode()
         status = observed_error_status(error, observation)
-        if route is None or route.error_format is None:
+        error_format = (route and route.error_format) or self._error_format
+        if error_format is None:
             await self._respond_error(exchange, status, error_headers(status))
             return
-        code, body, extra = route.error_format(error, status)
+        code, body, extra = error_format(error, status)
         await exchange.respond(code, body, JSON, extra)
 
     async def _respond_error(self, exchange: Exchange, status: ErrorStatus, extra: Headers = ()) -> None:
         if exchange.request_id is None:
             exchange.request_id = token_hex(16).encode()
-        body = error_body(status, exchange.request_id.decode())
-        await exchange.respond(status.http, body, JSON, extra)
+        if self._error_format is None:
+            code, body = status.http, error_body(status, exchange.request_id.decode())
+        else:
+            code, body, more = self._error_format(StatusError(status), status)
+            extra = [*extra, *more]
+        await exchange.respond(code, body, JSON, extra)
 
 
 class Guard:

@@ -1,1 +1,1 @@
-"""Services from which other autoscalers read the decisions about pools of workers."""
+"""The servers that let other autoscalers follow the decisions about pools."""
