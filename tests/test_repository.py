@@ -339,9 +339,8 @@ def test_ci_installs_programs_before_the_tests(tmp_path, user, installs):
         assert apt == []
         return
     assert apt[0].startswith("apt-get ")
-    assert (
-        any("--no-install-recommends rabbitmq-server faketime prometheus" in call for call in apt) is installs
-    )
+    programs = "--no-install-recommends rabbitmq-server faketime prometheus kubernetes-client"
+    assert any(programs in call for call in apt) is installs
     assert max(map(calls.index, apt)) < calls.index("make test-all")
 
 
@@ -351,6 +350,7 @@ def test_ci_uses_programs_that_are_installed(tmp_path):
         id="echo 0",
         faketime="exit 1",
         promtool="exit 1",
+        kubectl="exit 1",
         **{"rabbitmq-server": "exit 1", "apt-get": "exit 1"},
     )
     assert status == 0
