@@ -128,8 +128,7 @@ class _SelectorParser:
 
     def _pop(self) -> str:
         token = self._tokens[self._next]
-        # The last token is the end, which can be read again.
-        self._next = min(self._next + 1, len(self._tokens) - 1)
+        self._next += 1
         return token
 
     def _take(self, *expected: str) -> str:
