@@ -116,7 +116,8 @@ class ExternalScaler(GrpcMethods):
     async def _wanted(self, ref: Any) -> int:
         """Return the published number of workers of the pool that a ScaledObjectRef names.
 
-        A decision never wants fewer workers than are busy, so that 0 means: no due and no running jobs.
+        If headrace does not choose the workers that end, the number is at least that of the busy ones.
+        0 then means that no worker is busy, and that the policies want none.
 
         Raises:
             ResourceNotFoundError: The ledger knows no such pool.
