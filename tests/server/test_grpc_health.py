@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from headrace.protocols.protobuf import message_class
-from headrace.server.grpc_common import GrpcHealth
+from headrace.server.health_and_reflection import GrpcHealth
 from server.grpc_support import (
     FunctionDataplane,
     FunctionModel,

@@ -14,6 +14,8 @@ from headrace.core.errors import ResourceNotFoundError, UncontrolledPoolError
 DECISIONS_KEPT_DAYS: Final = 30
 """Days for which a ledger keeps decisions, and pools without a controller."""
 DECISION_PAGE_MAX: Final = 500
+WORKERS_WANTED: Final = "headrace_pool_workers_wanted"
+"""The name of the number of workers that a pool is to have, in metrics and for other autoscalers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Pure: no module here opens a file, waits or reads a clock.
 - `oip_documents`: its other JSON documents, such as metadata and errors.
 - `plain_bodies`: bodies without descriptions of tensors, such as those of ``generate``.
 - `oip_grpc`: the Open Inference Protocol as protobuf messages.
-- `grpc_common`: the messages of health and reflection over gRPC.
+- `health_and_reflection`: the messages of health and reflection over gRPC.
 - `protobuf`: the message classes of gRPC, made of the .proto files in `proto`. Clients in any language
   are made from these files.
 - `torchserve`: the bodies of TorchServe's ``/predictions``.

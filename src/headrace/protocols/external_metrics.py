@@ -1,7 +1,7 @@
 """The documents of Kubernetes' external metrics API, ``external.metrics.k8s.io/v1beta1``. Pure.
 
 A HorizontalPodAutoscaler selects the series of a metric by a label selector, and adds their values.
-The documents of discovery tell an API server and its clients the resources of the group.
+The documents of discovery list the resources of the group, for an API server and its clients.
 """
 
 import re

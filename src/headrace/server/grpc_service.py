@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from headrace.core.errors import ModelNotFoundError, UnsupportedError
 from headrace.jobs.access import Access, Scope
-from headrace.protocols.grpc_common import NOT_SERVING, SERVICE_UNKNOWN, SERVING
+from headrace.protocols.health_and_reflection import NOT_SERVING, SERVICE_UNKNOWN, SERVING
 from headrace.protocols.oip_documents import model_config
 from headrace.protocols.oip_grpc import server_info
 from headrace.protocols.protobuf import (
@@ -24,8 +24,8 @@ from headrace.protocols.protobuf import (
 )
 from headrace.server.dataplane import Dataplane
 from headrace.server.errors import GrpcCode, quiet_status_of
-from headrace.server.grpc_common import GrpcHealth, reflection_methods
 from headrace.server.grpc_inference import GrpcInference, GrpcStreamSettings
+from headrace.server.health_and_reflection import GrpcHealth, reflection_methods
 from headrace.server.listener import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.server.observation import CURRENT, Observer, Observers, RequestObservation, ResponseCounters
 

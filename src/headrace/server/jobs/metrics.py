@@ -21,7 +21,7 @@ from headrace.jobs.counters import (
 )
 from headrace.jobs.ledger import JobLedger, QueueCounts, QueueSettings
 from headrace.jobs.notify.delivery import DeliveryCounts, Outbox
-from headrace.jobs.pools import Pool
+from headrace.jobs.pools import WORKERS_WANTED, Pool
 from headrace.jobs.worker.worker import Worker
 from headrace.jobs.worker_registry import WorkerState
 from headrace.server.jobs.shared_reading import SharedReading
@@ -92,7 +92,7 @@ _WORKERS: Final = Family(
     "Registered workers by state; those that are stopped or lost for a day.",
 )
 _POOL_WANTED: Final = Family(
-    "headrace_pool_workers_wanted",
+    WORKERS_WANTED,
     "gauge",
     ("pool",),
     "Workers that the pool is to have, by its last decision; absent while it has no controller.",

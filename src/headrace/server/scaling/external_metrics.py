@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from headrace.core.errors import UncontrolledPoolError
-from headrace.jobs.pools import Pool, published_decision
+from headrace.jobs.pools import WORKERS_WANTED, Pool, published_decision
 from headrace.protocols.external_metrics import (
     GROUP,
     GROUP_VERSION,
@@ -32,8 +32,6 @@ from headrace.server.http import Exchange, Headers
 from headrace.server.jobs.api import respond_json
 from headrace.server.routes import read_pairs, route, routes_of
 
-WORKERS_WANTED: Final = "headrace_pool_workers_wanted"
-"""The name of the metric, also in the metrics for Prometheus."""
 _NOT_ACCEPTABLE: Final = 406
 _AGGREGATED: Final = "as=apigroupdiscoverylist"
 
@@ -48,7 +46,7 @@ class ExternalMetricsHandlers:
     async def list_api_groups(self, exchange: Exchange) -> None:
         """Return the list of API groups.
 
-        An API server first asks for this list with all resources, which is another type. It asks for
+        An API server first requests this list with all resources, which is another type. It requests
         the documents of each group and version only after status 406.
         """
         if not _accepts_plain_json(exchange.header(b"accept") or ""):
@@ -104,7 +102,7 @@ def _error_format(error: Exception, status: ErrorStatus) -> tuple[int, bytes, He
     """Return an error as a ``Status`` of Kubernetes.
 
     There is no header ``Retry-After``: Kubernetes' clients would repeat the request ten times at once
-    instead of reporting the error. An autoscaler asks again every 15 seconds anyway.
+    instead of reporting the error. An autoscaler repeats its request every 15 seconds anyway.
     """
     why = status.why
     if isinstance(error, UncontrolledPoolError):

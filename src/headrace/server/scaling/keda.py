@@ -12,15 +12,13 @@ from typing import Any, Final
 from typing_extensions import override
 
 from headrace.core.errors import HeadraceError, ResourceNotFoundError
-from headrace.jobs.pools import Pool, published_decision
-from headrace.protocols.grpc_common import SERVICE_UNKNOWN, SERVING
+from headrace.jobs.pools import WORKERS_WANTED, Pool, published_decision
+from headrace.protocols.health_and_reflection import SERVICE_UNKNOWN, SERVING
 from headrace.protocols.protobuf import EXTERNAL_SCALER, encode_message, message_class, parse_message
 from headrace.scaling.settings import POOL_DEFAULT
-from headrace.server.grpc_common import GrpcHealth, reflection_methods
+from headrace.server.health_and_reflection import GrpcHealth, reflection_methods
 from headrace.server.listener import GrpcCall, GrpcMethod, GrpcMethods
 
-METRIC: Final = "headrace_pool_workers_wanted"
-"""The name of the only metric: the number of workers that a pool is to have."""
 POOL_KEY: Final = "pool"
 """The key of a trigger's metadata that names the pool."""
 
@@ -98,7 +96,7 @@ class ExternalScaler(GrpcMethods):
     def _metric_spec(self, _: GrpcCall, data: bytes) -> bytes:
         parse_message(_REF, data)
         spec = {
-            "metricName": METRIC,
+            "metricName": WORKERS_WANTED,
             "targetSize": _WORKERS_PER_POD,
             "targetSizeFloat": float(_WORKERS_PER_POD),
         }
@@ -106,11 +104,11 @@ class ExternalScaler(GrpcMethods):
 
     async def _metrics(self, _: GrpcCall, data: bytes) -> bytes:
         request = parse_message(_METRICS_REQUEST, data)
-        if request.metricName != METRIC:
+        if request.metricName != WORKERS_WANTED:
             raise ResourceNotFoundError("metric", request.metricName)
         wanted = await self._wanted(request.scaledObjectRef)
         # KEDA reads the integer if the float is 0.
-        value = {"metricName": METRIC, "metricValue": wanted, "metricValueFloat": float(wanted)}
+        value = {"metricName": WORKERS_WANTED, "metricValue": wanted, "metricValueFloat": float(wanted)}
         return encode_message("GetMetricsResponse", package=EXTERNAL_SCALER, metricValues=[value])
 
     async def _wanted(self, ref: Any) -> int:

@@ -1,6 +1,6 @@
 """Messages of the services that any gRPC server offers: health and reflection.
 
-The services themselves are in `headrace.server.grpc_common`.
+The services themselves are in `headrace.server.health_and_reflection`.
 """
 
 from collections.abc import Container, Iterable, Mapping

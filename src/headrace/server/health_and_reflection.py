@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from contextlib import suppress
 
 from headrace.core.errors import ModelNotFoundError
-from headrace.protocols.grpc_common import (
+from headrace.protocols.health_and_reflection import (
     NOT_SERVING,
     SERVICE_UNKNOWN,
     SERVING,
