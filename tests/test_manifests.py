@@ -1,0 +1,84 @@
+"""The manifests of the documentation fit the schemas of Kubernetes and KEDA."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+keda = pytest.importorskip("cloudcoil.models.keda.v1alpha1")
+pytestmark = pytest.mark.slow
+
+DOCS = Path(__file__).parent.parent / "docs"
+KUBERNETES = "1.37"
+KEDA = "keda.sh/"
+
+
+def manifests():
+    """Return the objects of the fences of all pages with their pages, and their triggers as objects."""
+    for page in sorted(DOCS.rglob("*.md")):
+        for token in MarkdownIt().parse(page.read_text()):
+            if token.type == "fence" and token.info == "yaml":
+                for document in yaml.safe_load_all(token.content):
+                    if (manifest := manifest_of(document)) is not None:
+                        yield page.name, manifest
+
+
+def manifest_of(document: Any) -> dict[str, Any] | None:
+    if isinstance(document, dict) and "apiVersion" in document:
+        return document
+    triggers = document.get("triggers") if isinstance(document, dict) else document
+    if not isinstance(triggers, list):
+        return None
+    spec = {"scaleTargetRef": {"name": "worker"}, "triggers": triggers}
+    return {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {"name": "w"}, "spec": spec}
+
+
+def check(manifest: dict[str, Any]) -> None:
+    """Raise an error for a manifest that its schema does not permit, or that has an unknown field."""
+    if not manifest["apiVersion"].startswith(KEDA):
+        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+        return
+    parsed = getattr(keda, manifest["kind"]).model_validate(manifest)
+    kept = parsed.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    assert kept | {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"]} == manifest
+
+
+def test_manifests_of_the_documentation_are_valid():
+    found = list(manifests())
+    for page, manifest in found:
+        try:
+            check(manifest)
+        except Exception as error:
+            raise AssertionError(f"{page}: {manifest['kind']}: {error}") from error
+    kinds = {(page, manifest["kind"]) for page, manifest in found}
+    assert kinds >= {
+        ("jobs.md", "ScaledObject"),
+        ("scaling.md", "APIService"),
+        ("scaling.md", "HorizontalPodAutoscaler"),
+        ("scaling.md", "ScaledObject"),
+        ("serving.md", "Deployment"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [
+        ("HorizontalPodAutoscaler", "averageValue", "averagevalue"),
+        ("APIService", "versionPriority", "versionpriority"),
+        ("ScaledObject", "cooldownPeriod", "cooldown"),
+        ("ScaledObject", "type: external-push", "kind: external-push"),
+    ],
+)
+def test_misspelt_field_is_found(kind, old, new):
+    (manifest,) = (
+        found
+        for page, found in manifests()
+        if page == "scaling.md" and found["kind"] == kind and len(found["spec"]) > 2
+    )
+    text = yaml.safe_dump(manifest)
+    assert old in text
+    with pytest.raises(Exception, match=new.split(":", maxsplit=1)[0].lower()):
+        check(yaml.safe_load(text.replace(old, new)))
