@@ -16,7 +16,13 @@ import click
 
 from headrace.app.models import PredictorOptions
 from headrace.app.runners import DataRegions
-from headrace.app.server_options import JobLocations, JobsOptions, ServerOptions, WorkerListenerOptions
+from headrace.app.server_options import (
+    AutoscalerOptions,
+    JobLocations,
+    JobsOptions,
+    ServerOptions,
+    WorkerListenerOptions,
+)
 from headrace.cli.commands import DefaultCommandGroup
 from headrace.cli.main import load_all
 from headrace.cli.options import SettingOption, default_text
@@ -84,6 +90,7 @@ GROUPS = (
     Group("Regions", (JOBS_TABLES["regions"],), "the jobs file", "regions"),
     Group("Pools of workers", (PoolSettings,), "the jobs file", "pools.NAME"),
     Group("Schedules of a pool", (ScheduledLimits,), "the jobs file", "pools.NAME.schedules"),
+    Group("Other autoscalers", (AutoscalerOptions,)),
 )
 
 COLUMNS = ("setting", "type", "unit", "default", "meaning", "option", "key", "variable")

@@ -78,6 +78,7 @@ SCALE = {
     "data": "JobLocations.folder",
     "config": "read_pool, which returns fields of PoolSettings",
     "deployment": "namespace and name of DeploymentActuator",
+    "costs_only": "sets_replicas of DeploymentActuator, negated",
 }
 UP = {
     **WORKERS,

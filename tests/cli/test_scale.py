@@ -152,6 +152,13 @@ def test_untranslatable_file_is_refused(text, named):
         (("--pool", "a/b"), "'a/b' is no name of a pool"),
         (("--workers", "5..2"), "5..2: must be a smallest number"),
         (("--config", "missing.toml"), "missing.toml: the jobs file cannot be read"),
+        (("--costs-only",), "--costs-only needs --deployment"),
+        (("--external-metrics-port", "0"), "the external metrics API needs TLS"),
+        (("--keda-port", "0", "--tls-key", "server.key"), "TLS needs both"),
+        (
+            ("--keda-port", "0", "--host", "0.0.0.0"),
+            "no access control: pass --tls-client-ca FILE, or --insecure",
+        ),
     ],
 )
 def test_pool_that_cannot_be_controlled_is_refused(arguments, named, tmp_path):

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+from headrace.core.errors import ConfigError
 from headrace.core.settings import Setting, check
 from headrace.jobs.access import PENDING_MAX_DEFAULT
 from headrace.jobs.intake import DEADLINE_S_DEFAULT
@@ -16,7 +17,15 @@ from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker import WorkerSettings
 from headrace.server.listener import DrainSettings, RestLimits, StreamDialect, TlsFiles
 
-__all__ = ["DrainSettings", "JobLocations", "JobsOptions", "RestLimits", "ServerOptions", "TlsFiles"]
+__all__ = [
+    "AutoscalerOptions",
+    "DrainSettings",
+    "JobLocations",
+    "JobsOptions",
+    "RestLimits",
+    "ServerOptions",
+    "TlsFiles",
+]
 
 GrpcCarrier = Literal["grpcio", "asgi"]
 API_PORT: Final = 8090
@@ -199,6 +208,43 @@ class WorkerListenerOptions:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerOptions:
+    """The listeners of a controller, from which other autoscalers read decisions. A port of None opens none.
+
+    Raises ConfigError for the external metrics API without `tls`: Kubernetes reads it over HTTPS alone.
+    """
+
+    host: Annotated[str, Setting("Address of the ports for other autoscalers.")] = "127.0.0.1"
+    keda_port: Annotated[
+        int | None,
+        Setting(
+            "Port for KEDA, as an external scaler over gRPC; 0 takes a free port.",
+            least=0,
+            most=_PORT_MAX,
+            default="none",
+        ),
+    ] = None
+    external_metrics_port: Annotated[
+        int | None,
+        Setting(
+            "HTTPS port for the external metrics API of Kubernetes; 0 takes a free port.",
+            least=0,
+            most=_PORT_MAX,
+            default="none",
+        ),
+    ] = None
+    insecure: Annotated[bool, Setting("Allow a public address without client certificates.")] = False
+    tls: TlsFiles | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.external_metrics_port is not None and self.tls is None:
+            raise ConfigError(
+                "the external metrics API needs TLS: pass --tls-certificate FILE and --tls-key FILE"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from headrace.app.autoscaler_listeners import open_autoscaler_listeners
 from headrace.app.process_signals import run_until_signal
+from headrace.app.server_options import AutoscalerOptions
 from headrace.config.jobs_file import read_pool
 from headrace.core.errors import ConfigError
 from headrace.jobs.ledgers import open_ledger
@@ -20,6 +22,7 @@ from headrace.scaling.actuator import Actuator
 from headrace.scaling.actuators.processes import ProcessActuator
 from headrace.scaling.controller import ScalingController
 from headrace.scaling.settings import PoolSettings, WorkerRange
+from headrace.server.listen import ListenerThread
 
 LOCAL_POOL: Final = "local"
 """The table of the settings of worker processes, and the beginning of the names of their pools."""
@@ -89,19 +92,27 @@ class OpenedPool:
     ledger: SqlJobLedger
     controller: ScalingController
     stop_s_max: float
+    listeners: Mapping[str, ListenerThread] = field(default_factory=dict[str, ListenerThread])
+    """The listeners of other autoscalers by name."""
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The addresses of the listeners by name; with a chosen port instead of 0 after the start."""
+        return {name: listener.address for name, listener in self.listeners.items()}
 
     def start(self) -> None:
-        """Connect, and start to scale. On an error, stop everything and raise it."""
+        """Connect, open the listeners and start to scale. On an error, stop everything and raise it."""
         with ExitStack() as started:
-            started.callback(self.ledger.stop)
-            self.ledger.start()
-            self.controller.start()
+            for service in (self.ledger, *self.listeners.values(), self.controller):
+                started.callback(service.stop, drain=False)
+                service.start()
             started.pop_all()
 
     def stop(self, *, drain: bool = True) -> None:
-        """Stop the controller and its own workers, and disconnect."""
+        """Stop the controller and its own workers, close the listeners, and disconnect."""
         with ExitStack() as stack:
-            stack.callback(self.ledger.stop)
+            for service in (self.ledger, *self.listeners.values()):
+                stack.callback(service.stop)
             self.controller.stop(drain=drain)
 
     def run(self, on_ready: Callable[[], None] | None = None) -> None:
@@ -124,7 +135,18 @@ def open_worker_processes(
     return OpenedPool(ledger, processes.controller(ledger, settings), stop_s_max)
 
 
-def open_pool(ledger_url: str, actuator: Actuator, pool: PoolSettings) -> OpenedPool:
-    """Build the controller of a pool over the ledger at `ledger_url`. It connects to nothing yet."""
-    ledger = open_ledger(ledger_url, connections_max=1)
-    return OpenedPool(ledger, ScalingController(ledger, actuator, pool), _CONTROLLER_S)
+def open_pool(
+    ledger_url: str, actuator: Actuator, pool: PoolSettings, options: AutoscalerOptions | None = None
+) -> OpenedPool:
+    """Build the controller of a pool over the ledger at `ledger_url`, and bind its ports.
+
+    It connects to nothing yet.
+
+    Raises:
+        ConfigError: A port is in use, or a public address has no access control.
+    """
+    # A reading for other autoscalers does not wait for the rounds of the controller.
+    ledger = open_ledger(ledger_url, connections_max=2)
+    controller = ScalingController(ledger, actuator, pool)
+    listeners = open_autoscaler_listeners(ledger, options or AutoscalerOptions())
+    return OpenedPool(ledger, controller, _CONTROLLER_S, listeners)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
-from headrace.app.server_options import JobLocations, JobsOptions
+from headrace.app.server_options import AutoscalerOptions, JobLocations, JobsOptions, TlsFiles
 from headrace.cli.commands import (
     JOB_SERVER_OPTIONS,
     DefaultCommandGroup,
@@ -22,9 +22,23 @@ from headrace.cli.commands import (
 )
 from headrace.cli.job_display import timestamp
 from headrace.cli.logs import configure_server_logs
-from headrace.cli.options import SERVER_LOG_OPTIONS, given_values, option, parse_json, setting_options
+from headrace.cli.options import (
+    SERVER_LOG_OPTIONS,
+    given_values,
+    option,
+    parse_json,
+    setting_options,
+    settings_from,
+)
 from headrace.cli.responses import plain_table, print_documents, printable
-from headrace.cli.serve import DATA_OPTION, job_extras, require_extras, run_process
+from headrace.cli.serve import (
+    DATA_OPTION,
+    job_extras,
+    print_addresses,
+    require_extras,
+    run_process,
+    tls_files,
+)
 from headrace.cli.worker_pool import WORKER_RANGE
 from headrace.core.errors import ConfigError
 from headrace.core.settings_reader import read_settings
@@ -40,6 +54,10 @@ Examples:
   Scale a group of machines by a command:
     headrace scale --workers 0..4 --command 'aws autoscaling set-desired-capacity \\
         --auto-scaling-group-name gpu --desired-capacity {workers}'
+  Let KEDA scale the Deployment by these decisions, and idle pods go first:
+    headrace scale --pool gpu --workers 0..20 --ledger postgresql://jobs@db/jobs \\
+        --keda-port 9090 --host 0.0.0.0 --insecure \\
+        --deployment default/headrace-worker --costs-only
   List the pools, and show why one was scaled:
     headrace scale list
     headrace scale history gpu
@@ -80,44 +98,60 @@ def scale_command() -> None:
 )
 @click.option("--command", "command", metavar="COMMAND", help="Command that resizes the pool to {workers}.")
 @click.option("--deployment", metavar="NAMESPACE/NAME", help="Deployment in Kubernetes to scale.")
+@click.option(
+    "--costs-only",
+    is_flag=True,
+    help="Let another autoscaler set the replicas of --deployment; set deletion costs, so that idle pods go first.",
+)
 @DATA_OPTION
 @setting_options(JobLocations, only={"ledger"})
 @setting_options(JobsOptions, only={"config"})
 @setting_options(PoolSettings, without=_ONLY_IN_FILES, types={"workers": WORKER_RANGE})
+@setting_options(AutoscalerOptions, TlsFiles)
 @SERVER_LOG_OPTIONS
-def run_command(pool: str, **params: Any) -> None:
+def run_command(pool: str, costs_only: bool, **params: Any) -> None:
     """Scale a pool of workers by the jobs in its queues, until SIGTERM.
 
     Any number of controllers may run: one scales the pool, and the others stand by. Without --command
     and --deployment, decisions are published only, for people and other autoscalers.
+
+    KEDA reads the decisions about all pools at --keda-port, and a HorizontalPodAutoscaler at
+    --external-metrics-port; see docs/scaling.md.
     """
     configure_server_logs(params["log_format"], params["verbose"])
     with exit_on_error():
-        kubernetes = ["kubernetes"] if params["deployment"] else []
-        require_extras("headrace scale", *job_extras({**params, "dispatcher": None}), *kubernetes)
+        extras = job_extras({**params, "dispatcher": None})
+        extras += ["kubernetes"] if params["deployment"] else []
+        extras += ["grpc"] if params["keda_port"] is not None else []
+        require_extras("headrace scale", *extras)
         # Jobs are an optional dependency: the other commands work without it.
         from headrace.app.worker_pool import open_pool, pool_settings  # noqa: PLC0415
 
         settings = pool_settings(params["config"], pool, given_values(PoolSettings, params))
-        actuator, how = _actuator(pool, params["command"], params["deployment"])
+        actuator, how = _actuator(pool, params["command"], params["deployment"], costs_only=costs_only)
         url = params["ledger"] or JobLocations.folder(params["data"]).ledger_url
-        opened = open_pool(url, actuator, settings)
-        run_process(
-            opened.run, lambda: click.echo(f"ready: pool {pool}, {settings.workers} workers, {how}", err=True)
-        )
+        options = settings_from(AutoscalerOptions, params, tls=tls_files(params))
+        opened = open_pool(url, actuator, settings, options)
+        ready = f"ready: pool {pool}, {settings.workers} workers, {how}"
+        run_process(opened.run, lambda: print_addresses(opened.addresses, 16, ready=ready))
 
 
-def _actuator(pool: str, command: str | None, deployment: str | None) -> tuple[Actuator, str]:
+def _actuator(
+    pool: str, command: str | None, deployment: str | None, *, costs_only: bool
+) -> tuple[Actuator, str]:
     """Return the actuator that the options name, and its description."""
     if command is not None and deployment is not None:
         raise ConfigError("--command and --deployment exclude each other: a pool has one actuator")
+    if costs_only and deployment is None:
+        raise ConfigError("--costs-only needs --deployment: it sets the deletion costs of its pods")
     if deployment is not None:
         from headrace.scaling.actuators.kubernetes import DeploymentActuator  # noqa: PLC0415 - optional
 
         namespace, slash, name = deployment.partition("/")
         if not slash:
             raise ConfigError(f"--deployment must be NAMESPACE/NAME, not {deployment}")
-        return DeploymentActuator(namespace, name), f"Deployment {deployment}"
+        how = f"deletion costs of Deployment {deployment}" if costs_only else f"Deployment {deployment}"
+        return DeploymentActuator(namespace, name, sets_replicas=not costs_only), how
     if command is not None:
         from headrace.scaling.actuators.command import CommandActuator  # noqa: PLC0415 - with its actuator
 

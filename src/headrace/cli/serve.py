@@ -1,6 +1,6 @@
 """``headrace serve``, ``headrace up`` and ``headrace work``: run servers and job workers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -141,7 +141,7 @@ def serve_command(models: tuple[str, ...], **params: Any) -> None:
             ),
             model_options=model_options(params),
         )
-        run_process(server.run, lambda: _print_addresses(server.addresses, 9))
+        run_process(server.run, lambda: print_addresses(server.addresses, 9))
 
 
 def run_process(run: Callable[[Callable[[], None]], None], on_ready: Callable[[], None]) -> None:
@@ -151,7 +151,7 @@ def run_process(run: Callable[[Callable[[], None]], None], on_ready: Callable[[]
     ExitDeadline().begin(INTERPRETER_S)
 
 
-def _tls_files(params: dict[str, Any]) -> TlsFiles | None:
+def tls_files(params: dict[str, Any]) -> TlsFiles | None:
     """Return the TLS files of the options. Raise ConfigError for a certificate without a key."""
     given = given_values(TlsFiles, params)
     if given and not {"certificate", "key"} <= given.keys():
@@ -165,7 +165,7 @@ def _server_options(params: dict[str, Any]) -> ServerOptions:
         ServerOptions,
         params,
         limits=settings_from(RestLimits, params),
-        tls=_tls_files(params),
+        tls=tls_files(params),
         drain=settings_from(DrainSettings, params),
     )
     return replace(options, **cast("Any", ports))
@@ -292,7 +292,7 @@ def up_command(context: click.Context, models: tuple[str, ...], **params: Any) -
         limits = [] if limit is None else [f"waiting jobs: at most {limit:,} ({setting})"]
         if processes is not None:
             limits.append(f"worker processes: {params['workers']}, as many as the jobs need")
-        run_process(opened.run, lambda: _print_addresses(opened.addresses, 7, limits))
+        run_process(opened.run, lambda: print_addresses(opened.addresses, 7, limits))
 
 
 def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
@@ -304,7 +304,7 @@ def _require_up_extras(models: tuple[str, ...], params: dict[str, Any]) -> None:
 
 
 def _jobs_options(params: dict[str, Any]) -> JobsOptions:
-    tls = _tls_files(params)
+    tls = tls_files(params)
     # One metrics port has the metrics of the models and of the jobs.
     model_server = replace(settings_from(ServerOptions, params, grpc_port=None, tls=tls), metrics_port=None)
     options = settings_from(
@@ -328,12 +328,15 @@ def _absolute_prefix(prefix: str) -> str:
     return prefix if "://" in prefix else str(Path(prefix).absolute())
 
 
-def _print_addresses(addresses: Any, width: int, limits: Sequence[str] = ()) -> None:
+def print_addresses(
+    addresses: Mapping[str, str], width: int, limits: Sequence[str] = (), *, ready: str = "ready"
+) -> None:
+    """Print the addresses of the listeners of a server that is ready, and the limits of its clients."""
     for listener, address in addresses.items():
         click.echo(f"{listener:<{width}} {address}", err=True)
     for limit in limits:
         click.echo(limit, err=True)
-    click.echo("ready", err=True)
+    click.echo(ready, err=True)
 
 
 @click.command("work", epilog=_WORK_EPILOG, context_settings={"auto_envvar_prefix": "HEADRACE_WORK"})
@@ -435,6 +438,7 @@ PACKAGES: Final = {
     "rabbitmq": ("pika",),
     "aws": ("boto3",),
     "kubernetes": ("kubernetes",),
+    "grpc": ("grpc", "google.protobuf"),
 }
 """The packages that headrace imports by the extra that installs them.
 

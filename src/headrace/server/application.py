@@ -335,13 +335,18 @@ def _host_name(host: bytes) -> str:
     return text.partition(":")[0].rstrip(".")
 
 
-def check_bind(host: str, *, guarded: bool, insecure: bool) -> None:
-    """Raise ConfigError for a public address without access control, unless `insecure` is true."""
+def check_bind(
+    host: str, *, guarded: bool, insecure: bool, by: str = "--api-keys FILE or --tls-client-ca FILE"
+) -> None:
+    """Raise ConfigError for a public address without access control, unless `insecure` is true.
+
+    `by` are the options that control access.
+    """
     if guarded or insecure or is_local(host):
         return
     raise ConfigError(
-        f"{host} is reachable from other machines and has no access control: pass --api-keys FILE or "
-        "--tls-client-ca FILE, or --insecure if another layer controls access"
+        f"{host} is reachable from other machines and has no access control: pass {by}, or --insecure if "
+        "another layer controls access"
     )
 
 
