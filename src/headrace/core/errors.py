@@ -577,7 +577,7 @@ class UncontrolledPoolError(JobError):
     """No controller decides about the pool of workers, so that its last number may be outdated."""
 
     def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"pool {name!r:.80} has {why}: see the log of its controller, `headrace scale`")
+        super().__init__(f"pool {name!r:.80} has {why}")
 
 
 class JobLedgerUnavailableError(JobError):

@@ -75,9 +75,9 @@ def published_decision(pools: Iterable[Pool], name: str) -> ScalingDecision:
     if pool is None:
         raise ResourceNotFoundError("pool", name)
     if not pool.controlled:
-        raise UncontrolledPoolError(name, "no controller")
+        raise UncontrolledPoolError(name, "no controller: start one, such as `headrace scale`")
     if pool.decision is None:
-        raise UncontrolledPoolError(name, "no decision yet")
+        raise UncontrolledPoolError(name, "no decision yet: if this lasts, see the log of its controller")
     return pool.decision
 
 

@@ -63,7 +63,7 @@ def test_kubectl_shows_the_message_of_an_error(kubectl, ledger):
     failed = kubectl("get", "headrace_pool_workers_wanted", "--selector=pool=gpu")
     assert (failed.returncode, failed.stdout) == (1, "")
     assert failed.stderr.startswith(
-        "Error from server (ServiceUnavailable): pool 'gpu' has no controller: see the log"
+        "Error from server (ServiceUnavailable): pool 'gpu' has no controller: start one"
     )
     refused = kubectl("get", "--raw", f"{METRIC}?labelSelector=pool%3E1")
     assert refused.stderr.startswith("Error from server (BadRequest): labelSelector: found '>'")

@@ -177,7 +177,7 @@ def test_number_is_as_of_the_reading(ledger, http):
 
 def test_pool_without_a_controller_fails_the_whole_answer(ledger, http):
     ledger.release("cpu")
-    why = "pool 'cpu' has no controller: see the log of its controller, `headrace scale`; the label selector"
+    why = "pool 'cpu' has no controller: start one, such as `headrace scale`; the label selector"
     check_status(http.get(METRIC), 503, "ServiceUnavailable", f"{why} pool=NAME")
     check_status(http.get(f"{METRIC}?labelSelector=pool"), 503, "ServiceUnavailable", why)
     assert items(http, "pool=gpu") == [GPU]
