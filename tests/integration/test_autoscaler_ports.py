@@ -34,6 +34,10 @@ def scale(folder, *arguments):
     return CommandProcess(folder, "scale", *pool, *arguments)
 
 
+def wait_for_decision(ledger):
+    wait_until(lambda: ledger.decisions(pool="gpu").decisions, "the first decision")
+
+
 def channel_to(process):
     return grpc.aio.insecure_channel(process.urls["keda"].removeprefix("grpc://"))
 
@@ -58,7 +62,7 @@ def test_keda_reads_controllers_that_act_and_that_stand_by(tmp_path, ledger):
 
     with scale(tmp_path, "--keda-port", "0") as first:
         first.wait_until_ready()
-        wait_until(ledger.pools, "the first lease")
+        wait_for_decision(ledger)
         with scale(tmp_path, "--keda-port", "0") as second:
             second.wait_until_ready()
             acting = ledger.pools()[0].controller
@@ -67,21 +71,89 @@ def test_keda_reads_controllers_that_act_and_that_stand_by(tmp_path, ledger):
             assert second.terminate() == 0
 
 
-def test_external_metrics_need_a_client_certificate(tmp_path, ledger, pems):
+def test_database_that_is_down_is_an_error_and_never_zero(tmp_path, postgres, postgres_url):
+    url = postgres_url.replace("postgresql+psycopg", "postgresql")
+    ledger = open_ledger(url)
+    ledger.start()
     ledger.submit([NewJob("m", input_uri="mem://x") for _ in range(3)])
-    files = ("--tls-certificate", "server.pem", "--tls-key", "server.key", "--tls-client-ca", "ca.pem")
-    files = [name if name.startswith("--") else str(pems / name) for name in files]
-    with scale(tmp_path, "--external-metrics-port", "0", *files) as process:
+
+    async def read(client):
+        """Return the value of the metric, or the code of the error."""
+        try:
+            value, active = await client.metric_and_activity(f"s0-{METRIC}")
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        assert active
+        return value
+
+    async def wait_for_change(client, value):
+        """Wait until reads return another value, and return that."""
+        loop, seen = asyncio.get_running_loop(), []
+
+        def changed():
+            seen.append(asyncio.run_coroutine_threadsafe(read(client), loop).result(WAIT_S))
+            return seen[-1] != value
+
+        await asyncio.to_thread(wait_until, changed, "another value")
+        return seen[-1]
+
+    async def follow(process):
+        async with channel_to(process) as channel:
+            client = KedaClient(channel, GPU)
+            stream = client.stream()
+            assert (await stream.read()).result
+            assert await read(client) == 3.0
+            await asyncio.to_thread(postgres.kill)
+            assert await wait_for_change(client, 3.0) == "UNAVAILABLE"
+            await asyncio.to_thread(postgres.start)
+            assert await wait_for_change(client, "UNAVAILABLE") == 3.0
+            assert not stream.done()
+            stream.cancel()
+
+    with scale(tmp_path, "--keda-port", "0", "--ledger", url) as process:
         process.wait_until_ready()
-        wait_until(lambda: ledger.decisions(pool="gpu").decisions, "the first decision")
-        url = process.urls["external_metrics"].replace("127.0.0.1", "localhost")
-        path = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/default/{METRIC}?labelSelector=pool%3Dgpu"
-        stranger = ssl.create_default_context(cafile=pems / "ca.pem")
-        with pytest.raises(OSError, match=r"certificate required|reset|closed|EOF"):
-            urllib.request.urlopen(url + path, context=stranger, timeout=WAIT_S)
-        known = ssl.create_default_context(cafile=pems / "ca.pem")
-        known.load_cert_chain(pems / "client.pem", pems / "client.key")
-        with urllib.request.urlopen(url + path, context=known, timeout=WAIT_S) as response:
-            (item,) = json.load(response)["items"]
-        assert (item["metricLabels"], item["value"]) == (GPU, "3")
+        wait_for_decision(ledger)
+        ledger.stop()
+        try:
+            asyncio.run(asyncio.wait_for(follow(process), 2 * WAIT_S))
+        finally:
+            if not postgres.running:
+                postgres.start()
         assert process.terminate() == 0
+
+
+def test_both_ports_require_a_client_certificate(tmp_path, ledger, pems):
+    ledger.submit([NewJob("m", input_uri="mem://x") for _ in range(3)])
+    files = {"certificate": "server.pem", "key": "server.key", "client-ca": "ca.pem"}
+    tls = [argument for name, file in files.items() for argument in (f"--tls-{name}", str(pems / file))]
+    with scale(tmp_path, "--external-metrics-port", "0", "--keda-port", "0", *tls) as process:
+        process.wait_until_ready()
+        wait_for_decision(ledger)
+        (item,) = external_metric(process.urls["external_metrics"], pems, client=True)
+        assert (item["metricLabels"], item["value"]) == (GPU, "3")
+        with pytest.raises(OSError, match=r"certificate required|reset|closed|EOF"):
+            external_metric(process.urls["external_metrics"], pems, client=False)
+        assert asyncio.run(keda_activity(process.urls["keda"], pems, client=True))
+        with pytest.raises(grpc.aio.AioRpcError):
+            asyncio.run(keda_activity(process.urls["keda"], pems, client=False))
+        assert process.terminate() == 0
+
+
+def external_metric(url, pems, *, client):
+    """Return the values of the pool, as the API server of Kubernetes reads them."""
+    path = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/default/{METRIC}?labelSelector=pool%3Dgpu"
+    context = ssl.create_default_context(cafile=pems / "ca.pem")
+    if client:
+        context.load_cert_chain(pems / "client.pem", pems / "client.key")
+    address = url.replace("127.0.0.1", "localhost")
+    with urllib.request.urlopen(address + path, context=context, timeout=WAIT_S) as response:
+        return json.load(response)["items"]
+
+
+async def keda_activity(url, pems, *, client):
+    """Return the activity of the pool, as KEDA reads it with the certificates of a TriggerAuthentication."""
+    key, chain = ((pems / f"client.{end}").read_bytes() for end in ("key", "pem")) if client else (None, None)
+    credentials = grpc.ssl_channel_credentials((pems / "ca.pem").read_bytes(), key, chain)
+    address = url.removeprefix("grpcs://").replace("127.0.0.1", "localhost")
+    async with grpc.aio.secure_channel(address, credentials) as channel:
+        return await KedaClient(channel, GPU).is_active()
