@@ -1,4 +1,4 @@
-"""`headrace scale` as a process that KEDA and Kubernetes read: ports, a controller that stands by, and TLS."""
+"""`headrace scale` as a process that KEDA and Kubernetes read: several controllers, outages and TLS."""
 
 import asyncio
 import json

@@ -101,7 +101,7 @@ def scale_command() -> None:
 @click.option(
     "--costs-only",
     is_flag=True,
-    help="Let another autoscaler set the replicas of --deployment; set deletion costs, so that idle pods go first.",
+    help="Let another autoscaler set the replicas of --deployment. Set deletion costs: idle pods go first.",
 )
 @DATA_OPTION
 @setting_options(JobLocations, only={"ledger"})
