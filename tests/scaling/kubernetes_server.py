@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.message import Message
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import parse_qs
+
+from servers.http_server import HttpServerThread, QuietHttpServer
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 TOKEN = "token-of-the-tests"
@@ -76,10 +78,7 @@ class Fault:
     """Carry out the request first."""
 
 
-class _Quiet(ThreadingHTTPServer):
-    def handle_error(self, request, client_address) -> None:
-        """Do nothing: clients that hang up are part of the tests."""
-
+class _ApiServer(QuietHttpServer):
     def process_request(self, request, client_address) -> None:
         """Use threads with a name that `check_service` does not take for threads of the service."""
         threading.Thread(
@@ -90,7 +89,7 @@ class _Quiet(ThreadingHTTPServer):
         ).start()
 
 
-class KubernetesServer:
+class KubernetesServer(HttpServerThread):
     """Serves the Deployment `name` in `namespace` with its pods.
 
     Unless `lagging`, the controller runs after each change of the replicas. Deleted pods stay in the
@@ -99,6 +98,8 @@ class KubernetesServer:
     `faults` has treatments by method and end of the path, such as ``("PATCH", "/scale")``; each is used
     once. `forbidden` has pairs of verb and resource, such as ``("patch", "pods")``.
     """
+
+    server_class = _ApiServer
 
     def __init__(
         self,
@@ -126,34 +127,11 @@ class KubernetesServer:
         self.on_scale_patch: Callable[[], object] | None = None
         """Called before a change of the scale is carried out."""
         self._numbers = itertools.count(1)
-        self._closing = threading.Event()
         self._lock = threading.RLock()
-        self._server = _Quiet(("127.0.0.1", 0), self._handler())
-        self._scheme = "https" if tls else "http"
-        if tls:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        super().__init__(tls=tls)
         self.set_replicas(replicas)
         for pod in self.pods.values():
             pod.phase, pod.ready = "Running", True
-
-    @property
-    def port(self) -> int:
-        return self._server.server_address[1]
-
-    @property
-    def url(self) -> str:
-        return f"{self._scheme}://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
     def write_kubeconfig(self, path: Path, *, token: str = TOKEN) -> Path:
         """Write a kubeconfig for this server, and return its path."""
@@ -245,7 +223,7 @@ class KubernetesServer:
                             self.command, path, parse_qs(query), self.headers, body
                         )
                 if fault and fault.hang:
-                    server._closing.wait(30)
+                    server.closing.wait(30)
                     self.close_connection = True
                     return
                 if fault:

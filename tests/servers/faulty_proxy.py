@@ -4,10 +4,11 @@ import http.client
 import random
 import threading
 from collections import Counter, defaultdict
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import cycle
-from typing import Self
 from urllib.parse import urlsplit
+
+from servers.http_server import HttpServerThread
 
 RESPONSE_S = 30.0
 FAULTS = ("500", "503", "reset", "lost", "cut")
@@ -18,12 +19,7 @@ lost: the server handles the request, the response is dropped. cut: half of the 
 """
 
 
-class _Quiet(ThreadingHTTPServer):
-    def handle_error(self, request, client_address) -> None:
-        """Do nothing: clients that hang up are part of the tests."""
-
-
-class FaultyProxy:
+class FaultyProxy(HttpServerThread):
     """A proxy before the server at `endpoint` that spoils `share` of all requests.
 
     The seed and the earlier requests determine which requests are spoilt; each method meets the
@@ -43,25 +39,11 @@ class FaultyProxy:
         self._random = random.Random(seed)
         self._faults = defaultdict(lambda: cycle(FAULTS[:-1]), GET=cycle(FAULTS))
         self._lock = threading.Lock()
-        self._server = _Quiet(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__()
 
     def environ(self, server_environ: dict[str, str]) -> dict[str, str]:
         """Return the environment of a client that goes through the proxy, from that of the server."""
         return {**server_environ, "AWS_ENDPOINT_URL": self.url}
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
     def _fault(self, method: str) -> str:
         with self._lock:

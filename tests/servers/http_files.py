@@ -7,9 +7,10 @@ import hashlib
 import re
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
+
+from servers.http_server import HttpServerThread
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,7 @@ class Fault:
 CUT_NOW = Fault(cut_at=0)
 
 
-class _Quiet(ThreadingHTTPServer):
-    def handle_error(self, request, client_address) -> None:
-        """Do nothing: clients that hang up are part of the tests."""
-
-
-class HttpFiles:
+class HttpFiles(HttpServerThread):
     """Serves `objects` by path. Each request uses up one of `faults`; `requests` records them."""
 
     def __init__(self) -> None:
@@ -48,14 +44,8 @@ class HttpFiles:
         self.dates = True
         self.lengths = True
         self.heads = True
-        self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._server = _Quiet(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__()
 
     @property
     def s3_environ(self) -> dict[str, str]:
@@ -63,16 +53,6 @@ class HttpFiles:
 
     def ranges_asked(self) -> list[str]:
         return [headers.get("range", "") for _, _, headers in self.requests]
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
     def _next_fault(self, method: str, path: str, headers: dict[str, str]) -> Fault | None:
         with self._lock:
@@ -89,7 +69,7 @@ class HttpFiles:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 fault = files._next_fault(self.command, self.path, headers)
                 if fault and fault.hang:
-                    files._closing.wait(30)
+                    files.closing.wait(30)
                     self.close_connection = True
                 elif fault and fault.status:
                     self.answer(fault.status, fault.headers, fault.body)

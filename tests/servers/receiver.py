@@ -5,8 +5,9 @@ import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
+from http.server import BaseHTTPRequestHandler
+
+from servers.http_server import HttpServerThread
 
 WAIT_S = 20.0
 
@@ -40,14 +41,7 @@ class Reply:
     """Close the connection without a response."""
 
 
-class _Quiet(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request, client_address) -> None:
-        """Do nothing: senders that hang up are part of the tests."""
-
-
-class Receiver:
+class Receiver(HttpServerThread):
     """Each request uses up one of `replies`, then gets `reply`; `answer` overrides both."""
 
     def __init__(self, *, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
@@ -57,20 +51,8 @@ class Receiver:
         self.requests: list[Request] = []
         self.sent_bytes = 0
         """Bytes sent of endless bodies."""
-        self.closing = threading.Event()
         self._changed = threading.Condition()
-        self._tls = tls
-        self._server = _Quiet((host, port), self._handler())
-        if tls is not None:
-            # Each request's thread makes its own handshake: a bad client must not block the others.
-            self._server.socket = tls.wrap_socket(
-                self._server.socket, server_side=True, do_handshake_on_connect=False
-            )
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    @property
-    def port(self) -> int:
-        return self._server.server_address[1]
+        super().__init__(host=host, port=port, tls=tls)
 
     @property
     def url(self) -> str:
@@ -85,16 +67,6 @@ class Receiver:
                 if nudge is not None:
                     nudge()
         raise AssertionError(f"{len(self.requests)} requests arrived, not {count}")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.closing.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
     def _next(self, request: Request) -> Reply:
         with self._changed:
