@@ -38,6 +38,12 @@ _OTHERS: Final = 0o077
 """The permissions of a file for everyone but its owner."""
 _PORT_MAX: Final = 65535
 _log = logging.getLogger("headrace.jobs")
+
+
+def _port(description: str, *, default: str = "") -> Setting:
+    return Setting(f"{description}; 0 takes a free port.", least=0, most=_PORT_MAX, default=default)
+
+
 _AllowHosts = Annotated[
     tuple[str, ...],
     Setting(
@@ -58,14 +64,12 @@ class ServerOptions:
     host: Annotated[str, Setting("Address to listen on.")] = "127.0.0.1"
     rest_port: Annotated[
         int | None,
-        Setting("Port for REST and event streams; 0 takes a free port.", least=0, most=_PORT_MAX),
+        _port("Port for REST and event streams"),
     ] = 8080
-    grpc_port: Annotated[
-        int | None, Setting("Port for gRPC; 0 takes a free port.", least=0, most=_PORT_MAX)
-    ] = 8081
+    grpc_port: Annotated[int | None, _port("Port for gRPC")] = 8081
     metrics_port: Annotated[
         int | None,
-        Setting("Port for Prometheus metrics; 0 takes a free port.", least=0, most=_PORT_MAX),
+        _port("Port for Prometheus metrics"),
     ] = METRICS_PORT
     api_keys: Annotated[
         Path | None,
@@ -197,13 +201,7 @@ class WorkerListenerOptions:
 
     host: Annotated[str, Setting("Address of the metrics port.")] = "127.0.0.1"
     metrics_port: Annotated[
-        int | None,
-        Setting(
-            "Port for Prometheus metrics and health probes; 0 takes a free port.",
-            least=0,
-            most=_PORT_MAX,
-            default="none",
-        ),
+        int | None, _port("Port for Prometheus metrics and health probes", default="none")
     ] = None
 
     def __post_init__(self) -> None:
@@ -219,22 +217,10 @@ class AutoscalerOptions:
 
     host: Annotated[str, Setting("Address of the ports for other autoscalers.")] = "127.0.0.1"
     keda_port: Annotated[
-        int | None,
-        Setting(
-            "Port for KEDA, as an external scaler over gRPC; 0 takes a free port.",
-            least=0,
-            most=_PORT_MAX,
-            default="none",
-        ),
+        int | None, _port("Port for KEDA, as an external scaler over gRPC", default="none")
     ] = None
     external_metrics_port: Annotated[
-        int | None,
-        Setting(
-            "HTTPS port for the external metrics API of Kubernetes; 0 takes a free port.",
-            least=0,
-            most=_PORT_MAX,
-            default="none",
-        ),
+        int | None, _port("HTTPS port for the external metrics API of Kubernetes", default="none")
     ] = None
     insecure: Annotated[bool, Setting("Allow a public address without client certificates.")] = False
     tls: TlsFiles | None = None
@@ -257,12 +243,10 @@ class JobsOptions:
     """
 
     host: Annotated[str, Setting("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Setting("Port of the job API; 0 takes a free port.", least=0, most=_PORT_MAX)] = (
-        API_PORT
-    )
+    port: Annotated[int, _port("Port of the job API")] = API_PORT
     metrics_port: Annotated[
         int | None,
-        Setting("Port for Prometheus metrics; 0 takes a free port.", least=0, most=_PORT_MAX),
+        _port("Port for Prometheus metrics"),
     ] = METRICS_PORT
     """None opens no listener."""
     config: Annotated[
