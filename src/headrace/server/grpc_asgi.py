@@ -17,10 +17,9 @@ from typing_extensions import override
 
 from headrace.core.errors import DataError, DeadlineError, LimitError, StoppedError, UnsupportedError
 from headrace.server.errors import STOPPING, GrpcCode, grpc_status, trailing_metadata
-from headrace.server.grpc_service import GrpcService
 from headrace.server.http import AsgiReceive, AsgiSend
 from headrace.server.listen import HttpListener
-from headrace.server.listener import GrpcCall, GrpcMethod
+from headrace.server.listener import GrpcCall, GrpcMethod, GrpcMethods
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 CONTENT_TYPE: Final = b"application/grpc"
@@ -53,7 +52,7 @@ class GrpcAsgi:
 
     def __init__(
         self,
-        service: GrpcService,
+        service: GrpcMethods,
         *,
         fallback: Callable[[Any, AsgiReceive, AsgiSend], Awaitable[None]] | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
@@ -295,7 +294,7 @@ class GrpcHttp2Server(HttpListener):
         MissingExtraError: The package zttp is missing.
     """
 
-    def __init__(self, service: GrpcService, host: str, port: int, *, message_bytes_max: int) -> None:
+    def __init__(self, service: GrpcMethods, host: str, port: int, *, message_bytes_max: int) -> None:
         super().__init__(GrpcAsgi(service, message_bytes_max=message_bytes_max), host, port, http2=True)
         self._service = service
 
