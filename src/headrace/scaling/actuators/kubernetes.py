@@ -183,7 +183,7 @@ class DeploymentActuator(Actuator):
         return self._open
 
     def _require_access(self) -> None:
-        """Read what each round reads, and ask for the rights to patch, without which no pod could go."""
+        """Make the reads of a round, and review the rights to patch, without which no pod could go."""
         api = self._api()
         api.list_pods(api.read_scale().status.selector)
         patched = [("", "pods")] if self.scaled_by_others else [("apps", "deployments/scale"), ("", "pods")]

@@ -296,8 +296,9 @@ class QueueHandlers(ApiHandlers):
         Autoscalers need the scope `monitor`: without it, the jobs of the tenant count alone. If the
         number is unknown, the response is an error, never 0.
         """
-        asked = read_query(ScaleQuery, exchange.query).slots_per_worker
-        slots = self._service.settings.slots_per_worker if asked is None else asked
+        slots = read_query(ScaleQuery, exchange.query).slots_per_worker
+        if slots is None:
+            slots = self._service.settings.slots_per_worker
         queue = queue_of(exchange)
         counts = (await self._run(self._service.queue, exchange.client, queue)).counts
         decision = recommend_workers(counts, slots)
