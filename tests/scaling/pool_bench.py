@@ -1,22 +1,28 @@
 """A pool with a ledger in memory, workers that are only entries of its registry, and two clocks."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from typing_extensions import override
 
 from headrace.core.errors import ActuatorError
 from headrace.jobs.job import Completed, Job, NewJob, ResultRef, Settlement
 from headrace.jobs.ledger import ClaimRequest, QueueCounts
-from headrace.jobs.pools import ScalingDecision
+from headrace.jobs.pools import Pool, ScalingDecision
 from headrace.jobs.worker_registry import WorkerInfo, WorkerRecord, WorkerReport
 from headrace.scaling.actuator import Actuator, Members
 from headrace.scaling.controller import ScalingController
 from headrace.scaling.settings import PoolSettings, WorkerRange
+from headrace.server.jobs.shared_reading import SharedReading
 from headrace.testing import ManualClock, ManualWallClock, MemoryJobLedger
 
 LEASE_MS = 60_000
 _WAIT_S = 20.0
+
+
+def unshared(read: Callable[[], Sequence[Pool]]) -> Callable[[], Awaitable[Sequence[Pool]]]:
+    """Return a reading of pools for event loops. Only calls at the same time share one."""
+    return SharedReading(read, shared_s=0.0, clock=ManualClock()).wait
 
 
 class RegistryWorkers(Actuator):

@@ -22,7 +22,7 @@ def open_autoscaler_listeners(ledger: JobLedger, options: AutoscalerOptions) -> 
     tls = options.tls
     guarded = tls is not None and tls.client_ca is not None
     check_bind(options.host, guarded=guarded, insecure=options.insecure, by="--tls-client-ca FILE")
-    read_pools = SharedReading(ledger.pools, shared_s=_SHARED_S).result
+    read_pools = SharedReading(ledger.pools, shared_s=_SHARED_S).wait
     listeners: dict[str, ListenerThread] = {}
     if options.external_metrics_port is not None:
         app = external_metrics_app(read_pools, Guard(bound_to=options.host))

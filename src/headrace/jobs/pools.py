@@ -63,22 +63,31 @@ class Pool:
         """True while a controller holds the lease."""
         return self.lease_until_ms > self.read_at_ms
 
+    def published_decision(self) -> ScalingDecision:
+        """Return the decision that other autoscalers follow: the last one of the pool's controller.
+
+        Raises:
+            UncontrolledPoolError: No controller holds the lease of the pool, or it has not decided yet.
+        """
+        if not self.controlled:
+            raise UncontrolledPoolError(self.name, "no controller: start one, such as `headrace scale`")
+        if self.decision is None:
+            why = "no decision yet: if this lasts, see the log of its controller"
+            raise UncontrolledPoolError(self.name, why)
+        return self.decision
+
 
 def published_decision(pools: Iterable[Pool], name: str) -> ScalingDecision:
-    """Return the decision about a pool that other autoscalers follow: the last one of its controller.
+    """Return the published decision about one of the pools.
 
     Raises:
-        ResourceNotFoundError: The ledger knows no such pool.
-        UncontrolledPoolError: No controller holds the lease of the pool, or it has not decided yet.
+        ResourceNotFoundError: None has this name.
+        UncontrolledPoolError: It has no published decision.
     """
     pool = next((pool for pool in pools if pool.name == name), None)
     if pool is None:
         raise ResourceNotFoundError("pool", name)
-    if not pool.controlled:
-        raise UncontrolledPoolError(name, "no controller: start one, such as `headrace scale`")
-    if pool.decision is None:
-        raise UncontrolledPoolError(name, "no decision yet: if this lasts, see the log of its controller")
-    return pool.decision
+    return pool.published_decision()
 
 
 def decision_document(decision: ScalingDecision) -> dict[str, Any]:

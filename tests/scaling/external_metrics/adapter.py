@@ -1,6 +1,6 @@
 """The external metrics API for tests: pools in a ledger, served on loopback."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,9 @@ class PoolLedger:
 
 @contextmanager
 def served_metrics(
-    read_pools: Callable[[], Sequence[Pool]], tls: TlsFiles | None = None, guard: Guard | None = None
+    read_pools: Callable[[], Awaitable[Sequence[Pool]]],
+    tls: TlsFiles | None = None,
+    guard: Guard | None = None,
 ) -> Iterator[str]:
     """Serve the API. Yield its address."""
     listener = ListenerThread(HttpListener(external_metrics_app(read_pools, guard), "127.0.0.1", 0, tls))

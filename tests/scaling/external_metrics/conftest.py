@@ -3,6 +3,7 @@
 import pytest
 
 from scaling.external_metrics.adapter import PoolLedger, served_metrics, write_certificates
+from scaling.pool_bench import unshared
 
 
 @pytest.fixture
@@ -21,5 +22,5 @@ def certificates(tmp_path_factory):
 @pytest.fixture
 def https_address(ledger, certificates):
     """Serve the API to clients with a certificate of the front proxy."""
-    with served_metrics(ledger.memory.pools, certificates.tls) as address:
+    with served_metrics(unshared(ledger.memory.pools), certificates.tls) as address:
         yield address

@@ -76,7 +76,7 @@ def quantity(text: str) -> float:
 def pool():
     pool = FollowedPool()
     reading = SharedReading(pool.read.pools, shared_s=1.0, clock=pool.bench.clock)
-    with served_metrics(reading.result) as address, pool.http:
+    with served_metrics(reading.wait) as address, pool.http:
         pool.http.base_url = address
         yield pool
 

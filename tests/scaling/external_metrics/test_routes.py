@@ -11,6 +11,7 @@ from headrace.server.application import Guard
 from headrace.server.jobs.shared_reading import SharedReading
 from headrace.server.scaling.external_metrics import external_metrics_app
 from scaling.external_metrics.adapter import GROUP, LEASE_MS, METRIC, VERSION, WAIT_S, served_metrics
+from scaling.pool_bench import unshared
 
 V1BETA1 = {"groupVersion": "external.metrics.k8s.io/v1beta1", "version": "v1beta1"}
 NAMED = {"name": "external.metrics.k8s.io", "versions": [V1BETA1], "preferredVersion": V1BETA1}
@@ -33,7 +34,7 @@ AGGREGATED = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryLi
 
 @pytest.fixture
 def http(ledger):
-    with served_metrics(ledger.memory.pools) as address, client(address) as http:
+    with served_metrics(unshared(ledger.memory.pools)) as address, client(address) as http:
         yield http
 
 
@@ -125,7 +126,7 @@ def test_api_server_is_sent_to_the_documents_of_the_version(http, accept, status
 
 
 def test_routes_are_not_in_the_openapi_document(ledger):
-    app = external_metrics_app(ledger.memory.pools)
+    app = external_metrics_app(unshared(ledger.memory.pools))
     assert len(app.routes) == 4
     assert all(route.operation is None and not route.scopes for route in app.routes)
 
@@ -210,7 +211,7 @@ def test_ledger_that_hangs_is_an_error():
     released = threading.Event()
     reading = SharedReading(lambda: [released.wait(WAIT_S)][:0], wait_s=0.01)
     try:
-        with served_metrics(reading.result) as address, client(address) as http:
+        with served_metrics(reading.wait) as address, client(address) as http:
             check_status(http.get(METRIC), 503, "ServiceUnavailable", UNAVAILABLE)
     finally:
         released.set()
@@ -222,7 +223,7 @@ def test_defect_is_an_internal_error(caplog):
 
     with (
         caplog.at_level(logging.CRITICAL, "headrace"),
-        served_metrics(read_pools) as address,
+        served_metrics(unshared(read_pools)) as address,
         client(address) as http,
     ):
         check_status(http.get(METRIC), 500, "InternalError", "internal error")
@@ -273,7 +274,7 @@ def test_bad_selector_is_a_bad_request(http, query, why):
 
 def test_guard_refuses_pages_of_other_sites(ledger):
     guard = Guard(bound_to="127.0.0.1")
-    with served_metrics(ledger.memory.pools, guard=guard) as address, client(address) as http:
+    with served_metrics(unshared(ledger.memory.pools), guard=guard) as address, client(address) as http:
         for path in (METRIC, "/nowhere"):
             response = http.get(path, headers={"host": "evil.example"})
             check_status(response, 403, "Forbidden", "the Host 'evil.example' is not a name of this server")

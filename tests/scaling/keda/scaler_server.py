@@ -12,6 +12,7 @@ from headrace.server.grpc_aio import GrpcAioServer, GrpcAioSettings
 from headrace.server.listener import GrpcMethods
 from headrace.server.scaling.keda import ExternalScaler
 from headrace.testing import ManualWallClock, MemoryJobLedger
+from scaling.pool_bench import unshared
 
 LEASE_MS = 60_000
 POLL_S = 0.01
@@ -65,7 +66,7 @@ class DecidedPools:
         self.ledger = MemoryJobLedger(self.wall)
         self.ledger.start()
         self.readings = PoolReadings(self.ledger.pools)
-        self.service = ExternalScaler(self.readings, poll_s=POLL_S)
+        self.service = ExternalScaler(unshared(self.readings), poll_s=POLL_S)
 
     def decide(self, wanted: int, pool: str = "default") -> None:
         assert self.ledger.control_pool(pool, "c-1", LEASE_MS)

@@ -9,6 +9,7 @@ from headrace.server.listener import GrpcMethod, GrpcMethods
 from headrace.server.scaling.keda import ExternalScaler
 from scaling.keda.keda_client import PATH, IsActive, KedaClient, ScaledObjectRef, remaining
 from scaling.keda.scaler_server import DecidedPools, listening
+from scaling.pool_bench import unshared
 from server.grpc_support import code_of, in_event_loop
 
 
@@ -78,7 +79,7 @@ async def test_unexpected_error_ends_the_stream():
             raise ZeroDivisionError
         return pools.ledger.pools()
 
-    async with listening(ExternalScaler(read, poll_s=0.01)) as channel:
+    async with listening(ExternalScaler(unshared(read), poll_s=0.01)) as channel:
         stream = KedaClient(channel).stream()
         assert (await stream.read()).result
         failing[0] = True
@@ -97,7 +98,7 @@ async def test_drain_ends_a_stream_before_its_next_look():
         readings.append(pools.ledger.pools())
         return readings[-1]
 
-    service = ExternalScaler(read, poll_s=1000)
+    service = ExternalScaler(unshared(read), poll_s=1000)
 
     async def request():
         yield ScaledObjectRef().SerializeToString()

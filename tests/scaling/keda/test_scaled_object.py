@@ -80,7 +80,7 @@ async def cluster(**settings):
     controller = ScalingController(bench.new_ledger(), PublishOnly(), pool, clock=bench.clock)
     ledger = bench.new_ledger()
     reading = SharedReading(ledger.pools, shared_s=1.0, clock=bench.clock)
-    async with listening(ExternalScaler(reading.result, poll_s=0.01)) as channel:
+    async with listening(ExternalScaler(reading.wait, poll_s=0.01)) as channel:
         client = KedaClient(channel, {"pool": POOL})
         workload = await ScaledObject.create(client, most=8, cooldown_s=COOLDOWN_S)
         yield Cluster(bench, controller, ledger, workload)

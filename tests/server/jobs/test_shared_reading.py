@@ -1,5 +1,7 @@
 """Readings of a ledger that many readers share."""
 
+import asyncio
+import gc
 import threading
 
 import pytest
@@ -93,3 +95,84 @@ def test_reading_is_shared_for_the_given_time():
     assert reading.result() == 0
     clock.advance(0.1)
     assert reading.result() == 1
+
+
+class BlockedReading:
+    """A reading that blocks until a test lets it end."""
+
+    def __init__(self, error=None):
+        self.released = threading.Event()
+        self.calls = 0
+        self._error = error
+
+    def __call__(self):
+        self.calls += 1
+        assert self.released.wait(WAIT_S)
+        if self._error is not None:
+            raise self._error
+        return "read"
+
+
+def test_waits_of_an_event_loop_share_a_reading_and_can_be_cancelled():
+    blocked = BlockedReading()
+    reading = SharedReading(blocked)
+
+    async def wait():
+        waiting = [asyncio.create_task(reading.wait()) for _ in range(50)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[0]
+        blocked.released.set()
+        assert set(await asyncio.gather(*waiting[1:])) == {"read"}
+        # A second event loop, or a thread, takes the same reading.
+        assert await asyncio.to_thread(reading.result) == "read"
+
+    asyncio.run(wait())
+    assert blocked.calls == 1
+
+
+def test_wait_for_a_hanging_ledger_is_limited():
+    blocked = BlockedReading()
+    reading = SharedReading(blocked, wait_s=0.01)
+    try:
+        for _ in range(2):
+            with pytest.raises(JobLedgerUnavailableError, match=r"did not respond within 0\.01 s"):
+                asyncio.run(reading.wait())
+        assert blocked.calls == 1
+    finally:
+        blocked.released.set()
+
+
+def test_wait_raises_the_error_of_a_reading():
+    def read():
+        raise JobLedgerUnavailableError("gone")
+
+    reading = SharedReading(read)
+    with pytest.raises(JobLedgerUnavailableError, match="gone"):
+        asyncio.run(reading.wait())
+
+
+def test_error_of_a_reading_without_readers_is_not_logged_by_asyncio():
+    blocked = BlockedReading(JobLedgerUnavailableError("gone"))
+    reading = SharedReading(blocked)
+    logged = []
+
+    async def leave():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: logged.append(context))
+        waiting = asyncio.create_task(reading.wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        blocked.released.set()
+        with pytest.raises(JobLedgerUnavailableError):
+            await asyncio.to_thread(reading.result)
+        # asyncio logs errors that nobody read when their futures are deleted.
+        del waiting
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    gc.collect()
+    assert logged == []

@@ -3,6 +3,7 @@
 Readings happen in a thread of their own: their readers neither load the database nor wait long for it.
 """
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
@@ -24,7 +25,7 @@ _log = logging.getLogger("headrace.jobs")
 
 
 class SharedReading(Generic[_Result]):
-    """A reading that several threads share for some seconds. It never runs twice at once.
+    """A reading that threads and event loops share for some seconds. It never runs twice at once.
 
     Args:
         read: The reading. It may raise, and may block for long.
@@ -62,6 +63,29 @@ class SharedReading(Generic[_Result]):
 
         Raise what the reading raised, or JobLedgerUnavailableError if it takes longer than `wait_s`.
         """
+        try:
+            return self._reading().result(self._wait_s)
+        except TimeoutError as error:
+            raise self._overdue() from error
+
+    async def wait(self) -> _Result:
+        """Return the current reading, as `result` does. The wait takes no thread, and can be cancelled."""
+        # The shield: a client that disconnects must not cancel the reading of the others.
+        reading = asyncio.shield(asyncio.wrap_future(self._reading()))
+        try:
+            # Not `wait_for`: until Python 3.12 it ignores a cancellation that comes with the result.
+            async with asyncio.timeout(self._wait_s):
+                return await reading
+        except TimeoutError as error:
+            raise self._overdue() from error
+
+    def succeeded_within(self, seconds: float) -> bool:
+        """Return True if a reading succeeded in the last `seconds`."""
+        with self._lock:
+            return self._succeeded_s is not None and self._clock.now() - self._succeeded_s <= seconds
+
+    def _reading(self) -> Future[_Result]:
+        """Return the current reading. Begin a new one if it is too old."""
         with self._lock:
             current = self._current
             if current is None or (current.done() and self._clock.now() >= self._expires_s):
@@ -69,17 +93,10 @@ class SharedReading(Generic[_Result]):
                 threading.Thread(
                     target=self._run, args=(current,), name="headrace-ledger-reading", daemon=True
                 ).start()
-        try:
-            return current.result(self._wait_s)
-        except TimeoutError as error:
-            raise JobLedgerUnavailableError(
-                f"the ledger did not respond within {self._wait_s:g} s"
-            ) from error
+            return current
 
-    def succeeded_within(self, seconds: float) -> bool:
-        """Return True if a reading succeeded in the last `seconds`."""
-        with self._lock:
-            return self._succeeded_s is not None and self._clock.now() - self._succeeded_s <= seconds
+    def _overdue(self) -> JobLedgerUnavailableError:
+        return JobLedgerUnavailableError(f"the ledger did not respond within {self._wait_s:g} s")
 
     def _run(self, future: Future[_Result]) -> None:
         began_s = self._clock.now()

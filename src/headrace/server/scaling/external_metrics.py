@@ -5,15 +5,14 @@ application. It has authenticated and authorized the client, and proves by a cli
 it is the API server; the listener checks the certificate.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 import orjson
 
 from headrace.core.errors import UncontrolledPoolError
-from headrace.jobs.pools import WORKERS_WANTED, Pool, published_decision
+from headrace.jobs.pools import WORKERS_WANTED, Pool
 from headrace.protocols.external_metrics import (
     GROUP,
     GROUP_VERSION,
@@ -39,7 +38,7 @@ _AGGREGATED: Final = "as=apigroupdiscoverylist"
 class ExternalMetricsHandlers:
     """The handlers of discovery and of the metric. Errors about pools never become small numbers."""
 
-    def __init__(self, read_pools: Callable[[], Sequence[Pool]]) -> None:
+    def __init__(self, read_pools: Callable[[], Awaitable[Sequence[Pool]]]) -> None:
         self._read_pools = read_pools
 
     @route("GET", "/apis", (), is_hidden=True)
@@ -71,7 +70,7 @@ class ExternalMetricsHandlers:
         metric = exchange.arguments["metric"]
         values: list[ExternalMetricValue] = []
         if metric == WORKERS_WANTED:
-            values = _selected_values(await asyncio.to_thread(self._read_pools), selector)
+            values = _selected_values(await self._read_pools(), selector)
         await respond_json(exchange, value_list_document(metric, values))
 
 
@@ -87,7 +86,7 @@ def _selected_values(pools: Sequence[Pool], selector: LabelSelector) -> list[Ext
     for pool in pools:
         labels = {"pool": pool.name}
         if selector.matches(labels):
-            wanted = published_decision([pool], pool.name).wanted
+            wanted = pool.published_decision().wanted
             values.append(ExternalMetricValue(labels, wanted, pool.read_at_ms))
     return values
 
@@ -110,10 +109,12 @@ def _error_format(error: Exception, status: ErrorStatus) -> tuple[int, bytes, He
     return status.http, orjson.dumps(status_document(status.http, why)), ()
 
 
-def external_metrics_app(read_pools: Callable[[], Sequence[Pool]], guard: Guard | None = None) -> WebApp:
+def external_metrics_app(
+    read_pools: Callable[[], Awaitable[Sequence[Pool]]], guard: Guard | None = None
+) -> WebApp:
     """Return the application of the external metrics API, without keys, for one event loop.
 
-    `read_pools` returns the pools of the ledger. It may block, and raises JobLedgerUnavailableError.
+    `read_pools` returns all pools, and may raise; such as `SharedReading.wait`.
     """
     handlers = ExternalMetricsHandlers(read_pools)
     # Clients of Kubernetes send "/apis/", too.

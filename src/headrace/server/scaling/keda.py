@@ -5,7 +5,7 @@ KEDA keeps the replicas of a workload if a call fails. It scales down on the val
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -40,14 +40,13 @@ class ExternalScaler(GrpcMethods):
     Calls need no key: the listener authenticates clients by TLS. Health checks never read the ledger.
 
     Args:
-        read_pools: The reading of all pools. It may raise, and may block. One call runs at a time.
+        read_pools: Returns all pools, and may raise; such as `SharedReading.wait`.
         poll_s: The interval in seconds at which streams look for a change.
     """
 
-    def __init__(self, read_pools: Callable[[], Sequence[Pool]], *, poll_s: float = 1.0) -> None:
+    def __init__(self, read_pools: Callable[[], Awaitable[Sequence[Pool]]], *, poll_s: float = 1.0) -> None:
         self._read_pools = read_pools
         self._poll_s = poll_s
-        self._reading: asyncio.Task[Sequence[Pool]] | None = None
         self._draining = asyncio.Event()
         self._health = GrpcHealth(_health_status, _SERVICES, poll_s=poll_s)
 
@@ -123,17 +122,7 @@ class ExternalScaler(GrpcMethods):
             JobLedgerUnavailableError: The ledger is down.
         """
         name: str = ref.scalerMetadata.get(POOL_KEY, POOL_DEFAULT)
-        return published_decision(await self._pools(), name).wanted
-
-    async def _pools(self) -> Sequence[Pool]:
-        """Return the pools. Concurrent calls share a reading, so that they take one thread together."""
-        reading = self._reading
-        if reading is None or reading.done():
-            reading = self._reading = asyncio.create_task(asyncio.to_thread(self._read_pools))
-            reading.add_done_callback(_retrieve_error)
-        # A client that disconnects cancels this wait, and not the reading of the others.
-        await asyncio.wait([reading])
-        return reading.result()
+        return published_decision(await self._read_pools(), name).wanted
 
 
 def _health_status(service: str) -> int:
@@ -142,9 +131,3 @@ def _health_status(service: str) -> int:
 
 def _activity(active: bool) -> bytes:
     return encode_message("IsActiveResponse", package=EXTERNAL_SCALER, result=active)
-
-
-def _retrieve_error(reading: asyncio.Task[Sequence[Pool]]) -> None:
-    """Read the error of a reading whose clients have all disconnected, or asyncio logs it."""
-    if not reading.cancelled():
-        reading.exception()
