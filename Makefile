@@ -47,7 +47,7 @@ MOONSHINE := useful_moonshine_onnx-20251121
 SPEECH_TO := .venv/share/speech
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers pictures docs docs-test descriptors clean
+.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers pictures docs docs-test descriptors manifests clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -141,6 +141,9 @@ docs-test: $(SETUP_ALL) ## Run the snippets of README.md and docs/
 PROTO := src/headrace/protocols/proto
 descriptors: $(SETUP_ALL) ## Compile the .proto files of gRPC to the descriptor set that headrace loads
 	$(BIN)/python -m grpc_tools.protoc -Iheadrace=$(PROTO) --descriptor_set_out=$(PROTO)/descriptors.binpb $(PROTO)/*.proto
+
+manifests: $(SETUP_ALL) ## Render the chart of deploy/kubernetes as the base of kustomize
+	$(BIN)/python scripts/render_manifests.py
 
 clean: ## Remove all generated files except the environments
 	rm -rf build dist demo bench-results examples/serving/breast-cancer/model.onnx examples/sequences/characters/weights.npz .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
