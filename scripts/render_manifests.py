@@ -1,6 +1,6 @@
 """Render the chart of deploy/kubernetes with its default values as the base of kustomize: `make manifests`.
 
-With arguments, print the objects of the chart for one set of values, as JSON:
+With `--check`, report instead whether the base is up to date. With values as JSON, print the objects for them:
 
     python scripts/render_manifests.py '{"scaling": {"by": "keda"}}' [RELEASE [NAMESPACE]]
 """
@@ -21,15 +21,19 @@ NAME = "headrace"
 _HEAD = "# Rendered from the chart by `make manifests`, not written by hand.\n"
 
 
-def render(
-    values: Mapping[str, Any], release: str = NAME, namespace: str = NAME, *, chart: Path = CHART
-) -> dict[str, str]:
-    """Return the text of each template that has objects, by its file name. Raises helm_python.HelmError."""
-    with helm_python.Chart.load(chart) as loaded:
-        loaded.validate_schema(dict(values))
-        texts = loaded.render(dict(values), name=release, namespace=namespace)
-    names = {Path(path).name: text.strip() + "\n" for path, text in texts.items()}
-    return {name: text for name, text in sorted(names.items()) if name.endswith(".yaml") and objects_of(text)}
+def render(values: Mapping[str, Any], release: str = NAME, namespace: str = NAME) -> dict[str, str]:
+    """Return the text of each template that has objects, by its file name.
+
+    Raise HelmError for values that the chart refuses, and for findings of Helm's linter.
+    """
+    with helm_python.Chart.load(CHART) as chart:
+        chart.validate_schema(dict(values))
+        texts = chart.render(dict(values), name=release, namespace=namespace)
+    report = helm_python.lint(CHART, dict(values), strict=True)
+    if report["messages"] or report["errors"]:
+        raise helm_python.HelmError(f"findings of the linter: {report}")
+    named = {Path(path).name: f"{text.strip()}\n" for path, text in sorted(texts.items())}
+    return {name: text for name, text in named.items() if name.endswith(".yaml") and objects_of(text)}
 
 
 def objects_of(text: str) -> list[dict[str, Any]]:
@@ -46,15 +50,18 @@ def base_files() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the objects for the values of the first argument, or write the base."""
-    if arguments:
+    """Write the base, compare it with the chart, or print the objects for some values."""
+    if arguments == ["--check"]:
+        if {path.name: path.read_text() for path in BASE.iterdir()} != base_files():
+            sys.exit(f"{BASE} is not what the chart renders: run `make manifests`")
+    elif arguments:
         texts = render(json.loads(arguments[0]), *arguments[1:])
         print(json.dumps([each for text in texts.values() for each in objects_of(text)]))
-        return
-    for path in BASE.glob("*.yaml"):
-        path.unlink()
-    for name, text in base_files().items():
-        (BASE / name).write_text(text)
+    else:
+        for path in BASE.glob("*.yaml"):
+            path.unlink()
+        for name, text in base_files().items():
+            (BASE / name).write_text(text)
 
 
 if __name__ == "__main__":
