@@ -1,6 +1,7 @@
 """The encryption key: its file, and texts that only it decrypts in their context."""
 
 import base64
+import os
 import threading
 
 import pytest
@@ -119,6 +120,21 @@ def test_file_that_others_can_read_is_reported(tmp_path, caplog):
     path.chmod(0o644)
     EncryptionKey.load(path)
     assert "chmod 600" in caplog.text
+
+
+@for_each(
+    ("mode", "reported"),
+    [(0o400, False), (0o440, False), (0o640, False), (0o444, True), (0o441, True)],
+)
+def test_file_of_another_owner_may_be_open_to_the_group(tmp_path, caplog, monkeypatch, mode, reported):
+    caplog.clear()
+    path = tmp_path / f"key-{mode:o}"
+    create_key_file(path)
+    path.chmod(mode)
+    owner = path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    EncryptionKey.load(path)
+    assert ("chmod 600" in caplog.text) is reported
 
 
 def test_folder_without_permission_is_an_error(tmp_path):

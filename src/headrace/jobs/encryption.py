@@ -34,6 +34,7 @@ KEY_BYTES: Final = 32
 _SIV_KEY_BYTES: Final = 64
 _PURPOSE_OF_TEXTS: Final = "webhook secrets"
 _OTHERS: Final = 0o077
+_WORLD: Final = 0o007
 _HOW: Final = "create one with: openssl rand -base64 32 > FILE; chmod 600 FILE"
 
 _log = logging.getLogger("headrace.jobs")
@@ -51,10 +52,11 @@ class EncryptionKey:
         """Return the keys of a file. Raise ConfigError, which quotes no key, for an invalid file."""
         try:
             text = path.read_text(encoding="ascii")
-            mode = path.stat().st_mode
+            status = path.stat()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot read the encryption key ({error}); {_HOW}") from error
-        if mode & _OTHERS:
+        # A file of another owner may be open to the group of this process: a Secret in a pod is.
+        if status.st_mode & (_OTHERS if status.st_uid == os.geteuid() else _WORLD):
             _log.warning("%s is readable by other users: chmod 600", path)
         lines = [line.strip() for line in text.splitlines()]
         keys = [_parse_key(line, path) for line in lines if line and not line.startswith("#")]
