@@ -159,6 +159,37 @@ def test_chart_renders_valid_objects(of):
     check_all(manifests, of)
 
 
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [
+        ("HorizontalPodAutoscaler", "averageValue", "averagevalue"),
+        ("APIService", "versionPriority", "versionpriority"),
+        ("ScaledObject", "cooldownPeriod", "cooldown"),
+        ("ScaledObject", "type: external-push", "kind: external-push"),
+        ("ServiceMonitor", "interval", "period"),
+    ],
+)
+def test_misspelt_field_is_found(kind, old, new):
+    (manifest,) = (
+        each
+        for component in COMPONENTS.values()
+        for each in charted(component)
+        if each["kind"] == kind and each["metadata"]["name"] != "headrace-server"
+    )
+    text = yaml.safe_dump(manifest)
+    assert old in text
+    with pytest.raises(AssertionError, match=new.split(":", maxsplit=1)[0].lower()):
+        check_all([yaml.safe_load(text.replace(old, new))], kind)
+
+
+def test_values_of_the_documentation_are_valid():
+    page = (KUSTOMIZE.parent.parent / "docs" / "deployment.md").read_text()
+    fences = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    assert len(fences) == 1
+    for values in fences:
+        check_all(charted(values), "docs/deployment.md")
+
+
 def test_names_are_those_of_the_release():
     named = {"environmentSecret": "environment", "settingsSecret": "settings"}
     monitor = {"enabled": True, "keySecret": "monitor-key"}
