@@ -1,12 +1,12 @@
 """Fixtures that several packages' tests use."""
 
 import logging
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from servers import rabbitmq
 from servers.http_files import HttpFiles
@@ -107,17 +107,10 @@ def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotoServer
 def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a certificate authority, and certificates of a server and a client."""
     folder = tmp_path_factory.mktemp("pems")
-
-    def openssl(*args: str) -> None:
-        subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True)
-
-    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    openssl(
-        "req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2"
-    )
-    (folder / "names").write_text("subjectAltName=DNS:localhost")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
     for name in ("server", "client"):
-        openssl("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names", "-days", "2"]
-        openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
+        issued = authority.issue_cert("localhost", common_name=name)
+        issued.private_key_pem.write_to_path(folder / f"{name}.key")
+        issued.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
     return folder

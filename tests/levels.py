@@ -22,7 +22,7 @@ EXAMPLES = {"test": 20, "all": 50, "soak": 1000}
 """Hypothesis examples of each property test."""
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
-SLOW_FOLDERS = {"beam", "benchmarks", "examples", "extras", "faults", "integration", "ray"}
+SLOW_FOLDERS = {"benchmarks", "contrib", "examples", "extras", "faults", "integration"}
 """Folders that ``make test`` does not even import."""
 SERVER_FIXTURES = {"postgres", "postgres_url", "s3_server", "valkey_server", "rabbit_server", "moto_server"}
 DAY = "HEADRACE_TEST_DAY"

@@ -4,10 +4,7 @@ import io
 from datetime import UTC, datetime
 from decimal import Decimal
 
-import duckdb
 import orjson
-import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.ipc
@@ -23,6 +20,10 @@ from headrace.formats.read_options import ReadOptions
 from headrace.runs.output_settings import OutputSettings
 from headrace.runs.settings import FlowSettings, StreamSettings, TransformSettings
 from headrace.storage.resolve import Stores
+
+duckdb = pytest.importorskip("duckdb")
+pd = pytest.importorskip("pandas")
+pl = pytest.importorskip("polars")
 
 IN, OUT = "memory://b/in/", "memory://b/out/"
 MOMENT = datetime(2024, 2, 29, 12, tzinfo=UTC)

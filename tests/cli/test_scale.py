@@ -162,6 +162,8 @@ def test_untranslatable_file_is_refused(text, named):
     ],
 )
 def test_pool_that_cannot_be_controlled_is_refused(arguments, named, tmp_path):
+    if "--deployment" in arguments:
+        pytest.importorskip("kubernetes")
     result = CliRunner().invoke(scale_command, ["run", "--data", str(tmp_path), *arguments])
     assert result.exit_code in (1, 2)
     assert named in result.output
