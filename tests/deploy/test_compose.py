@@ -54,7 +54,8 @@ def _published(service):
     for port in service.get("ports", ()):
         if not re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port):
             yield f"port {port} is not on loopback"
-        elif not any(re.search(rf"port={port.rpartition(':')[2]}$", each) for each in service["command"]):
+    for port in [*service.get("ports", ()), *service.get("expose", ())]:
+        if not any(re.search(rf"port={port.rpartition(':')[2]}$", each) for each in service["command"]):
             yield f"the command does not listen on port {port}"
 
 
@@ -136,6 +137,7 @@ def test_models_name_servers_of_the_file():
     [
         ("services.api.ports", ["8090:8090"], "api: port 8090:8090 is not on loopback"),
         ("services.api.ports", ["127.0.0.1:8090:8091"], "api: the command does not listen on port"),
+        ("services.api.expose", ["8083"], "api: the command does not listen on port 8083"),
         ("services.s3.ports", ["0.0.0.0:8333:8333"], "s3: port 0.0.0.0:8333:8333 is not on loopback"),
         ("services.api.depends_on", {"redis": {"condition": "service_healthy"}}, "api: depends on redis"),
         ("services.api.depends_on", {"worker": {"condition": "service_healthy"}}, "api: depends on worker"),
