@@ -235,7 +235,7 @@ def test_gpu_file_changes_images_and_devices_of_the_models_only():
     for name in ("worker", "server"):
         (device,) = gpu[name]["deploy"]["resources"]["reservations"]["devices"]
         assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
-        assert gpu[name]["image"] == plain[name]["image"] + "-cuda"
+        assert gpu[name]["image"] == plain[name]["image"].replace("headrace:", "headrace-cuda:")
     builds = {each["image"]: each["build"]["target"] for each in gpu.values() if "build" in each}
     assert builds == {plain["api"]["image"]: "cpu", gpu["worker"]["image"]: "cuda"}
 

@@ -222,6 +222,13 @@ def test_jobs_read_and_write_the_permitted_prefixes(deployed, s3):
     assert published == result
 
 
+def test_large_payloads_go_through_the_api(deployed):
+    """Clients of the host cannot resolve the name of the store."""
+    request = urllib.request.Request(f"http://{address(deployed['api'], 'jobs')}/v1/uploads", method="POST")
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+        assert json.load(response)["url"].startswith("/v1/uploads/")
+
+
 def csv_of(*rows):
     return "".join(",".join(map(str, row)) + "\n" for row in rows)
 

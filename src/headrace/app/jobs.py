@@ -162,6 +162,7 @@ def open_jobs(
     service_settings = JobServiceSettings(
         locations.store_uri,
         slots_per_worker=settings.concurrency,
+        signed_urls=options.signed_urls,
         default_deadline_s=options.default_deadline_s,
         reserved_uris=locations.reserved_uris,
         scaled_queues=frozenset() if processes is None else frozenset(processes.pool.queues),

@@ -280,6 +280,11 @@ class JobsOptions:
         str,
         Setting("SQS queue of object events that start triggers.", name="events_queue", metavar="URL"),
     ] = ""
+    signed_urls: Annotated[
+        bool,
+        Setting("Let clients send and fetch large payloads by signed URLs, if the store can sign them."),
+    ] = True
+    """False if clients cannot reach the store: transfers then go through the job API."""
     default_deadline_s: Annotated[
         float,
         Setting(

@@ -79,7 +79,7 @@ class JobServiceSettings:
     """The limit of an upload through the API. Uploads to the store itself have the store's limit.
     """
     upload_expires_s: float = 3600.0
-    sign: bool = True
+    signed_urls: bool = True
     """Send clients to the object store itself if it can sign addresses. False if clients cannot
     reach it.
     """
@@ -167,7 +167,10 @@ class JobIntake(Service):
         self._region_of = region_of
         self._ledger = ledger
         self._payloads = Payloads(
-            stores, settings.store_uri, upload_bytes_max=settings.upload_bytes_max, sign=settings.sign
+            stores,
+            settings.store_uri,
+            upload_bytes_max=settings.upload_bytes_max,
+            signed_urls=settings.signed_urls,
         )
         self._submitter = Submitter(
             ledger, waiting_max=settings.submissions_waiting_max, announce=announce, tracer=tracer

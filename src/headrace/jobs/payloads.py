@@ -169,11 +169,11 @@ class BoundedWriter:
 class Payloads:
     """Payloads and results below `store_uri`. Thread-safe."""
 
-    def __init__(self, stores: Stores, store_uri: str, *, upload_bytes_max: int, sign: bool) -> None:
+    def __init__(self, stores: Stores, store_uri: str, *, upload_bytes_max: int, signed_urls: bool) -> None:
         self._stores = stores
         self._paths = JobPaths(store_uri)
         self._upload_bytes_max = upload_bytes_max
-        self._sign = sign
+        self._signed_urls = signed_urls
 
     def store_payload(self, job_id: str, payload: bytes) -> str:
         """Store a submitted payload; return its URI. Raise UnavailableError."""
@@ -310,7 +310,7 @@ class Payloads:
 
     def _signed(self, method: str, uri: str, expires_s: float) -> str:
         store = self._stores.for_uri(uri)
-        if not self._sign or not isinstance(store, UrlSigner):
+        if not self._signed_urls or not isinstance(store, UrlSigner):
             return ""
         try:
             return store.sign("GET" if method == "GET" else "PUT", uri, expires_s)

@@ -251,7 +251,7 @@ def test_key_with_a_limit_of_bytes_gets_no_signed_url(bucket):
 
 def test_private_store_receives_uploads_through_the_api(bucket):
     with (
-        served_jobs(stores=Stores(bucket), store_uri="s3://jobs/x", sign=False) as made,
+        served_jobs(stores=Stores(bucket), store_uri="s3://jobs/x", signed_urls=False) as made,
         made.client() as http,
     ):
         upload = http.post("/v1/uploads").json()
