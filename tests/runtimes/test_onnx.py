@@ -406,6 +406,50 @@ def test_providers_by_name(load):
         load(doubles("n"), providers=["NoSuchProvider"])
 
 
+@pytest.fixture
+def cuda_calls(monkeypatch):
+    """The order of calls to an onnxruntime that has CUDA; its sessions run on the CPU."""
+    calls = []
+    session = adapter.ort.InferenceSession
+
+    def open_session(path, options, providers):
+        calls.append(f"session on {', '.join(providers)}")
+        return session(path, options, providers=["CPUExecutionProvider"])
+
+    def load_libraries():
+        calls.append("libraries")
+        sys.stdout.write("Failed to load libcublas.so\n")
+
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(adapter.ort, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(adapter.ort, "preload_dlls", load_libraries)
+    monkeypatch.setattr(adapter.ort, "InferenceSession", open_session)
+    return calls
+
+
+@for_each("providers", [None, ["CUDAExecutionProvider"]])
+def test_cuda_libraries_are_loaded_before_the_session(load, cuda_calls, capsys, providers):
+    """pip installs them where the dynamic linker does not look."""
+    load(doubles("n"), providers=providers)
+    assert cuda_calls[0] == "libraries"
+    assert cuda_calls[1].startswith("session on CUDAExecutionProvider")
+    assert capsys.readouterr() == ("", "Failed to load libcublas.so\n")
+
+
+def test_cuda_libraries_are_not_loaded_for_the_cpu(load, cuda_calls, monkeypatch):
+    load(doubles("n"), providers=["CPUExecutionProvider"])
+    monkeypatch.setattr(adapter.ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    load(doubles("n"))
+    assert cuda_calls == ["session on CPUExecutionProvider"] * 2
+
+
+def test_onnxruntime_that_loads_no_cuda_libraries(load, cuda_calls, monkeypatch):
+    """onnxruntime 1.20 leaves them to the dynamic linker."""
+    monkeypatch.delattr(adapter.ort, "preload_dlls")
+    load(doubles("n"))
+    assert cuda_calls == ["session on CUDAExecutionProvider, CPUExecutionProvider"]
+
+
 def test_close_releases_the_session(load):
     loaded = load(doubles("n"))
     loaded.close()

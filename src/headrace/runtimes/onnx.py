@@ -1,7 +1,9 @@
 """ONNX files as models. The only module that imports onnxruntime."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from math import prod
 from pathlib import Path
 from typing import Any, Final, cast
@@ -41,6 +43,8 @@ _DATATYPES = {
     "tensor(string)": "BYTES",
 }
 _THREADS_VARIABLE = "HEADRACE_ONNX_THREADS"
+_CPU: Final = "CPUExecutionProvider"
+_CUDA: Final = "CUDAExecutionProvider"
 
 
 class OnnxModel(Model):
@@ -78,10 +82,11 @@ class OnnxModel(Model):
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        available = ort.get_available_providers()
+        if _CUDA in available and self._providers != [_CPU]:
+            _load_cuda_libraries()
         try:
-            session = ort.InferenceSession(
-                str(self._path), options, providers=self._providers or ort.get_available_providers()
-            )
+            session = ort.InferenceSession(str(self._path), options, providers=self._providers or available)
         except Exception as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise self._load_error(f"{self._path} is not an ONNX model that runs here: {why}") from error
@@ -166,6 +171,15 @@ class OnnxModel(Model):
         except KeyError as error:
             why = f"output {name!r} has no value for {error} in some rows"
             raise ModelContractError(self._path.stem, why) from error
+
+
+def _load_cuda_libraries() -> None:
+    """Load the libraries of CUDA and cuDNN that pip installed: the dynamic linker does not find them."""
+    if (load := getattr(ort, "preload_dlls", None)) is None:  # onnxruntime 1.20
+        return
+    # onnxruntime prints the names of missing libraries, and standard output may carry predictions.
+    with redirect_stdout(sys.stderr):
+        load()
 
 
 def _threads() -> int:
