@@ -47,7 +47,7 @@ MOONSHINE := useful_moonshine_onnx-20251121
 SPEECH_TO := .venv/share/speech
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers pictures docs docs-test descriptors manifests clean
+.PHONY: help setup setup-all demo examples sequences fmt lint test test-all soak environments test-mlserver test-clients check faults bench bench-serve bench-transform bench-jobs bench-sequences bench-clusters peers pictures docs docs-test image descriptors manifests clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb does; do \
@@ -72,12 +72,13 @@ fmt: $(SETUP) ## Format, and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: $(SETUP_ALL) ## Check format, style, types, the import contracts and spelling
+lint: $(SETUP_ALL) ## Check format, style, types, the import contracts, spelling and the container file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/typos
+	$(BIN)/hadolint deploy/container/Dockerfile
 
 # tests/levels.py describes the three levels. A file stays in one process: blocks of a page build on each other.
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
@@ -137,6 +138,15 @@ docs: $(SETUP_DOCS) ## Build the documentation's site in build/site; broken link
 
 docs-test: $(SETUP_ALL) ## Run the snippets of README.md and docs/
 	$(BIN)/pytest README.md docs $(ARGS)
+
+# The images need no .venv. ARGS may name a mirror: ARGS='--build-arg PYTHON_IMAGE=registry.example/python:3.13-slim'
+VARIANT ?= cpu
+BUILDER ?= $(firstword $(foreach program,docker podman buildah,$(if $(shell command -v $(program)),$(program))))
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/headrace/__init__.py)
+image: ## Build the container image headrace:VERSION with docker, podman or buildah (VARIANT=cuda for GPUs)
+	$(or $(BUILDER),$(error install docker, podman or buildah, or name another one: make image BUILDER=...)) build \
+		--file deploy/container/Dockerfile --target $(VARIANT) \
+		--tag headrace$(if $(filter-out cpu,$(VARIANT)),-$(VARIANT)):$(VERSION) $(ARGS) .
 
 PROTO := src/headrace/protocols/proto
 descriptors: $(SETUP_ALL) ## Compile the .proto files of gRPC to the descriptor set that headrace loads
