@@ -151,14 +151,14 @@ def test_context_has_the_files_that_are_copied_and_no_others():
     assert {"**/__pycache__", "**/*.py[cod]"} == set(patterns[len(permitted) + 1 :])
 
 
-@pytest.mark.parametrize(("variables", "tag"), [((), ""), (("VARIANT=cuda",), "-cuda")])
-def test_make_image_builds_a_target(variables, tag):
+@pytest.mark.parametrize(("variables", "suffix"), [((), ""), (("VARIANT=cuda",), "-cuda")])
+def test_make_image_builds_a_target(variables, suffix):
     status, words, errors = make_image("BUILDER=podman", "ARGS=--no-cache", *variables)
     assert status == 0, errors
-    target = tag.removeprefix("-") or "cpu"
+    target = suffix.removeprefix("-") or "cpu"
     assert target in STAGES
     file = DOCKERFILE.relative_to(ROOT)
-    image = f"headrace:{headrace.__version__}{tag}"
+    image = f"headrace{suffix}:{headrace.__version__}"
     expected = f"podman build --file {file} --target {target} --tag {image} --no-cache ."
     assert words == expected.split()
 
