@@ -363,8 +363,8 @@ def test_only_monitoring_and_keda_reach_ports_that_need_no_key():
 @for_each(
     ("values", "grace_s", "component"),
     [
-        ({}, 60, "worker"),
-        ({"worker": {"options": {"drain-grace-s": 600}}}, 630, "worker"),
+        ({}, 80, "worker"),
+        ({"worker": {"options": {"drain-grace-s": 600}}}, 650, "worker"),
         ({}, 55, "server"),
         ({"server": {"options": {"drain-notice-s": 30}}}, 75, "server"),
     ],

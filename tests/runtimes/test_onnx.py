@@ -420,7 +420,7 @@ def cuda_calls(monkeypatch):
         calls.append("libraries")
         sys.stdout.write("Failed to load libcublas.so\n")
 
-    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    providers = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(adapter.ort, "get_available_providers", lambda: providers)
     monkeypatch.setattr(adapter.ort, "preload_dlls", load_libraries)
     monkeypatch.setattr(adapter.ort, "InferenceSession", open_session)

@@ -45,6 +45,8 @@ _DATATYPES = {
 _THREADS_VARIABLE = "HEADRACE_ONNX_THREADS"
 _CPU: Final = "CPUExecutionProvider"
 _CUDA: Final = "CUDAExecutionProvider"
+_TENSORRT: Final = "TensorrtExecutionProvider"
+"""It is in every package for GPUs, but its libraries are not. It also compiles each model for minutes."""
 
 
 class OnnxModel(Model):
@@ -62,7 +64,8 @@ class OnnxModel(Model):
         path: The file.
         intra_op_threads: Threads within one call, 0 for one per core. None means
             ``HEADRACE_ONNX_THREADS``, or 1 without that variable.
-        providers: Execution providers in order of preference. None means onnxruntime's preference.
+        providers: Execution providers in order of preference. None means onnxruntime's preference,
+            without TensorRT.
     """
 
     writes_inputs = False
@@ -82,7 +85,7 @@ class OnnxModel(Model):
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        available = ort.get_available_providers()
+        available = [name for name in ort.get_available_providers() if name != _TENSORRT]
         if _CUDA in available and self._providers != [_CPU]:
             _load_cuda_libraries()
         try:
