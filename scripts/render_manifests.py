@@ -1,6 +1,6 @@
 """Render the chart of deploy/kubernetes with its default values as the base of kustomize: `make manifests`.
 
-With `--check`, report instead whether the base is up to date. With values as JSON, print the objects for them:
+With `--check`, report instead whether the base is up to date. With values as JSON, print the objects:
 
     python scripts/render_manifests.py '{"scaling": {"by": "keda"}}' [RELEASE [NAMESPACE]]
 """
