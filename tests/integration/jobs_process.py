@@ -38,13 +38,17 @@ class Double(Model):
 
 
 class CommandProcess:
-    """A command that runs in a folder; `log` has its lines. `kill` also kills its children."""
+    """A command that runs in a folder; `log` has its lines. `kill` also kills its children.
+
+    Its environment is `environ` and the variables of this process, or `inherited` in place of these.
+    """
 
     def __init__(
         self,
         folder: Path,
         *arguments: str,
         environ: Mapping[str, str] | None = None,
+        inherited: Mapping[str, str] = os.environ,
         program: Sequence[str] = (sys.executable, "-m", "headrace"),
     ) -> None:
         self.folder = folder
@@ -54,7 +58,7 @@ class CommandProcess:
         self._process = subprocess.Popen(
             [*program, *arguments],
             cwd=folder,
-            env={**os.environ, **(environ or {})},
+            env={**inherited, **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

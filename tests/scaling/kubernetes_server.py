@@ -192,6 +192,17 @@ class KubernetesServer(HttpServerThread):
                     pod.phase, pod.ready = "Running", True
             self.version += 1
 
+    def run_pod(self, name: str) -> None:
+        """Let one pod run."""
+        with self._lock:
+            self.pods[name].phase, self.pods[name].ready = "Running", True
+            self.version += 1
+
+    def remove_pod(self, name: str) -> None:
+        """Complete the deletion of one pod."""
+        with self._lock:
+            self.pods = {other: pod for other, pod in self.pods.items() if other != name}
+
     def remove_deleted(self) -> None:
         """Complete the deletion of pods that shut down."""
         with self._lock:
