@@ -1,8 +1,11 @@
 """The manifests of deploy/kubernetes, and the schemas of Kubernetes and its operators."""
 
+import functools
+import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,34 @@ import yaml
 
 KUBERNETES = "1.37"
 KUSTOMIZE = Path(__file__).parent.parent.parent / "deploy" / "kubernetes"
+_SCRIPT = KUSTOMIZE.parent.parent / "scripts" / "render_manifests.py"
 _MODELS = {
     "keda.sh/v1alpha1": "cloudcoil.models.keda.v1alpha1",
     "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1",
 }
 """The modules with the schemas of custom resources."""
+
+
+def charted(values: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
+    """Return the objects of the chart; `names` are the release and its namespace.
+
+    Raise ChartError for values that the chart refuses, and for findings of Helm's linter.
+    """
+    return json.loads(render_manifests(json.dumps(values), *names))
+
+
+class ChartError(Exception):
+    """Helm reported an error."""
+
+
+@functools.cache
+def render_manifests(*arguments: str) -> str:
+    """Return the output of the script that renders the chart. Raises ChartError."""
+    # In a process of its own: Helm is written in Go, whose runtime would stay in this one.
+    done = subprocess.run([sys.executable, _SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ChartError(done.stderr)
+    return done.stdout
 
 
 def check(manifest: dict[str, Any]) -> None:

@@ -1,11 +1,7 @@
 """The chart and the manifests of kustomize: valid, equal, complete, and restricted."""
 
-import functools
 import itertools
-import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import click
@@ -14,13 +10,22 @@ import yaml
 
 import headrace
 from cases import for_each
-from deploy.manifests import KUSTOMIZE, check_all, kustomized, one, pods_of, with_components
+from deploy.manifests import (
+    KUSTOMIZE,
+    ChartError,
+    charted,
+    check_all,
+    kustomized,
+    one,
+    pods_of,
+    render_manifests,
+    with_components,
+)
 from headrace.cli.main import load_command
 
 pytest.importorskip("helm_python")
 pytestmark = pytest.mark.slow
 
-SCRIPT = KUSTOMIZE.parent.parent / "scripts" / "render_manifests.py"
 CA_BUNDLE = "Y2hhbmdlIG1l"
 COMPONENTS: dict[str, dict[str, Any]] = {
     "gpu-workers": {"worker": {"gpus": 1}},
@@ -61,27 +66,6 @@ VALUES: dict[str, dict[str, Any]] = {
 WRITABLE = {"/tmp", "/var/cache/headrace"}
 
 
-def charted(values: dict[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return the objects of the chart; `names` are the release and its namespace.
-
-    Raise ChartError for values that the chart refuses, and for findings of Helm's linter.
-    """
-    return json.loads(_rendered(json.dumps(values), *names))
-
-
-class ChartError(Exception):
-    """Helm reported an error."""
-
-
-@functools.cache
-def _rendered(*arguments: str) -> str:
-    # In a process of its own: Helm is written in Go, whose runtime would stay in this one.
-    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ChartError(done.stderr)
-    return done.stdout
-
-
 def container_of(manifests: list[dict[str, Any]], component: str) -> dict[str, Any]:
     """Return the only container of the pods of a component."""
     template = dict(pods_of(manifests))[f"headrace-{component}"]
@@ -102,7 +86,7 @@ def merged(*values: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_base_is_the_rendered_chart():
-    _rendered("--check")
+    render_manifests("--check")
 
 
 @pytest.mark.parametrize(
@@ -363,6 +347,8 @@ def test_only_monitoring_and_keda_reach_ports_that_need_no_key():
 @for_each(
     ("values", "grace_s", "component"),
     [
+        ({}, 85, "api"),
+        ({"api": {"options": {"drain-grace-s": 60}}}, 115, "api"),
         ({}, 80, "worker"),
         ({"worker": {"options": {"drain-grace-s": 600}}}, 650, "worker"),
         ({}, 55, "server"),

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import runpy
 import ssl
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import httpx
 import pytest
 import trustme
 
+from deploy.manifests import charted
 from headrace.jobs.client import Client
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledgers import open_ledger
@@ -29,7 +29,6 @@ from servers.polling import wait_until
 pytest.importorskip("helm_python")  # part of the dev extra, as the client of Kubernetes is
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.s3, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parent.parent.parent
 NAMESPACE = "predictions"
 API, SERVER, WORKER, SCALE = (f"headrace-{name}" for name in ("api", "server", "worker", "scale"))
 SLOTS = 8
@@ -72,14 +71,12 @@ class Installation:
 
     def apply(self, **scaling: str) -> KubernetesNamespace:
         """Return the namespace with the objects of the chart for these values of `scaling`."""
-        script = runpy.run_path(str(ROOT / "scripts" / "render_manifests.py"))
         values = {
             "models": [f"s3://{self.bucket}/models/"],
             "scaling": scaling,
             "serviceMonitor": {"enabled": True},
         }
-        texts = script["render"](values, namespace=NAMESPACE)
-        objects = [each for text in texts.values() for each in script["objects_of"](text)]
+        objects = charted(values, "headrace", NAMESPACE)
         return KubernetesNamespace(objects, self.secrets, self.config_maps, self.folder / "kubeconfig")
 
     def submit(self, *, workers: int, pod: PodProcess) -> None:
