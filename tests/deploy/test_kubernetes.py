@@ -380,6 +380,7 @@ def test_controller_has_the_rights_that_it_needs(by, verbs):
 def test_only_the_controller_calls_the_api_of_kubernetes():
     for name, template in pods_of(charted({})):
         assert template["spec"]["automountServiceAccountToken"] is (name == "headrace-scale")
+    assert one(charted({}), "ServiceAccount", "headrace")["automountServiceAccountToken"] is False
 
 
 def test_replicas_of_scaled_deployments_are_left_to_their_scalers():
