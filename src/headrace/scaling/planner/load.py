@@ -1,6 +1,7 @@
 """The jobs of a simulation: their arrivals and run times."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -38,17 +39,19 @@ class Load:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for impossible values."""
-        due_s = self.due
-        if not len(self.arrived_s) == len(self.run_s) == len(due_s) > 0:
+        times = (self.arrived_s, self.run_s, self.due)
+        if not all(each.ndim == 1 and len(each) == len(self.run_s) > 0 for each in times):
             raise ConfigError("a load needs jobs, each with an arrival and a run time")
-        if not (
-            np.isfinite(self.arrived_s).all() and np.isfinite(due_s).all() and np.isfinite(self.run_s).all()
-        ):
+        if not all(np.isfinite(each).all() for each in times):
             raise ConfigError("arrivals and run times must be finite numbers of seconds")
-        if (np.diff(due_s) < 0).any() or (due_s < self.arrived_s).any() or self.arrived_s.min() < 0:
+        if (np.diff(self.due) < 0).any() or self.arrived_s.min() < 0:
             raise ConfigError("arrivals must ascend from 0")
-        if (self.run_s <= 0).any() or self.span_s <= 0:
+        if (self.due < self.arrived_s).any():
+            raise ConfigError("no job may be due before its arrival")
+        if (self.run_s <= 0).any():
             raise ConfigError("run times must be above 0 seconds")
+        if not 0 < self.span_s < inf or self.began_at_ms < 0:
+            raise ConfigError("a load must span more than 0 seconds, from 1970 or later")
 
     @property
     def due(self) -> Seconds:
