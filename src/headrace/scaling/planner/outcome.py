@@ -40,6 +40,7 @@ class Outcome:
         load: The jobs.
         machine: The machine of each worker.
         began_s: For each job, the begin of its first attempt.
+        attempt_s: For each job, the begin of its last attempt.
         ended_s: For each job, its end.
         requested_s: For each machine, the time at which it was started.
         ready_s: For each machine, the time from which it ran jobs; infinite if it never did.
@@ -53,6 +54,7 @@ class Outcome:
     load: Load
     machine: Machine
     began_s: Seconds
+    attempt_s: Seconds
     ended_s: Seconds
     requested_s: Seconds
     ready_s: Seconds
@@ -109,7 +111,7 @@ class Outcome:
 
     @property
     def _occupied_s(self) -> float:
-        return float((self.ended_s - self.began_s).sum())
+        return float((self.ended_s - self.attempt_s).sum()) + self.lost_s
 
     def timeline(self, steps: int) -> Timeline:
         """Return the backlog and the workers over time."""

@@ -190,6 +190,7 @@ class _Pool:
             self._load,
             self._machine,
             np.array(self._began_s),
+            np.array(self._attempt_s),
             ended_s,
             np.array([worker.requested_s for worker in self._workers]),
             np.array([worker.ready_s for worker in self._workers]),
