@@ -71,7 +71,7 @@ def test_bursts_are_at_nine_with_equal_numbers_of_jobs():
 
 @pytest.mark.parametrize(("pattern", "open_s"), [("random", DAY_S), ("office", SEVENTEEN_S - NINE_S)])
 def test_random_arrivals_are_those_of_a_poisson_process(pattern, open_s):
-    """Numbers of jobs in small intervals have their mean as their variance, and do not depend on each other."""
+    """Numbers of jobs in small intervals have their mean as their variance, and are independent."""
     load = generated(arrivals=pattern, jobs_per_day=2000, days=100)
     in_day_s = load.arrived_s % DAY_S - (NINE_S if pattern == "office" else 0)
     places = (load.arrived_s // DAY_S * 200 + in_day_s / open_s * 200).astype(int)

@@ -184,7 +184,7 @@ def test_missing_run_time_names_its_line():
         (f"{AT_S},1\n2026-01-31,{'9' * 400}\n", "line 2: column 2 must be seconds of 0 or more, not '99999"),
         (
             "1970-01-01,1\n2026-01-31,1\n",
-            "trace.csv: the arrivals from 1970-01-01 to 2026-01-31 span more than 1,000 days: take fewer days",
+            "trace.csv: the arrivals from 1970-01-01 to 2026-01-31 span more than 1,000 days: take",
         ),
     ],
 )
@@ -210,6 +210,16 @@ def test_longest_line_is_read():
     line = f"{AT_S},{'0' * (LINE_CHARACTERS_MAX - len(str(AT_S)) - 3)}1\n"
     assert len(line) == LINE_CHARACTERS_MAX
     assert traced(line).run_s.tolist() == [1]
+
+
+def test_no_more_is_read_than_the_longest_line():
+    class Endless(StringIO):
+        def readline(self, size=-1):
+            assert 0 < size <= LINE_CHARACTERS_MAX + 1
+            return "0" * size
+
+    with pytest.raises(DataError, match="line 1: must have at most 4,096 characters"):
+        traced_load(Endless(), "trace.csv", LoadOptions())
 
 
 def test_bytes_that_are_no_text_are_refused():

@@ -1,4 +1,4 @@
-"""The simulation of a pool: invariants of any load, known examples, queueing theory, and the real controller."""
+"""The simulation of a pool: invariants, known examples, queueing theory, and the real controller."""
 
 from math import factorial
 
@@ -89,7 +89,7 @@ def test_interrupted_jobs_begin_anew_and_end_once(load, machine, policy, drains)
 @settings(max_examples=examples(3))
 @given(load=loads(), machine=machines(), policy=policies(), drains=st.booleans())
 def test_pool_stays_within_its_limits(load, machine, policy, drains):
-    """A shortage ends drains before new machines start. So draining ones do not exceed the maximum, either."""
+    """A shortage ends drains before machines start. So draining ones do not exceed the maximum, either."""
     pool = WatchedPool(load, machine, policy, drains=drains)
     found = pool.watch()
     limits = policy.workers
@@ -317,14 +317,17 @@ def test_interruptions_come_at_their_rate_and_machines_are_replaced():
     assert one.billed_s == pytest.approx(5 * 4 * DAY_S, rel=0.01)
 
 
-def test_interrupted_job_returns_to_the_front_of_the_queue():
-    load = load_of([0.0] * 30, 600.0)
-    pool = WatchedPool(load, Machine(interruptions_per_h=2.0, start_s=10.0), policy_of("1"), seed=4)
+@for_each("slots", [1, 3])
+def test_interrupted_jobs_return_to_the_front_of_the_queue_in_their_order(slots):
+    load = load_of([0.0] * 30, np.arange(30, 0, -1) * 40.0)
+    machine = Machine(interruptions_per_h=2.0, start_s=10.0, concurrency=slots)
+    pool = WatchedPool(load, machine, policy_of("1"), seed=4)
     found = pool.watch()
     assert found.interruptions > 3
-    jobs = [job for job, _, _ in pool.begun]
-    assert jobs == sorted(jobs)
-    assert len(jobs) > 30
+    assert len(pool.begun) > 30
+    for worker in range(len(found.ready_s)):
+        own = [job for job, number, _ in pool.begun if number == worker]
+        assert own == sorted(own)
 
 
 def test_starting_machine_can_be_interrupted():
@@ -384,7 +387,7 @@ def test_jobs_begin_within_a_target_of_waiting_times(target_s, slots):
     machine = Machine(start_s=30.0, concurrency=slots)
     found = simulate(load, machine, policy_of("0..60", target_wait_s=target_s))
     known = load.arrived_s > 0  # Run times are unknown until the first job has ended.
-    # New machines start at the next decision after the begin, and the jobs of a slot begin one after the other.
+    # The last machines are wanted when the oldest job has waited for the target.
     assert found.waits_s[known].max() <= target_s + machine.start_s + 5
     every_slot = simulate(load, machine, policy_of("0..60"))
     assert found.billed_s < (1.0 if target_s < 200 else 0.86) * every_slot.billed_s

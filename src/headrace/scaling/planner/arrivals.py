@@ -37,8 +37,8 @@ class LoadOptions:
     arrivals: Annotated[
         Pattern,
         Setting(
-            "Pattern of arrivals: at equal intervals (even), at random over 24 hours (random) or from 09:00 to "
-            "17:00 UTC (office) of each day, or all at 09:00 UTC (burst)."
+            "Pattern of arrivals: at equal intervals (even), at random over 24 hours (random) or from 09:00 "
+            "to 17:00 UTC (office) of each day, or all at 09:00 UTC (burst)."
         ),
     ] = "random"
     days: Annotated[int, Setting("Number of days, from a Monday on.", least=1, most=DAYS_MAX)] = 7
@@ -117,8 +117,8 @@ def traced_load(file: TextIO, name: str, options: LoadOptions) -> Load:
     """
     trace = read_trace(file, name)
     advice = (
-        f"{name}, line {trace.missing_line}: has no run time: add a second column or a column run_seconds, or "
-        "set run_s"
+        f"{name}, line {trace.missing_line}: has no run time: add a second column or a column run_seconds, "
+        "or set run_s"
     )
     return _whole_days(trace.arrived_s, _complete(trace.run_s, options, advice), name)
 
