@@ -445,7 +445,7 @@ def test_makespan_and_worker_hours_are_those_of_the_real_controller(slots, times
     assert cluster.replicas == 0
     load = load_of(times_s, run_s, cluster.now_s)
     found = simulate(load, Machine(concurrency=slots, start_s=30.0), PoolSettings(slots=slots, **settings))
-    assert found.ended_s.max() - load.arrived_s[0] == pytest.approx(cluster.makespan_s, rel=0.03)
-    assert found.billed_s / 3600 == pytest.approx(cluster.worker_hours, rel=0.04)
+    assert found.ended_s.max() - load.arrived_s[0] == pytest.approx(cluster.makespan_s, rel=0.01)
+    assert found.billed_s / 3600 == pytest.approx(cluster.worker_hours, rel=0.015)
     assert found.waits_s.mean() == pytest.approx(np.mean(cluster.waits_s()), rel=0.1, abs=2)
     assert found.workers_max == pytest.approx(cluster.largest, abs=1)
