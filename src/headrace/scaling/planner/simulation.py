@@ -1,15 +1,15 @@
 """A discrete-event simulation of a pool: jobs arrive, a policy decides, and workers start, run jobs and end.
 
 The policy is that of controllers. Decisions come every few seconds and after each new job, as a controller
-makes them. Workers that are removed drain; a shortage ends drains before new workers start. Workers claim
-jobs in the order in which they are due, the least busy worker first.
+makes them; the end of a job's delay causes none. Workers that are removed drain; a shortage ends drains
+before new workers start. Workers claim jobs in the order in which they are due, the least busy worker first.
 """
 
 import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from math import inf, nan
+from math import ceil, inf, nan
 from typing import Final
 
 import numpy as np
@@ -53,7 +53,7 @@ def simulate(
         load: The jobs.
         machine: The machine of each worker.
         settings: The policy of the pool.
-        interval_s: Seconds between two decisions; new jobs cause one at once.
+        interval_s: Seconds between two decisions; new jobs cause one at once, unless they have a delay.
         drains: True if a busy worker can be chosen for removal: it drains first.
         decide: The decision, for other policies than headrace's.
         seed: The seed of interruptions.
@@ -117,6 +117,7 @@ class _Pool:
         self._drains = drains
         self._decide = decide
         self._random = random.Random(seed)  # noqa: S311 - not for secrets
+        self._arrived_s: list[float] = load.arrived_s.tolist()
         self._due_s: list[float] = load.due.tolist()
         self._run_s: list[float] = load.run_s.tolist()
         jobs = len(self._due_s)
@@ -177,7 +178,7 @@ class _Pool:
                 self._queue.append(arrived)
                 arrived += 1
                 self._assign()
-                self._plan_decision(max(next_s, self._decided_s + GAP_S))
+                self._plan_for(arrived - 1)
             else:
                 break
 
@@ -335,6 +336,14 @@ class _Pool:
             self._decision_s = at_s
             self._decision += 1
             self._push(at_s, _DECIDE, version=self._decision)
+
+    def _plan_for(self, job: int) -> None:
+        """Plan the decision about a due job. The ledger announces submissions, not the ends of delays."""
+        now_s, decided_s = self._now_s, self._decided_s
+        next_s = decided_s + GAP_S
+        if self._due_s[job] > self._arrived_s[job] and decided_s > -inf:
+            next_s = decided_s + ceil((now_s - decided_s) / self._interval_s) * self._interval_s
+        self._plan_decision(max(now_s, next_s))
 
     def _decide_now(self) -> None:
         observed = self._observe()
