@@ -38,3 +38,8 @@ class Machine:
     def speed(self, running: int) -> float:
         """Return the seconds of work that each of some concurrent jobs does in a second."""
         return 1 / (1 + (1 - self.batch_gain) * (running - 1)) if running > 1 else 1.0
+
+    @property
+    def capacity(self) -> float:
+        """The seconds of work that a machine with full slots does in a second."""
+        return self.concurrency * self.speed(self.concurrency)

@@ -49,6 +49,8 @@ class Outcome:
         interruptions: Interrupted machines.
         lost_s: Seconds of attempts that an interruption ended.
         end_s: The end of the simulation: that of the load's span, or of the last job.
+        kept: Machines that the pool keeps without jobs. They cost nothing after the span of the load,
+            since they would be there in any case.
     """
 
     load: Load
@@ -63,6 +65,7 @@ class Outcome:
     interruptions: int
     lost_s: float
     end_s: float
+    kept: int = 0
 
     @property
     def waits_s(self) -> Seconds:
@@ -83,7 +86,9 @@ class Outcome:
     def billed_s(self) -> float:
         """Seconds that all machines cost."""
         begun_s = self.requested_s if self.machine.start_billed else self.ready_s
-        return float(np.maximum(0.0, self.gone_s - begun_s).sum())
+        billed_s = float(np.maximum(0.0, self.gone_s - begun_s).sum())
+        last = int(np.count_nonzero((self.gone_s >= self.end_s) & (begun_s <= self.load.span_s)))
+        return billed_s - min(self.kept, last) * (self.end_s - self.load.span_s)
 
     @property
     def cost_per_day(self) -> float:
@@ -125,8 +130,8 @@ class Outcome:
 
 
 def busy_cost_per_day(load: Load, machine: Machine) -> float:
-    """Return the cost of a day if a machine could be paid for the run times of jobs alone, one at a time."""
-    return load.busy_s / _HOUR_S * machine.price_per_h / load.span_s * DAY_S
+    """Return the cost of a day if machines with full slots could be paid for the run times of jobs alone."""
+    return load.busy_s / machine.capacity / _HOUR_S * machine.price_per_h / load.span_s * DAY_S
 
 
 def _quantiles(times_s: Seconds) -> Quantiles:

@@ -32,6 +32,7 @@ _OVERRUN_S: Final = 30 * DAY_S
 _READY, _DONE, _INTERRUPTED, _DECIDE = range(4)
 
 Decide = Callable[[ScalingSettings, Observation, ScalingMemory], Decision]
+_policy: Final[Decide] = decide
 
 
 def simulate(
@@ -142,6 +143,13 @@ class _Pool:
         """Claiming workers that run jobs."""
         self._initial = 0
         self._interruptions = 0
+        # The policy can change nothing: a million decisions about a fixed number of machines take long.
+        self._is_fixed = (
+            decide is _policy
+            and 0 < settings.workers.least == settings.workers.most
+            and not settings.schedules
+            and not machine.interruptions_per_h
+        )
         self._lost_s = 0.0
         self._memory: ScalingMemory | None = None
         self._decided_s = -inf
@@ -200,6 +208,7 @@ class _Pool:
             interruptions=self._interruptions,
             lost_s=self._lost_s,
             end_s=end_s,
+            kept=limits_at(self._settings, self._load.began_at_ms + round(end_s * 1000))[0].least,
         )
 
     def _push(self, at_s: float, kind: int, worker: int = 0, version: int = 0) -> None:
@@ -332,7 +341,7 @@ class _Pool:
     # Decisions
 
     def _plan_decision(self, at_s: float) -> None:
-        if at_s < self._decision_s:
+        if at_s < self._decision_s and not self._is_fixed:
             self._decision_s = at_s
             self._decision += 1
             self._push(at_s, _DECIDE, version=self._decision)
