@@ -57,17 +57,39 @@ def throughput(timeline: Timeline, name: str) -> Html:
         f"{count(sum(shown.failures))} of them failed."
     )
     widths = end_s / shown.step_s
-    steps = [f"M0 {_HEIGHT}"]
-    for point, rate in enumerate(rates):
-        until = point + 1 if point + 1 < len(rates) else widths
-        steps.append(f"V{_y(rate, top)} H{until:.3f}")
-    area = element("path", d=" ".join([*steps, f"V{_HEIGHT} Z"]), class_="area")
-    upper = _svg(name, ("Records per second over time", desc), widths, _grid(widths) + area)
+    upper = _steps(rates, top, widths, name, ("Records per second over time", desc))
     parts = [_y_axis((figure(top), figure(top / 2), "0")), upper]
     if any(shown.failures):
         parts += [element("div", class_="gap"), *_failure_strip(shown, widths, name + "-failed")]
     parts.append(_x_axis(("0 s", duration(end_s / 2), duration(end_s))))
     return element("div", *parts, class_="plot")
+
+
+def step_plot(
+    values: Sequence[float], top: float, name: str, labels: tuple[str, str], axis: Sequence[str]
+) -> Html:
+    """Return a plot of values over time, in equal steps.
+
+    Args:
+        values: The value of each step.
+        top: The value at the upper edge of the plot, above 0.
+        name: A name that is unique on the page.
+        labels: The title and the description of the plot.
+        axis: The labels below the plot, from its begin to its end.
+    """
+    drawn = _steps(values, top, len(values), name, labels)
+    parts = (_y_axis((figure(top), figure(top / 2), "0")), drawn, _x_axis(axis))
+    return element("div", *parts, class_="plot")
+
+
+def _steps(values: Sequence[float], top: float, widths: float, name: str, labels: tuple[str, str]) -> Html:
+    """Return an area under values over time. A step is 1 wide; the last one ends at `widths`."""
+    steps = [f"M0 {_HEIGHT}"]
+    for point, value in enumerate(values):
+        until = point + 1 if point + 1 < len(values) else widths
+        steps.append(f"V{_y(value, top)} H{until:.3f}")
+    area = element("path", d=" ".join([*steps, f"V{_HEIGHT} Z"]), class_="area")
+    return _svg(name, labels, widths, _grid(widths) + area)
 
 
 def readable(timeline: Timeline) -> Timeline:
