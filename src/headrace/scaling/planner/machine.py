@@ -18,7 +18,8 @@ class Machine:
     batch_gain: Annotated[
         float,
         Setting(
-            "Gain of concurrent jobs, from 0 (each takes as many times as long) to 1 (each takes as long as alone).",
+            "Gain of concurrent jobs, from 0 (each takes as many times as long) to 1 (each takes as long as "
+            "alone).",
             least=0,
             most=1,
         ),

@@ -22,7 +22,7 @@ class Quantiles:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
+class PoolTimeline:
     """The backlog and the workers over time, in equal steps."""
 
     step_s: float
@@ -118,7 +118,7 @@ class Outcome:
     def _occupied_s(self) -> float:
         return float((self.ended_s - self.attempt_s).sum()) + self.lost_s
 
-    def timeline(self, steps: int) -> Timeline:
+    def timeline(self, steps: int) -> PoolTimeline:
         """Return the backlog and the workers over time."""
         edges = np.linspace(0.0, self.end_s, steps + 1)
         step_s = self.end_s / steps
@@ -126,7 +126,7 @@ class Outcome:
         ended = np.searchsorted(np.sort(self.ended_s), edges[1:], side="right")
         # The machine-seconds until each edge.
         passed = _elapsed(self.requested_s, edges) - _elapsed(self.gone_s, edges)
-        return Timeline(step_s, (due - ended).astype(np.float64), np.diff(passed) / step_s)
+        return PoolTimeline(step_s, (due - ended).astype(np.float64), np.diff(passed) / step_s)
 
 
 def busy_cost_per_day(load: Load, machine: Machine) -> float:
