@@ -45,6 +45,8 @@ from headrace.runs.document import EXTENSION_SETTINGS, SpecKeys
 from headrace.runs.failure_policy import FailurePolicy
 from headrace.runs.output_settings import OutputSettings
 from headrace.runs.settings import FlowSettings, MappingOptions, StreamSettings, SubsetSettings, TaskSettings
+from headrace.scaling.planner.arrivals import LoadOptions
+from headrace.scaling.planner.machine import Machine
 from headrace.scaling.settings import PoolSettings, ScheduledLimits
 from headrace.server.jobs.sagemaker import SageMakerSettings
 from headrace.server.listener import DrainSettings, RestLimits, TlsFiles
@@ -91,6 +93,7 @@ GROUPS = (
     Group("Pools of workers", (PoolSettings,), "the jobs file", "pools.NAME"),
     Group("Schedules of a pool", (ScheduledLimits,), "the jobs file", "pools.NAME.schedules"),
     Group("Other autoscalers", (AutoscalerOptions,)),
+    Group("Jobs and machines of a plan", (LoadOptions, Machine)),
 )
 
 COLUMNS = ("setting", "type", "unit", "default", "meaning", "option", "key", "variable")

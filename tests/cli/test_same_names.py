@@ -24,6 +24,10 @@ from headrace.jobs.maintenance import Retention
 from headrace.jobs.worker import WorkerSettings
 from headrace.runners.engines import BeamWorkers, RayWorkers
 from headrace.scaling.actuators.command import CommandActuator
+from headrace.scaling.planner.arrivals import LoadOptions
+from headrace.scaling.planner.machine import Machine
+from headrace.scaling.planner.modes import compare
+from headrace.scaling.planner.recommendation import recommend
 from headrace.scaling.settings import PoolSettings
 
 LOGS = {
@@ -80,6 +84,16 @@ SCALE = {
     "deployment": "namespace and name of DeploymentActuator",
     "costs_only": "sets_replicas of DeploymentActuator, negated",
 }
+PLAN = {
+    "json": "prints on the terminal",
+    "output": "files of plan_page and plan_picture",
+    "trace": "the file of traced_load",
+    "history": "load_of_jobs",
+    "limit": "the number of jobs of load_of_jobs",
+    "server": "the URL of Client",
+    "api_key": "Client",
+    "config": "read_pool, which returns fields of PoolSettings",
+}
 UP = {
     **WORKERS,
     "no_serve": "model_server = None, which a shell cannot write",
@@ -106,6 +120,7 @@ COMMANDS: Mapping[str, tuple[tuple[Callable[..., Any], ...], dict[str, str]]] = 
         WORK,
     ),
     "scale run": ((open_pool, PoolSettings, JobLocations, CommandActuator), SCALE),
+    "plan": ((LoadOptions, Machine, PoolSettings, compare, recommend), PLAN),
     "up": (
         (open_jobs, JobLocations, JobsOptions, ServerOptions, WorkerSettings, ServeSettings, Retention),
         UP,

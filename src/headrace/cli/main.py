@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "schedules": ("schedules", "List and change schedules of jobs."),
     "workers": ("workers", "List and drain workers of jobs."),
     "scale": ("scale", "Control the numbers of workers, and show why they change."),
+    "plan": ("plan", "Compare costs and waiting times of pools by simulation."),
     "init": ("init", "Create a model project with a test."),
     "keys": ("keys", "Create API keys of models and jobs."),
     "completion": ("main", "Print the completion script of a shell."),
