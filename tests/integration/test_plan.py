@@ -60,7 +60,7 @@ class Phase:
     began_s: Seconds
     ended_s: Seconds
     starts_s: Seconds
-    """For each worker, the seconds from the decision that started it until it took jobs."""
+    """For each worker, the seconds from the decision that started it until it registered, to claim jobs."""
 
     @property
     def waits_s(self) -> Seconds:
@@ -107,7 +107,7 @@ def run_phase(up: CommandProcess, client: Client, due_s: Sequence[float], seed: 
     ]
     registered_ms = [each["started_at_ms"] for each in client.workers() if each["started_at_ms"] > began_ms]
     assert len(added_ms) == len(registered_ms) == POLICY.workers.most
-    # Workers take jobs in the order in which they were added.
+    # Workers register in the order in which they were added.
     starts_ms = np.sort(registered_ms) - np.sort(added_ms)
     due, began, ended_at, created = (times_ms - times_ms[:, 3].min()).T / 1000
     return Phase(created, due, began, ended_at, starts_ms / 1000)
