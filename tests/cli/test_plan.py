@@ -203,6 +203,7 @@ def test_history_is_that_of_a_job_server(served):
     assert load("--limit", "3") == (3, 30)
     assert load("--queue", "a") == (2, 25)
     assert load("-q", "a", "-q", "b", "-n", "2") == (2, 30), "the newest of both queues"
+    assert load("-q", "a", "-q", "b", "-n", "1") == (1, 40)
     assert load("-q", "c", "-n", "1") == (1, 30)
 
 

@@ -17,6 +17,7 @@ from headrace.scaling.planner.modes import (
     machines_needed,
     offered_machines,
 )
+from headrace.scaling.planner.simulation import simulate
 from headrace.scaling.settings import PoolSettings, ScheduledLimits, WorkerRange
 from scaling.planner.plans import plan_of, policy
 
@@ -161,3 +162,20 @@ def test_machine_that_is_always_on_costs_whole_days():
     assert always_on.outcome.cost_per_day == pytest.approx(24.0)
     assert kept.outcome.cost_per_day == pytest.approx(48.0)
     assert zero.outcome.cost_per_day == pytest.approx(3660 / 3600)
+
+
+def test_only_kept_machines_that_were_there_cost_nothing_after_the_last_day():
+    """Two are kept: one ran from the begin, and one replaced an interrupted machine after the last day."""
+    load = load_of([DAY_S - 60.0], 3600.0)
+    outcome = simulate(load, Machine(), policy("1"))
+    end_s = outcome.end_s
+    replaced = replace(
+        outcome,
+        kept=2,
+        requested_s=np.array([0.0, 0.0, DAY_S + 40.0]),
+        ready_s=np.array([0.0, 0.0, DAY_S + 100.0]),
+        gone_s=np.array([end_s, DAY_S + 40.0, end_s]),
+    )
+    assert replaced.billed_s == pytest.approx(DAY_S + (DAY_S + 40.0) + (end_s - DAY_S - 40.0))
+    unbilled = replace(replaced, machine=Machine(start_billed=False))
+    assert unbilled.billed_s == pytest.approx(replaced.billed_s - 60.0)

@@ -131,7 +131,7 @@ def due_at_night(load: Load) -> Load:
     """Return the load with all jobs of a day due at the next 02:00 UTC."""
     began_s = load.began_at_ms / 1000 % DAY_S
     first_s = NIGHT_S - began_s + (DAY_S if began_s > NIGHT_S else 0.0)
-    nights = np.ceil((load.due - first_s) / DAY_S).clip(min=0)
+    nights = np.ceil((load.due - first_s) / DAY_S)
     return replace(load, due_s=np.maximum(load.due, first_s + nights * DAY_S))
 
 
