@@ -107,7 +107,7 @@ def _run_block(example: Example) -> None:
         asyncio.run(result)
 
 
-PAGES_WITH_COMMANDS = ("serving.md", "jobs.md")
+PAGES_WITH_COMMANDS = ("choosing.md", "deployment.md", "jobs.md", "serving.md")
 WAIT_S = 60.0
 _LISTENS = re.compile(r"(rest|grpc|metrics|jobs)\s+(\w+://\S+)")
 _SERVER, _PORTS = "__server__", "__ports__"

@@ -408,6 +408,12 @@ def test_deployment_is_scaled(environments, folder):
         assert server.replicas == 3
 
 
+@promise("plots")
+def test_plan_is_drawn(environments, folder):
+    succeed(environments("jobs", "plots"), folder, "plan", "--run-s", "300", "--output", "plan.png")
+    assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
 # Clusters
 
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.core.errors import ConfigError, JobLedgerUnavailableError
 from headrace.jobs.job import NewJob
 from headrace.jobs.ledger import ClaimRequest
-from headrace.jobs.ledgers import database, sqlite
+from headrace.jobs.ledgers import database, sql, sqlite
 from headrace.jobs.ledgers.sqlite import SqliteJobLedger
 from headrace.testing import check_service
 
@@ -80,6 +80,31 @@ def test_files_of_an_existing_database_are_closed_to_other_users(tmp_path):
 def test_start_and_stop(tmp_path):
     numbers = iter(range(1000))
     check_service(lambda: SqliteJobLedger(tmp_path / f"{next(numbers)}.db"))
+
+
+def test_operations_wait_for_no_migration(path, monkeypatch):
+    """Probes of a server come while its ledger starts."""
+    migrating, continued = threading.Event(), threading.Event()
+    migrate = sql.migrate
+
+    def slow_migrate(*args, **named):
+        migrating.set()
+        assert continued.wait(10)
+        migrate(*args, **named)
+
+    monkeypatch.setattr(sql, "migrate", slow_migrate)
+    ledger = SqliteJobLedger(path)
+    starting = threading.Thread(target=ledger.start)
+    starting.start()
+    try:
+        assert migrating.wait(10)
+        with pytest.raises(JobLedgerUnavailableError, match="not started"):
+            ledger.queues()
+    finally:
+        continued.set()
+        starting.join(10)
+    assert ledger.queues() == []
+    ledger.stop()
 
 
 def test_commits_are_durable(ledger):

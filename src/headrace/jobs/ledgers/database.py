@@ -265,10 +265,19 @@ class Database:
         self._groups: JobGroups | None = None
         self._retry_pause = threading.Event()
 
-    def open(self) -> sa.Engine:
-        """Create the engines. Return the writing one. A second call does nothing."""
+    def open(self, prepare: Callable[[sa.Engine], object] = lambda _: None) -> sa.Engine:
+        """Create the engines, and let `prepare` use the writing one before transactions can run.
+
+        Return the writing engine. A second call does nothing else.
+        """
         if self._engines is None:
-            self._engines = self._connect()
+            engines = self._connect()
+            try:
+                prepare(engines.writing)
+            except BaseException:
+                engines.dispose()
+                raise
+            self._engines = engines
         return self._engines.writing
 
     def close(self) -> None:

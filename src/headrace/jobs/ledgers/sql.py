@@ -128,10 +128,11 @@ class SqlJobLedger(
             self._end()
 
     def _begin(self) -> None:
-        """Connect, and migrate the schema."""
-        engine = self._database.open()
+        """Connect, and migrate the schema before other transactions run."""
         try:
-            migrate(partial(self._run_exclusively, engine), where=self._database.where)
+            self._database.open(
+                lambda engine: migrate(partial(self._run_exclusively, engine), where=self._database.where)
+            )
         except exc.DBAPIError as error:
             why = first_line(error)
             raise JobLedgerUnavailableError(
