@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from cases import for_each
 from headrace.scaling.planner.machine import Machine
 from headrace.scaling.planner.page import STEPS, plan_page
 from headrace.scaling.planner.plan import COLUMNS
@@ -31,8 +32,11 @@ def test_page_has_the_recommendation_and_the_load(plan, page):
     assert [heading.text for heading in page.all("h1")] == ["Plan: scale-to-zero (asynchronous)"]
     assert page.all("title")[0].text == "Plan: scale-to-zero (asynchronous)"
     assert plan.load_text in page.all("header")[0].text
-    reasons = [item.text for item in page.section("Recommendation").all("li")]
-    assert reasons == list(plan.recommendation.reasons)
+    first, *others = page.section("Recommendation").all("li")
+    commands = [code.text for code in first.all("code")]
+    assert commands == ["headrace up", "headrace scale --workers 0..8"]
+    assert [f"`{command}`" in plan.recommendation.reasons[0] for command in commands] == [True, True]
+    assert [item.text for item in others] == list(plan.recommendation.reasons[1:])
     assert [heading.text for heading in page.all("h2")] == ["Recommendation", "Modes", "Over time", "Machine"]
 
 
@@ -70,19 +74,20 @@ def test_axis_ends_with_the_last_job(page, plan):
     end_days = plan.modes[2].outcome.end_s / 86_400
     assert [label.text for label in night.children] == [
         "0 days",
-        f"{end_days / 2:.4g} days",
-        f"{end_days:.4g} days",
+        f"{end_days / 2:.3g} days",
+        f"{end_days:.3g} days",
     ]
 
 
-def test_machine_is_described():
-    machine = Machine(2.5, 4, 0.5, 90.0, start_billed=False, interruptions_per_h=0.25)
+@for_each(("price_per_h", "price"), [(2.5, "$2.50"), (0.736, "$0.736")])
+def test_machine_is_described(price_per_h, price):
+    machine = Machine(price_per_h, 4, 0.5, 90.0, start_billed=False, interruptions_per_h=0.25)
     page = read_page(plan_page(plan_of(machine=machine, wait_s_max=900.0)))
     section = page.section("Machine")
     assert dict(
         zip((e.text for e in section.all("dt")), (e.text for e in section.all("dd")), strict=True)
     ) == {
-        "Price for an hour": "$2.50",
+        "Price for an hour": price,
         "Concurrent jobs": "4",
         "Batch gain": "0.5",
         "Start": "1 min 30 s, not billed",

@@ -8,11 +8,9 @@ from headrace.reports.plots import nice, step_plot
 from headrace.scaling.planner.load import DAY_S
 from headrace.scaling.planner.modes import PoolMode
 from headrace.scaling.planner.outcome import PoolTimeline
-from headrace.scaling.planner.plan import COLUMNS, PoolPlan
-from headrace.scaling.planner.recommendation import seconds
+from headrace.scaling.planner.plan import COLUMNS, STEPS, PoolPlan
+from headrace.scaling.planner.recommendation import money, seconds
 
-STEPS: Final = 600
-"""Steps of the plots over time."""
 _TEXT_COLUMNS: Final = 2
 
 
@@ -27,7 +25,10 @@ def plan_page(plan: PoolPlan) -> bytes:
             element("h1", title, class_="good" if chosen.is_in_time else "warn"),
             element("p", f"{plan.load_text}."),
         ),
-        section("Recommendation", element("ul", *(element("li", reason) for reason in chosen.reasons))),
+        section(
+            "Recommendation",
+            element("ul", *(element("li", *_with_code(reason)) for reason in chosen.reasons)),
+        ),
         section(
             "Modes",
             _table(plan),
@@ -38,8 +39,14 @@ def plan_page(plan: PoolPlan) -> bytes:
     )
 
 
+def _with_code(text: str) -> Sequence[Html | str]:
+    """Return the parts of a text, with those between backticks as code."""
+    parts = text.split("`")
+    return [element("code", part) if number % 2 else part for number, part in enumerate(parts)]
+
+
 def _table(plan: PoolPlan) -> Html:
-    heads = [head[0].upper() + head[1:] for head in COLUMNS]
+    heads = [head if head in ("p95", "p99") else head[0].upper() + head[1:] for head in COLUMNS]
     rows = [[*row[:_TEXT_COLUMNS], *(Figure(cell) for cell in row[_TEXT_COLUMNS:])] for row in plan.rows()]
     return table("Costs, waits and machines of each mode", heads, rows)
 
@@ -79,8 +86,9 @@ def _panel(mode: PoolMode, line: PoolTimeline, top: float, number: int) -> Html:
 
 def _machine(plan: PoolPlan) -> Sequence[tuple[str, str]]:
     machine = plan.machine
+    decimals = max(2, len(f"{machine.price_per_h:g}".partition(".")[2]))
     return (
-        ("Price for an hour", plan.money(machine.price_per_h)),
+        ("Price for an hour", money(machine.price_per_h, plan.currency, decimals=decimals)),
         ("Concurrent jobs", f"{machine.concurrency:,}"),
         ("Batch gain", f"{machine.batch_gain:g}"),
         ("Start", f"{seconds(machine.start_s)}, {'billed' if machine.start_billed else 'not billed'}"),
@@ -90,4 +98,4 @@ def _machine(plan: PoolPlan) -> Sequence[tuple[str, str]]:
 
 
 def _day(at_s: float) -> str:
-    return f"{at_s / DAY_S:.4g} days"
+    return f"{at_s / DAY_S:.3g} days"

@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.core.errors import MissingExtraError
 from headrace.scaling.planner.load import DAY_S, Seconds
-from headrace.scaling.planner.plan import PoolPlan
+from headrace.scaling.planner.plan import STEPS, PoolPlan
 from headrace.scaling.planner.recommendation import seconds
 
 try:
@@ -23,8 +23,6 @@ FigureCanvasAgg: Any = _FigureCanvasAgg  # Most signatures of matplotlib have no
 Figure: Any = _Figure
 MaxNLocator: Any = _MaxNLocator
 
-STEPS: Final = 600
-"""Steps of the plots over time."""
 _WIDTH_IN: Final = 12.0
 _ROW_IN: Final = 1.7
 _HEAD_IN: Final = 1.3

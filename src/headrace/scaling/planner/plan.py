@@ -24,6 +24,8 @@ COLUMNS: Final = (
 )
 """The heads of `PoolPlan.rows`. All columns after the second one are numeric."""
 
+STEPS: Final = 600
+"""Steps of the plots over time, on the page and in the picture."""
 _WHOLE_FROM: Final = 100
 
 

@@ -92,11 +92,11 @@ def recommend(
     )
 
 
-def money(amount: float, currency: str = "") -> str:
-    """Return an amount with two decimals: ``17.66``, ``$17.66`` or ``EUR 17.66``."""
-    sign = "-" if round(amount, 2) < 0 else ""
+def money(amount: float, currency: str = "", *, decimals: int = 2) -> str:
+    """Return an amount: ``17.66``, ``$17.66`` or ``EUR 17.66``."""
+    sign = "-" if round(amount, decimals) < 0 else ""
     space = " " if currency[-1:].isalnum() else ""
-    return f"{sign}{currency}{space}{abs(amount):,.2f}"
+    return f"{sign}{currency}{space}{abs(amount):,.{decimals}f}"
 
 
 def percent(share: float) -> str:
