@@ -169,9 +169,12 @@ def _pool_settings(params: Mapping[str, Any]) -> PoolSettings:
 
 
 def _jobs(client: Any, queues: Sequence[str], limit: int) -> Iterator[Any]:
-    """Return the jobs of queues, or of all without any, the newest first."""
+    """Yield the jobs of queues, or of all without any, the newest first. Report older ones that are left out."""
     listed: list[Iterator[Any]] = [client.list(queue=queue) for queue in queues] or [client.list()]
-    return islice(merge(*listed, key=_created_at_ms, reverse=True), limit)
+    newest_first = merge(*listed, key=_created_at_ms, reverse=True)
+    yield from islice(newest_first, limit)
+    if next(newest_first, None) is not None:
+        click.echo(f"older jobs are left out: the first day may be incomplete (--limit {limit})", err=True)
 
 
 def _created_at_ms(job: Any) -> int:
