@@ -38,7 +38,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "the defaults": {},
     **COMPONENTS,
     "a fixed number": {
-        "scaling": {"by": "none", "replicas": 3},
+        "scaling": {"by": "none"},
+        "worker": {"replicas": 3},
         "server": {"autoscaling": {"enabled": False}},
     },
     "workers alone": {"api": {"enabled": False}, "server": {"enabled": False}},
