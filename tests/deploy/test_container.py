@@ -65,9 +65,9 @@ def packages(extra):
 
 
 def make_image(*variables):
-    done = subprocess.run(
-        ["make", "--dry-run", "image", *variables], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    # A make that runs the tests would have its child print its folder, too.
+    command = ["make", "--no-print-directory", "--dry-run", "image", *variables]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout.replace("\\\n", "").split(), done.stderr
 
 

@@ -19,7 +19,9 @@ from headrace.storage import Stores
 
 
 def payloads(store_uri="memory://s", stores=None, **settings):
-    return Payloads(stores or Stores(), store_uri, **{"upload_bytes_max": 100, "sign": True} | settings)
+    return Payloads(
+        stores or Stores(), store_uri, **{"upload_bytes_max": 100, "signed_urls": True} | settings
+    )
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.integers(0, 2**47))
