@@ -169,7 +169,7 @@ def _pool_settings(params: Mapping[str, Any]) -> PoolSettings:
 
 
 def _jobs(client: Any, queues: Sequence[str], limit: int) -> Iterator[Any]:
-    """Yield the jobs of queues, or of all without any, the newest first. Report if older ones are left out."""
+    """Yield the jobs of queues, or of all without any, the newest first. Report older ones."""
     listed: list[Iterator[Any]] = [client.list(queue=queue) for queue in queues] or [client.list()]
     newest_first = merge(*listed, key=_created_at_ms, reverse=True)
     yield from islice(newest_first, limit)
