@@ -33,7 +33,7 @@ That for which a call of its actuator may last is added.
 """
 _RENEW_S: Final = LEASE_S / 3
 _RETRY_S: Final = 1.0
-_GAP_S: Final = 0.2
+GAP_S: Final = 0.2
 """Least seconds between two rounds. Many jobs may arrive at once."""
 _SHARE: Final = 0.1
 """The largest share of time in which a controller makes rounds."""
@@ -133,7 +133,7 @@ class ScalingController(Service):
                 except Exception:  # noqa: BLE001 - the next round may succeed
                     _log.exception("pool %s: the round failed", self.pool.pool)
                 took_s = self._clock.now() - began_s
-                if self._clock.sleep(max(_GAP_S, min(took_s / _SHARE, _RENEW_S)), self._stopping):
+                if self._clock.sleep(max(GAP_S, min(took_s / _SHARE, _RENEW_S)), self._stopping):
                     return
                 woken = wakeup.wait(max(0.0, self._wait_s(due_s)))
         finally:

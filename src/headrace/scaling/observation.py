@@ -53,6 +53,10 @@ class JobRates:
             elif count.event in (CountedEvent.RETRIED, CountedEvent.FINISHED) and count.cause != RELEASED:
                 attempts += count.jobs
                 run_ms += count.total_ms
+        self.add_totals(at_ms, arrived=arrived, attempts=attempts, run_ms=run_ms)
+
+    def add_totals(self, at_ms: int, *, arrived: int, attempts: int, run_ms: int) -> None:
+        """Add a reading of the jobs that ever arrived, their ended attempts and the run times of these."""
         self._readings.append(_Totals(at_ms, arrived, attempts, run_ms))
         # The first reading is at least as old as the window.
         while len(self._readings) > 1 and at_ms - self._readings[1].at_ms >= RATES_S * 1000:

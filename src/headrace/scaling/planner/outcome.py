@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from headrace.scaling.planner.load import DAY_S, Load, Seconds
+from headrace.scaling.planner.load import Load, Seconds
 from headrace.scaling.planner.machine import Machine
 
 MONTH_DAYS: Final = 30
@@ -34,18 +34,18 @@ class PoolTimeline:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """The jobs and machines of a simulation. All times are seconds from its begin.
+    """The jobs and machines of a simulation. All times are seconds from its start.
 
     Args:
         load: The jobs.
         machine: The machine of each worker.
-        began_s: For each job, the begin of its first attempt.
-        attempt_s: For each job, the begin of its last attempt.
+        began_s: For each job, the start of its first attempt.
+        attempt_s: For each job, the start of its last attempt.
         ended_s: For each job, its end.
         requested_s: For each machine, the time at which it was started.
         ready_s: For each machine, the time from which it ran jobs; infinite if it never did.
         gone_s: For each machine, its end.
-        cold_starts: Machines that were started after the begin.
+        cold_starts: Machines that were added during the simulation.
         interruptions: Interrupted machines.
         lost_s: Seconds of attempts that an interruption ended.
         end_s: The end of the simulation: that of the load's span, or of the last job.
@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def waits_s(self) -> Seconds:
-        """For each job, the seconds from its arrival to the begin of its first attempt."""
+        """For each job, the seconds from its arrival to the start of its first attempt."""
         return self.began_s - self.load.arrived_s
 
     @property
@@ -131,7 +131,7 @@ class Outcome:
 
 def busy_cost_per_day(load: Load, machine: Machine) -> float:
     """Return the cost of a day if machines with full slots could be paid for the run times of jobs alone."""
-    return load.busy_s / machine.capacity / _HOUR_S * machine.price_per_h / load.span_s * DAY_S
+    return load.busy_s / machine.capacity / _HOUR_S * machine.price_per_h / load.days
 
 
 def _quantiles(times_s: Seconds) -> Quantiles:

@@ -15,17 +15,14 @@ from typing import Final
 import numpy as np
 
 from headrace.core.errors import ConfigError
+from headrace.scaling.controller import GAP_S
+from headrace.scaling.observation import JobRates
 from headrace.scaling.planner.load import DAY_S, Load
 from headrace.scaling.planner.machine import Machine
 from headrace.scaling.planner.outcome import Outcome
 from headrace.scaling.policy import Decision, Observation, ScalingMemory, decide, limits_at
 from headrace.scaling.settings import ScalingSettings
 
-GAP_S: Final = 0.2
-"""Least seconds between two decisions, as in a controller."""
-_RATES_S: Final = 300.0
-"""Seconds over which run times are averaged, as in a controller."""
-_READING_S: Final = 10.0
 _HOUR_S: Final = 3600.0
 _OVERRUN_S: Final = 30 * DAY_S
 """Seconds after the span of the load in which the last job must end."""
@@ -47,7 +44,7 @@ def simulate(
 ) -> Outcome:
     """Return what becomes of the jobs of a load, and which machines they need.
 
-    The smallest number of workers is there from the begin. The simulation ends with the span of the load,
+    The smallest number of workers is there from the start. The simulation ends with the span of the load,
     or with the last job if it ends later.
 
     Args:
@@ -156,9 +153,9 @@ class _Pool:
         self._decision_s = inf
         """The time of the next decision."""
         self._decision = 0
+        self._rates = JobRates(())
         self._attempts = 0
         self._attempts_s = 0.0
-        self._readings: deque[tuple[float, int, float]] = deque([(0.0, 0, 0.0)])
 
     def run(self) -> None:
         """Simulate until the span of the load and all jobs have ended."""
@@ -371,12 +368,13 @@ class _Pool:
 
     def _observe(self) -> Observation:
         now_s = self._now_s
-        if now_s - self._readings[-1][0] >= _READING_S:
-            self._readings.append((now_s, self._attempts, self._attempts_s))
-            while len(self._readings) > 1 and now_s - self._readings[1][0] >= _RATES_S:
-                self._readings.popleft()
+        at_ms = self._load.began_at_ms + round(now_s * 1000)
+        if self._rates.is_due(at_ms):
+            arrived = len(self._due_s) - self._unfinished + self._running + len(self._queue)
+            run_ms = round(self._attempts_s * 1000)
+            self._rates.add_totals(at_ms, arrived=arrived, attempts=self._attempts, run_ms=run_ms)
         return Observation(
-            self._load.began_at_ms + round(now_s * 1000),
+            at_ms,
             due=len(self._queue),
             running=self._running,
             slots=self._machine.concurrency,
@@ -385,17 +383,10 @@ class _Pool:
             draining=len(self._draining),
             busy=self._busy,
             oldest_s=now_s - self._due_s[self._queue[0]] if self._queue else 0.0,
-            run_s=self._mean_run_s(),
+            run_s=self._rates.run_s,
+            arrivals_per_s=self._rates.arrivals_per_s,
             drains=self._drains,
         )
-
-    def _mean_run_s(self) -> float | None:
-        """Return the mean seconds of an attempt: lately, or ever if none ended lately."""
-        _, attempts, total_s = self._readings[0]
-        attempts, total_s = self._attempts - attempts, self._attempts_s - total_s
-        if not attempts:
-            attempts, total_s = self._attempts, self._attempts_s
-        return total_s / attempts if attempts else None
 
     def _act(self, wanted: int, current: int) -> None:
         """Bring the pool to the wanted number: starting workers stay, and others drain."""
