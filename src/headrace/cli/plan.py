@@ -106,7 +106,7 @@ def plan_command(trace: TextIO | None, history: bool, **params: Any) -> None:
     one. The policy decides with the code of `headrace scale`. Jobs are generated, unless --trace or
     --history gives them.
 
-    A wait is the time from the arrival of a job to its begin. Costs have the currency of --price-per-h.
+    A wait is the time from the arrival of a job to its start. Costs have the currency of --price-per-h.
     """
     _check_source(trace, params, history=history)
     with exit_on_error(json_lines=params["json_lines"]):

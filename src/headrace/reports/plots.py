@@ -75,7 +75,7 @@ def step_plot(
         top: The value at the upper edge of the plot, above 0.
         name: A name that is unique on the page.
         labels: The title and the description of the plot.
-        axis: The labels below the plot, from its begin to its end.
+        axis: The labels below the plot, from its start to its end.
     """
     drawn = _steps(values, top, len(values), name, labels)
     parts = (_y_axis((figure(top), figure(top / 2), "0")), drawn, _x_axis(axis))

@@ -165,7 +165,7 @@ def test_machine_that_is_always_on_costs_whole_days():
 
 
 def test_only_kept_machines_that_were_there_cost_nothing_after_the_last_day():
-    """Two are kept: one ran from the begin, and one replaced an interrupted machine after the last day."""
+    """Two are kept: one ran from the start, and one replaced an interrupted machine after the last day."""
     load = load_of([DAY_S - 60.0], 3600.0)
     outcome = simulate(load, Machine(), policy("1"))
     end_s = outcome.end_s

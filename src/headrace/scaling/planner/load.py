@@ -21,7 +21,7 @@ class Load:
     """Jobs in the order in which they are due. All arrays are float64, with one element for each job.
 
     Args:
-        arrived_s: The times of submission, in seconds from the begin of the simulation.
+        arrived_s: The times of submission, in seconds from the start of the simulation.
         run_s: The seconds that each job takes alone in a worker; above 0.
         span_s: The time that the jobs stand for, such as whole days. Costs are divided by it.
         due_s: The times from which jobs can be claimed, ascending; None for those of submission.

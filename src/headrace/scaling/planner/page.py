@@ -32,7 +32,7 @@ def plan_page(plan: PoolPlan) -> bytes:
         section(
             "Modes",
             _table(plan),
-            element("p", "A wait is the time from the arrival of a job to its begin.", class_="soft"),
+            element("p", "A wait is the time from the arrival of a job to its start.", class_="soft"),
         ),
         section("Over time", element("div", *_panels(plan), class_="plots")),
         section("Machine", facts(_machine(plan))),

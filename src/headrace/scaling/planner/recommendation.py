@@ -63,7 +63,7 @@ def recommend(
         load: The jobs.
         machine: The machine of each worker.
         modes: The simulated modes, among them always-on and scale-to-zero.
-        wait_s_max: The longest acceptable wait in seconds, from arrival to the begin of a job.
+        wait_s_max: The longest acceptable wait in seconds, from arrival to the start of a job.
         currency: The currency of costs.
 
     Raises:
