@@ -100,6 +100,24 @@ class SequenceStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceStatus:
+    """The numbers of instances of one model version."""
+
+    name: str
+    version: str
+    instances: int
+    """Number of instances that serve, or will once they have loaded."""
+    ready: int
+    """Instances among them that can take requests."""
+    draining: int
+    """Number of removed instances that finish their requests, streams and sequences."""
+    instances_min: int
+    """Smallest number of instances: see `instances_max`."""
+    instances_max: int | None = None
+    """Largest number of instances, if they are added and removed by load; None if their number is fixed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStatistics:
     """Statistics of one model version since its load. A request counts once it has ended.
 

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
@@ -15,7 +15,13 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, ModelNotFoundError, ModelNotReadyError
 from headrace.core.model import Model
 from headrace.core.predictor import Service
-from headrace.core.statistics import InstanceDeath, ModelIndexEntry, ModelState, ModelStatistics
+from headrace.core.statistics import (
+    InstanceDeath,
+    InstanceStatus,
+    ModelIndexEntry,
+    ModelState,
+    ModelStatistics,
+)
 from headrace.engine.engine import Engine
 from headrace.engine.settings import ServeSettings
 
@@ -179,6 +185,40 @@ class ModelRepository(Service):
             engines = [e.engine for versions in self._models.values() for e in versions.values()]
         deaths = [engine.last_death for engine in engines if engine is not None]
         return max((d for d in deaths if d is not None), key=lambda d: d.at_ms, default=None)
+
+    # The number of instances
+
+    def instance_status(self, name: str, version: str = "") -> InstanceStatus:
+        """Return the numbers of instances of a version, or of the newest ready version.
+
+        Raises ModelNotFoundError and ModelNotReadyError.
+        """
+        engine = self.engine(name, version)
+        entry = self._models[name][engine.version or ""]
+        most = entry.definition.settings.instances_max
+        count = engine.settings.instances
+        return InstanceStatus(name, entry.definition.version, count, count, 0, count, most)
+
+    def set_instances(
+        self, name: str, version: str, instances: int, instances_max: int | None = None
+    ) -> InstanceStatus:
+        """Change the number of instances of a loaded model while it serves; no request fails.
+
+        With `instances_max`, the number is that of the load from then on, from `instances` to
+        `instances_max`; without, it is fixed. Blocks while instances load. Instances that are removed
+        finish their requests, streams and sequences afterwards. The next `load` of the model restores
+        the numbers of its definition. An empty `version` is the newest ready one.
+
+        Raises ModelNotFoundError, ModelNotReadyError, ConfigError for numbers that are impossible, and
+        ModelLoadError if an instance does not load; then the number of before stays.
+        """
+        with self._changing:
+            engine = self.engine(name, version)
+            entry = self._models[name][engine.version or ""]
+            definition = entry.definition
+            settings = replace(definition.settings, instances=instances, instances_max=instances_max)
+            self._load(entry, replace(definition, settings=settings))
+        return self.instance_status(name, version)
 
     def definitions(self) -> tuple[ModelDefinition, ...]:
         """Return the definition of every version, ordered by name."""

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from headrace.core.errors import ConfigError
 from headrace.core.model import Isolation
 from headrace.core.sequence import SequenceLimits
 from headrace.core.settings import Setting, check
+
+INSTANCES_MAX: Final = 1000
+"""Limit of the instances of one model in one process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,16 @@ class ServeSettings:
 
     instances: Annotated[int, Setting("Number of instances of each model.", least=1)] = 1
     """Copies of the model, each in its own thread or process."""
+    instances_max: Annotated[
+        int | None,
+        Setting(
+            "Largest number of instances, which are added and removed by load; --instances is the smallest.",
+            least=1,
+            most=INSTANCES_MAX,
+            default="a fixed number of instances",
+        ),
+    ] = None
+    """In a server: see `headrace.scaling.instances`."""
     isolation: Annotated[
         Isolation | None,
         Setting("Isolation of model instances.", default="the model's own, else auto"),
@@ -102,6 +115,10 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.instances_max is not None and self.instances_max < self.instances:
+            raise ConfigError(
+                f"instances_max must be at least instances, {self.instances}, not {self.instances_max}"
+            )
         if any("=" in name or not name for name in self.environ_pass or ()):
             raise ConfigError("environ_pass must hold names of variables, without values")
         SequenceLimits().with_values(self.sequences)
