@@ -354,6 +354,20 @@ class Reference:
             sequence.steps_done = []
             sequence.held = False
 
+    def drain_instance(self, instance: int) -> list[ReferenceSequence]:
+        """Return the sequences that move, for the caller to choose their instances; others stay."""
+        self.availability[instance] = "retired"
+        moving = [
+            sequence
+            for sequence in self.on_instance(instance)
+            if not sequence.stepping and (not sequence.steps_done or (self.checkpoints and sequence.id))
+        ]
+        for sequence in moving:
+            if sequence.steps_done:
+                sequence.state_lost |= sequence.loaded
+                sequence.loaded = False
+        return moving
+
     def retire_instance(self, instance: int, now: float) -> list[ReferenceSequence]:
         """Return the sequences that move, for the caller to choose their instances."""
         self.availability[instance] = "retired"

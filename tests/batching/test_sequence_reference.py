@@ -82,6 +82,7 @@ MET = {
     "missing, while ending: known False, auto False",
     *(f"replaced while {stage}" for stage in ("waiting", "stepping", "held")),
     "moved",
+    "kept by a draining instance",
     "done again from the start",
 }
 
@@ -395,9 +396,12 @@ class SequenceMachine(RuleBasedStateMachine):
 
     def instance_changes(self, random: Random) -> None:
         instance = random.randrange(self.instances)
-        what = random.choice(("up", "up", "down", "retired"))
+        what = random.choice(("up", "up", "down", "retired", "draining"))
         if what == "retired":
             self.vacate(instance)
+            return
+        if what == "draining":
+            self.drain(instance)
             return
         self.table.set_available(instance, available=what == "up")
         if what == "up" or self.reference.availability[instance] != "retired":
@@ -407,6 +411,23 @@ class SequenceMachine(RuleBasedStateMachine):
         self.states[instance] = {n: state for n, state in self.states[instance].items() if n in self.stepping}
         moving = self.reference.retire_instance(instance, self.now)
         self.table.retire_instance(instance, self.now)
+        self.place(moving)
+
+    def drain(self, instance: int) -> None:
+        moving = self.reference.drain_instance(instance)
+        assert self.table.drain_instance(instance) == all(
+            sequence.instance != instance for sequence in self.table
+        )
+        moved = {id(expected) for expected in moving}
+        for number, (_, expected) in self.pairs.items():
+            if id(expected) in moved:
+                self.states[instance].pop(number, None)
+        if len(self.reference.on_instance(instance)) > len(moving):
+            self.met.add("kept by a draining instance")
+        self.place(moving)
+
+    def place(self, moving: list[ReferenceSequence]) -> None:
+        """Assert that sequences moved to the best instances."""
         instances = {id(expected): sequence.instance for sequence, expected in self.pairs.values()}
         for expected in moving:
             self.met.add("moved")

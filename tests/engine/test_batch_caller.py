@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -68,6 +69,7 @@ class _Instance:
             backend,
             self.counters,
             clock,
+            unopened=WeakSet(),
             respond=ResponseBuilder(backend.check, backend.metadata),
         )
 

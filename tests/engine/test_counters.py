@@ -77,8 +77,8 @@ def test_snapshot_is_predictor_statistics():
     counters = _call_result(3)
     counters.retries, counters.busy_s, counters.starved_s = 2, 1.0, 3.0
     counters.record_success(1.0, rows=2, failed_rows=1)
-    assert predictor_statistics([counters]) == PredictorStatistics(1, 1, 2, 1, 2, 1.0, 3.0)
-    assert predictor_statistics([counters]).busy_share == 0.25
+    assert predictor_statistics([counters], instances=1) == PredictorStatistics(1, 1, 2, 1, 2, 1.0, 3.0)
+    assert predictor_statistics([counters], instances=1).busy_share == 0.25
 
 
 def test_sums_are_safe_while_an_instance_counts():

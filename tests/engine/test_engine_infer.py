@@ -795,7 +795,7 @@ def test_inline_model_is_not_closed_during_call():
         stopper = threading.Thread(target=engine.stop)
         stopper.start()
         polling.wait_until(lambda: engine._session.state.name == "STOPPING")
-        instance_thread = engine._session.threads[0]
+        instance_thread = engine._session.slots[0].thread
         instance_thread.join(0.05)
         release.set()
         caller.join(WAIT_S)
@@ -991,7 +991,7 @@ def test_loss_of_last_instance_fails_all_requests():
         await wait_until(lambda: engine.model_statistics().in_flight == 4)
         gate.set()
         ends = await _results_of(tasks)
-        await wait_until(lambda: not engine._session.threads[0].is_alive())
+        await wait_until(lambda: not engine._session.slots[0].thread.is_alive())
         return ends, await _results_of([engine.infer(request())])
 
     with serving(EchoModel, clock=InstantClock()) as engine:
@@ -1017,7 +1017,7 @@ def test_death_while_draining_ends_every_request():
         task = asyncio.create_task(engine.infer(request()))
         await in_thread(entered.wait)
         stopping = asyncio.create_task(in_thread(engine.stop))
-        await wait_until(lambda: sum(t.is_alive() for t in engine._session.threads) == 1)
+        await wait_until(lambda: sum(s.thread.is_alive() for s in engine._session.slots) == 1)
         gate.set()
         (end,) = await _results_of([task])
         await stopping

@@ -8,7 +8,7 @@ import pytest
 from engine.support import WAIT_S, OverlapDetector, request
 from headrace.core import Model
 from headrace.core.errors import ConfigError, ModelLoadError, ModelNotFoundError, ModelNotReadyError
-from headrace.core.statistics import ModelState
+from headrace.core.statistics import InstanceStatus, ModelState
 from headrace.engine.repository import ModelDefinition, ModelRepository
 from headrace.engine.settings import ServeSettings
 from headrace.testing import EchoModel, HeldModel
@@ -283,3 +283,86 @@ def test_concurrent_loads_leave_one_engine(opened):
         thread.join(WAIT_S)
     assert len(made) == 7
     assert [m.closed for m in made] == [True] * 6 + [False]
+
+
+# The number of instances
+
+
+def scaled(name="a", version="1", make=EchoModel, **settings):
+    return ModelDefinition(
+        name, version, make, settings=ServeSettings(max_batch_delay_ms=0, isolation="thread", **settings)
+    )
+
+
+def test_number_of_instances_is_changed_and_fixed(opened):
+    repository = opened(scaled())
+    assert repository.instance_status("a") == InstanceStatus("a", "1", 1, 1, 0, 1, None)
+    engine = repository.engine("a")
+    assert repository.set_instances("a", "", 3) == InstanceStatus("a", "1", 3, 3, 0, 3, None)
+    assert repository.engine("a") is engine
+    assert answer(repository, "a") == 1.0
+    assert repository.set_instances("a", "1", 1).instances == 1
+    assert repository.scaled_models() == ()
+
+
+def test_number_of_instances_follows_the_load_within_limits(opened):
+    repository = opened(scaled(instances=1, instances_max=4), scaled("b"))
+    assert repository.scaled_models() == (InstanceStatus("a", "1", 1, 1, 0, 1, 4),)
+    repository.scale("a", "1", 9)
+    assert repository.instance_status("a").instances == 4
+    status = repository.set_instances("a", "1", 2, 3)
+    assert (status.instances, status.instances_min, status.instances_max) == (3, 2, 3)
+    repository.scale("a", "1", 1)
+    assert repository.instance_status("a").instances == 2
+
+
+def test_fixed_number_of_instances_is_not_scaled(opened):
+    """A decision may be older than the change."""
+    repository = opened(scaled(instances=1, instances_max=4))
+    repository.set_instances("a", "1", 2)
+    repository.scale("a", "1", 4)
+    assert repository.instance_status("a").instances == 2
+
+
+def test_reload_restores_the_defined_number_of_instances(opened):
+    repository = opened(scaled(instances=2))
+    repository.set_instances("a", "1", 1, 4)
+    repository.load("a")
+    assert repository.instance_status("a") == InstanceStatus("a", "1", 2, 2, 0, 2, None)
+
+
+def test_instances_of_unknown_models_are_not_found(opened):
+    repository = opened(scaled(), start=False)
+    with pytest.raises(ModelNotFoundError):
+        repository.set_instances("b", "", 2)
+    with pytest.raises(ModelNotFoundError):
+        repository.instance_status("b")
+    with pytest.raises(ModelNotReadyError):
+        repository.set_instances("a", "", 2)
+    with pytest.raises(ModelNotReadyError):
+        repository.scale("a", "1", 2)
+
+
+def test_impossible_limits_of_instances_change_nothing(opened):
+    repository = opened(scaled(instances=2))
+    with pytest.raises(ConfigError, match="instances_max must be at least instances, 3, not 2"):
+        repository.set_instances("a", "1", 3, 2)
+    with pytest.raises(ConfigError):
+        repository.set_instances("a", "1", 0)
+    assert repository.instance_status("a") == InstanceStatus("a", "1", 2, 2, 0, 2, None)
+
+
+def test_instances_that_do_not_load_keep_the_limits(opened):
+    fails = threading.Event()
+
+    class Heavy(EchoModel):
+        def load(self):
+            if fails.is_set():
+                raise MemoryError("full")
+
+    repository = opened(scaled(make=Heavy, instances=1, instances_max=2))
+    fails.set()
+    with pytest.raises(ModelLoadError):
+        repository.set_instances("a", "1", 3)
+    assert repository.instance_status("a") == InstanceStatus("a", "1", 1, 1, 0, 1, 2)
+    assert answer(repository, "a") == 1.0

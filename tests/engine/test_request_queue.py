@@ -576,3 +576,36 @@ def _stress(chance: random.Random, end: str, *, merge: bool) -> None:
     assert Counter(map(id, (t for _, t in ends))) == Counter(map(id, entered))
     assert most_waiting[0] <= 5
     assert queue.waiting() == (0, 0, 0.0, 0)
+
+
+# Removed instances
+
+
+def test_draining_instance_takes_nothing_and_leaves_the_work_to_others():
+    bench = QueueBench()
+    sent = bench.put(pending_request(request()))
+    bench.queue.drain_instance(1)
+    assert bench.queue.take(BlockingConsumer(), 1) is None
+    assert bench.queue.take(BlockingConsumer(), 0).work == (sent,)
+
+
+def test_instance_is_kept_until_it_has_taken_its_last_batch():
+    bench = QueueBench()
+    bench.put(pending_request(request()))
+    bench.queue.drain_instance(1)
+    assert bench.queue.keep_instance(1)
+    bench.queue.drain_instance(1)
+    assert bench.queue.take(BlockingConsumer(), 1) is None
+    assert not bench.queue.keep_instance(1)
+    bench.queue.add_instance(1)
+    assert bench.queue.take(BlockingConsumer(), 1).rows == 1
+
+
+def test_waiting_instance_is_woken_to_drain():
+    bench = QueueBench()
+    taken = []
+    taking = threading.Thread(target=lambda: taken.append(bench.queue.take(BlockingConsumer(), 1)))
+    taking.start()
+    bench.queue.drain_instance(1)
+    taking.join(WAIT_S)
+    assert taken == [None]

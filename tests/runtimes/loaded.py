@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from weakref import WeakSet
 
 from headrace.core import InferRequest, InferResponse, Model, SystemClock
 from headrace.engine.batch_caller import BatchCaller
@@ -31,6 +32,7 @@ class LoadedModel:
             backend,
             counters,
             clock,
+            unopened=WeakSet(),
             respond=ResponseBuilder(backend.check, backend.metadata),
         )
 

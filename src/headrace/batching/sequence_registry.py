@@ -41,6 +41,10 @@ class InstancePlacement:
         """Return the number of sequences on an instance."""
         return self._weights[instance] % _DOWN
 
+    def extend(self, count: int) -> None:
+        """Add instances without sequences until there are `count`."""
+        self._weights += [0] * (count - len(self._weights))
+
     def assign(self) -> int:
         """Count one more sequence on the best instance and return that instance.
 
@@ -154,6 +158,11 @@ class SequenceRegistry(Generic[T]):
     def unload_state(self, sequence: LiveSequence[T]) -> None:
         """Mark the state on the instance as outdated: load it again before the next step."""
         sequence.loaded = False
+
+    def add_instance(self, instance: int) -> None:
+        """Make an instance with this number available for new sequences."""
+        self._placement.extend(instance + 1)
+        self._placement.set_available(instance, available=True)
 
     def set_available(self, instance: int, *, available: bool) -> None:
         """Mark an instance as available for new sequences, or not while there is another one."""

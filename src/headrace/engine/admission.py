@@ -249,7 +249,7 @@ def _retry_after_s(session: EngineSession, rows: int) -> float:
     done = sum(s.counters.rows + s.counters.failed_rows for s in session.slots)
     busy_s = sum(s.counters.busy_s for s in session.slots)
     row_s = busy_s / done if done else 0.01
-    return min(max(rows * row_s / len(session.slots), 0.1), RETRY_AFTER_MAX_S)
+    return min(max(rows * row_s / len(session.members), 0.1), RETRY_AFTER_MAX_S)
 
 
 def _withdraw(session: EngineSession, entry: PendingRequest, callback: LoopCallback) -> bool:
@@ -393,7 +393,7 @@ def open_chunks(
     """Return the chunks of a response. Raises OverloadedError and StoppedError as `open_stream`."""
     call = StreamCall(session.clock, deadline=request.deadline, id=request.id)
     call.requests.close()
-    slot = session.reserve_slot(call, streams_max)
+    slot = session.reserve_slot(call, streams_max, response)
     try:
         response.open_stream(call)
     except BaseException:

@@ -50,6 +50,8 @@ class BackendFactory:
         self._settings = settings
         self._clock = clock
         self._load_lock = load_lock
+        self.instances = settings.instances
+        """Number of instances; it decides whether an instance can be called inline."""
         self._isolation: Isolation | None = settings.isolation
         self._fault = ProcessFault(name)
 
@@ -129,7 +131,7 @@ class BackendFactory:
 
     def _load_in_thread(self, make_model: Callable[[], Model]) -> LocalBackend:
         is_inline = self._isolation == "inline"
-        if is_inline and self._settings.instances > 1:
+        if is_inline and self.instances > 1:
             raise ConfigError(
                 f"model {self._name}: only one instance can run inline; set isolation to thread"
             )
@@ -152,7 +154,7 @@ class BackendFactory:
 
     def is_inline(self, backend: Backend) -> bool:
         """Return True if this instance is called in its clients' threads and event loops."""
-        if not isinstance(backend, LocalBackend) or self._settings.instances > 1:
+        if not isinstance(backend, LocalBackend) or self.instances > 1:
             return False
         if self._isolation != "auto":
             return self._isolation == "inline"

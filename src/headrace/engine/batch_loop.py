@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, Protocol
+from weakref import WeakSet
 
 from typing_extensions import override
 
@@ -21,7 +22,7 @@ from headrace.engine.backend import Backend
 from headrace.engine.batch_caller import BatchCaller, CallItem, ModelCall, prepare_inputs
 from headrace.engine.counters import EngineCounters
 from headrace.engine.model_methods import internal_error, reported_error
-from headrace.engine.outputs import ResponseBuilder, select_outputs
+from headrace.engine.outputs import ChunkedResponse, ResponseBuilder, select_outputs
 from headrace.engine.pending_request import DEATHS_MAX, PendingRequest, RequestResult, deliver
 from headrace.engine.request_queue import BlockingConsumer, IndependentRequests, RequestQueue, TakenBatch
 
@@ -239,10 +240,12 @@ class RequestCommitter(Committer):
         counters: EngineCounters,
         clock: Clock,
         *,
+        unopened: WeakSet[ChunkedResponse],
         respond: ResponseBuilder,
     ) -> None:
         self._queue = queue
         self._schedule = schedule
+        self._unopened = unopened
         self.respond = respond
         self._name = backend.metadata.name
         self._takes_requests = backend.metadata.whole_requests
@@ -274,6 +277,9 @@ class RequestCommitter(Committer):
 
     def _selected(self, item: CallItem) -> RequestResult:
         request, response = item.entry.request, item.response
+        if isinstance(response, ChunkedResponse):
+            self._unopened.add(response)
+            return response
         if isinstance(request, HandleRequest) or not request.outputs:
             return response
         names = select_outputs({t.name: t.data for t in response.outputs}, request, self._name)

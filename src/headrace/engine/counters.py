@@ -190,10 +190,10 @@ class EngineCounters:
             self.interval_s.add(interval_s)
 
 
-def predictor_statistics(all_counters: Sequence[EngineCounters]) -> PredictorStatistics:
+def predictor_statistics(all_counters: Sequence[EngineCounters], *, instances: int) -> PredictorStatistics:
     """Return the sums of the statistics that every predictor has."""
     names = [field.name for field in fields(PredictorStatistics) if field.name != "instances"]
-    return PredictorStatistics(instances=len(all_counters), **_sums(all_counters, names))
+    return PredictorStatistics(instances=instances, **_sums(all_counters, names))
 
 
 def _sums(all_counters: Sequence[EngineCounters], names: Sequence[str]) -> dict[str, Any]:

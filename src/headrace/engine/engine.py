@@ -40,12 +40,14 @@ from headrace.engine.admission import (
 from headrace.engine.backend import Backend
 from headrace.engine.backend_factory import BackendFactory
 from headrace.engine.counters import predictor_statistics
+from headrace.engine.instance_slot import InstanceSlot
 from headrace.engine.instance_worker import InstanceWorker
 from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
+from headrace.engine.resizing import set_instances
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.sequence_store import MonitoredStore
 from headrace.engine.session import EngineSession, SessionState
-from headrace.engine.settings import ServeSettings
+from headrace.engine.settings import INSTANCES_MAX, ServeSettings
 
 
 class Engine(Predictor):
@@ -137,6 +139,8 @@ class Engine(Predictor):
             load_lock=load_lock or threading.Lock(),
         )
         self._changed = threading.Condition()
+        self._resizing = threading.Lock()
+        """Held while the number of instances changes."""
         self._session = self._new_session(0)
 
     def _new_session(self, instances: int) -> EngineSession:
@@ -175,7 +179,7 @@ class Engine(Predictor):
     @property
     def alive(self) -> bool:
         """Return True while requests are accepted and every instance is alive."""
-        return self.running and all(slot.alive for slot in self._session.slots)
+        return self.running and all(slot.alive for slot in self._session.members)
 
     @property
     def lost_reason(self) -> str | None:
@@ -210,12 +214,45 @@ class Engine(Predictor):
             if self._session.state is SessionState.RUNNING:
                 return
             session = self._new_session(self.settings.instances)
-            make_sequences = partial(_make_sequences, self, self._open_checkpoints)
-            session.start_threads(
-                lambda slot: InstanceWorker(session, slot, self._backend_factory, make_sequences).run()
-            )
+            self._backend_factory.instances = self.settings.instances
+            session.start_threads(partial(self._run_instance, session))
             self._session = session
         session.begin()
+
+    def _run_instance(self, session: EngineSession, slot: InstanceSlot) -> None:
+        make_sequences = partial(_make_sequences, self, self._open_checkpoints)
+        InstanceWorker(session, slot, self._backend_factory, make_sequences).run()
+
+    def set_instances(self, count: int) -> None:
+        """Change the number of instances until the next `start`, while requests go on; none fails.
+
+        Returns when added instances serve. A removed instance takes no more requests. It ends when its
+        requests, its streams and the sequences whose states it holds have ended; sequences with
+        checkpoints move to other instances. A model that was called inline is called in threads from
+        then on, if it gets several instances.
+
+        Raises ConfigError for a number that the model cannot have, StoppedError while the engine does
+        not run, and ModelLoadError (or MissingExtraError) if an instance does not load; then the number
+        stays as it was.
+        """
+        if not 1 <= count <= INSTANCES_MAX:
+            raise ConfigError(f"model {self.name}: instances must be 1 to {INSTANCES_MAX}, not {count}")
+        with self._resizing:
+            before, self._backend_factory.instances = self._backend_factory.instances, count
+            session = self._session
+            try:
+                set_instances(session, count, partial(self._run_instance, session))
+            except BaseException:
+                self._backend_factory.instances = before
+                raise
+
+    def instance_counts(self) -> tuple[int, int, int]:
+        """Return the numbers of instances that serve or load, of ready and of draining ones. Any thread."""
+        slots = list(self._session.slots)
+        loading = sum(not slot.is_loaded and not slot.is_member for slot in slots)
+        members = [slot for slot in slots if slot.is_member]
+        ready = sum(slot.alive for slot in members)
+        return len(members) + loading, ready, sum(slot.is_draining for slot in slots)
 
     @override
     def stop(self, *, drain: bool = True) -> None:
@@ -360,7 +397,8 @@ class Engine(Predictor):
         time since its last request counts only when the next one arrives, so that the figures of a
         finished run do not change.
         """
-        return predictor_statistics([slot.counters for slot in self._session.slots])
+        session = self._session
+        return predictor_statistics([slot.counters for slot in session.slots], instances=len(session.members))
 
     def model_statistics(self) -> ModelStatistics:
         """Return all counters since `start` and the current gauges. Any thread."""

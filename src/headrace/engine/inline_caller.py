@@ -75,12 +75,15 @@ class InlineCaller:
         self._now = clock.now
         self._lock = threading.Lock()
         """Held while the model is called."""
-        self._closed = False
+        self._closed = self._withdrawn = False
 
     def call(self, entry: PendingRequest) -> RequestResult | None:
-        """Call the model now, and count the result. Return None if the instance is lost: queue it."""
+        """Call the model now, and count the result.
+
+        Return None if the request must be queued: the instance is lost, or no longer called inline.
+        """
         with self._lock:
-            if self.backend.lost:
+            if self._withdrawn or self.backend.lost:
                 return None
             if self._closed:
                 return stopped_error(self._model, "it is stopping")
@@ -159,6 +162,11 @@ class InlineCaller:
         """Wait for the call in progress, and call no more."""
         with self._lock:
             self._closed = True
+
+    def withdraw(self) -> None:
+        """Wait for the call in progress, and leave all later requests to the queue."""
+        with self._lock:
+            self._closed = self._withdrawn = True
 
 
 class NoCallback(ResponseCallback):

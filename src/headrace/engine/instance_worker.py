@@ -15,14 +15,15 @@ from headrace.engine.batch_caller import BatchCaller
 from headrace.engine.batch_loop import BatchLoop, Committer, RequestCommitter
 from headrace.engine.broken_model import BrokenModelCheck
 from headrace.engine.inline_caller import InlineCaller
+from headrace.engine.instance_slot import InstanceSlot
 from headrace.engine.local_backend import LocalBackend
 from headrace.engine.model_methods import describe_error
-from headrace.engine.pending_request import stopped_error
 from headrace.engine.request_queue import BlockingConsumer
+from headrace.engine.resizing import wait_for_streams
 from headrace.engine.sequences.instance_steps import InstanceSteps
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
 from headrace.engine.sequences.step_committer import StepCommitter
-from headrace.engine.session import EngineSession, InstanceSlot
+from headrace.engine.session import EngineSession
 
 _log = logging.getLogger("headrace.engine")
 STARTS_MAX: Final = 5
@@ -106,9 +107,9 @@ class InstanceWorker:
         except BaseException as error:  # noqa: BLE001 - raised in the thread that starts the engine
             if slot.backend is not None:
                 slot.backend.close()
-            session.report_loaded(error)
+            session.report_loaded(slot, error)
             return
-        session.report_loaded(None)
+        session.report_loaded(slot)
         assert slot.backend is not None
         try:
             while self._work(slot.backend):
@@ -117,15 +118,10 @@ class InstanceWorker:
             self._fail_internally(error)
         finally:
             slot.alive = False
-            if session.inline is not None:
-                session.inline.close()
+            self._close_inline()
+            wait_for_streams(session, slot)
             slot.backend.close()
-            with session.changed:
-                session.ended_instances += 1
-                is_last = session.ended_instances == len(session.slots)
-            if is_last:
-                # Requests that an instance requeued after the others had ended.
-                session.drop(stopped_error(session.name, "before this request began"))
+            session.report_ended(slot)
 
     def _load(self) -> None:
         session, slot = self._session, self._slot
@@ -133,6 +129,7 @@ class InstanceWorker:
         metadata = backend.metadata
         if metadata.is_stateful:
             session.use_sequences(lambda: self._make_sequences(session, backend))
+        session.queue.add_instance(slot.number)
         session.queue.resize(rows_max=metadata.max_batch_rows, delay_s=metadata.max_batch_delay_ms / 1000)
         if self._backend_factory.is_inline(backend):
             session.inline = InlineCaller(
@@ -166,6 +163,7 @@ class InstanceWorker:
             backend,
             self._slot.counters,
             session.clock,
+            unopened=self._slot.unopened,
             respond=session.use_response_builder(backend),
         )
 
@@ -182,7 +180,7 @@ class InstanceWorker:
             slot.counters,
             session.clock,
             backend=backend,
-            instance=session.slots.index(slot),
+            instance=slot.number,
         )
         try:
             while (taken := loop.take(consumer)) is not None:
@@ -227,7 +225,7 @@ class InstanceWorker:
             backend,
             slot.counters,
             session.clock,
-            instance=session.slots.index(slot),
+            instance=slot.number,
         )
 
     def _is_alive_after(self, loop: BatchLoop, error: BaseException | None) -> bool:
@@ -265,10 +263,10 @@ class InstanceWorker:
                 not session.stop_requested.is_set() or session.queue.waiting()[0] > 0
             )
 
-        inline, session.inline = session.inline, None
-        if inline is not None:
-            inline.close()
-        if not self._can_be_replaced():
+        self._close_inline()
+        session.inline = None
+        # The others do the work of a removed instance.
+        if not slot.is_member or not self._can_be_replaced():
             return False
         try:
             self._restarts.restart(session.stop_requested, is_wanted)
@@ -280,6 +278,12 @@ class InstanceWorker:
         slot.counters.restarts += 1
         slot.alive = True
         return True
+
+    def _close_inline(self) -> None:
+        """End the inline calls of this instance, if it is called inline."""
+        inline = self._session.inline
+        if inline is not None and inline.backend is self._slot.backend:
+            inline.close()
 
     def _can_be_replaced(self) -> bool:
         """Return False, and give up the instance, if it is in a thread and no process can load it."""
@@ -314,7 +318,7 @@ class InstanceWorker:
         )
         session = self._session
         if session.sequences is not None:
-            InstanceSteps(session.sequences, session.slots.index(self._slot)).retire_instance()
+            InstanceSteps(session.sequences, self._slot.number).retire_instance()
 
     def _give_up(self, error: BaseException, reason: str) -> None:
         """Retire the instance. After the last one, the session is lost for this `reason`."""
@@ -322,7 +326,7 @@ class InstanceWorker:
         _log.error("an instance is given up: %s", reason, extra={"model": session.name}, exc_info=error)
         with session.changed:
             self._slot.given_up = True
-            is_last = all(s.given_up for s in session.slots)
+            is_last = all(s.given_up for s in session.members)
         if is_last:
             session.lost_reason = reason
             session.drop(InstanceLostError(session.name, session.lost_reason))

@@ -54,6 +54,11 @@ class _Version:
     state: ModelState = ModelState.UNAVAILABLE
     reason: str = ""
     engine: Engine | None = None
+    instances_min: int = 1
+    instances_max: int | None = None
+    """Largest number of instances, if it depends on the load; see `ModelRepository.set_instances`."""
+    resizing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the number of instances, or its limits, change."""
 
     def condition(self) -> tuple[ModelState, str]:
         """Return the state to report, and its reason."""
@@ -193,11 +198,19 @@ class ModelRepository(Service):
 
         Raises ModelNotFoundError and ModelNotReadyError.
         """
-        engine = self.engine(name, version)
-        entry = self._models[name][engine.version or ""]
-        most = entry.definition.settings.instances_max
-        count = engine.settings.instances
-        return InstanceStatus(name, entry.definition.version, count, count, 0, count, most)
+        engine, entry = self._loaded(name, version)
+        return _instance_status(entry, engine)
+
+    def scaled_models(self) -> tuple[InstanceStatus, ...]:
+        """Return the numbers of instances of the loaded versions whose number depends on their load."""
+        with self._lock:
+            entries = [
+                (entry, entry.engine)
+                for versions in self._models.values()
+                for entry in versions.values()
+                if entry.engine is not None and entry.instances_max is not None
+            ]
+        return tuple(_instance_status(entry, engine) for entry, engine in entries)
 
     def set_instances(
         self, name: str, version: str, instances: int, instances_max: int | None = None
@@ -212,13 +225,26 @@ class ModelRepository(Service):
         Raises ModelNotFoundError, ModelNotReadyError, ConfigError for numbers that are impossible, and
         ModelLoadError if an instance does not load; then the number of before stays.
         """
-        with self._changing:
-            engine = self.engine(name, version)
-            entry = self._models[name][engine.version or ""]
-            definition = entry.definition
-            settings = replace(definition.settings, instances=instances, instances_max=instances_max)
-            self._load(entry, replace(definition, settings=settings))
-        return self.instance_status(name, version)
+        _, entry = self._loaded(name, version)
+        settings = replace(entry.definition.settings, instances=instances, instances_max=instances_max)
+        with entry.resizing:
+            engine = self.engine(name, entry.definition.version)
+            count, _, _ = engine.instance_counts()
+            engine.set_instances(_within(count, settings.instances, settings.instances_max))
+            entry.instances_min, entry.instances_max = settings.instances, settings.instances_max
+        return _instance_status(entry, engine)
+
+    def scale(self, name: str, version: str, instances: int) -> None:
+        """Change the number of instances within the limits of `set_instances`. Blocks and raises like it."""
+        _, entry = self._loaded(name, version)
+        with entry.resizing:
+            count = _within(instances, entry.instances_min, entry.instances_max)
+            self.engine(name, entry.definition.version).set_instances(count)
+
+    def _loaded(self, name: str, version: str) -> tuple[Engine, _Version]:
+        """Return a version, or the newest ready one. Raises ModelNotFoundError and ModelNotReadyError."""
+        engine = self.engine(name, version)
+        return engine, self._models[name][engine.version or ""]
 
     def definitions(self) -> tuple[ModelDefinition, ...]:
         """Return the definition of every version, ordered by name."""
@@ -326,9 +352,11 @@ class ModelRepository(Service):
             raise
         finally:
             self._changing_engines.discard(engine)
-        with self._lock:
+        with entry.resizing, self._lock:
             entry.definition = definition
             entry.engine, entry.state, entry.reason = engine, ModelState.READY, ""
+            settings = definition.settings
+            entry.instances_min, entry.instances_max = settings.instances, settings.instances_max
             self._publish()
         _log.info("model loaded", extra={"model": definition.name, "version": definition.version})
         if previous is not None:
@@ -374,6 +402,24 @@ class ModelRepository(Service):
 
 
 _UNLOADED = "unloaded"
+
+
+def _instance_status(entry: _Version, engine: Engine) -> InstanceStatus:
+    instances, ready, draining = engine.instance_counts()
+    return InstanceStatus(
+        entry.definition.name,
+        entry.definition.version,
+        instances,
+        ready,
+        draining,
+        entry.instances_min,
+        entry.instances_max,
+    )
+
+
+def _within(count: int, least: int, most: int | None) -> int:
+    """Return the number of instances within its limits; `least` alone fixes it."""
+    return least if most is None else min(max(count, least), most)
 
 
 def _version_key(version: str) -> tuple[int, int, str]:

@@ -91,6 +91,14 @@ class Schedule(Protocol):
         """True if requests may have ended without a call. Needs no lock."""
         ...
 
+    def add_instance(self, instance: int) -> None:
+        """Prepare for an instance with this number. It may be known, or draining."""
+        ...
+
+    def drain_instance(self, instance: int, now: float) -> bool:
+        """Leave the work to the others, as far as they can do it. Return True if nothing is left."""
+        ...
+
     def resize(self, *, rows_max: int, delay_s: float) -> None:
         """Set the limits of a call, once the model is loaded: its rows and its co-batching delay."""
         ...
@@ -159,6 +167,14 @@ class IndependentRequests(ReadyQueue[PendingRequest], Schedule):
     @override
     def has_ended(self) -> bool:
         return False
+
+    @override
+    def add_instance(self, instance: int) -> None:
+        pass
+
+    @override
+    def drain_instance(self, instance: int, now: float) -> bool:
+        return True
 
     @override
     def has_room(self, entry: PendingRequest, rows_max: int) -> bool:
@@ -253,6 +269,8 @@ class RequestQueue:
         # Not referenced by the callback, so that a client that keeps its future does not keep the
         # request's arrays.
         self._entries_by_future: dict[Future[Any], PendingRequest] = {}
+        self._draining: dict[int, bool] = {}
+        """The removed instances; True once they have taken their last batch."""
         self.cancelled = 0
         """Number of `put` requests that were cancelled before they began."""
         self.closed = False
@@ -349,7 +367,9 @@ class RequestQueue:
     def take(
         self, consumer: BlockingConsumer, instance: int = 0, backend: Backend | None = None
     ) -> TakenBatch | WaitCondition | None:
-        """Wait for the next batch. Return None when the queue is closed and empty.
+        """Wait for the next batch.
+
+        Return None when the queue is closed and empty, or when a draining instance has no work left.
 
         Whenever the consumer wakes, and its `backend` is lost, it leaves the idle consumers, and
         `take` returns a WaitCondition.
@@ -360,7 +380,7 @@ class RequestQueue:
                 # work then.
                 self.deliver_ended()
                 with self.lock:
-                    found = self.schedule.take(consumer, instance, self._clock.now(), closed=self.closed)
+                    found = self._take(consumer, instance, self._clock.now())
                 self.deliver_ended()
                 if not isinstance(found, WaitCondition):
                     return found
@@ -370,6 +390,15 @@ class RequestQueue:
             raise
         self._leave(consumer, instance)
         return WaitCondition()
+
+    def _take(
+        self, consumer: BlockingConsumer, instance: int, now: float
+    ) -> TakenBatch | WaitCondition | None:
+        if instance in self._draining and self.schedule.drain_instance(instance, now):
+            self._draining[instance] = True
+            self.schedule.leave(consumer, instance)
+            return None
+        return self.schedule.take(consumer, instance, now, closed=self.closed)
 
     def end_error(self, entry: PendingRequest) -> HeadraceError | None:
         """Return the error that ends a request whose result is no longer wanted, else None."""
@@ -414,6 +443,29 @@ class RequestQueue:
             finish = self.schedule.take_ended()
         if results := finish():
             self._deliver_results(results)
+
+    # The number of instances
+
+    def add_instance(self, instance: int) -> None:
+        """Prepare for the first batch of an instance."""
+        with self.lock:
+            self._draining.pop(instance, None)
+            self.schedule.add_instance(instance)
+
+    def drain_instance(self, instance: int) -> None:
+        """Let an instance take only the work that the others cannot do; then its `take` returns None."""
+        with self.lock:
+            self._draining[instance] = False
+            self.schedule.wake_all()
+
+    def keep_instance(self, instance: int) -> bool:
+        """Undo `drain_instance`. Return False if the instance has taken its last batch."""
+        with self.lock:
+            if self._draining[instance]:
+                return False
+            del self._draining[instance]
+            self.schedule.add_instance(instance)
+            return True
 
     # Closing
 

@@ -19,7 +19,8 @@ from headrace.core.statistics import InstanceDeath, ModelStatistics
 from headrace.engine.backend import Backend
 from headrace.engine.counters import EngineCounters, sum_counters
 from headrace.engine.inline_caller import InlineCaller
-from headrace.engine.outputs import ResponseBuilder
+from headrace.engine.instance_slot import InstanceSlot
+from headrace.engine.outputs import ChunkedResponse, ResponseBuilder
 from headrace.engine.pending_request import PendingRequest, RequestResult, deliver, stopped_error
 from headrace.engine.request_queue import IndependentRequests, RequestQueue
 from headrace.engine.sequences.sequence_schedule import SequenceSchedule
@@ -34,22 +35,6 @@ class SessionState(Enum):
     RUNNING = auto()
     STOPPING = auto()
     STOPPED = auto()
-
-
-class InstanceSlot:
-    """One instance of a session: its backend, once loaded, its counters and its streams."""
-
-    def __init__(self) -> None:
-        self.counters = EngineCounters()
-        self.backend: Backend | None = None
-        self.cancel_if_unwanted: Callable[[], None] = lambda: None
-        """Cancels the call in progress if no client wants it any more; called when a client has
-        left.
-        """
-        self.streams: set[StreamCall] = set()
-        """Open streams; changed under `EngineSession.changed`."""
-        self.alive = False
-        self.given_up = False
 
 
 class EngineSession:
@@ -92,11 +77,8 @@ class EngineSession:
         self._respond: ResponseBuilder | None = None
         self.changed = changed
         self.state = SessionState.LOADING if instances else SessionState.STOPPED
-        self.slots = [InstanceSlot() for _ in range(instances)]
-        self.threads: list[threading.Thread] = []
-        self.loaded = 0
-        self.ended_instances = 0
-        self.load_error: BaseException | None = None
+        self.slots = [InstanceSlot(number) for number in range(instances)]
+        """All places of instances. The backend of the first one describes the model."""
         self.inline: InlineCaller | None = None
         """The caller of the one instance that is called on the client's thread."""
         self.stop_requested = threading.Event()
@@ -144,15 +126,18 @@ class EngineSession:
     def start_threads(self, run: Callable[[InstanceSlot], None]) -> None:
         """Start a thread for each instance. If one cannot be started, the others end."""
         try:
-            for i, slot in enumerate(self.slots):
-                thread = threading.Thread(
-                    target=run, args=(slot,), name=f"headrace-{self.name}-{i}", daemon=True
-                )
-                thread.start()
-                self.threads.append(thread)
+            for slot in self.slots:
+                self.start_thread(slot, run)
         except BaseException:
             self.queue.close()
             raise
+
+    def start_thread(self, slot: InstanceSlot, run: Callable[[InstanceSlot], None]) -> None:
+        """Start the thread of an instance."""
+        name = f"headrace-{self.name}-{slot.number}"
+        thread = threading.Thread(target=run, args=(slot,), name=name, daemon=True)
+        thread.start()
+        slot.thread = thread
 
     def wait_until_loaded(self) -> None:
         """Return when every instance is ready; from then on, requests are accepted.
@@ -160,14 +145,15 @@ class EngineSession:
         Raises the first instance's error, or StoppedError. Then no thread of an instance is left.
         """
         with self.changed:
-            self.changed.wait_for(lambda: self.loaded == len(self.slots))
-            if self.load_error is None and self.state is SessionState.LOADING:
+            self.changed.wait_for(lambda: all(slot.is_loaded for slot in self.slots))
+            error = next((slot.load_error for slot in self.slots if slot.load_error is not None), None)
+            if error is None and self.state is SessionState.LOADING:
                 self.began_s = self.clock.now()
                 self.set_state(SessionState.RUNNING)
                 return
         self.queue.close()
         self.join_threads()
-        raise self.load_error or StoppedError(f"model {self.name} was stopped while it loaded")
+        raise error or StoppedError(f"model {self.name} was stopped while it loaded")
 
     def begin(self) -> None:
         """Return when requests are accepted. After an error, which is raised, the session has ended."""
@@ -189,16 +175,34 @@ class EngineSession:
 
     def join_threads(self) -> None:
         """Wait for the threads, except the current one."""
-        for thread in self.threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        for slot in self.slots:
+            if slot.thread is not None and slot.thread is not threading.current_thread():
+                slot.thread.join()
 
-    def report_loaded(self, error: BaseException | None) -> None:
-        """Record that an instance is ready, or its load error."""
+    def report_loaded(self, slot: InstanceSlot, error: BaseException | None = None) -> None:
+        """Record that an instance is ready, or that it ended with the error of its load."""
         with self.changed:
-            self.load_error = self.load_error or error
-            self.loaded += 1
+            slot.load_error, slot.is_ended = error, error is not None
+            slot.is_loaded = True
             self.changed.notify_all()
+
+    def report_ended(self, slot: InstanceSlot) -> None:
+        """Record the end of an instance. No request waits after the last one."""
+        with self.changed:
+            slot.is_ended = True
+            if not slot.is_member and slot.number:
+                # The model of a removed instance is not needed any longer.
+                slot.backend = None
+            is_last = all(each.is_ended for each in self.slots)
+            self.changed.notify_all()
+        if is_last:
+            # Requests that an instance requeued after the others had ended.
+            self.drop(stopped_error(self.name, "before this request began"))
+
+    @property
+    def members(self) -> list[InstanceSlot]:
+        """The slots of the instances that serve, without those that are being added or removed."""
+        return [slot for slot in self.slots if slot.is_member]
 
     # Requests
 
@@ -248,7 +252,7 @@ class EngineSession:
         base = ModelStatistics(
             self.name,
             version or "",
-            instances=len(self.slots),
+            instances=len(self.members),
             last_inference_ms=0 if ended_s is None else round((time.time() - ago_s) * 1000),
             cancelled=self.queue.cancelled,
             refused=self.refused,
@@ -264,16 +268,21 @@ class EngineSession:
 
     # Streams
 
-    def reserve_slot(self, call: StreamCall, streams_max: int) -> InstanceSlot:
+    def reserve_slot(
+        self, call: StreamCall, streams_max: int, response: ChunkedResponse | None = None
+    ) -> InstanceSlot:
         """Add a stream to the instance with the fewest streams, and return its slot.
 
-        Raises StoppedError, and OverloadedError while `streams_max` streams are open.
+        The chunks of a `response` come from its own instance. Raises StoppedError, and
+        OverloadedError while `streams_max` streams are open.
         """
         with self.changed:
             # From here on, a stop waits for this stream or cancels it.
             if self.state is not SessionState.RUNNING:
                 raise stopped_error(self.name, "it is stopping")
-            slot = min(self.slots, key=lambda s: (not s.alive, len(s.streams)))
+            slot = next((s for s in self.slots if response in s.unopened), None) or min(
+                self.members, key=lambda s: (not s.alive, len(s.streams))
+            )
             if sum(len(s.streams) for s in self.slots) < streams_max:
                 slot.streams.add(call)
                 return slot

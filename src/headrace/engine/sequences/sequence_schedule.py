@@ -72,11 +72,21 @@ class StepQueues:
         """The sequences of each instance that are ready for a step."""
         self.endings: list[list[SequenceEnding]] = [[] for _ in range(instances)]
         """The ended sequences to report to the model, by instance."""
+        self._rows_max, self._delay_s = 1, 0.0
 
     def resize(self, *, rows_max: int, delay_s: float) -> None:
         """Set the limits of a call: its rows and its co-batching delay."""
+        self._rows_max, self._delay_s = rows_max, delay_s if self.merge else 0.0
         for ready in self.ready:
-            ready.resize(rows_max=rows_max, delay_s=delay_s if self.merge else 0.0)
+            ready.resize(rows_max=self._rows_max, delay_s=self._delay_s)
+
+    def add_instance(self, instance: int) -> None:
+        """Prepare for an instance with this number, which gets new sequences from now on."""
+        while len(self.ready) <= instance:
+            self.ready.append(ReadyQueue[StepSequence]())
+            self.endings.append([])
+        self.ready[instance].resize(rows_max=self._rows_max, delay_s=self._delay_s)
+        self.table.add_instance(instance)
 
     def is_full(self, instance: int) -> bool:
         """Return True if the ready steps of an instance fill a call. Needs no lock."""
@@ -232,6 +242,17 @@ class SequenceSchedule(StepQueues, Schedule):
         condition = ready.sleep(consumer, found)
         due = [s for s in (condition.at_s, table.next_expiry_s()) if s is not None]
         return WaitCondition(min(due, default=None))
+
+    @override
+    def drain_instance(self, instance: int, now: float) -> bool:
+        """Move sequences to other instances, as far as these can continue them.
+
+        Return True once no sequence is left, and the model knows all ends.
+        """
+        self.table.expire(now)
+        is_left = self.table.drain_instance(instance)
+        self.collect_ended()
+        return is_left and not self.endings[instance]
 
     @override
     def take_full(self, instance: int, now: float) -> TakenBatch | None:

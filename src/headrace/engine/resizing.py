@@ -1,0 +1,103 @@
+"""Add and remove instances of a running session.
+
+An added instance takes part once it is loaded. A removed one takes only work that no other instance can
+do: steps of sequences whose states it holds, and its open streams. It ends when that is done.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from headrace.engine.instance_slot import InstanceSlot
+from headrace.engine.pending_request import stopped_error
+from headrace.engine.session import EngineSession, SessionState
+
+_UNOPENED_S: Final = 0.1
+"""The interval in seconds at which responses are looked for that clients have dropped unopened."""
+
+
+def set_instances(session: EngineSession, count: int, run: Callable[[InstanceSlot], None]) -> None:
+    """Change the number of instances; `run` is the body of their threads. One thread at a time.
+
+    Returns when added instances serve; removed ones may still drain. Raises StoppedError while the
+    session does not run, and the error of the first instance that does not load; then the number is the
+    same as before.
+    """
+    _check_running(session)
+    before = len(session.members)
+    if count < before:
+        _remove(session, before - count)
+    elif count > before:
+        try:
+            _add(session, count - before, run)
+        except BaseException:
+            _remove(session, len(session.members) - before)
+            raise
+
+
+def _check_running(session: EngineSession) -> None:
+    if session.state is not SessionState.RUNNING:
+        raise stopped_error(session.name, "its number of instances cannot be changed")
+
+
+def _remove(session: EngineSession, count: int) -> None:
+    """Remove the instances that are given up, then those of the last slots."""
+    with session.changed:
+        removed = sorted(session.members, key=lambda slot: (not slot.given_up, -slot.number))[:count]
+        for slot in removed:
+            slot.is_member = False
+    for slot in removed:
+        session.queue.drain_instance(slot.number)
+
+
+def _add(session: EngineSession, count: int, run: Callable[[InstanceSlot], None]) -> None:
+    with session.changed:
+        # From here on, a stop waits for the threads of these instances.
+        _check_running(session)
+        for slot in session.slots:
+            # An instance that drains is loaded already.
+            if count and slot.is_draining and session.queue.keep_instance(slot.number):
+                slot.is_member = True
+                count -= 1
+        added = [_free_slot(session) for _ in range(count)]
+        _load(session, added, run)
+    if session.inline is not None:
+        session.inline.withdraw()
+        session.inline = None
+    with session.changed:
+        for slot in added:
+            slot.is_member = True
+
+
+def _load(session: EngineSession, added: Sequence[InstanceSlot], run: Callable[[InstanceSlot], None]) -> None:
+    """Start instances, and wait until all are ready. Raises the first error; then all of them end."""
+    for slot in added:
+        try:
+            session.start_thread(slot, run)
+        except RuntimeError as error:
+            session.report_loaded(slot, error)
+    session.changed.wait_for(lambda: all(slot.is_loaded for slot in added))
+    error = next((slot.load_error for slot in added if slot.load_error is not None), None)
+    if error is not None:
+        for slot in added:
+            session.queue.drain_instance(slot.number)
+        raise error
+
+
+def _free_slot(session: EngineSession) -> InstanceSlot:
+    """Return a slot for an instance that is to be loaded: that of an ended one, or a new one."""
+    # The first slot describes the model, also after it was given up.
+    free = next((slot for slot in session.slots[1:] if slot.is_ended and not slot.is_member), None)
+    if free is None:
+        free = InstanceSlot(len(session.slots))
+        free.is_member = False
+        session.slots.append(free)
+    free.reset()
+    return free
+
+
+def wait_for_streams(session: EngineSession, slot: InstanceSlot) -> None:
+    """Wait until the streams of a removed instance have ended, or the session drops its requests."""
+    with session.changed:
+        while not (slot.is_member or session.stop_requested.is_set()) and (slot.streams or slot.unopened):
+            # A response that its client drops is not reported.
+            session.changed.wait(_UNOPENED_S if slot.unopened else None)
