@@ -54,11 +54,12 @@ def call(url: str, method: str, path: str, body: bytes | None = None, **headers:
 @pytest.fixture
 def keys(tmp_path):
     """Write a file with a key for models, one for jobs, and one for another model."""
-    keys = {name: new_key() for name in ("web", "shop", "scraper", "other")}
+    keys = {name: new_key() for name in ("web", "shop", "scraper", "ops", "other")}
     scopes = {
         "web": [Scope.INFER],
         "shop": [Scope.SUBMIT, Scope.READ],
         "scraper": [Scope.MONITOR],
+        "ops": [Scope.MODELS],
         "other": [Scope.INFER],
     }
     text = "".join(key_lines(name, hash_key(key), scopes=scopes[name]) for name, key in keys.items())
@@ -97,6 +98,18 @@ def test_both_addresses_serve_models_and_jobs_with_the_same_keys(server, keys):
         assert (status, refused["type"]) == (403, "ForbiddenError")
         paths = call(url, "GET", "/openapi.json")[1]["paths"]
         assert {"/v1/jobs", "/v2/models/{model_name}/infer"} <= paths.keys()
+
+
+def test_both_addresses_change_the_number_of_instances(server, keys):
+    path = "/v2/models/twice/instances"
+    for count, listener in ((2, "jobs"), (3, "rest")):
+        url, body = server.addresses[listener], json.dumps({"instances": count}).encode()
+        assert call(url, "PUT", path, body, **keys["web"])[0] == 403
+        status, document = call(url, "PUT", path, body, **keys["ops"])
+        assert (status, document["instances"], document["ready"]) == (200, count, count)
+        assert call(url, "GET", path, **keys["scraper"]) == (200, document)
+        status, document = call(url, "POST", "/v2/models/twice/infer", BODY, **keys["web"])
+        assert (status, document["outputs"][0]["data"]) == (200, [4.0])
 
 
 def test_metrics_port_has_models_jobs_and_the_worker(server, keys):

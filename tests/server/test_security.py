@@ -44,6 +44,8 @@ SCOPES = {
     ("POST", "/v2/models/linear/generate_stream"): Scope.INFER,
     ("GET", "/v2/models/linear/stats"): Scope.MODELS,
     ("GET", "/v2/models/linear/config"): Scope.INFER,
+    ("GET", "/v2/models/linear/instances"): Scope.MODELS,
+    ("PUT", "/v2/models/linear/instances"): Scope.MODELS,
     ("GET", "/v2/models/linear/sequences"): Scope.MODELS,
     ("DELETE", "/v2/models/linear/sequences/a"): Scope.MODELS,
     ("POST", "/v2/repository/models/linear/load"): Scope.MODELS,
@@ -98,13 +100,17 @@ def test_every_route_requires_its_scope(server: RestServer, method, path, form):
             assert response.status not in (401, 403) or forbidden
 
 
-def test_statistics_need_models_or_monitor():
-    """They count the requests of all tenants."""
+def test_statistics_and_instances_need_models_or_monitor():
+    """They show the load of all tenants."""
     keys = [key_of("web", INFER, Scope.INFER), key_of("scaler", ADMIN, Scope.MONITOR)]
     with serving({"linear": Linear}, keys=keys) as server:
-        for path in ("/v2/models/stats", "/v2/models/linear/stats"):
+        for path in ("/v2/models/stats", "/v2/models/linear/stats", "/v2/models/linear/instances"):
             assert server.get(path, Authorization=f"Bearer {INFER}").status == 403
             assert server.get(path, Authorization=f"Bearer {ADMIN}").status == 200
+        change = server.request(
+            "PUT", "/v2/models/linear/instances", {"instances": 2}, {"Authorization": f"Bearer {ADMIN}"}
+        )
+        assert change.status == 403
 
 
 def test_key_is_read_only_from_the_header(server: RestServer):
@@ -165,6 +171,8 @@ def test_key_limited_to_models_sees_no_other():
             ("POST", "/v2/models/any/infer"),
             ("POST", "/v2/models/any/generate"),
             ("POST", "/v2/repository/models/any/load"),
+            ("GET", "/v2/models/any/instances"),
+            ("PUT", "/v2/models/any/versions/1/instances"),
             ("GET", "/v2/models/any/sequences"),
         ):
             response = server.request(method, path, None, headers)

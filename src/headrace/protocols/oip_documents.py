@@ -1,7 +1,7 @@
-"""JSON documents of a server besides inference: metadata, the repository, sequences and errors. Pure.
+"""JSON documents of a server besides inference, from metadata to errors. Pure.
 
-The documents are those of the Open Inference Protocol and of Triton; the list of sequences is an
-extension of headrace. A server encodes snapshots and decodes requests to the model repository. A
+The documents are those of the Open Inference Protocol and of Triton; the numbers of instances and the
+list of sequences are extensions of headrace. A server encodes snapshots and decodes requests to the model repository. A
 client does the reverse.
 """
 
@@ -16,6 +16,7 @@ from headrace.core.sequence import SequenceInfo, SequenceListing
 from headrace.core.statistics import (
     BatchStatistics,
     Duration,
+    InstanceStatus,
     ModelIndexEntry,
     ModelState,
     ModelStatistics,
@@ -287,6 +288,37 @@ def _state(found: object) -> ModelState:
         return ModelState(str(found))
     except ValueError:
         return ModelState.UNKNOWN
+
+
+# Instances
+
+
+def encode_instances(status: InstanceStatus) -> bytes:
+    """Return the numbers of instances as JSON."""
+    return orjson.dumps(status)
+
+
+def encode_instances_request(instances: int, instances_max: int | None) -> bytes:
+    """Return the body of a request to change the number of instances."""
+    return orjson.dumps({"instances": instances, "instances_max": instances_max})
+
+
+def decode_instances(body: bytes) -> InstanceStatus:
+    """Return the numbers of instances of a document. Raises DataError for another document."""
+    try:
+        found: Any = orjson.loads(body)
+        most: Any = found["instances_max"]
+        return InstanceStatus(
+            str(found["name"]),
+            str(found["version"]),
+            int(found["instances"]),
+            int(found["ready"]),
+            int(found["draining"]),
+            int(found["instances_min"]),
+            None if most is None else int(most),
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"the body has no numbers of instances: {type(error).__name__}: {error}") from None
 
 
 # Sequences

@@ -25,7 +25,7 @@ from headrace.core.errors import (
 from headrace.core.model import HandleRequest, HandleResponse
 from headrace.core.predictor import RequestTimes
 from headrace.core.sequence import SequenceListing
-from headrace.core.statistics import ModelIndexEntry, ModelStatistics, SequenceStatistics
+from headrace.core.statistics import InstanceStatus, ModelIndexEntry, ModelStatistics, SequenceStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata, Tensor
 from headrace.engine.admission import ResponseStream
 from headrace.engine.engine import Engine
@@ -66,7 +66,7 @@ class Dataplane:
         self._repository = repository
         self._changeable = changeable
         self._changing = asyncio.Lock()
-        """Held while models are loaded or unloaded. Waiting for it occupies no thread."""
+        """Held while models or their instances are loaded or unloaded. Waiting for it occupies no thread."""
         self._draining = False
 
     # Health
@@ -161,6 +161,35 @@ class Dataplane:
         self._check_changeable()
         async with self._changing:
             await asyncio.to_thread(self._repository.unload, model)
+
+    # The number of instances
+
+    def instances(self, model: str, version: str = "") -> InstanceStatus:
+        """Return the numbers of instances of a version.
+
+        Raises:
+            ModelNotFoundError: The model or version is unknown.
+            ModelNotReadyError: The model is not loaded.
+        """
+        return self._repository.instance_status(model, version)
+
+    async def set_instances(
+        self, model: str, version: str, instances: int, instances_max: int | None = None
+    ) -> InstanceStatus:
+        """Change the number of instances of a version; see `ModelRepository.set_instances`.
+
+        Needs no models folder, because it reads no files.
+
+        Raises:
+            ModelNotFoundError: The model or version is unknown.
+            ModelNotReadyError: The model is not loaded.
+            ConfigError: The numbers are invalid.
+            ModelLoadError: An instance failed to load; the number of before stays.
+        """
+        async with self._changing:
+            return await asyncio.to_thread(
+                self._repository.set_instances, model, version, instances, instances_max
+            )
 
     def _check_changeable(self) -> None:
         if not self._changeable:

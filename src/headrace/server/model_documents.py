@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from headrace.engine.settings import INSTANCES_MAX
 from headrace.protocols.oip_documents import LIMIT_DEFAULT, LIMIT_MAX
 
 Datatype = Literal[
@@ -208,6 +209,34 @@ class ChangedDocument(Struct):
     """The model that was loaded or unloaded."""
 
     name: Name
+
+
+Instances = Annotated[int, Meta(ge=1, le=INSTANCES_MAX)]
+
+
+class InstancesRequestDocument(Struct, forbid_unknown_fields=True):
+    """The wanted number of instances of a model."""
+
+    instances: Annotated[Instances, Meta(description="The number; with instances_max, the smallest one.")]
+    instances_max: Annotated[
+        Instances | None,
+        Meta(description="The largest number: the server then follows the load. Null fixes the number."),
+    ] = None
+
+
+class InstancesDocument(Struct):
+    """The numbers of instances of a model version."""
+
+    name: Name
+    version: str
+    instances: Count
+    """Instances that serve, or will once they have loaded."""
+    ready: Count
+    draining: Count
+    """Removed instances that finish their requests, streams and sequences."""
+    instances_min: Count
+    instances_max: Count | None
+    """The largest number if the server follows the load, else null."""
 
 
 class ModelConfigDocument(Struct):

@@ -23,10 +23,10 @@ from headrace.server.observation import Observer
 from headrace.server.openapi import documentation_routes
 from headrace.server.rest_direct import ACTION, DirectInference
 from headrace.server.rest_inference import MODEL, InferenceHandlers, named_model
-from headrace.server.routes import Handler, Json, Route, read_query, route, routes_of
+from headrace.server.routes import Handler, Json, Route, read_json, read_query, route, routes_of
 
 _INFER: Final = (Scope.INFER,)
-_STATISTICS: Final = (Scope.MONITOR, Scope.MODELS)
+_FIGURES: Final = (Scope.MONITOR, Scope.MODELS)
 _MODELS: Final = (Scope.MODELS,)
 _VERSION: Final = f"{MODEL}/versions/{{model_version}}"
 _REPOSITORY: Final = "/v2/repository/models/{model_name}"
@@ -56,7 +56,7 @@ _UNSUPPORTED: Final = {
 
 
 class ModelHandlers:
-    """The handlers of routes about models: health, metadata, the repository and sequences."""
+    """The handlers of routes about models: health, metadata, the repository, instances and sequences."""
 
     def __init__(self, dataplane: Dataplane, limits: RestLimits) -> None:
         self._dataplane = dataplane
@@ -124,8 +124,8 @@ class ModelHandlers:
         config = oip_documents.model_config(self._dataplane.metadata(*named_model(exchange)))
         await exchange.respond(200, orjson.dumps(config))
 
-    @route("GET", "/v2/models/stats", _STATISTICS, documents.StatisticsDocument)
-    @route("GET", f"{MODEL}/stats", _STATISTICS, documents.StatisticsDocument, errors=_METADATA_ERRORS)
+    @route("GET", "/v2/models/stats", _FIGURES, documents.StatisticsDocument)
+    @route("GET", f"{MODEL}/stats", _FIGURES, documents.StatisticsDocument, errors=_METADATA_ERRORS)
     async def statistics(self, exchange: Exchange) -> None:
         """Report the statistics of one model, or of all that the client's key permits."""
         named = exchange.arguments
@@ -164,6 +164,35 @@ class ModelHandlers:
         oip_documents.decode_load_request(await exchange.body(self._limits.body_bytes_max))
         await self._dataplane.unload(model)
         await exchange.respond(200, orjson.dumps({"name": model, "unload": True}))
+
+    # Instances
+
+    @route("GET", f"{MODEL}/instances", _FIGURES, documents.InstancesDocument, errors=_METADATA_ERRORS)
+    async def instances(self, exchange: Exchange) -> None:
+        """Report the numbers of instances of a model."""
+        status = self._dataplane.instances(*named_model(exchange))
+        await exchange.respond(200, oip_documents.encode_instances(status))
+
+    @route(
+        "PUT",
+        f"{MODEL}/instances",
+        _MODELS,
+        documents.InstancesDocument,
+        request=(documents.InstancesRequestDocument,),
+        errors=(400, 404, 408, 413, 503),
+    )
+    async def set_instances(self, exchange: Exchange) -> None:
+        """Change the number of instances of a loaded model while it serves.
+
+        The response follows once new instances are ready. Removed instances finish their requests
+        afterwards. If an instance fails to load, the number of before stays.
+        """
+        body = await exchange.body(self._limits.body_bytes_max)
+        wanted = read_json(documents.InstancesRequestDocument, body)
+        status = await self._dataplane.set_instances(
+            *named_model(exchange), wanted.instances, wanted.instances_max
+        )
+        await exchange.respond(200, oip_documents.encode_instances(status))
 
     # Sequences
 

@@ -66,7 +66,7 @@ class Scope(StrEnum):
     """Read the states and results of its own tenant's jobs, and their numbers by queue."""
     MONITOR = "monitor"
     """Read the settings and the numbers of jobs of all queues, the workers with their pools, and the
-    statistics of models.
+    statistics and numbers of instances of models.
     """
     OPERATE = "operate"
     """Read, cancel and requeue the jobs of all tenants; pause and drain queues; drain workers."""
@@ -77,7 +77,9 @@ class Scope(StrEnum):
     INFER = "infer"
     """Send requests to models; read their metadata."""
     MODELS = "models"
-    """Load and unload models; read their statistics; list and cancel sequences."""
+    """Load and unload models; change their numbers of instances; read their statistics; list and cancel
+    sequences.
+    """
 
 
 CHANGE_SCOPES: Final = (Scope.SUBMIT, Scope.OPERATE)
