@@ -21,8 +21,8 @@ from client.server_support import (
 )
 from headrace.client.model_server import ModelAddress
 from headrace.client.model_server_grpc import GrpcServerClient
-from headrace.core.errors import EndpointRefusedError, EndpointUnavailableError
-from headrace.core.statistics import ModelState
+from headrace.core.errors import EndpointRefusedError, EndpointUnavailableError, UnsupportedError
+from headrace.core.statistics import InstanceStatus, ModelState
 from headrace.core.tensor import TensorSpec
 from servers.served import serving
 
@@ -142,6 +142,30 @@ def test_repository_can_be_listed_and_changed(url):
     assert unloaded.get("free") != ModelState.READY
     with pytest.raises(EndpointRefusedError, match="missing"):
         call_server(url, lambda server: server.load("missing"))
+
+
+def test_number_of_instances_can_be_changed(models):
+    pairs = ModelAddress("pairs", "1")
+
+    async def call(server):
+        changed = await server.set_instances(pairs, 2)
+        read = await server.instances(ModelAddress("pairs"))
+        ranged = await server.set_instances(pairs, 1, 4)
+        with pytest.raises(EndpointRefusedError, match="HTTP 400: instances_max must be at least"):
+            await server.set_instances(pairs, 3, 2)
+        with pytest.raises(EndpointRefusedError, match="no version '9'"):
+            await server.instances(ModelAddress("pairs", "9"))
+        return changed, read, ranged
+
+    changed, read, ranged = call_server(url_of(models[0], "rest"), call)
+    assert read == changed == InstanceStatus("pairs", "1", 2, 2, changed.draining, 2)
+    assert (ranged.instances_min, ranged.instances_max) == (1, 4)
+
+
+def test_instances_need_rest(models):
+    for call in (lambda s: s.instances(SUMS), lambda s: s.set_instances(SUMS, 2)):
+        with pytest.raises(UnsupportedError, match="numbers of instances are available only over REST"):
+            call_server(url_of(models[0], "grpc"), call)
 
 
 def test_statistics_count_requests_and_rows(url):

@@ -36,6 +36,8 @@ CALLS = {
     "infer": lambda server: server.infer(MODEL, ROW, binary=False),
     "index": lambda server: server.index(),
     "statistics": lambda server: server.statistics(),
+    "instances": lambda server: server.instances(MODEL),
+    "set_instances": lambda server: server.set_instances(MODEL, 2),
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from headrace.core.sequence import SequenceListing
-from headrace.core.statistics import ModelIndexEntry, ModelStatistics
+from headrace.core.statistics import InstanceStatus, ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 
 
@@ -71,6 +71,20 @@ class ModelServerClient(Protocol):
 
     async def statistics(self, model: str = "") -> tuple[ModelStatistics, ...]:
         """Return the statistics since loading, of one model or of all."""
+        ...
+
+    async def instances(self, model: ModelAddress) -> InstanceStatus:
+        """Return the numbers of instances of a model. Raises UnsupportedError over gRPC."""
+        ...
+
+    async def set_instances(
+        self, model: ModelAddress, instances: int, instances_max: int | None = None
+    ) -> InstanceStatus:
+        """Change the number of instances of a model while it serves.
+
+        With `instances_max`, the server chooses the number by load, from `instances` to
+        `instances_max`. Returns once new instances are ready. Raises UnsupportedError over gRPC.
+        """
         ...
 
     async def sequences(self, model: ModelAddress, *, limit: int) -> SequenceListing:

@@ -20,7 +20,7 @@ from headrace.core.errors import (
     UnsupportedError,
 )
 from headrace.core.sequence import SequenceListing
-from headrace.core.statistics import ModelIndexEntry, ModelStatistics
+from headrace.core.statistics import InstanceStatus, ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols.oip_documents import ERROR_KIND
 from headrace.protocols.oip_grpc.requests import DIALECT_KEY, encode_request
@@ -159,12 +159,22 @@ class GrpcServerClient(ModelServerClient):
         return await self._call("ModelStatistics", message, decode_statistics)
 
     @override
+    async def instances(self, model: ModelAddress) -> InstanceStatus:
+        raise _rest_only_error("the numbers of instances", model)
+
+    @override
+    async def set_instances(
+        self, model: ModelAddress, instances: int, instances_max: int | None = None
+    ) -> InstanceStatus:
+        raise _rest_only_error("the numbers of instances", model, instances, instances_max)
+
+    @override
     async def sequences(self, model: ModelAddress, *, limit: int) -> SequenceListing:
-        raise _rest_only_error(model, limit)
+        raise _rest_only_error("sequences", model, limit)
 
     @override
     async def cancel_sequence(self, model: ModelAddress, id: str, namespace: str | None = None) -> None:
-        raise _rest_only_error(model, id)
+        raise _rest_only_error("sequences", model, id)
 
     def _request(self, model: ModelAddress, request: InferRequest) -> bytes:
         return encode_request(model.name, model.version, request, datatypes=self._datatypes)
@@ -203,8 +213,8 @@ class GrpcServerClient(ModelServerClient):
         return EndpointUnavailableError(self.url, f"no response within {self._timeout_s:g} s{reason}")
 
 
-def _rest_only_error(*_: object) -> UnsupportedError:
-    return UnsupportedError("sequences are available only over REST: use the server's http:// URL")
+def _rest_only_error(feature: str, *_: object) -> UnsupportedError:
+    return UnsupportedError(f"{feature} are available only over REST: use the server's http:// URL")
 
 
 def _is_sequence_error(error: Any) -> bool:

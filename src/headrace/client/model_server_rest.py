@@ -1,6 +1,6 @@
 """A client of a model server over REST: the Open Inference Protocol and its extensions.
 
-The extensions are streams, the repository, statistics and sequences.
+The extensions are streams, the repository, statistics, instances and sequences.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator
@@ -17,14 +17,16 @@ from headrace.client.retry import HttpResponse
 from headrace.core.clock import TransientFault
 from headrace.core.errors import DataError, EndpointError, EndpointRefusedError, EndpointUnavailableError
 from headrace.core.sequence import SequenceListing
-from headrace.core.statistics import ModelIndexEntry, ModelStatistics
+from headrace.core.statistics import InstanceStatus, ModelIndexEntry, ModelStatistics
 from headrace.core.tensor import InferRequest, InferResponse, ModelMetadata
 from headrace.protocols.oip_documents import (
     decode_error,
     decode_index,
+    decode_instances,
     decode_listing,
     decode_metadata,
     decode_statistics,
+    encode_instances_request,
 )
 from headrace.protocols.oip_json import HEADER_LENGTH, decode_response, encode_request, parse_header_length
 from headrace.protocols.sse import EventDecoder
@@ -116,6 +118,17 @@ class RestServerClient(ModelServerClient):
     async def statistics(self, model: str = "") -> tuple[ModelStatistics, ...]:
         path = f"/v2/models/{quote(model, safe='')}/stats" if model else "/v2/models/stats"
         return await self._call("GET", path, decode_statistics)
+
+    @override
+    async def instances(self, model: ModelAddress) -> InstanceStatus:
+        return await self._call("GET", f"{_model_path(model)}/instances", decode_instances)
+
+    @override
+    async def set_instances(
+        self, model: ModelAddress, instances: int, instances_max: int | None = None
+    ) -> InstanceStatus:
+        body = encode_instances_request(instances, instances_max)
+        return await self._call("PUT", f"{_model_path(model)}/instances", decode_instances, body)
 
     @override
     async def sequences(self, model: ModelAddress, *, limit: int) -> SequenceListing:
