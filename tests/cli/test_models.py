@@ -57,6 +57,64 @@ def test_statistics_are_a_table_or_json(models_command):
     assert [row[0] for row in table[1:]] == NAMES
 
 
+@pytest.fixture
+def scale_command(server):
+    def call(*arguments, key=ADMIN_KEY):
+        return run_command(server, "rest", "models", "scale", *arguments, HEADRACE_API_KEY=key)
+
+    return call
+
+
+@for_each(
+    ("instances", "numbers", "limits"),
+    [("3", ["3", "3"], "fixed"), ("2..4", ["2", "2"], "2..4"), ("1", ["1", "1"], "fixed")],
+)
+def test_number_of_instances_is_changed_and_shown(scale_command, instances, numbers, limits):
+    changed, shown = scale_command("pairs", instances), scale_command("pairs", "--version", "1")
+    assert changed.code == shown.code == 0, changed.err
+    for done in (changed, shown):
+        head, row = [line.split() for line in done.out.splitlines()]
+        assert head == ["model", "version", "instances", "ready", "draining", "range"]
+        assert [*row[:4], row[5]] == ["pairs", "1", *numbers, limits]
+
+
+def test_numbers_of_instances_are_json(scale_command):
+    (document,) = scale_command("sums", "1..2", "--json").lines
+    assert document == {
+        "name": "sums",
+        "version": "1",
+        "instances": 1,
+        "ready": 1,
+        "draining": document["draining"],
+        "instances_min": 1,
+        "instances_max": 2,
+    }
+    assert scale_command("sums", "--json").lines[0]["instances_max"] == 2
+
+
+@for_each(
+    ("arguments", "code", "reason"),
+    [
+        (("sums", "many"), 2, "'many' is no number of instances: write 3, or 1..4"),
+        (("sums", "1.."), 2, "is no number of instances"),
+        (("sums", "0"), 1, "HTTP 400: instances: Expected `int` >= 1"),
+        (("sums", "4..1"), 1, "instances_max must be at least instances"),
+        (("sums", "2", "--version", "9"), 1, "no version '9'"),
+        (("nobody",), 1, "no model of this name"),
+    ],
+)
+def test_impossible_scaling_is_one_line(scale_command, arguments, code, reason):
+    done = scale_command(*arguments)
+    assert (done.code, reason in done.err) == (code, True), done.err
+
+
+def test_scaling_needs_rest_and_the_scope_models(server, scale_command):
+    done = run_command(server, "grpc", "models", "scale", "sums", "2")
+    assert (done.code, "only over REST: use the server's http:// URL" in done.error) == (1, True)
+    assert "lacks the required scope models" in scale_command("sums", "2", key=INFER_KEY).error
+    assert "lacks the required scope monitor or models" in scale_command("sums", key=INFER_KEY).error
+
+
 def test_inference_key_cannot_change_models(models_command):
     for arguments in (("unload", "free"), ("load", "free"), ()):
         done = models_command(*arguments, key=INFER_KEY)
@@ -77,4 +135,6 @@ def test_help_has_examples():
     done = headrace("models", "--help")
     assert done.code == 0
     assert "headrace models stats churn" in done.out
+    assert "headrace models scale churn 1..4" in done.out
+    assert "headrace models scale churn 1..4 --version 2" in headrace("models", "scale", "--help").out
     assert headrace("models", "nonsense").code == 2

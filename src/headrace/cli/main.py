@@ -16,7 +16,7 @@ COMMANDS: Final = {
     "inspect": ("inspect", "Show the schema of a source and sample records."),
     "serve": ("serve", "Serve MODEL... over REST, event streams and gRPC."),
     "infer": ("infer", "Send a request to a model."),
-    "models": ("models", "List, load and unload a server's models."),
+    "models": ("models", "List, load, unload and scale a server's models."),
     "sequences": ("models", "List and cancel live sequences."),
     "up": ("serve", "Run the job API and a worker."),
     "work": ("serve", "Run a worker for the jobs of MODEL..."),

@@ -1,16 +1,18 @@
 """``headrace models`` and ``headrace sequences``: control the models of a server and their live sequences."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import click
 import orjson
 from rich.text import Text
 
 from headrace.cli.commands import DefaultListGroup, examples, open_server, run_server_command, server_options
+from headrace.cli.options import ParsedType
 from headrace.cli.responses import plain_table, print_table, printable
 from headrace.client.model_server import ModelAddress
 from headrace.core.errors import ConfigError
-from headrace.protocols.oip_documents import encode_listing
+from headrace.protocols.oip_documents import encode_instances, encode_listing
 
 _MODELS_EPILOG = """\b
 Examples:
@@ -20,6 +22,9 @@ Examples:
     headrace models load churn
   Show the numbers of requests and calls, and their times:
     headrace models stats churn
+  Serve a model with three instances, or with one to four, by load:
+    headrace models scale churn 3
+    headrace models scale churn 1..4
   Print the names of ready models, for a script:
     headrace models list --json | jq -r '.[] | select(.state == "READY").name'
 """
@@ -38,16 +43,18 @@ Examples:
     headrace sequences --json | jq -r '.[].sequences[] | select(.idle_s > 10).id'
 """
 _SEQUENCE_COLUMNS = ("model", "id", "state", "instance ", "steps ", "requests ", "age ", "idle ")
+_INSTANCES: Final = re.compile(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?")
 _JSON_OPTION = click.option("--json", "json_lines", is_flag=True, help="Print JSON.")
 _NS_PER_MS = 1e6
 
 
 @click.group("models", cls=DefaultListGroup, epilog=_MODELS_EPILOG)
 def models_command() -> None:
-    """List, load and unload the models of a running server, and show their statistics.
+    """List, load, unload and scale the models of a running server, and show their statistics.
 
-    If the server uses API keys, the commands need a key with the scope models, or monitor for stats
-    (HEADRACE_API_KEY). Only servers with a models folder can load and unload models.
+    If the server uses API keys, the commands need a key with the scope models (HEADRACE_API_KEY).
+    To read statistics and numbers of instances, the scope monitor suffices. Only servers with a models
+    folder can load and unload models.
     """
 
 
@@ -97,6 +104,51 @@ def unload_command(name: str, **params: Any) -> None:
         async with open_server(params) as server:
             await server.unload(name)
         _print_done("name", name, "unloaded", json_lines=params["json_lines"])
+
+    run_server_command(call, json_lines=params["json_lines"])
+
+
+def _parse_instances(text: str) -> tuple[int, int | None]:
+    found = _INSTANCES.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r:.40} is no number of instances: write 3, or 1..4 for one to four by load")
+    return int(found[1]), int(found[2]) if found[2] else None
+
+
+@models_command.command(
+    "scale",
+    epilog=examples(
+        "headrace models scale churn",
+        "headrace models scale churn 3",
+        "headrace models scale churn 1..4 --version 2",
+    ),
+)
+@click.argument("name")
+@click.argument("instances", type=ParsedType("instances", _parse_instances), required=False)
+@click.option("--version", default="", help="Version of the model.  [default: the newest ready one]")
+@_JSON_OPTION
+@server_options(timeout_s=600.0)
+def scale_command(name: str, instances: tuple[int, int | None] | None, **params: Any) -> None:
+    """Serve model NAME with INSTANCES instances, such as 3, or 1..4 to let the server choose by load.
+
+    No request fails meanwhile. Return when the new instances are ready. Without INSTANCES, show the
+    present numbers. The next load of the model restores the numbers of its settings. Uses REST.
+    """
+
+    async def call() -> None:
+        address = ModelAddress(name, params["version"])
+        async with open_server(params) as server:
+            status = await (
+                server.set_instances(address, *instances) if instances else server.instances(address)
+            )
+        if params["json_lines"]:
+            click.echo(encode_instances(status))
+            return
+        numbers = (str(n) for n in (status.instances, status.ready, status.draining))
+        most = status.instances_max
+        limits = "fixed" if most is None else f"{status.instances_min}..{most}"
+        columns = ("model", "version", "instances ", "ready ", "draining ", "range")
+        _print_table(columns, [(status.name, status.version, *numbers, limits)])
 
     run_server_command(call, json_lines=params["json_lines"])
 
