@@ -15,6 +15,17 @@ from servers import served
 from servers.polling import wait_until
 
 PATH = "/v2/models/linear/instances"
+TWICE = """\
+from headrace import Model
+
+
+class Twice(Model):
+    max_batch_rows = 1
+
+    def predict(self, x):
+        sum(range(200_000))  # some time, so that requests are waiting and running at any moment
+        return x * 2
+"""
 
 
 def put(server, body, path=PATH) -> Response:
@@ -177,11 +188,9 @@ def test_requests_are_answered_while_an_instance_loads():
 
 
 def test_no_request_fails_while_the_number_changes(tmp_path):
-    """Four clients of a server process send requests while the number goes from 1 to 3 and back."""
-    (tmp_path / "twice.py").write_text(
-        "import headrace\n\n\nclass Twice(headrace.Model):\n    def predict(self, x):\n        return x * 2\n"
-    )
-    counts, wrong = [0] * 4, []
+    """Eight clients of a server process send requests while the number goes from 1 to 3 and back."""
+    (tmp_path / "twice.py").write_text(TWICE)
+    counts, wrong = [0] * 8, []
     over = threading.Event()
 
     def client(number: int, port: int):
@@ -198,7 +207,7 @@ def test_no_request_fails_while_the_number_changes(tmp_path):
         port = urlsplit(server.rest).port
         assert port is not None
         control = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
-        threads = [threading.Thread(target=client, args=(i, port)) for i in range(4)]
+        threads = [threading.Thread(target=client, args=(i, port)) for i in range(8)]
         for thread in threads:
             thread.start()
         try:

@@ -1,8 +1,8 @@
 """JSON documents of a server besides inference, from metadata to errors. Pure.
 
-The documents are those of the Open Inference Protocol and of Triton; the numbers of instances and the
-list of sequences are extensions of headrace. A server encodes snapshots and decodes requests to the model repository. A
-client does the reverse.
+The documents are those of the Open Inference Protocol and of Triton. The numbers of instances and the
+list of sequences are extensions of headrace. A server encodes snapshots and decodes requests to the
+model repository. A client does the reverse.
 """
 
 from collections.abc import Mapping, Sequence

@@ -184,7 +184,7 @@ class Dataplane:
             ModelNotFoundError: The model or version is unknown.
             ModelNotReadyError: The model is not loaded.
             ConfigError: The numbers are invalid.
-            ModelLoadError: An instance failed to load; the number of before stays.
+            ModelLoadError: An instance failed to load; the previous number stays.
         """
         async with self._changing:
             return await asyncio.to_thread(

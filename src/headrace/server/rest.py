@@ -185,7 +185,7 @@ class ModelHandlers:
         """Change the number of instances of a loaded model while it serves.
 
         The response follows once new instances are ready. Removed instances finish their requests
-        afterwards. If an instance fails to load, the number of before stays.
+        afterwards. If an instance fails to load, the previous number stays.
         """
         body = await exchange.body(self._limits.body_bytes_max)
         wanted = read_json(documents.InstancesRequestDocument, body)
