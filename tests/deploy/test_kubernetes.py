@@ -32,6 +32,7 @@ COMPONENTS: dict[str, dict[str, Any]] = {
     "keda": {"scaling": {"by": "keda"}},
     "external-metrics": {"scaling": {"by": "hpa", "caBundle": CA_BUNDLE}},
     "service-monitor": {"serviceMonitor": {"enabled": True}},
+    "server-metrics": {"server": {"autoscaling": {"by": "requests"}}},
 }
 """The values of the chart that mean the same as each component."""
 VALUES: dict[str, dict[str, Any]] = {
@@ -58,7 +59,12 @@ VALUES: dict[str, dict[str, Any]] = {
             "tolerations": [{"key": "spot", "operator": "Exists"}],
             "options": {"queue": ["night", "day"], "drain-grace-s": 600, "memory-bytes-max": 1073741824},
         },
-        "server": {"gpus": 1, "maxSurge": 2, "options": {"access-log": True, "warm-up": None}},
+        "server": {
+            "gpus": 1,
+            "maxSurge": 2,
+            "options": {"access-log": True, "warm-up": None},
+            "autoscaling": {"by": "requests", "inFlightRequests": 4, "minReplicas": 1},
+        },
         "scaling": {"by": "keda", "workers": "2..20", "options": {"pool": "gpu", "target-wait-s": 600}},
         "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "web"}}}]},
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -92,7 +98,7 @@ def test_base_is_the_rendered_chart():
 
 @pytest.mark.parametrize(
     "components",
-    [(), *((name,) for name in COMPONENTS), ("gpu-workers", "keda", "service-monitor")],
+    [(), *((name,) for name in COMPONENTS), ("gpu-workers", "keda", "service-monitor", "server-metrics")],
     ids=lambda names: "+".join(names) or "base",
 )
 def test_components_are_values_of_the_chart(tmp_path, components):
@@ -195,6 +201,9 @@ def test_names_are_those_of_the_release():
         ({"worker": {"gpu": 1}}, "gpu"),
         ({"scaling": {"by": "knative"}}, "by"),
         ({"scaling": {"workers": "8"}}, "workers"),
+        ({"server": {"autoscaling": {"by": "gpu"}}}, "by"),
+        ({"server": {"autoscaling": {"minReplicas": 0}}}, "minReplicas"),
+        ({"server": {"autoscaling": {"inFlightRequests": 0}}}, "inFlightRequests"),
         ({"worker": {"options": {"--queue": "a"}}}, "queue"),
         ({"models": []}, "models"),
         ({"worker": {"options": {"drain-grace-s": "1m"}}}, "drain-grace-s"),
@@ -405,6 +414,35 @@ def test_other_autoscalers_have_the_range_of_the_workers():
     spec = one(charted(values), "HorizontalPodAutoscaler", "headrace-worker")["spec"]
     assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 20)
     assert spec["metrics"][0]["external"]["metric"]["selector"] == {"matchLabels": {"pool": "gpu"}}
+
+
+@for_each(
+    ("autoscaling", "metric"),
+    [
+        (
+            {},
+            {
+                "type": "Resource",
+                "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}},
+            },
+        ),
+        (
+            {"by": "requests", "inFlightRequests": 5},
+            {
+                "type": "Pods",
+                "pods": {
+                    "metric": {"name": "headrace_in_flight_requests"},
+                    "target": {"type": "AverageValue", "averageValue": "5"},
+                },
+            },
+        ),
+    ],
+)
+def test_server_is_scaled_by_one_metric(autoscaling, metric):
+    values = {"server": {"autoscaling": {"minReplicas": 1, "maxReplicas": 9, **autoscaling}}}
+    spec = one(charted(values), "HorizontalPodAutoscaler", "headrace-server")["spec"]
+    assert spec["metrics"] == [metric]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 9)
 
 
 def test_pods_with_gpus_have_the_image_with_cuda_and_tolerate_their_nodes():
