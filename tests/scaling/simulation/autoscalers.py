@@ -4,10 +4,10 @@ The sources are `kubernetes@pkg/controller/podautoscaler/{replica_calculator,hor
 `keda@pkg/scaling/executor/scale_scaledobjects.go` (2.20).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Literal
+from typing import Any, Literal, Self
 
 TargetKind = Literal["AverageValue", "Value"]
 SYNC_S = 15.0
@@ -40,7 +40,7 @@ DOWN = DirectionRules(300.0, (RatePolicy("Percent", 100),))
 
 @dataclass
 class HorizontalPodAutoscaler:
-    """An HPA (`autoscaling/v2`) with one External metric.
+    """An HPA (`autoscaling/v2`) with one External metric, or one of Pods by their `sum_of_pods`.
 
     `sync` returns the replicas to set. At 0 replicas, the HPA does nothing ("ScalingDisabled").
     """
@@ -57,6 +57,17 @@ class HorizontalPodAutoscaler:
     _added: list[tuple[float, int]] = field(default_factory=list)
     """The scale events, with their times and numbers of pods."""
     _removed: list[tuple[float, int]] = field(default_factory=list)
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> Self:
+        """Return the HPA of a manifest with one metric of Pods and rules for removals."""
+        spec = manifest["spec"]
+        (metric,) = spec["metrics"]
+        removals = spec["behavior"]["scaleDown"]
+        policies = (RatePolicy(p["type"], p["value"], p["periodSeconds"]) for p in removals["policies"])
+        down = DirectionRules(removals["stabilizationWindowSeconds"], tuple(policies))
+        target = float(metric["pods"]["target"]["averageValue"])
+        return cls(spec["minReplicas"], spec["maxReplicas"], target, down=down)
 
     def sync(self, now_s: float, replicas: int, metric: float | None, *, ready: int | None = None) -> int:
         """Return the replicas for a value of the metric. An error of the metric (None) changes nothing.
@@ -113,6 +124,20 @@ class HorizontalPodAutoscaler:
             began = replicas - _sum_since(self._added, since_s) + _sum_since(self._removed, since_s)
             limits.append(_raised(policy, began) if upward else _lowered(policy, began))
         return max(limits) if upward == (rules.select == "Max") else min(limits)
+
+
+def sum_of_pods(values: Sequence[float | None], target: float) -> float | None:
+    """Return the sum of a metric of Pods; None if no pod has a value.
+
+    A pod without a value counts as idle if the others are above the target, and as one at the target
+    otherwise. It never changes the direction.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    at_target = target * (len(values) - len(known))
+    excess = sum(known) - target * len(known)
+    return sum(known) + (at_target if excess <= 0 else max(0.0, at_target - excess))
 
 
 def _raised(policy: RatePolicy, pods: int) -> int:

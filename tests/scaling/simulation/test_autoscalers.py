@@ -12,6 +12,7 @@ from scaling.simulation.autoscalers import (
     HorizontalPodAutoscaler,
     KedaScaler,
     RatePolicy,
+    sum_of_pods,
 )
 
 
@@ -39,6 +40,21 @@ def test_average_value_divides_the_sum_by_the_target(replicas, metric, wanted):
 def test_value_multiplies_the_ready_pods_by_the_ratio(replicas, ready, metric, wanted):
     hpa = HorizontalPodAutoscaler(1, 100, 50, kind="Value")
     assert hpa.recommendation(replicas, metric, ready) == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "metric"),
+    [
+        ((30, 2), 32),
+        ((None, None), None),
+        ((10, None), 20),  # down: as one at the target
+        ((11, None), 20),  # up, but for the idle pod: no change
+        ((30, None), 30),  # up: the other pod will take some
+        ((30, None, None, None), 40),
+    ],
+)
+def test_pods_without_a_value_never_change_the_direction(values, metric):
+    assert sum_of_pods(values, 10) == metric
 
 
 def test_hpa_is_disabled_at_zero_replicas():

@@ -1,0 +1,78 @@
+"""The HPA of the chart over pods of a model server that batches, in virtual time."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from deploy.manifests import charted, one
+from scaling.simulation.autoscalers import DOWN, HorizontalPodAutoscaler
+from scaling.simulation.model_servers import SCRAPE_S, ModelServers, SimulatedModel
+
+pytest.importorskip("helm_python")
+pytestmark = pytest.mark.slow
+
+BATCHES = SimulatedModel(32, lambda _: 0.85)
+"""A call takes as long with 32 rows as with one, as on a GPU."""
+FULL_PER_S = 21 / 0.85
+"""Requests each second with which 32 are in flight: 21 run, and half as many wait for the next call."""
+ROW_BY_ROW = SimulatedModel(32, lambda rows: 0.05 * rows)
+HOUR_S = 3600.0
+SETTLED_S = 2400.0
+
+
+@pytest.fixture
+def hpa():
+    manifests = charted({"server": {"autoscaling": {"by": "requests"}}})
+    return HorizontalPodAutoscaler.from_manifest(one(manifests, "HorizontalPodAutoscaler", "headrace-server"))
+
+
+@pytest.mark.parametrize("pods", [1.5, 3.3, 4.6, 5.2])
+@pytest.mark.parametrize("replicas", [2, 8])
+def test_constant_load_settles(hpa, pods, replicas):
+    servers = ModelServers(hpa, BATCHES, lambda _: pods * FULL_PER_S, replicas=replicas)
+    servers.run_until(SETTLED_S)
+    assert pods - 0.5 < servers.replicas < pods + 2
+    servers.run_until(3 * HOUR_S)
+    assert servers.changes(SETTLED_S) == 0
+
+
+def test_replicas_follow_the_load_up_at_once_and_down_one_by_one(hpa):
+    servers = ModelServers(hpa, BATCHES, lambda s: (5 if s < HOUR_S else 0.5) * FULL_PER_S, replicas=2)
+    servers.run_until(120.0)
+    assert servers.replicas >= 5
+    servers.run_until(HOUR_S)
+    before = servers.replicas
+    servers.run_until(2 * HOUR_S)
+    removals = [(at_s, pods) for at_s, pods in servers.sizes if at_s > HOUR_S]
+    assert [pods for _, pods in removals] == list(range(before - 1, 1, -1))
+    times_s = [at_s for at_s, _ in removals]
+    assert all(pods >= 5 for at_s, pods in removals if at_s < HOUR_S + 600)
+    assert all(later - earlier >= 120 for earlier, later in pairwise(times_s))
+
+
+def test_burst_of_seconds_adds_no_pod(hpa):
+    def requests_per_s(now_s):
+        # Just before a scrape.
+        burst = now_s % 300 > 300 - 5
+        return (2.8 if burst else 0.7) * FULL_PER_S
+
+    assert not 300 % SCRAPE_S
+    servers = ModelServers(hpa, BATCHES, requests_per_s, replicas=2)
+    servers.run_until(HOUR_S)
+    assert servers.changes(0.0) == 0
+
+
+@pytest.mark.parametrize(("window_s", "settles"), [(600.0, True), (DOWN.window_s, False)])
+def test_pods_outlast_a_pause_of_eight_minutes(hpa, window_s, settles):
+    hpa.down = replace(hpa.down, window_s=window_s)
+    servers = ModelServers(hpa, BATCHES, lambda s: (3.5 if s % 1200 < 720 else 1) * FULL_PER_S, replicas=4)
+    servers.run_until(3 * HOUR_S)
+    assert (servers.changes(SETTLED_S) == 0) is settles
+
+
+def test_model_whose_time_grows_with_its_rows_needs_another_metric(hpa):
+    """Few requests are in flight until the pods are almost busy; then many are."""
+    servers = ModelServers(hpa, ROW_BY_ROW, lambda _: 3.3 * 17, replicas=8)
+    servers.run_until(3 * HOUR_S)
+    assert servers.changes(SETTLED_S) > 10
